@@ -1,0 +1,64 @@
+"""Every error that Lockstep raises on purpose.
+
+    LockstepError
+    ├── InputError            an argument, a field or a file that cannot be used as given
+    │   ├── RecipeError       a recipe, or a --set of one
+    │   ├── WorkdirError      a workdir that holds something else, or another run
+    │   └── DataError         a data file, a record, an example
+    ├── CheckpointError       a checkpoint that cannot be written or read
+    ├── NonFiniteError        a loss or a gradient that is not a number
+    └── WorkerError           a worker that failed, died or disagrees with the others
+        └── PeerLostError     seen from a worker: another one is gone (the launcher knows why)
+"""
+
+from __future__ import annotations
+
+
+class LockstepError(Exception):
+    """What is wrong, in three parts: what was given, what was expected, how to mend it."""
+
+    def __init__(self, what: str, *, given: object, expected: object, mend: str) -> None:
+        super().__init__(what, given, expected, mend)
+        self.what, self.given, self.expected, self.mend = what, given, expected, mend
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  given:    {self.given}\n  expected: {self.expected}\n  mend:     {self.mend}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.what, self.given, self.expected, self.mend)
+
+
+def _rebuild(kind: type[LockstepError], what: str, given: object, expected: object, mend: str) -> LockstepError:
+    return kind(what, given=given, expected=expected, mend=mend)
+
+
+class InputError(LockstepError):
+    """An argument, a field or a file that cannot be used as given."""
+
+
+class RecipeError(InputError):
+    """A recipe that cannot be read, or asks for what does not exist."""
+
+
+class WorkdirError(InputError):
+    """A workdir that holds something else, or a run of another recipe."""
+
+
+class DataError(InputError):
+    """A data file, a record or an example that cannot be used."""
+
+
+class CheckpointError(LockstepError):
+    """A checkpoint that cannot be written or read."""
+
+
+class NonFiniteError(LockstepError):
+    """A loss or a gradient that is not finite; nothing was updated."""
+
+
+class WorkerError(LockstepError):
+    """A worker that failed, died or disagrees with the others."""
+
+
+class PeerLostError(WorkerError):
+    """Seen from a worker: another worker is gone. Its launcher knows the cause."""

@@ -1,0 +1,62 @@
+"""Random numbers as arithmetic: a counter hash instead of a generator with a state.
+
+Every number is a pure function of its key, so nothing has to be saved, replayed or handed on.
+The mixer is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import numpy.typing as npt
+
+UInt64s = npt.NDArray[np.uint64]
+
+_MASK = 0xFFFFFFFFFFFFFFFF
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def mix(*key: int) -> int:
+    """Hash a key of integers to 64 bits; the order of the key counts."""
+    state = 0
+    for part in key:
+        state = (state ^ (part & _MASK)) + _GOLDEN & _MASK
+        state = (state ^ state >> 30) * _FIRST & _MASK
+        state = (state ^ state >> 27) * _SECOND & _MASK
+        state ^= state >> 31
+    return state
+
+
+def key_of(text: str) -> int:
+    """A stable number for a name, to be used as part of a key."""
+    return zlib.crc32(text.encode())
+
+
+def mix_arrays(*key: UInt64s | int) -> UInt64s:
+    """The same hash as `mix`, over arrays that broadcast together."""
+    state: UInt64s = np.zeros((), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for part in key:
+            state = (state ^ np.asarray(part, dtype=np.uint64)) + np.uint64(_GOLDEN)
+            state = (state ^ state >> np.uint64(30)) * np.uint64(_FIRST)
+            state = (state ^ state >> np.uint64(27)) * np.uint64(_SECOND)
+            state = state ^ state >> np.uint64(31)
+    return state
+
+
+class Draws:
+    """The random numbers of a batch of examples: a hash of (seed, position, column)."""
+
+    def __init__(self, seed: int, positions: npt.NDArray[np.int64]) -> None:
+        self.seed = seed
+        self.positions = positions.astype(np.uint64)
+
+    def uniform(self, column: str) -> npt.NDArray[np.float64]:
+        """One number in [0, 1) for each example; shape (batch,)."""
+        return (mix_arrays(self.seed & _MASK, self.positions, key_of(column)) >> np.uint64(11)) * 2.0**-53
+
+    def integers(self, column: str, low: int, high: int) -> npt.NDArray[np.int64]:
+        """One whole number in [low, high) for each example; shape (batch,)."""
+        return low + np.floor(self.uniform(column) * (high - low)).astype(np.int64)

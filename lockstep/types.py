@@ -1,0 +1,84 @@
+"""The values that travel between the parts: a batch, what a loss function is, the report of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lockstep.progress import Progress
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    Scalars = Mapping[str, Tensor]
+    LossFunction = Callable[[nn.Module, "Batch"], Scalars | tuple[Scalars, Scalars]]
+    """`losses(model, batch)` returns named scalars whose sum is the objective; or (losses, metrics)."""
+    ScoreFunction = Callable[[nn.Module, "Batch"], Scalars]
+    """`score(model, batch)` returns named tensors of shape (batch,), one number an example."""
+
+
+class Batch(dict[str, Any]):
+    """Examples of one attempt, by field: tensors with the batch first, or lists of that length.
+
+    A worker's batch holds the examples of its own towers alone, in the order of the stream.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], *, position: int, batch_size: int, towers: range) -> None:
+        super().__init__(fields)
+        self.position = position
+        """Place in the stream of the first example of the attempt (of tower 0)."""
+        self.batch_size = batch_size
+        """Examples of the attempt over all towers."""
+        self.towers = towers
+        """The towers whose examples are in here."""
+        self.wait_seconds = 0.0
+        """How long the training loop waited for this batch."""
+        self.attempted: Callable[[], None] = lambda: None
+        """Called once the attempt is over: the stream's position moves past it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one attempt did. Losses and metrics are means over all towers."""
+
+    progress: Progress
+    losses: Mapping[str, float]
+    smoothed: Mapping[str, float]
+    """Moving averages (0.9, bias corrected) of the losses and of `total`."""
+    metrics: Mapping[str, float]
+    learning_rate: float
+    """The rate this update used."""
+    gradient_norm: float
+    """Global norm of the averaged gradients, before any transform."""
+    num_examples: int
+    step_seconds: float
+    """Wall time of this attempt on this worker, waiting for data included."""
+    wait_seconds: float
+    """The part of it that was spent waiting for data."""
+    refused: bool = False
+    """The attempt was not finite and changed nothing."""
+    stop_requested: bool = False
+    """Some worker was asked to stop: all of them see it at the same step."""
+    untouched: tuple[str, ...] = field(default=())
+    """Parameters that got no gradient from any tower."""
+
+    @property
+    def step(self) -> int:
+        """Updates completed so far, this one included."""
+        return self.progress.step
+
+    @property
+    def total(self) -> float:
+        """The objective: the sum of the losses."""
+        return sum(self.losses.values())
+
+    @property
+    def examples_per_second(self) -> float:
+        """Rate of this one attempt, over all towers."""
+        return self.num_examples / self.step_seconds if self.step_seconds else 0.0
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the attempt spent waiting for data, 0 to 1."""
+        return self.wait_seconds / self.step_seconds if self.step_seconds else 0.0
