@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lockstep.progress import Progress
@@ -24,18 +24,45 @@ class Batch(dict[str, Any]):
     A worker's batch holds the examples of its own towers alone, in the order of the stream.
     """
 
-    def __init__(self, fields: Mapping[str, Any], *, position: int, batch_size: int, towers: range) -> None:
+    def __init__(
+        self,
+        fields: Mapping[str, Any],
+        *,
+        position: int,
+        batch_size: int,
+        towers: range,
+        seed: int = 0,
+        epoch_size: int = 0,
+    ) -> None:
         super().__init__(fields)
+        self.seed = seed
+        """Of the stream; the towers' own random streams are keyed by it."""
         self.position = position
         """Place in the stream of the first example of the attempt (of tower 0)."""
         self.batch_size = batch_size
         """Examples of the attempt over all towers."""
         self.towers = towers
         """The towers whose examples are in here."""
+        self.epoch_size = epoch_size
+        """Examples in an epoch of the stream; 0 where it has none."""
         self.wait_seconds = 0.0
         """How long the training loop waited for this batch."""
         self.attempted: Callable[[], None] = lambda: None
         """Called once the attempt is over: the stream's position moves past it."""
+        self.report: StepReport | None = None
+        """What the last attempt made of this batch did."""
+
+    def rows(self, rows: slice, towers: range) -> Batch:
+        """The part of the batch that belongs to some of its towers."""
+        fields = {name: value[rows] for name, value in self.items()}
+        return Batch(
+            fields,
+            position=self.position,
+            batch_size=self.batch_size,
+            towers=towers,
+            seed=self.seed,
+            epoch_size=self.epoch_size,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +87,6 @@ class StepReport:
     """The attempt was not finite and changed nothing."""
     stop_requested: bool = False
     """Some worker was asked to stop: all of them see it at the same step."""
-    untouched: tuple[str, ...] = field(default=())
-    """Parameters that got no gradient from any tower."""
 
     @property
     def step(self) -> int:

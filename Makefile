@@ -1,0 +1,38 @@
+# One command per habit; each sets up what it needs. `make help` lists them.
+VENV := .venv
+BIN := $(VENV)/bin
+SETUP := $(VENV)/.installed
+TORCH_OLDEST := 2.11.0
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-oldest check bench clean
+
+help: ## list the commands
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+$(SETUP): pyproject.toml constraints.txt scripts/setup
+	scripts/setup $(VENV) -c constraints.txt
+
+setup: $(SETUP) ## make or renew .venv with everything that is needed
+
+demo: $(SETUP) ## train the reference MNIST net on two towers, with progress on screen
+	$(BIN)/lockstep train mnist --towers 2 --workdir runs/mnist
+
+test: $(SETUP) ## run the tests
+	$(BIN)/python -m pytest
+
+test-oldest: ## run the tests on the oldest torch that is supported, in a virtual environment of its own
+	scripts/setup .venv-oldest torch==$(TORCH_OLDEST)
+	.venv-oldest/bin/python -m pytest
+
+check: $(SETUP) ## formatting, lint, types, spelling
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/codespell
+
+bench: $(SETUP) ## measure a step against hand-written PyTorch
+	$(BIN)/python benchmarks/parity_step.py
+
+clean: ## remove the virtual environments (runs and data stay)
+	rm -rf .venv .venv-oldest

@@ -1,0 +1,113 @@
+"""Lockstep trains vision models on many devices as if they were one.
+
+The public names are listed here and loaded on first use, so that importing the package loads no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from lockstep import data, metrics, models, optim
+    from lockstep.errors import (
+        CheckpointError,
+        DataError,
+        InputError,
+        LockstepError,
+        NonFiniteError,
+        PeerLostError,
+        RecipeError,
+        WorkdirError,
+        WorkerError,
+    )
+    from lockstep.evaluation.evaluate import Evaluation, evaluate
+    from lockstep.parallel.exchange import Alone, AllReduce
+    from lockstep.parallel.towers import InTurn, Towers
+    from lockstep.progress import Epochs, Hours, Interval, Progress, Steps
+    from lockstep.training.hooks import every
+    from lockstep.training.loop import batches, train, train_steps
+    from lockstep.training.resume import resume, save
+    from lockstep.training.state import TrainState
+    from lockstep.training.step import train_step
+    from lockstep.types import Batch, StepReport
+    from lockstep.workers.rank import Worker, join
+
+_HOMES = {
+    "lockstep": ["data", "metrics", "models", "optim"],
+    "lockstep.errors": [
+        "CheckpointError",
+        "DataError",
+        "InputError",
+        "LockstepError",
+        "NonFiniteError",
+        "PeerLostError",
+        "RecipeError",
+        "WorkdirError",
+        "WorkerError",
+    ],
+    "lockstep.evaluation.evaluate": ["Evaluation", "evaluate"],
+    "lockstep.parallel.exchange": ["Alone", "AllReduce"],
+    "lockstep.parallel.towers": ["InTurn", "Towers"],
+    "lockstep.progress": ["Epochs", "Hours", "Interval", "Progress", "Steps"],
+    "lockstep.training.hooks": ["every"],
+    "lockstep.training.loop": ["batches", "train", "train_steps"],
+    "lockstep.training.resume": ["resume", "save"],
+    "lockstep.training.state": ["TrainState"],
+    "lockstep.training.step": ["train_step"],
+    "lockstep.types": ["Batch", "StepReport"],
+    "lockstep.workers.rank": ["Worker", "join"],
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AllReduce",
+    "Alone",
+    "Batch",
+    "CheckpointError",
+    "DataError",
+    "Epochs",
+    "Evaluation",
+    "Hours",
+    "InTurn",
+    "InputError",
+    "Interval",
+    "LockstepError",
+    "NonFiniteError",
+    "PeerLostError",
+    "Progress",
+    "RecipeError",
+    "StepReport",
+    "Steps",
+    "Towers",
+    "TrainState",
+    "WorkdirError",
+    "Worker",
+    "WorkerError",
+    "batches",
+    "data",
+    "evaluate",
+    "every",
+    "join",
+    "metrics",
+    "models",
+    "optim",
+    "resume",
+    "save",
+    "train",
+    "train_step",
+    "train_steps",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
+    return import_module(f"lockstep.{name}") if home == "lockstep" else getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

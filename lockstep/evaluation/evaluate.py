@@ -1,0 +1,104 @@
+"""Scoring a model on a data set: each example once, the same bits for every number of workers."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.data.loader import Loader
+from lockstep.errors import InputError
+from lockstep.training.state import TrainState
+from lockstep.workers.rank import join
+
+if TYPE_CHECKING:
+    from lockstep.types import ScoreFunction
+
+Weights = Literal["raw", "average"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The sums of the scores over all examples."""
+
+    sums: Mapping[str, float]
+    num_examples: int
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Each score averaged over the examples."""
+        return {name: total / self.num_examples for name, total in self.sums.items()}
+
+    def __getitem__(self, name: str) -> float:
+        return self.means[name]
+
+    def __str__(self) -> str:
+        return f"{', '.join(f'{n} {v:.4f}' for n, v in self.means.items())} over {self.num_examples} examples"
+
+
+def evaluate(
+    state: TrainState, score: ScoreFunction, loader: Loader, *, weights: Weights = "raw", micro_batch: int | None = None
+) -> Evaluation:
+    """Score a copy of the state's model, in evaluation mode, on every example of the loader's reader once.
+
+    All workers call it together and get the same result. The examples are cut into micro-batches by their index,
+    dealt to the workers, and padded to one shape; the padding is dropped before anything is summed, and the sums are
+    added up in the order of the micro-batches: the number of workers does not show in any bit.
+
+    Args:
+        state: whose model is scored; nothing in it changes.
+        score: `score(model, batch)`, returning named tensors of shape (batch,).
+        loader: its reader is read in order, without augmentation.
+        weights: the parameters as they are, or their moving averages.
+        micro_batch: examples a forward pass; the loader's batch size by default.
+
+    Raises:
+        InputError: a score is not one number an example, or the state keeps no average.
+    """
+    worker = join()
+    before = worker.pulse.phase
+    worker.pulse.at(state.step, "evaluate")
+    model = _scored_copy(state, weights)
+    size = micro_batch or loader.batch_size
+    with torch.inference_mode():
+        mine = [
+            [batch.position, batch.valid, _sums(score(model, batch), batch.valid, size)]
+            for batch in loader.evaluation_batches(size, worker.rank, worker.num_workers, worker.device)
+        ]
+    rows = sorted((row for rows in worker.group.gather(mine) for row in rows), key=itemgetter(0))
+    worker.pulse.at(state.step, before)
+    sums = {name: math.fsum(row[2][name] for row in rows) for name in rows[0][2]}
+    return Evaluation(sums, num_examples=sum(row[1] for row in rows))
+
+
+def _scored_copy(state: TrainState, weights: Weights) -> nn.Module:
+    model = copy.deepcopy(state.model).eval()
+    if weights == "average":
+        parameters = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, value in state.averaged().items():
+                parameters[name].copy_(value)
+    return model
+
+
+def _sums(scores: Mapping[str, Tensor], valid: int, size: int) -> dict[str, float]:
+    """Each score summed over the rows that count, in float64.
+
+    Raises:
+        InputError: a score is not one number an example.
+    """
+    for name, values in scores.items():
+        if values.shape != (size,):
+            raise InputError(
+                f"The score {name!r} is not one number an example.",
+                given=f"a tensor of shape {tuple(values.shape)}",
+                expected=f"shape ({size},)",
+                mend="return a value for each example of the batch, unreduced: padding cannot count then",
+            )
+    return {name: float(values[:valid].double().sum()) for name, values in scores.items()}

@@ -1,0 +1,82 @@
+"""A barrier in shared memory that watches its peers: nobody waits for the dead."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+
+import torch
+from torch import Tensor
+
+from lockstep.errors import PeerLostError
+from lockstep.workers.rank import Worker
+
+_LINE_BYTES = 64
+_SPINS = 200
+_PAUSE_SECONDS = 20e-6
+_LOOK_EVERY = 2_000
+
+
+class SpinBarrier:
+    """Each worker counts its own arrivals in a cache line of its own, and waits until all counts are there."""
+
+    @staticmethod
+    def num_bytes(num_workers: int) -> int:
+        """Shared bytes (zeros at first) that a barrier needs."""
+        return num_workers * _LINE_BYTES
+
+    def __init__(self, block: Tensor, worker: Worker) -> None:
+        counts = block.view(torch.int64)[:: _LINE_BYTES // 8].numpy()
+        self._counts, self._mine = counts, counts[worker.rank : worker.rank + 1]
+        self._arrivals = 0
+        self._lock = threading.Lock()
+        self._name = worker.name
+        pids = [int(str(pid)) for pid in worker.group.gather(os.getpid())]
+        self._peers = {os.pidfd_open(pid): rank for rank, pid in enumerate(pids) if rank != worker.rank}
+        self._poll = select.poll()
+        for descriptor in self._peers:
+            self._poll.register(descriptor, select.POLLIN)
+
+    def wait(self) -> None:
+        """Return once every worker has arrived as often as this one; what they wrote before is then seen by this one.
+
+        Raises:
+            PeerLostError: a worker that has not arrived is dead.
+        """
+        self._arrivals += 1
+        self._fence()
+        self._mine[0] = self._arrivals
+        waits = 0
+        while self._counts.min() < self._arrivals:
+            waits += 1
+            if waits > _SPINS:
+                time.sleep(_PAUSE_SECONDS)
+            if waits % _LOOK_EVERY == 0:
+                self._look()
+        self._fence()
+
+    def _fence(self) -> None:
+        # x86 keeps stores in order by itself. Elsewhere the atomics of a lock do it, and it takes two rounds: nothing
+        # moves up past the second acquire, which itself cannot pass the first release.
+        for _ in range(2):
+            self._lock.acquire()
+            self._lock.release()
+
+    def _look(self) -> None:
+        gone = sorted(self._peers[descriptor] for descriptor, _ in self._poll.poll(0))
+        missing = [rank for rank in gone if self._counts[rank] < self._arrivals]
+        if missing:
+            raise PeerLostError(
+                f"{self._name} waits in the exchange for a worker that is gone.",
+                given=", ".join(f"worker {rank}" for rank in missing),
+                expected="all workers to come to the barrier",
+                mend="read what that worker said last; its launcher reports the cause",
+            )
+
+    def close(self) -> None:
+        """Give back the descriptors of the peers."""
+        for descriptor in self._peers:
+            os.close(descriptor)
+        self._peers = {}

@@ -1,0 +1,72 @@
+"""The exchange through torch.distributed: gloo between CPU hosts, nccl between GPUs.
+
+Buckets lie in a fixed layout by the order of the parameters: they never change after the first step, so a resumed run
+adds up in the same order as the one that was stopped.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.errors import PeerLostError
+from lockstep.parallel.layout import Layout
+from lockstep.parallel.tree import TreeSum
+from lockstep.workers.rank import Worker
+
+BUCKET_BYTES = 25 << 20
+TIMEOUT = timedelta(seconds=120)
+
+
+class CollectiveTransport:
+    """Sums over all towers by all-reduce: the tree inside a worker, the library's order between workers."""
+
+    def __init__(self, worker: Worker, backend: str) -> None:
+        self._worker = worker
+        self._group = _process_group(worker, backend)
+        self._buckets: list[Tensor] = []
+        self._views: list[Tensor] = []
+
+    def total(self, sums: TreeSum) -> list[Tensor]:
+        """The sum over all towers of what each worker added up; valid until the next call, never to be changed."""
+        tensors = sums.total()
+        if not self._views:
+            self._open(Layout(tensors), tensors[0].device)
+        torch._foreach_copy_(self._views, tensors)
+        try:
+            works = [dist.all_reduce(bucket, group=self._group, async_op=True) for bucket in self._buckets]
+            for work in works:
+                work.wait()
+        except RuntimeError as error:
+            said = str(error).splitlines()[0]
+        else:
+            return self._views
+        # Outside the except block: its traceback would keep the group's sockets open, and the others waiting.
+        raise PeerLostError(
+            f"{self._worker.name} lost another worker in the exchange.",
+            given=said,
+            expected="all workers to take part",
+            mend="read what the other workers said last; their launcher reports the cause",
+        )
+
+    def close(self) -> None:
+        """Leave the group."""
+        dist.destroy_process_group(self._group)
+
+    def _open(self, layout: Layout, device: torch.device) -> None:
+        self._worker.group.agree("the tensors to exchange", layout.describe())
+        block = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device)
+        self._views = layout.views(block)
+        for segment in layout.segments:
+            self._buckets += segment.of(block).split(BUCKET_BYTES // segment.dtype.itemsize)
+
+
+def _process_group(worker: Worker, backend: str) -> dist.ProcessGroup | None:
+    if dist.is_initialized():
+        return dist.new_group(backend=backend, timeout=TIMEOUT)
+    store = dist.PrefixStore("exchange", worker.group.store)
+    dist.init_process_group(backend, store=store, rank=worker.rank, world_size=worker.num_workers, timeout=TIMEOUT)
+    return dist.group.WORLD

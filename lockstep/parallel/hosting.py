@@ -1,0 +1,212 @@
+"""Running the towers of one worker: losses, gradients and new statistics of each, added up in the order of the tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.errors import InputError
+from lockstep.parallel.towers import Towers
+from lockstep.parallel.tree import TreeSum
+from lockstep.randomness import key_of, mix
+from lockstep.types import Batch
+from lockstep.workers.devices import generators
+
+if TYPE_CHECKING:
+    from lockstep.types import LossFunction, Scalars
+
+
+@dataclass(frozen=True)
+class ScalarNames:
+    """What the numbers mean that travel with the gradients, in their order."""
+
+    losses: tuple[str, ...]
+    metrics: tuple[str, ...]
+
+
+class TowerHost:
+    """Runs a worker's towers in turn through one module.
+
+    Buffers hold their values of the step's start before each tower and again at the end: new statistics are part of
+    what a tower returns, and are committed by the update alone.
+    """
+
+    def __init__(self, model: nn.Module, parameters: Mapping[str, Tensor], towers: Towers, name: str) -> None:
+        self.scalar_names: ScalarNames | None = None
+        self.present = torch.zeros(len(parameters), dtype=torch.float64)
+        """For each parameter, how many of the towers just run had a gradient for it; shape (parameters,)."""
+        self._model = model
+        self._parameter_names = list(parameters)
+        self._parameters = list(parameters.values())
+        self._strides = [p.stride() for p in self._parameters]
+        self._buffers = list(model.buffers())
+        self._starts = [torch.empty_like(b) for b in self._buffers]
+        self._towers = towers
+        self._stream_key = key_of(name)
+        device = self._parameters[0].device
+        self._device_type = device.type
+        self._generators = generators(device)
+        # A mean over T towers: the backward pass of each starts from 1 / T instead of 1.
+        self._share = None if towers.count == 1 else torch.tensor(1.0 / towers.count, device=device)
+
+    def run(self, losses: LossFunction, batch: Batch, extras: Sequence[float]) -> TreeSum:
+        """The sum over this worker's towers of [gradients..., statistics..., scalars], each its share of the mean.
+
+        The scalars (float64) are the losses, the metrics, the number of gradients missing, then `extras`, which
+        the worker contributes once. The caller's random stream and the model's buffers are put back.
+        """
+        sums = TreeSum()
+        self.present.zero_()
+        states = [generator.get_state() for generator in self._generators]
+        self._keep_buffers()
+        try:
+            for tower, part in self._parts(batch):
+                self._seed(part, tower)
+                sums.add(tower, self._tower(losses, part, tower, extras))
+                extras = (0.0,) * len(extras)
+        finally:
+            self._put_back_buffers()
+            for generator, state in zip(self._generators, states, strict=True):
+                generator.set_state(state)
+        return sums
+
+    def _tower(self, losses: LossFunction, batch: Batch, tower: int, extras: Sequence[float]) -> list[Tensor]:
+        with self._precision():
+            named, metrics = _losses_and_metrics(losses(self._model, batch))
+        self._check_names(named, metrics)
+        gradients, missing = self._gradients(reduce(add, named.values()))
+        values = torch.stack([*named.values(), *metrics.values()]).detach().double()
+        if self._share is not None:
+            values *= self._share
+        tail = torch.tensor((missing, *extras), dtype=torch.float64, device=values.device)
+        return [*gradients, *self._statistics(tower), torch.cat((values, tail))]
+
+    def _gradients(self, total: Any) -> tuple[list[Tensor], int]:
+        """Gradients in the memory layout of their parameters, zeros for those missing, and how many are missing."""
+        if not isinstance(total, Tensor) or not total.requires_grad:
+            raise InputError(
+                "The losses do not depend on any trained parameter.",
+                given=f"losses whose sum is {total!r}",
+                expected="at least one loss computed from the model that is trained",
+                mend="return the losses with their graph: no detach(), no item(), no torch.no_grad()",
+            )
+        gradients = torch.autograd.grad(total, self._parameters, self._share, allow_unused=True)
+        missing = sum([g is None for g in gradients])
+        if missing:
+            self.present.add_(torch.tensor([float(g is not None) for g in gradients], dtype=torch.float64))
+            filled = [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, self._parameters, strict=True)]
+            return self._laid_out(filled), missing
+        self.present.add_(1.0)
+        return self._laid_out(gradients), 0
+
+    def _laid_out(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        # The fused kernels walk memory, not indices: a gradient must have the strides of its parameter.
+        try:
+            return [
+                g if g.stride() == strides else torch.empty_like(p).copy_(g)
+                for g, strides, p in zip(gradients, self._strides, self._parameters, strict=True)
+            ]
+        except RuntimeError:
+            sparse = [n for n, g in zip(self._parameter_names, gradients, strict=True) if g.layout != torch.strided]
+            if not sparse:
+                raise
+            raise InputError(
+                "A parameter has a sparse gradient, which cannot be exchanged.",
+                given=", ".join(sparse),
+                expected="dense gradients",
+                mend="build the embedding with sparse=False",
+            ) from None
+
+    def _statistics(self, tower: int) -> list[Tensor]:
+        """This tower's share of the new buffers, which are then set back for the next tower."""
+        policy, last = self._towers.batch_norm, self._towers.count - 1
+        shares: list[Tensor] = []
+        for buffer in self._buffers:
+            if buffer.is_floating_point() and policy == "mean":
+                shares.append(buffer / self._towers.count if last else buffer.clone())
+            elif tower == (last if buffer.is_floating_point() and policy == "last" else 0):
+                shares.append(buffer.clone())
+            else:
+                shares.append(torch.zeros_like(buffer))
+        self._put_back_buffers()
+        return shares
+
+    def _keep_buffers(self) -> None:
+        for start, buffer in zip(self._starts, self._buffers, strict=True):
+            start.copy_(buffer)
+
+    def _put_back_buffers(self) -> None:
+        for start, buffer in zip(self._starts, self._buffers, strict=True):
+            buffer.copy_(start)
+
+    def _parts(self, batch: Batch) -> Iterator[tuple[int, Batch]]:
+        """The slice of each hosted tower."""
+        size = batch.batch_size // self._towers.count
+        for index, tower in enumerate(batch.towers):
+            rows = slice(index * size, (index + 1) * size)
+            part = batch if len(batch.towers) == 1 else batch.rows(rows, range(tower, tower + 1))
+            if self._towers.channels_last:
+                part = _channels_last(part)
+            yield tower, part
+
+    def _seed(self, batch: Batch, tower: int) -> None:
+        seed = mix(batch.seed, self._stream_key, batch.position, tower)
+        for generator in self._generators:
+            generator.manual_seed(seed)
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self._towers.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self._device_type, dtype=torch.bfloat16)
+
+    def _check_names(self, losses: Scalars, metrics: Scalars) -> None:
+        names = ScalarNames(tuple(losses), tuple(metrics))
+        if self.scalar_names is None:
+            self.scalar_names = names
+        elif names != self.scalar_names:
+            raise InputError(
+                "The loss function returned other names than before.",
+                given=f"losses {names.losses}, metrics {names.metrics}",
+                expected=f"losses {self.scalar_names.losses}, metrics {self.scalar_names.metrics}, as at the start",
+                mend="return the same names for every batch, with a value of 0 where one does not apply",
+            )
+
+
+def _channels_last(batch: Batch) -> Batch:
+    """The same batch, its image tensors (batch, channels, height, width) in the channels_last memory format."""
+    for name, value in batch.items():
+        if isinstance(value, Tensor) and value.ndim == 4:
+            batch[name] = value.contiguous(memory_format=torch.channels_last)
+    return batch
+
+
+def _losses_and_metrics(returned: object) -> tuple[Scalars, Scalars]:
+    """What a loss function returned, checked.
+
+    Raises:
+        InputError: it is neither a mapping nor a pair of mappings, there is no loss, or a value is no scalar tensor.
+    """
+    losses, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
+    if not isinstance(losses, Mapping) or not isinstance(metrics, Mapping) or not losses:
+        raise InputError(
+            "The loss function returned no named losses.",
+            given=repr(returned)[:200],
+            expected="a dict of named scalar tensors, or a pair of them: (losses, metrics)",
+            mend='return {"cross_entropy": loss}',
+        )
+    for name, value in (*losses.items(), *metrics.items()):
+        if not isinstance(value, Tensor) or value.dim():
+            raise InputError(
+                f"{name!r} is not a scalar.",
+                given=f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:200],
+                expected="a tensor without dimensions, the mean over the tower's examples",
+                mend=f"reduce it: {name} = value.mean()",
+            )
+    return losses, metrics

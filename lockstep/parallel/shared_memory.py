@@ -1,0 +1,119 @@
+"""The exchange between workers of one CPU host: rows of gradients in one block of shared memory.
+
+Each worker writes the nodes of the tree that it owns, each as a row. Then worker w adds up its share of the columns
+over all rows, in tree order, into the row of results. Every worker reads the whole result and makes the whole update
+on parameters of its own, so a kill can never leave parameters half updated for the others.
+
+Two barriers a step are enough: the results of one step are overwritten only behind the first barrier of the next,
+which every worker reaches after its update.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lockstep.errors import PeerLostError
+from lockstep.parallel.barrier import SpinBarrier
+from lockstep.parallel.layout import Layout
+from lockstep.parallel.tree import Node, TreeSum, additions, aligned_nodes, deal
+from lockstep.workers.rank import Worker
+
+
+class SharedMemoryTransport:
+    """Sums over all towers through shared memory; always by the fixed tree."""
+
+    def __init__(self, worker: Worker, num_towers: int) -> None:
+        self._worker = worker
+        self._dealt = [aligned_nodes(towers) for towers in deal(num_towers, worker.num_workers)]
+        self._nodes: list[Node] = [node for owned in self._dealt for node in owned]
+        self._plan = additions(self._nodes)
+        self._first_row = sum(len(owned) for owned in self._dealt[: worker.rank])
+        self._rows: list[list[Tensor]] = []
+        self._result: list[Tensor] = []
+        self._shares: list[Callable[[], None]] = []
+        self._barrier: SpinBarrier | None = None
+
+    def total(self, sums: TreeSum) -> list[Tensor]:
+        """The sum over all towers of what each worker added up; valid until the next call, never to be changed.
+
+        Raises:
+            PeerLostError: another worker is gone.
+        """
+        if self._barrier is None:
+            self._open(Layout(sums.nodes()[0][1]))
+        assert self._barrier is not None
+        for row, (_, tensors) in zip(self._rows, sums.nodes(), strict=True):
+            torch._foreach_copy_(row, tensors)
+        self._barrier.wait()
+        for share in self._shares:
+            share()
+        self._barrier.wait()
+        return self._result
+
+    def close(self) -> None:
+        """Let go of the block; it vanishes with the last worker."""
+        if self._barrier is not None:
+            self._barrier.close()
+        self._rows, self._result, self._shares, self._barrier = [], [], [], None
+
+    def _open(self, layout: Layout) -> None:
+        """Map the block that the chief makes, once all workers agree on what goes where."""
+        worker = self._worker
+        worker.group.agree("the tensors to exchange", layout.describe())
+        header = SpinBarrier.num_bytes(worker.num_workers)
+        block = _map_together(worker, header + (len(self._nodes) + 1) * layout.num_bytes)
+        self._barrier = SpinBarrier(block[:header], worker)
+        rows = [block[header + i * layout.num_bytes :][: layout.num_bytes] for i in range(len(self._nodes) + 1)]
+        self._result = layout.views(rows[-1])
+        owned = slice(self._first_row, self._first_row + len(self._dealt[worker.rank]))
+        self._rows = [layout.views(row) for row in rows[:-1][owned]]
+        for segment in layout.segments:
+            share = _share(segment.num_elements, worker.rank, worker.num_workers)
+            columns = [segment.of(row)[share] for row in rows]
+            self._shares.append(_reduction(columns[:-1], columns[-1], self._plan))
+
+
+def _share(num_elements: int, rank: int, num_workers: int) -> slice:
+    """The columns that one worker adds up: whole cache lines, so that no two workers write to the same one."""
+    line = 16
+    lines = -(-num_elements // line)
+    return slice(lines * rank // num_workers * line, lines * (rank + 1) // num_workers * line)
+
+
+def _reduction(rows: list[Tensor], result: Tensor, plan: list[tuple[int, int]]) -> Callable[[], None]:
+    """The additions of the tree over some columns, the last one into the result."""
+
+    def reduce() -> None:
+        for i, j in plan[:-1]:
+            rows[i].add_(rows[j])
+        torch.add(rows[plan[-1][0]], rows[plan[-1][1]], out=result)
+
+    return reduce
+
+
+def _map_together(worker: Worker, num_bytes: int) -> Tensor:
+    """One block of zeros, mapped by all workers: a file without a name, so nothing is left behind whoever is killed."""
+    descriptor = os.memfd_create("lockstep-exchange") if worker.is_chief else -1
+    if worker.is_chief:
+        os.ftruncate(descriptor, num_bytes)
+    path = worker.group.broadcast(f"/proc/{os.getpid()}/fd/{descriptor}")
+    if not worker.is_chief:
+        try:
+            descriptor = os.open(Path(str(path)), os.O_RDWR)
+        except OSError as error:
+            raise PeerLostError(
+                f"{worker.name} cannot reach the chief's shared memory.",
+                given=f"{path}: {error.strerror}",
+                expected="a chief that runs on this host as the same user",
+                mend="start the workers of one host as one user and in one container, or use AllReduce('gloo')",
+            ) from None
+    block = mmap.mmap(descriptor, num_bytes)
+    worker.group.barrier("shared memory is mapped")
+    os.close(descriptor)
+    return torch.frombuffer(block, dtype=torch.uint8)

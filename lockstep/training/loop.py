@@ -1,0 +1,98 @@
+"""The loop: a generator of reports, and the same with hooks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from lockstep.data.loader import Loader
+from lockstep.parallel.exchange import Exchange
+from lockstep.parallel.towers import Towers
+from lockstep.parallel.tree import deal
+from lockstep.progress import End, Progress
+from lockstep.training.state import TrainState
+from lockstep.training.step import bind
+from lockstep.types import Batch, StepReport
+from lockstep.workers.rank import join
+
+if TYPE_CHECKING:
+    from lockstep.types import LossFunction
+
+log = logging.getLogger("lockstep")
+
+Hook = Callable[[StepReport], None]
+
+
+def batches(loader: Loader, towers: Towers | None = None, *, until: End | None = None) -> Iterator[Batch]:
+    """This worker's part of every batch from the loader's position on, on its device: for loops of your own.
+
+    Ends when `until` is reached, or when a step made from the last batch reports that a stop was requested. Steps are
+    those of that report; before the first one, the batches of the stream.
+
+    Raises:
+        InputError: the batch cannot be split evenly over the towers, or there are more workers than towers.
+    """
+    return _batches(loader, towers, until, Progress(loader.position // loader.batch_size, loader.position, loader.epoch_size))
+
+
+def train_steps(
+    state: TrainState,
+    losses: LossFunction,
+    loader: Loader,
+    towers: Towers | None = None,
+    exchange: Exchange | None = None,
+    *,
+    until: End | None = None,
+) -> Iterator[StepReport]:
+    """Train from where the state and the loader stand, yielding a report after each attempt.
+
+    Ends when `until` is reached (never, if None), or after the step at which some worker was asked to stop. Where
+    nothing is left to do, it says so and yields nothing. See `train_step` for the arguments and what is raised.
+    """
+    step = bind(state, towers, exchange)
+    start = Progress(state.step, loader.position, loader.epoch_size)
+    for batch in _batches(loader, step.towers, until, start):
+        yield step(losses, batch)
+
+
+def train(
+    state: TrainState,
+    losses: LossFunction,
+    loader: Loader,
+    towers: Towers | None = None,
+    exchange: Exchange | None = None,
+    *,
+    until: End | None = None,
+    hooks: Sequence[Hook] = (),
+) -> StepReport | None:
+    """Train to the end, calling each hook with each report in order; returns the last report, None without a step."""
+    report = None
+    for report in train_steps(state, losses, loader, towers, exchange, until=until):
+        for hook in hooks:
+            hook(report)
+    return report
+
+
+def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Progress) -> Iterator[Batch]:
+    worker = join()
+    towers = towers or Towers(worker.num_workers)
+    towers.check(loader.batch_size, worker.num_workers)
+    if until and until.reached(now, loader.batch_size):
+        log.info("nothing to do: the run is at step %d (%.2f epochs), and its end is %s", now.step, now.epochs, until)
+        return
+    mine = deal(towers.count, worker.num_workers)[worker.rank]
+    worker.pulse.at(now.step, "data")
+    for batch in loader.batches(mine, towers.count, worker.device):
+        yield batch
+        report = batch.report
+        if report is None:
+            batch.attempted()
+            now = Progress(now.step + 1, batch.position + batch.batch_size, batch.epoch_size)
+        else:
+            now = report.progress
+            if report.stop_requested:
+                return
+        if until and until.reached(now, loader.batch_size):
+            return
+        worker.pulse.at(now.step, "data")

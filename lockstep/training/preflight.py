@@ -1,0 +1,56 @@
+"""What must hold before step 1, on this worker and between all of them."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import UninitializedTensorMixin
+
+import lockstep
+from lockstep.errors import InputError
+from lockstep.training.state import TrainState
+from lockstep.workers.rank import Worker
+
+
+def check_start(state: TrainState, worker: Worker) -> None:
+    """Refuse to train what has no values yet, or what differs between workers.
+
+    Raises:
+        InputError: a parameter or buffer is uninitialised, on the meta device, on another device or not finite.
+        WorkerError: the workers' parameters differ in name, shape, dtype or value.
+    """
+    tensors = {**dict(state.model.named_parameters()), **dict(state.model.named_buffers())}
+    for name, tensor in tensors.items():
+        _check_value(name, tensor, worker)
+    if worker.num_workers == 1:
+        return
+    shapes = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
+    worker.group.agree("the parameters of the model", shapes)
+    worker.group.agree("the values of the model", {name: _digest(tensor) for name, tensor in tensors.items()})
+    worker.group.agree("versions", {"torch": torch.__version__, "lockstep": lockstep.__version__})
+
+
+def _digest(tensor: Tensor) -> str:
+    values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return hashlib.sha256(values.numpy()).hexdigest()[:16]
+
+
+def _check_value(name: str, tensor: Tensor, worker: Worker) -> None:
+    given = None
+    if isinstance(tensor, UninitializedTensorMixin):
+        given, mend = "not initialised (a lazy module)", "run one batch through the model before TrainState"
+    elif tensor.is_meta:
+        given, mend = "on the meta device", "build the model on a real device, or load its weights"
+    elif tensor.device != worker.device:
+        given, mend = f"on {tensor.device}", "move the model with .to(ls.join().device) before TrainState"
+    elif tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        given, mend = "not finite", "look at its initialiser, or at the weights it was loaded from"
+    if given is not None:
+        raise InputError(
+            f"{name!r} cannot be trained.",
+            given=given,
+            expected=f"finite values on {worker.device}",
+            mend=mend,
+        )

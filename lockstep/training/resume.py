@@ -1,0 +1,113 @@
+"""Saving a run and taking it up again, exactly: the next batch is the one that was due."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lockstep
+from lockstep.checkpoints.store import Checkpoint, Store
+from lockstep.data.loader import Loader
+from lockstep.errors import CheckpointError
+from lockstep.training.state import TrainState
+from lockstep.workers.rank import join
+
+log = logging.getLogger("lockstep")
+
+States = TrainState | Mapping[str, TrainState]
+
+
+def save(states: States, loader: Loader, workdir: str | Path | Store) -> None:
+    """Write a checkpoint of the run as it stands; only the chief writes, and the others go on.
+
+    Args:
+        states: one state, or several by name.
+        loader: its position is saved, not what it has read ahead.
+        workdir: the run's folder (checkpoints go to its `checkpoints/`), or a store with other rules of retention.
+
+    Raises:
+        CheckpointError: it cannot be written; older checkpoints are as they were.
+    """
+    worker, named = join(), _by_name(states)
+    step = max(state.step for state in named.values())
+    if not worker.is_chief:
+        return
+    with _phase("save", step):
+        tensors = {
+            prefix + section: members
+            for prefix, state in named.items()
+            for section, members in state.sections().items()
+        }
+        values = {
+            "lockstep": lockstep.__version__,
+            "states": {prefix.rstrip("."): state.values() for prefix, state in named.items()},
+            "loader": loader.state(),
+        }
+        _store(workdir).write(step, tensors, values)
+
+
+def resume(states: States, loader: Loader, workdir: str | Path | Store) -> int | None:
+    """Take up the newest intact checkpoint of a workdir, if it has one, on all workers alike.
+
+    Returns:
+        The step it was saved at, or None where there is none and the run starts afresh.
+
+    Raises:
+        CheckpointError: there are checkpoints and none is intact, or it does not fit the states.
+        InputError: the loader reads another data set, or with another seed.
+    """
+    worker, store, named = join(), _store(workdir), _by_name(states)
+    found = store.read() if worker.is_chief else None
+    step = worker.group.broadcast(found.step if found else None)
+    if step is None:
+        return None
+    checkpoint = found or store.read(int(str(step)))
+    assert checkpoint is not None, "the chief has read it"
+    _load(checkpoint, named, loader)
+    log.info("resumed at step %d, position %d, from %s", checkpoint.step, loader.position, checkpoint.path)
+    return checkpoint.step
+
+
+def _load(checkpoint: Checkpoint, named: Mapping[str, TrainState], loader: Loader) -> None:
+    saved: Mapping[str, Any] = checkpoint.values["states"]
+    names = {prefix.rstrip(".") for prefix in named}
+    if saved.keys() != names:
+        raise CheckpointError(
+            f"{checkpoint.path} holds other states.",
+            given=f"states {sorted(saved)}",
+            expected=f"states {sorted(names)}",
+            mend="resume with the same dict of states, or one state alone, as it was saved",
+        )
+    for prefix, state in named.items():
+        sections = {
+            section.removeprefix(prefix): tensors
+            for section, tensors in checkpoint.tensors.items()
+            if section.startswith(prefix)
+        }
+        state.load(sections, saved[prefix.rstrip(".")])
+    loader.load_state(checkpoint.values["loader"])
+
+
+def _by_name(states: States) -> dict[str, TrainState]:
+    """The states by the prefix of their sections; that of a single one is empty."""
+    if isinstance(states, TrainState):
+        return {"": states}
+    return {f"{name}.": state for name, state in states.items()}
+
+
+def _store(workdir: str | Path | Store) -> Store:
+    return workdir if isinstance(workdir, Store) else Store(Path(workdir) / "checkpoints")
+
+
+@contextmanager
+def _phase(name: str, step: int) -> Iterator[None]:
+    pulse = join().pulse
+    before = pulse.phase
+    pulse.at(step, name)
+    try:
+        yield
+    finally:
+        pulse.at(step, before)

@@ -1,0 +1,142 @@
+"""One attempt, from a batch to a report: towers, exchange, update."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from lockstep.parallel.exchange import AllReduce, Connection, Exchange
+from lockstep.parallel.hosting import TowerHost
+from lockstep.parallel.towers import Towers
+from lockstep.parallel.tree import TreeSum
+from lockstep.progress import Progress
+from lockstep.training.preflight import check_start
+from lockstep.training.state import Attempt, TrainState
+from lockstep.types import Batch, StepReport
+from lockstep.workers.rank import Worker, join
+
+if TYPE_CHECKING:
+    from lockstep.types import LossFunction
+
+log = logging.getLogger("lockstep")
+
+
+def train_step(
+    state: TrainState, losses: LossFunction, batch: Batch, towers: Towers | None = None, exchange: Exchange | None = None
+) -> StepReport:
+    """Make one update of one state from one batch: the unit, for loops of your own.
+
+    Only this state's parameters get gradients, whatever other models the loss uses, and the buffers of other states'
+    models are put back.
+
+    Args:
+        state: what is updated.
+        losses: `losses(model, batch)`, returning named losses or (losses, metrics), each the mean over a tower's
+            examples. The mean over all towers is reported.
+        batch: this worker's examples, from `batches`.
+        towers: how the batch is split; one tower a worker by default.
+        exchange: how the workers' gradients become one; `AllReduce()` by default.
+
+    Raises:
+        InputError: the loss function returned something else than named scalars that depend on the parameters.
+        NonFiniteError: see `TrainState`.
+        PeerLostError: another worker is gone.
+    """
+    return bind(state, towers, exchange)(losses, batch)
+
+
+def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | None = None) -> BoundStep:
+    """The step of this state with these towers and this exchange: made once, then the same one each time."""
+    worker = join()
+    key = (towers or Towers(worker.num_workers), exchange or AllReduce())
+    if key not in state.steps:
+        state.steps[key] = BoundStep(state, *key, worker)
+    return cast("BoundStep", state.steps[key])
+
+
+class BoundStep:
+    """The step of one state, connected with the other workers."""
+
+    def __init__(self, state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
+        check_start(state, worker)
+        if towers.channels_last:
+            state.to_channels_last()
+        self.towers, self.worker = towers, worker
+        self._state = state
+        self._host = TowerHost(state.model, state.parameters, towers, state.name)
+        self._exchange = exchange
+        self._connection = exchange.connect(worker, towers.count)
+        self._presence: Connection | None = None
+        self._untouched: list[str] = []
+        self._started = time.perf_counter()
+
+    def __call__(self, losses: LossFunction, batch: Batch) -> StepReport:
+        """Make one attempt; see `train_step`."""
+        began = time.perf_counter()
+        state, pulse = self._state, self.worker.pulse
+        pulse.at(state.step, "compute")
+        sums = self._run_towers(losses, batch, began)
+        pulse.at(state.step, "exchange")
+        *tensors, scalars = self._connection.total(sums)
+        named, metrics, (missing, elapsed_seconds, stops) = self._read(scalars)
+        gradients: Sequence[Tensor | None] = tensors[: len(state.parameters)]
+        if missing:
+            gradients = self._without_missing(gradients, batch.towers)
+        outcome = state.apply(Attempt(gradients, tensors[len(gradients) :], named))
+        batch.attempted()
+        batch.report = StepReport(
+            progress=Progress(state.step, batch.position + batch.batch_size, batch.epoch_size, elapsed_seconds),
+            losses=named,
+            smoothed=state.smoothed.corrected(),
+            metrics=metrics,
+            learning_rate=outcome.learning_rate,
+            gradient_norm=outcome.gradient_norm,
+            num_examples=batch.batch_size,
+            step_seconds=batch.wait_seconds + time.perf_counter() - began,
+            wait_seconds=batch.wait_seconds,
+            refused=outcome.refused,
+            stop_requested=stops > 0,
+        )
+        return batch.report
+
+    def _read(self, scalars: Tensor) -> tuple[dict[str, float], dict[str, float], list[float]]:
+        """Losses, metrics, and the numbers that follow them."""
+        names = self._host.scalar_names
+        assert names is not None, "the towers ran"
+        values = scalars.tolist()
+        first_extra = len(names.losses) + len(names.metrics)
+        losses = dict(zip(names.losses, values, strict=False))
+        metrics = dict(zip(names.metrics, values[len(losses) : first_extra], strict=True))
+        return losses, metrics, values[first_extra:]
+
+    def _run_towers(self, losses: LossFunction, batch: Batch, began: float) -> TreeSum:
+        """Run this worker's towers; the buffers of other states' models, if the loss uses them, are put back."""
+        elapsed_seconds = began - self._started if self.worker.is_chief else 0.0
+        extras = (elapsed_seconds, float(self.worker.pulse.stop_requested is not None))
+        others = [b for other in TrainState.living if other is not self._state for b in other.model.buffers()]
+        kept = [buffer.clone() for buffer in others]
+        sums = self._host.run(losses, batch, extras)
+        with torch.no_grad():
+            for buffer, value in zip(others, kept, strict=True):
+                buffer.copy_(value)
+        return sums
+
+    def _without_missing(self, gradients: Sequence[Tensor | None], towers: range) -> list[Tensor | None]:
+        """The gradients, None for each parameter that no tower of any worker had one for."""
+        if self._presence is None:
+            self._presence = self._exchange.connect(self.worker, self.towers.count)
+        sums = TreeSum()
+        for tower in towers:
+            mine = self._host.present if tower == towers.start else torch.zeros_like(self._host.present)
+            sums.add(tower, [mine])
+        present = self._presence.total(sums)[0].tolist()
+        untouched = [name for name, count in zip(self._state.parameters, present, strict=True) if not count]
+        if untouched and untouched != self._untouched:
+            self._untouched = untouched
+            log.warning("no tower has a gradient for %s: left untouched", ", ".join(untouched))
+        return [g if count else None for g, count in zip(gradients, present, strict=True)]
