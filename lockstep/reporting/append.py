@@ -1,0 +1,65 @@
+"""A file that only grows, by whole pieces that are safe from a kill as soon as they are written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+from lockstep.errors import WorkdirError
+
+
+class AppendOnly:
+    """A file open for appending; every method raises WorkdirError where the disk refuses.
+
+    A piece is a single call to the system with no buffer in between: what a killed process has written stays written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = path.open("ab", buffering=0)
+            self._size = os.fstat(self._file.fileno()).st_size
+        except OSError as error:
+            raise _refused(path, error) from error
+
+    def cut(self, size: int) -> None:
+        """Shorten the file to `size` bytes: at any moment it has the old length or the new one."""
+        try:
+            os.ftruncate(self._file.fileno(), size)
+        except OSError as error:
+            raise _refused(self.path, error) from error
+        self._size = size
+        self.flush()
+
+    def write(self, piece: bytes) -> None:
+        """Append a piece; a disk that takes only a part of it keeps none of it."""
+        try:
+            if self._file.write(piece) != len(piece):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fileno(), self._size)
+            raise _refused(self.path, error) from error
+        self._size += len(piece)
+
+    def flush(self) -> None:
+        """Return once all pieces are on the disk, safe from a loss of power too."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise _refused(self.path, error) from error
+
+    def close(self) -> None:
+        """Close the file; nothing is left to write."""
+        self._file.close()
+
+
+def _refused(path: Path, error: OSError) -> WorkdirError:
+    return WorkdirError(
+        f"{path} cannot be written: {error.strerror}.",
+        given=f"{path} ({error.strerror})",
+        expected="a file that can be created and extended, on a disk with space left",
+        mend="make space, or give a workdir that can be written; what was written before is intact",
+    )

@@ -1,0 +1,132 @@
+"""`metrics.jsonl`: what each attempt did, one JSON object a line, the same bytes however often the run was killed.
+
+A line holds facts alone, never times or rates. Numbers are written as Python's repr, which reads back to the same
+number; those that JSON does not know are the strings "nan", "inf" and "-inf", which `float` reads.
+
+The place of a line is the position of the stream after its attempt, for a step that was refused has more than one
+line. An evaluation belongs to the attempt before it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import WorkdirError
+from lockstep.reporting.append import AppendOnly
+from lockstep.types import StepReport
+
+_MAX_LINE_BYTES = 1 << 20
+
+
+class MetricsFile:
+    """The file, opened to go on from a position: lines of later attempts, and a torn last line, are cut off.
+
+    A run resumed from a checkpoint thus writes the file that it would have written without the interruption, if the
+    evaluations of a step are written before its checkpoint is. `write` is a hook. All raise WorkdirError where the
+    file cannot be written; opening does where a line is not of this format, and then changes nothing.
+    """
+
+    def __init__(self, path: Path, *, from_position: int) -> None:
+        self._file = AppendOnly(path)
+        try:
+            size, self._evaluated = _kept(path, from_position)
+            self._file.cut(size)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def write(self, report: StepReport) -> None:
+        """Append the facts of an attempt."""
+        self._evaluated.clear()
+        self._append(
+            {
+                "step": report.step,
+                "position": report.progress.position,
+                "losses": dict(report.losses),
+                "smoothed": dict(report.smoothed),
+                "total": report.total,
+                "metrics": dict(report.metrics),
+                "learning_rate": report.learning_rate,
+                "gradient_norm": report.gradient_norm,
+                "refused": report.refused,
+            }
+        )
+
+    def write_evaluation(self, step: int, name: str, scores: Mapping[str, float]) -> None:
+        """Append the scores of an evaluation, unless it stands there already: the same weights give the same scores."""
+        if (step, name) not in self._evaluated:
+            self._evaluated.add((step, name))
+            self._append({"step": step, "evaluation": name, "scores": dict(scores)})
+
+    def flush(self) -> None:
+        """Have every line on the disk; to be called before a checkpoint that counts on them."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _append(self, facts: dict[str, Any]) -> None:
+        try:
+            line = json.dumps(facts, allow_nan=False)
+        except ValueError:
+            line = json.dumps(_without_nonfinite(facts), allow_nan=False)
+        self._file.write(line.encode() + b"\n")
+
+
+def _without_nonfinite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nonfinite(inner) for name, inner in value.items()}
+    return str(float(value)) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _kept(path: Path, from_position: int) -> tuple[int, set[tuple[int, str]]]:
+    """Size of the part up to a position, in bytes, and the (step, name) of the evaluations after its last attempt."""
+    size, evaluated, is_kept = 0, set[tuple[int, str]](), True
+    for end, facts in _lines(path):
+        position = facts.get("position")
+        is_kept = is_kept and (position is None or position <= from_position)
+        if not is_kept:
+            continue
+        size = end
+        if position is None:
+            evaluated.add((facts["step"], facts["evaluation"]))
+        else:
+            evaluated.clear()
+    return size, evaluated
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The whole lines of a file, each with its end in bytes."""
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES), b""), start=1):
+            if not line.endswith(b"\n") and len(line) < _MAX_LINE_BYTES:
+                return
+            yield file.tell(), _facts(line, path, number)
+
+
+def _facts(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        facts = json.loads(line)
+    except (ValueError, RecursionError):
+        facts = None
+    if not isinstance(facts, dict) or not _is_ours(facts):
+        raise WorkdirError(
+            f"{path}, line {number} is not a line of metrics.",
+            given=line[:80].decode(errors="replace").rstrip(),
+            expected='a JSON object with "step" and "position", or with "step" and "evaluation"',
+            mend=f"move {path.name} away, or give another workdir; nothing was changed",
+        )
+    return facts
+
+
+def _is_ours(facts: dict[str, Any]) -> bool:
+    if not isinstance(facts.get("step"), int):
+        return False
+    if "position" in facts:
+        return isinstance(facts["position"], int)
+    return isinstance(facts.get("evaluation"), str)

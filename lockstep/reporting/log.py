@@ -1,0 +1,56 @@
+"""Where the lines of the logger `lockstep` go: plain sentences on the screen, with the worker's name before them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TextIO
+
+
+class LineFormatter(logging.Formatter):
+    """The message alone; what is more than information says so, and every line carries the name of its worker."""
+
+    def __init__(self, worker_name: str | None = None) -> None:
+        super().__init__("%(message)s")
+        self._prefix = f"[{worker_name}] " if worker_name else ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record as text: `[worker 1] warning: ...`; a traceback follows on lines of its own."""
+        kind = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        return "\n".join(self._prefix + line for line in (kind + super().format(record)).splitlines())
+
+
+class LineHandler(logging.Handler):
+    """Writes each record with a single call, so that the lines of several workers never mix.
+
+    A stream of None is whatever `sys.stderr` is when the line is written: a live progress bar stands in for it and
+    puts the line above itself.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record; an error goes to `logging`'s own handling and never to the caller."""
+        try:
+            stream = self._stream or sys.stderr
+            stream.write(self.format(record) + "\n")
+            stream.flush()
+        except Exception:
+            self.handleError(record)
+
+
+def configure(worker_name: str | None = None, stream: TextIO | None = None, level: int = logging.INFO) -> None:
+    """Show the lines of the logger `lockstep` on a stream; to call it again replaces what the first call set.
+
+    The command line calls this, never the library: a script decides on its own where log lines go.
+    `worker_name` is None for the chief, whose lines stand alone.
+    """
+    logger = logging.getLogger("lockstep")
+    for handler in [handler for handler in logger.handlers if isinstance(handler, LineHandler)]:
+        logger.removeHandler(handler)
+    handler = LineHandler(stream)
+    handler.setFormatter(LineFormatter(worker_name))
+    logger.addHandler(handler)
+    logger.setLevel(level)

@@ -1,0 +1,96 @@
+"""How fast a run goes, averaged over several attempts, and how long it still takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.progress import End, Epochs, Hours, Progress, Steps
+from lockstep.types import StepReport
+
+
+@dataclass(slots=True)
+class Pace:
+    """Sums over the attempts since the last `clear`, and the rates they give; a rate over no time is 0."""
+
+    num_steps: float = 0.0
+    num_refused: int = 0
+    num_examples: float = 0.0
+    seconds: float = 0.0
+    wait_seconds: float = 0.0
+
+    def add(self, report: StepReport) -> None:
+        """Count one attempt."""
+        if report.refused:
+            self.num_refused += 1
+        else:
+            self.num_steps += 1
+        self.num_examples += report.num_examples
+        self.seconds += report.step_seconds
+        self.wait_seconds += report.wait_seconds
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.num_steps = self.num_examples = self.seconds = self.wait_seconds = 0.0
+        self.num_refused = 0
+
+    def fade(self, factor: float) -> None:
+        """Let what was counted so far weigh less than what follows; refused attempts stay counted."""
+        self.num_steps *= factor
+        self.num_examples *= factor
+        self.seconds *= factor
+        self.wait_seconds *= factor
+
+    @property
+    def steps_per_second(self) -> float:
+        """Updates a second; refused attempts take time and make none."""
+        return self._share(self.num_steps)
+
+    @property
+    def examples_per_second(self) -> float:
+        """Examples a second over all towers, those of refused attempts included."""
+        return self._share(self.num_examples)
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the time spent waiting for data, 0 to 1."""
+        return self._share(self.wait_seconds)
+
+    def _share(self, amount: float) -> float:
+        return amount / self.seconds if self.seconds else 0.0
+
+
+def moment_before(report: StepReport) -> Progress:
+    """The moment before an attempt, as far as its report can tell."""
+    now = report.progress
+    return Progress(
+        step=now.step if report.refused else now.step - 1,
+        position=now.position - report.num_examples,
+        epoch_size=now.epoch_size,
+        elapsed_seconds=now.elapsed_seconds - report.step_seconds,
+    )
+
+
+def last_step(end: End | None, progress: Progress, batch_size: int) -> int | None:
+    """The step a run ends with, if nothing more is refused; None where only the clock, or nothing, ends it."""
+    if isinstance(end, Steps):
+        return end.count
+    if isinstance(end, Epochs):
+        num_left = int(end.count * progress.epoch_size - progress.position) // batch_size
+        return progress.step + max(0, num_left)
+    return None
+
+
+def seconds_left(end: End | None, first: Progress, now: Progress) -> float | None:
+    """Time until the end, at the rate between two moments of this start of the run; None where that says nothing.
+
+    The rate counts everything that takes time, checkpoints and evaluations too. `first` is best taken after the first
+    attempt, which is slow for reasons that do not come again.
+    """
+    if end is None:
+        return None
+    if isinstance(end, Hours):
+        return max(0.0, end.count * 3600 - now.elapsed_seconds)
+    done, done_since = end.fraction(now), end.fraction(now) - end.fraction(first)
+    if done_since <= 0:
+        return None
+    return (1 - done) * (now.elapsed_seconds - first.elapsed_seconds) / done_since

@@ -1,0 +1,112 @@
+"""What TensorBoard shows of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.errors import WorkdirError
+from lockstep.progress import Interval, Progress
+from lockstep.reporting import summary_values
+from lockstep.reporting.events import EventFile, cut_events, event_paths
+from lockstep.reporting.pace import Pace, moment_before
+from lockstep.types import StepReport
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+TWO_MINUTES = Interval(120, "seconds")
+
+
+class Summaries:
+    """A hook that writes a step's scalars whenever `interval` has passed; an interval of 0 writes none.
+
+    Rates are means since the last time. A refused attempt is no step: it counts in the rates and is written nowhere.
+    What is written is safe from a kill at once.
+
+    The folder is made if need be. Events after `from_step` that an earlier start left in it are dropped, so that no
+    step is there twice. Opening and writing raise WorkdirError where the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, *, from_step: int, interval: Interval = TWO_MINUTES) -> None:
+        _make(folder)
+        self._evaluated = {(from_step, tag) for path in event_paths(folder) for tag in cut_events(path, from_step)}
+        self._interval = interval
+        self._file = EventFile(folder)
+        self._pace = Pace()
+        self._latest: Progress | None = None
+        self._unwritten: StepReport | None = None
+        self._is_due = False
+
+    def __call__(self, report: StepReport) -> None:
+        """Count an attempt, and write its step when its time has come."""
+        if not self._interval.amount:
+            return
+        before, self._latest = self._latest or moment_before(report), report.progress
+        self._is_due = self._is_due or self._interval.passed(before, report.progress)
+        self._pace.add(report)
+        if not report.refused:
+            self._unwritten = report
+            if self._is_due:
+                self._write(report)
+
+    def write_evaluation(self, step: int, name: str, scores: Mapping[str, float]) -> None:
+        """Write the scores of an evaluation, but those that stand there already for this step."""
+        tags = {f"evaluation/{name}/{score}": value for score, value in scores.items()}
+        new = {tag: value for tag, value in tags.items() if (step, tag) not in self._evaluated}
+        if new:
+            self._evaluated.update((step, tag) for tag in new)
+            self._file.write(summary_values.scalars(new), step)
+
+    def write_text(self, tag: str, text: str, step: int) -> None:
+        """Write a text, which is shown as it is: a recipe, a module tree, a mark in the run's history."""
+        self._file.write(summary_values.text(tag, text), step)
+
+    def write_images(self, tag: str, images: npt.NDArray[Any], step: int) -> None:
+        """Write images (count, channels, height, width) of type uint8 or float; see `summary_values.images`."""
+        self._file.write(summary_values.images(tag, images), step)
+
+    def flush(self) -> None:
+        """Have everything on the disk, safe from a loss of power too."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Write the last step, if its time had not come, and close the file."""
+        try:
+            if self._unwritten is not None:
+                self._write(self._unwritten)
+        finally:
+            self._file.close()
+
+    def _write(self, report: StepReport) -> None:
+        self._file.write(summary_values.scalars(_scalars(report, self._pace)), report.step)
+        self._pace.clear()
+        self._unwritten = None
+        self._is_due = False
+
+
+def _scalars(report: StepReport, pace: Pace) -> dict[str, float]:
+    return {
+        **{f"losses/{name}": value for name, value in report.losses.items()},
+        "losses/total": report.total,
+        **{f"losses_smoothed/{name}": value for name, value in report.smoothed.items()},
+        **{f"metrics/{name}": value for name, value in report.metrics.items()},
+        "learning_rate": report.learning_rate,
+        "gradient_norm": report.gradient_norm,
+        "examples_per_second": pace.examples_per_second,
+        "steps_per_second": pace.steps_per_second,
+        "data_wait_share": pace.wait_share,
+    }
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WorkdirError(
+            f"{folder} cannot be made: {error.strerror}.",
+            given=f"{folder} ({error.strerror})",
+            expected="a folder, or a place where one can be made",
+            mend="give another workdir, or the right to write to this one",
+        ) from error

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+from types import SimpleNamespace
+from typing import TextIO
+
+import pytest
+
+from lockstep.progress import Epochs, Interval, Steps
+from lockstep.reporting.console import Console
+from lockstep.reporting.log import configure
+
+
+def lines_of(console: Console, reports) -> list[str]:
+    stream = io.StringIO()
+    configure(None, stream)
+    for report in reports:
+        console(report)
+    console.close()
+    return stream.getvalue().splitlines()
+
+
+def plain(interval: str, end=None) -> Console:
+    return Console(Interval.parse(interval), batch_size=128, end=end, stream=io.StringIO())
+
+
+def test_a_line_every_ten_steps(make_report) -> None:
+    reports = [
+        make_report(step, losses={"loss": 0.3124}, smoothed={"total": 0.3551}, learning_rate=0.0498)
+        for step in range(1, 21)
+    ]
+    assert lines_of(plain("10 steps", Epochs(4)), reports) == [
+        f"step {step} of 1718 | loss 0.3124 (smoothed 0.3551) | lr 0.0498 | 1280 examples/s | data wait 1 % | {left}"
+        for step, left in [(10, "2 min 51 s left"), (20, "2 min 50 s left")]
+    ]
+
+
+def test_rates_are_those_of_the_interval(make_report) -> None:
+    slow = [make_report(step, step_seconds=1.0) for step in (1, 2)]
+    mixed = [make_report(3, step_seconds=0.3), make_report(4, step_seconds=0.1)]
+    first, second = lines_of(plain("2 steps"), slow + mixed)
+    assert "| 128 examples/s |" in first
+    assert "| 640 examples/s |" in second
+
+
+def test_the_first_step_and_a_resumed_one_count(make_report) -> None:
+    assert len(lines_of(plain("1 steps"), [make_report(1)])) == 1
+    assert [line.split(" | ")[0] for line in lines_of(plain("10 steps"), map(make_report, range(10, 19)))] == [
+        "step 10",
+        "step 18",
+    ]
+
+
+def test_the_last_step_is_said_once(make_report) -> None:
+    lines = lines_of(plain("10 steps", Steps(12)), map(make_report, range(1, 13)))
+    assert [line.split(" | ")[0] for line in lines] == ["step 10 of 12", "step 12 of 12"]
+    assert lines[-1].endswith("| 0 s left")
+    assert len(lines_of(plain("10 steps"), map(make_report, range(1, 11)))) == 1
+
+
+def test_seconds_pass_on_the_chiefs_clock(make_report) -> None:
+    reports = [make_report(step, elapsed_seconds=0.6 * step) for step in range(1, 6)]
+    assert [line.split(" | ")[0] for line in lines_of(plain("1 s"), reports)] == ["step 2", "step 4", "step 5"]
+
+
+def test_refused_attempts_are_said(make_report) -> None:
+    reports = [
+        make_report(1),
+        make_report(1, position=256, losses={"loss": float("nan")}, smoothed={"total": 0.5}, refused=True),
+        make_report(2, position=384),
+        make_report(3, position=512),
+        make_report(4, position=640),
+    ]
+    second, fourth = lines_of(plain("2 steps"), reports)
+    assert second.endswith("| 1 attempt refused")
+    assert "refused" not in fourth
+
+
+def test_a_refused_attempt_at_the_end_is_shown_as_it_was(make_report) -> None:
+    (line,) = lines_of(plain("10 steps"), [make_report(1, losses={"loss": float("nan")}, smoothed={}, refused=True)])
+    assert line.startswith("step 1 | loss nan | lr 0.05")
+    assert line.endswith("1 attempt refused")
+
+
+def test_without_an_end_there_is_no_time_left(make_report) -> None:
+    (line,) = lines_of(plain("5 steps"), map(make_report, range(1, 6)))
+    assert line.startswith("step 5 | ")
+    assert "left" not in line
+
+
+def test_an_interval_of_zero_is_silent(make_report) -> None:
+    assert lines_of(plain("0"), map(make_report, range(1, 50))) == []
+
+
+class Screen:
+    """A terminal that stands for the standard error, and what was written to it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> None:
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("COLUMNS", str(columns))
+        self._master, slave = os.openpty()
+        os.set_blocking(self._master, False)
+        self.stream: TextIO = os.fdopen(slave, "w")
+
+    def text(self) -> str:
+        """What is new since the last look."""
+        self.stream.flush()
+        try:
+            return os.read(self._master, 1 << 16).decode().replace("\r\n", "\n")
+        except BlockingIOError:
+            return ""
+
+    def __enter__(self) -> Screen:
+        self._before, sys.stderr = sys.stderr, self.stream
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.stderr = self._before
+        self.stream.close()
+        os.close(self._master)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr("lockstep.reporting.console.time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def test_a_terminal_has_a_bar_that_is_drawn_now_and_then(make_report, monkeypatch, clock) -> None:
+    with Screen(monkeypatch) as screen:
+        console = Console(Interval(10), batch_size=128, end=Steps(40))
+        console(make_report(1))
+        drawn = screen.text()
+        console(make_report(2))
+        assert screen.text() == ""
+        clock.now += 0.25
+        console(make_report(10))
+        assert "25 % 3 s left" in screen.text()
+        console.close()
+    assert "step 1 of 40" in drawn
+    assert "2 %" in drawn
+    assert "lr 0.05 | 1280 examples/s | data wait 1 %" in drawn
+
+
+def test_closing_shows_the_last_step_and_gives_the_terminal_back(make_report, monkeypatch, clock) -> None:
+    with Screen(monkeypatch) as screen:
+        console = Console(Interval(10), batch_size=128, end=Steps(40))
+        console(make_report(1))
+        assert sys.stderr is not screen.stream
+        console(make_report(40))
+        screen.text()
+        console.close()
+        last = screen.text()
+        assert sys.stderr is screen.stream
+        console.close()
+        assert screen.text() == ""
+    assert "step 40 of 40" in last
+    assert "100 % 0 s left" in last
+    assert last.endswith("\n")
+
+
+def test_the_cursor_is_never_hidden(make_report, monkeypatch, clock) -> None:
+    with Screen(monkeypatch) as screen:
+        console = Console(Interval(10), batch_size=128)
+        console(make_report(1))
+        console.close()
+        text = screen.text()
+    assert "step 1\n" in text
+    assert "\x1b[?25l" not in text
+
+
+def test_log_lines_stand_above_the_bar(make_report, monkeypatch, clock) -> None:
+    with Screen(monkeypatch) as screen:
+        configure()
+        console = Console(Interval(10), batch_size=128, end=Steps(40))
+        console(make_report(1))
+        screen.text()
+        logging.getLogger("lockstep").warning("Saved [bold]nothing[/bold].")
+        text = screen.text()
+        console.close()
+    assert "warning: Saved [bold]nothing[/bold].\n" in text
+    assert text.index("warning") < text.index("step 1 of 40")
+
+
+def test_a_narrow_terminal_keeps_two_lines(make_report, monkeypatch, clock) -> None:
+    with Screen(monkeypatch, columns=40) as screen:
+        console = Console(Interval(10), batch_size=128, end=Steps(40))
+        console(make_report(1))
+        assert screen.text().count("\n") == 1
+        console.close()
+
+
+def test_zero_shows_no_bar_either(make_report, monkeypatch) -> None:
+    with Screen(monkeypatch) as screen:
+        console = Console(Interval(0), batch_size=128)
+        console(make_report(1))
+        console.close()
+        assert screen.text() == ""
