@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.progress import Progress
 
@@ -65,8 +64,7 @@ class Batch(dict[str, Any]):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
+class StepReport(NamedTuple):
     """What one attempt did. Losses and metrics are means over all towers."""
 
     progress: Progress

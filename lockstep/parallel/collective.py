@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.errors import PeerLostError
-from lockstep.parallel.layout import Layout
-from lockstep.parallel.tree import TreeSum
+from lockstep.parallel.layout import Layout, packed, unpacked
+from lockstep.parallel.tree import Summand, TreeSum
 from lockstep.workers.rank import Worker
 
 BUCKET_BYTES = 25 << 20
@@ -30,11 +30,11 @@ class CollectiveTransport:
         self._buckets: list[Tensor] = []
         self._views: list[Tensor] = []
 
-    def total(self, sums: TreeSum) -> list[Tensor]:
+    def total(self, sums: TreeSum) -> Summand:
         """The sum over all towers of what each worker added up; valid until the next call, never to be changed."""
-        tensors = sums.total()
+        tensors = packed(sums.total(), self._worker.device)
         if not self._views:
-            self._open(Layout(tensors), tensors[0].device)
+            self._open(Layout(tensors))
         torch._foreach_copy_(self._views, tensors)
         try:
             works = [dist.all_reduce(bucket, group=self._group, async_op=True) for bucket in self._buckets]
@@ -43,7 +43,7 @@ class CollectiveTransport:
         except RuntimeError as error:
             said = str(error).splitlines()[0]
         else:
-            return self._views
+            return unpacked(self._views)
         # Outside the except block: its traceback would keep the group's sockets open, and the others waiting.
         raise PeerLostError(
             f"{self._worker.name} lost another worker in the exchange.",
@@ -56,9 +56,9 @@ class CollectiveTransport:
         """Leave the group."""
         dist.destroy_process_group(self._group)
 
-    def _open(self, layout: Layout, device: torch.device) -> None:
+    def _open(self, layout: Layout) -> None:
         self._worker.group.agree("the tensors to exchange", layout.describe())
-        block = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device)
+        block = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=self._worker.device)
         self._views = layout.views(block)
         for segment in layout.segments:
             self._buckets += segment.of(block).split(BUCKET_BYTES // segment.dtype.itemsize)

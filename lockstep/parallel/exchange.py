@@ -8,12 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from torch import Tensor
-
 from lockstep.errors import InputError
-from lockstep.parallel.shared_memory import SharedMemoryTransport
 from lockstep.parallel.collective import CollectiveTransport
-from lockstep.parallel.tree import TreeSum
+from lockstep.parallel.shared_memory import SharedMemoryTransport
+from lockstep.parallel.tree import Summand, TreeSum
 from lockstep.workers.rank import Worker
 
 TransportName = Literal["shared_memory", "gloo", "nccl"]
@@ -22,7 +20,7 @@ TransportName = Literal["shared_memory", "gloo", "nccl"]
 class Connection(Protocol):
     """An exchange between the workers of one run, for one list of tensors."""
 
-    def total(self, sums: TreeSum) -> list[Tensor]:
+    def total(self, sums: TreeSum) -> Summand:
         """The sum over all towers of what each worker added up; valid until the next call, never to be changed.
 
         Raises:
@@ -64,7 +62,7 @@ class Alone:
 
 
 class _NoTransport:
-    def total(self, sums: TreeSum) -> list[Tensor]:
+    def total(self, sums: TreeSum) -> Summand:
         return sums.total()
 
     def close(self) -> None:

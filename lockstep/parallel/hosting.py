@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lockstep.errors import InputError
 from lockstep.parallel.towers import Towers
-from lockstep.parallel.tree import TreeSum
+from lockstep.parallel.tree import Summand, TreeSum
 from lockstep.randomness import key_of, mix
 from lockstep.types import Batch
 from lockstep.workers.devices import generators
@@ -40,8 +40,8 @@ class TowerHost:
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, Tensor], towers: Towers, name: str) -> None:
         self.scalar_names: ScalarNames | None = None
-        self.present = torch.zeros(len(parameters), dtype=torch.float64)
-        """For each parameter, how many of the towers just run had a gradient for it; shape (parameters,)."""
+        self.absent: dict[int, int] = {}
+        """How many of the towers just run had no gradient for the parameter of an index; those of none are left out."""
         self._model = model
         self._parameter_names = list(parameters)
         self._parameters = list(parameters.values())
@@ -54,16 +54,18 @@ class TowerHost:
         self._device_type = device.type
         self._generators = generators(device)
         # A mean over T towers: the backward pass of each starts from 1 / T instead of 1.
-        self._share = None if towers.count == 1 else torch.tensor(1.0 / towers.count, device=device)
+        self._share = 1.0 / towers.count
+        self._seed_gradient = torch.tensor(self._share, device=device)
 
     def run(self, losses: LossFunction, batch: Batch, extras: Sequence[float]) -> TreeSum:
-        """The sum over this worker's towers of [gradients..., statistics..., scalars], each its share of the mean.
+        """The sum over this worker's towers of their shares of the mean.
 
-        The scalars (float64) are the losses, the metrics, the number of gradients missing, then `extras`, which
-        the worker contributes once. The caller's random stream and the model's buffers are put back.
+        The tensors are the gradients, then the statistics; the numbers are the losses, the metrics, the number of
+        gradients missing, then `extras`, which the worker contributes once. The caller's random stream and the
+        model's buffers are put back.
         """
         sums = TreeSum()
-        self.present.zero_()
+        self.absent.clear()
         states = [generator.get_state() for generator in self._generators]
         self._keep_buffers()
         try:
@@ -77,16 +79,14 @@ class TowerHost:
                 generator.set_state(state)
         return sums
 
-    def _tower(self, losses: LossFunction, batch: Batch, tower: int, extras: Sequence[float]) -> list[Tensor]:
+    def _tower(self, losses: LossFunction, batch: Batch, tower: int, extras: Sequence[float]) -> Summand:
         with self._precision():
             named, metrics = _losses_and_metrics(losses(self._model, batch))
         self._check_names(named, metrics)
         gradients, missing = self._gradients(reduce(add, named.values()))
-        values = torch.stack([*named.values(), *metrics.values()]).detach().double()
-        if self._share is not None:
-            values *= self._share
-        tail = torch.tensor((missing, *extras), dtype=torch.float64, device=values.device)
-        return [*gradients, *self._statistics(tower), torch.cat((values, tail))]
+        values = _read((*named.values(), *metrics.values()))
+        numbers = [*[value * self._share for value in values], float(missing), *extras]
+        return Summand([*gradients, *self._statistics(tower)], numbers)
 
     def _gradients(self, total: Any) -> tuple[list[Tensor], int]:
         """Gradients in the memory layout of their parameters, zeros for those missing, and how many are missing."""
@@ -97,14 +97,14 @@ class TowerHost:
                 expected="at least one loss computed from the model that is trained",
                 mend="return the losses with their graph: no detach(), no item(), no torch.no_grad()",
             )
-        gradients = torch.autograd.grad(total, self._parameters, self._share, allow_unused=True)
-        missing = sum([g is None for g in gradients])
-        if missing:
-            self.present.add_(torch.tensor([float(g is not None) for g in gradients], dtype=torch.float64))
-            filled = [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, self._parameters, strict=True)]
-            return self._laid_out(filled), missing
-        self.present.add_(1.0)
-        return self._laid_out(gradients), 0
+        gradients = torch.autograd.grad(total, self._parameters, self._seed_gradient, allow_unused=True)
+        absent = [index for index, gradient in enumerate(gradients) if gradient is None]
+        if not absent:
+            return self._laid_out(gradients), 0
+        for index in absent:
+            self.absent[index] = self.absent.get(index, 0) + 1
+        filled = [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, self._parameters, strict=True)]
+        return self._laid_out(filled), len(absent)
 
     def _laid_out(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         # The fused kernels walk memory, not indices: a gradient must have the strides of its parameter.
@@ -177,6 +177,14 @@ class TowerHost:
                 expected=f"losses {self.scalar_names.losses}, metrics {self.scalar_names.metrics}, as at the start",
                 mend="return the same names for every batch, with a value of 0 where one does not apply",
             )
+
+
+def _read(scalars: Sequence[Tensor]) -> list[float]:
+    # On a CPU a read costs nothing; elsewhere it waits for the device, so it is one read.
+    if scalars[0].device.type == "cpu":
+        return [scalar.item() for scalar in scalars]
+    values: list[float] = torch.stack(list(scalars)).tolist()
+    return values
 
 
 def _channels_last(batch: Batch) -> Batch:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lockstep.parallel.tree import Summand
+
 ALIGNMENT_BYTES = 64
 
 
@@ -54,3 +56,13 @@ class Layout:
             views.append(rest[dtype][:num_elements].as_strided(shape, stride))
             rest[dtype] = rest[dtype][num_elements:]
         return views
+
+
+def packed(summand: Summand, device: torch.device | str = "cpu") -> list[Tensor]:
+    """The tensors of an operand, and last its numbers as one more (float64)."""
+    return [*summand.tensors, torch.tensor(summand.numbers, dtype=torch.float64, device=device)]
+
+
+def unpacked(tensors: Sequence[Tensor]) -> Summand:
+    """The operand that was packed."""
+    return Summand(list(tensors[:-1]), tensors[-1].tolist())

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from lockstep.errors import PeerLostError
 from lockstep.parallel.barrier import SpinBarrier
-from lockstep.parallel.layout import Layout
-from lockstep.parallel.tree import Node, TreeSum, additions, aligned_nodes, deal
+from lockstep.parallel.layout import Layout, packed, unpacked
+from lockstep.parallel.tree import Node, Summand, TreeSum, additions, aligned_nodes, deal
 from lockstep.workers.rank import Worker
 
 
@@ -39,22 +39,22 @@ class SharedMemoryTransport:
         self._shares: list[Callable[[], None]] = []
         self._barrier: SpinBarrier | None = None
 
-    def total(self, sums: TreeSum) -> list[Tensor]:
+    def total(self, sums: TreeSum) -> Summand:
         """The sum over all towers of what each worker added up; valid until the next call, never to be changed.
 
         Raises:
             PeerLostError: another worker is gone.
         """
         if self._barrier is None:
-            self._open(Layout(sums.nodes()[0][1]))
+            self._open(Layout(packed(sums.nodes[0][1])))
         assert self._barrier is not None
-        for row, (_, tensors) in zip(self._rows, sums.nodes(), strict=True):
-            torch._foreach_copy_(row, tensors)
+        for row, (_, summand) in zip(self._rows, sums.nodes, strict=True):
+            torch._foreach_copy_(row, packed(summand))
         self._barrier.wait()
         for share in self._shares:
             share()
         self._barrier.wait()
-        return self._result
+        return unpacked(self._result)
 
     def close(self) -> None:
         """Let go of the block; it vanishes with the last worker."""

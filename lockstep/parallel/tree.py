@@ -63,40 +63,48 @@ def additions(nodes: Sequence[Node]) -> list[tuple[int, int]]:
 
 
 class TreeSum:
-    """Sums of lists of tensors over towers that come in order, with log2(towers) + 1 lists alive at most."""
+    """Sums of tensors and of numbers over towers that come in order, with log2(towers) + 1 of them alive at most."""
 
     def __init__(self) -> None:
-        self._stack: list[tuple[Node, list[Tensor], bool]] = []
+        self.nodes: list[tuple[Node, Summand]] = []
+        """The largest aligned nodes of what was added, in order."""
 
-    def add(self, tower: int, tensors: list[Tensor]) -> None:
-        """Add what one tower computed. The tensors stay the caller's: none is changed in place."""
-        node, owned = Node(tower, 1), False
-        while self._stack and self._merges(self._stack[-1][0], node):
-            left, sums, left_owned = self._stack.pop()
-            tensors = _plus(sums, tensors, left_owned)
-            node, owned = Node(left.start, left.span * 2), True
-        self._stack.append((node, tensors, owned))
+    def add(self, tower: int, summand: Summand) -> None:
+        """Add what one tower computed. Its tensors stay the caller's: none is changed in place."""
+        node = Node(tower, 1)
+        while self.nodes and self._merges(self.nodes[-1][0], node):
+            left, sums = self.nodes.pop()
+            node, summand = Node(left.start, left.span * 2), sums.plus(summand)
+        self.nodes.append((node, summand))
 
     @staticmethod
     def _merges(left: Node, right: Node) -> bool:
         return left.span == right.span and left.start % (2 * left.span) == 0
 
-    def nodes(self) -> list[tuple[Node, list[Tensor]]]:
-        """The largest aligned nodes of what was added, in order."""
-        return [(node, tensors) for node, tensors, _ in self._stack]
-
-    def total(self) -> list[Tensor]:
+    def total(self) -> Summand:
         """The tree finished over what was added: all the towers there are."""
-        sums = [tensors for _, tensors, _ in self._stack]
-        owned = [owned for _, _, owned in self._stack]
-        for i, j in additions([node for node, _, _ in self._stack]):
-            sums[i], owned[i] = _plus(sums[i], sums[j], owned[i]), True
+        sums = [summand for _, summand in self.nodes]
+        for i, j in additions([node for node, _ in self.nodes]) if len(sums) > 1 else ():
+            sums[i] = sums[i].plus(sums[j])
         return sums[0]
 
 
-def _plus(left: list[Tensor], right: list[Tensor], in_place: bool) -> list[Tensor]:
-    # A tower's own gradients may share storage (d(a + b) is one tensor for both), so the first sum is a new one.
-    if in_place:
-        torch._foreach_add_(left, right)
-        return left
-    return list(torch._foreach_add(left, right))
+class Summand:
+    """One operand of the tree: tensors, and plain numbers that travel with them."""
+
+    __slots__ = ("numbers", "owned", "tensors")
+
+    def __init__(self, tensors: list[Tensor], numbers: list[float], *, owned: bool = False) -> None:
+        self.tensors, self.numbers = tensors, numbers
+        self.owned = owned
+        """The tensors are sums of the tree's own. A tower's gradients are not: d(a + b) is one tensor for both."""
+
+    def plus(self, other: Summand) -> Summand:
+        """The sum of two operands; the tensors of this one may be used up for it."""
+        numbers = [a + b for a, b in zip(self.numbers, other.numbers, strict=True)]
+        if not self.tensors:
+            return Summand([], numbers)
+        if not self.owned:
+            return Summand(list(torch._foreach_add(self.tensors, other.tensors)), numbers, owned=True)
+        torch._foreach_add_(self.tensors, other.tensors)
+        return Summand(self.tensors, numbers, owned=True)

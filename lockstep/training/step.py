@@ -13,7 +13,7 @@ from torch import Tensor
 from lockstep.parallel.exchange import AllReduce, Connection, Exchange
 from lockstep.parallel.hosting import TowerHost
 from lockstep.parallel.towers import Towers
-from lockstep.parallel.tree import TreeSum
+from lockstep.parallel.tree import Summand, TreeSum
 from lockstep.progress import Progress
 from lockstep.training.preflight import check_start
 from lockstep.training.state import Attempt, TrainState
@@ -82,12 +82,12 @@ class BoundStep:
         pulse.at(state.step, "compute")
         sums = self._run_towers(losses, batch, began)
         pulse.at(state.step, "exchange")
-        *tensors, scalars = self._connection.total(sums)
-        named, metrics, (missing, elapsed_seconds, stops) = self._read(scalars)
-        gradients: Sequence[Tensor | None] = tensors[: len(state.parameters)]
+        total = self._connection.total(sums)
+        named, metrics, (missing, elapsed_seconds, stops) = self._read(total.numbers)
+        gradients: Sequence[Tensor | None] = total.tensors[: len(state.parameters)]
         if missing:
             gradients = self._without_missing(gradients, batch.towers)
-        outcome = state.apply(Attempt(gradients, tensors[len(gradients) :], named))
+        outcome = state.apply(Attempt(gradients, total.tensors[len(gradients) :], named))
         batch.attempted()
         batch.report = StepReport(
             progress=Progress(state.step, batch.position + batch.batch_size, batch.epoch_size, elapsed_seconds),
@@ -104,11 +104,10 @@ class BoundStep:
         )
         return batch.report
 
-    def _read(self, scalars: Tensor) -> tuple[dict[str, float], dict[str, float], list[float]]:
+    def _read(self, values: list[float]) -> tuple[dict[str, float], dict[str, float], list[float]]:
         """Losses, metrics, and the numbers that follow them."""
         names = self._host.scalar_names
         assert names is not None, "the towers ran"
-        values = scalars.tolist()
         first_extra = len(names.losses) + len(names.metrics)
         losses = dict(zip(names.losses, values, strict=False))
         metrics = dict(zip(names.metrics, values[len(losses) : first_extra], strict=True))
@@ -118,6 +117,8 @@ class BoundStep:
         """Run this worker's towers; the buffers of other states' models, if the loss uses them, are put back."""
         elapsed_seconds = began - self._started if self.worker.is_chief else 0.0
         extras = (elapsed_seconds, float(self.worker.pulse.stop_requested is not None))
+        if len(TrainState.living) == 1:
+            return self._host.run(losses, batch, extras)
         others = [b for other in TrainState.living if other is not self._state for b in other.model.buffers()]
         kept = [buffer.clone() for buffer in others]
         sums = self._host.run(losses, batch, extras)
@@ -130,13 +131,13 @@ class BoundStep:
         """The gradients, None for each parameter that no tower of any worker had one for."""
         if self._presence is None:
             self._presence = self._exchange.connect(self.worker, self.towers.count)
+        absent = [float(self._host.absent.get(index, 0)) for index in range(len(gradients))]
         sums = TreeSum()
         for tower in towers:
-            mine = self._host.present if tower == towers.start else torch.zeros_like(self._host.present)
-            sums.add(tower, [mine])
-        present = self._presence.total(sums)[0].tolist()
-        untouched = [name for name, count in zip(self._state.parameters, present, strict=True) if not count]
+            sums.add(tower, Summand([], absent if tower == towers.start else [0.0] * len(absent)))
+        everywhere = [count == self.towers.count for count in self._presence.total(sums).numbers]
+        untouched = [name for name, nowhere in zip(self._state.parameters, everywhere, strict=True) if nowhere]
         if untouched and untouched != self._untouched:
             self._untouched = untouched
             log.warning("no tower has a gradient for %s: left untouched", ", ".join(untouched))
-        return [g if count else None for g, count in zip(gradients, present, strict=True)]
+        return [None if nowhere else g for g, nowhere in zip(gradients, everywhere, strict=True)]
