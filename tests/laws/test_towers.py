@@ -1,0 +1,115 @@
+"""The law of towers: T towers on W workers make the update of one tower on the joined batch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import lockstep as ls
+from lockstep.data.loader import Loader
+from lockstep.data.readers import Arrays
+
+SIZE, FEATURES, CLASSES = 96, 12, 5
+
+
+def make_loader(batch_size: int = 24, dtype: torch.dtype = torch.float32) -> Loader:
+    generator = torch.Generator().manual_seed(7)
+    fields = {
+        "x": torch.randn(SIZE, FEATURES, generator=generator, dtype=torch.float64).to(dtype),
+        "y": torch.randint(0, CLASSES, (SIZE,), generator=generator),
+    }
+    return Loader(Arrays(fields), batch_size=batch_size, seed=3)
+
+
+def make_model(coupled: bool, dtype: torch.dtype) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        body = [nn.BatchNorm1d(16), nn.Dropout(0.2)] if coupled else [nn.Tanh()]
+        return nn.Sequential(nn.Linear(FEATURES, 16), *body, nn.Linear(16, CLASSES)).to(dtype)
+
+
+def make_state(coupled: bool = False, dtype: torch.dtype = torch.float32) -> ls.TrainState:
+    return ls.TrainState(
+        make_model(coupled, dtype),
+        ls.optim.SGD(ls.optim.Cosine(0.1, 40), momentum=0.9, nesterov=True),
+        gradient_transforms=[ls.optim.ClipGlobalNorm(0.5)],
+        average=ls.optim.MovingAverage(0.99),
+    )
+
+
+def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+    return {"cross_entropy": F.cross_entropy(model(batch["x"]), batch["y"])}
+
+
+def learned(state: ls.TrainState) -> dict[str, Tensor]:
+    return {f"{s}/{n}": t.clone() for s, members in state.sections().items() for n, t in members.items()}
+
+
+def digest(state: ls.TrainState, reported: list[float]) -> str:
+    sha = hashlib.sha256(repr(reported).encode())
+    for name, tensor in sorted(learned(state).items()):
+        sha.update(name.encode() + tensor.contiguous().numpy().tobytes())
+    return sha.hexdigest()
+
+
+def train_some(
+    num_towers: int, exchange: Any, coupled: bool, dtype: torch.dtype = torch.float32, steps: int = 10, **towers: Any
+) -> tuple[str, dict[str, Tensor]]:
+    state = make_state(coupled, dtype)
+    reports = list(
+        ls.train_steps(
+            state, losses, make_loader(dtype=dtype), ls.Towers(num_towers, **towers), exchange, until=ls.Steps(steps)
+        )
+    )
+    return digest(state, [r.total for r in reports] + [r.gradient_norm for r in reports]), learned(state)
+
+
+def test_towers_equal_one_tower_on_the_joined_batch() -> None:
+    _, joined = train_some(1, ls.Alone(), coupled=False, dtype=torch.float64)
+    for num_towers in (2, 3, 4, 8):
+        _, split = train_some(num_towers, ls.Alone(), coupled=False, dtype=torch.float64)
+        for name, value in joined.items():
+            torch.testing.assert_close(split[name], value, rtol=1e-12, atol=1e-12, msg=name)
+
+
+def test_float32_towers_equal_one_tower_within_rounding() -> None:
+    _, joined = train_some(1, ls.Alone(), coupled=False)
+    _, split = train_some(4, ls.Alone(), coupled=False)
+    for name, value in joined.items():
+        torch.testing.assert_close(split[name], value, rtol=2e-5, atol=2e-6, msg=name)
+
+
+@pytest.mark.parametrize(("num_towers", "splits"), [(3, (2, 3)), (4, (2, 3, 4)), (8, (3,))])
+def test_shared_memory_gives_the_same_bits_for_every_number_of_workers(
+    run_workers: Callable[..., list[Any]], num_towers: int, splits: tuple[int, ...]
+) -> None:
+    exchange = ls.AllReduce(exact=True)
+    alone, _ = train_some(num_towers, ls.Alone(), coupled=True)
+    for num_workers in splits:
+        hashes = {each[0] for each in run_workers(train_some, num_workers, num_towers, exchange, True)}
+        assert hashes == {alone}, f"{num_towers} towers on {num_workers} workers"
+
+
+@pytest.mark.parametrize("policy", ["first", "last", "mean"])
+def test_batch_norm_statistics_do_not_depend_on_workers(run_workers: Callable[..., list[Any]], policy: str) -> None:
+    alone = train_batch_norm(ls.Alone(), policy)
+    for result in run_workers(train_batch_norm, 2, ls.AllReduce(), policy):
+        assert result == alone
+
+
+def train_batch_norm(exchange: Any, policy: str) -> str:
+    return train_some(4, exchange, True, batch_norm=policy)[0]
+
+
+def test_gloo_agrees_within_rounding(run_workers: Callable[..., list[Any]]) -> None:
+    _, alone = train_some(4, ls.Alone(), coupled=True)
+    results = run_workers(train_some, 3, 4, ls.AllReduce("gloo"), True)
+    assert len({each[0] for each in results}) == 1
+    for name, value in alone.items():
+        torch.testing.assert_close(results[0][1][name], value, rtol=2e-5, atol=2e-6, msg=name)

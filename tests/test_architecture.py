@@ -1,0 +1,81 @@
+"""The shape of the house: imports point down, modules and functions stay small."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "lockstep"
+LAYERS = {
+    0: {""},
+    1: {"workers", "data", "losses", "metrics", "optim"},
+    2: {"models", "parallel", "checkpoints", "reporting"},
+    3: {"training", "evaluation"},
+    4: {"recipes"},
+    5: {"cli"},
+}
+LAYER_OF = {package: layer for layer, packages in LAYERS.items() for package in packages}
+# Evaluation is handed a TrainState: the one arrow between packages of a layer.
+ALLOWED = {("evaluation", "training")}
+# The two doors: they name everything, and are imported by nobody (but for the version).
+DOORS = {"__init__.py", "__main__.py"}
+MODULES = sorted(PACKAGE.rglob("*.py"))
+MAX_MODULE_LINES, MAX_FUNCTION_LINES = 350, 45
+
+
+def package_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def imported_packages(tree: ast.Module) -> set[str]:
+    names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    inside = [name.split(".") for name in names if name.startswith("lockstep.")]
+    return {parts[1] if (PACKAGE / parts[1]).is_dir() else "" for parts in inside}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_imports_point_down(path: Path) -> None:
+    here = package_of(path)
+    if not here and path.name in DOORS:
+        return
+    for other in imported_packages(ast.parse(path.read_text())) - {here}:
+        assert LAYER_OF[other] < LAYER_OF[here] or (here, other) in ALLOWED, f"{path} imports lockstep.{other}"
+
+
+def test_every_package_has_a_layer() -> None:
+    packages = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert packages | {""} == set(LAYER_OF)
+
+
+def test_two_levels_never_three() -> None:
+    assert all(len(path.relative_to(PACKAGE).parts) <= 2 for path in MODULES)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_modules_and_functions_are_small(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= MAX_MODULE_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            lines = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+            assert lines <= MAX_FUNCTION_LINES, f"{node.name} has {lines} lines"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_only_one_module_names_an_accelerator(path: Path) -> None:
+    allowed = {"workers/devices.py", "optim/kernels.py"}
+    if path.relative_to(PACKAGE).as_posix() not in allowed:
+        strings = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
+        assert "cuda" not in strings
+
+
+def test_nothing_read_from_a_file_can_run_code() -> None:
+    forbidden = {"eval", "exec", "pickle.load", "pickle.loads", "torch.load", "os.system"}
+    for path in MODULES:
+        calls = [ast.unparse(n.func) for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+        assert not forbidden & set(calls), path

@@ -1,0 +1,45 @@
+"""`docs/reference/coverage.tsv`: each line of the reference checklist points at a test or at a page that exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TABLE = ROOT / "docs/reference/coverage.tsv"
+LINES = [line for line in TABLE.read_text().splitlines() if line and not line.startswith("#")]
+
+
+@cache
+def functions_in(path: Path) -> set[str]:
+    return {n.name for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+
+
+@cache
+def anchors_in(path: Path) -> set[str]:
+    headings = [line.lstrip("#").strip() for line in path.read_text().splitlines() if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.split("\t")[0])
+def test_each_line_resolves(line: str) -> None:
+    identity, kind, target, sentence = line.split("\t")
+    assert re.fullmatch(r"B?\d+[a-z]?\.\d+", identity)
+    assert kind in {"test", "different", "doc"}
+    assert sentence
+    for part in re.split(r"[,;]\s*", target):
+        if kind == "test":
+            path, _, name = part.partition("::")
+            assert name in functions_in(ROOT / path), part
+        else:
+            path, _, anchor = part.partition("#")
+            assert anchor in anchors_in(ROOT / path), part
+
+
+def test_no_id_stands_twice() -> None:
+    ids = [line.split("\t")[0] for line in LINES]
+    assert len(set(ids)) == len(ids)

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import lockstep as ls
+from lockstep.training.state import Attempt
+
+
+def make_state(**options: object) -> ls.TrainState:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    return ls.TrainState(model, ls.optim.SGD(0.1, momentum=0.9), **options)  # type: ignore[arg-type]
+
+
+def everything(state: ls.TrainState) -> dict[str, torch.Tensor]:
+    return {f"{s}/{n}": t.clone() for s, members in state.sections().items() for n, t in members.items()}
+
+
+def attempt(state: ls.TrainState, *, gradient: float = 1.0, loss: float = 0.5, statistics: float = 2.0) -> Attempt:
+    return Attempt(
+        [torch.full_like(p, gradient) for p in state.parameters.values()],
+        [torch.full_like(b, statistics) for b in state.model.buffers()],
+        {"loss": loss},
+    )
+
+
+def test_apply_changes_everything_together() -> None:
+    state = make_state(average=ls.optim.MovingAverage(0.9, dynamic=False))
+    before = everything(state)
+    outcome = state.apply(attempt(state))
+    assert not outcome.refused
+    assert state.step == 1
+    after = everything(state)
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+    weight = "parameters/0.weight"
+    torch.testing.assert_close(after[weight], before[weight] - 0.1)
+    torch.testing.assert_close(after["average/0.weight"], before[weight] * 0.9 + after[weight] * 0.1)
+    assert math.isclose(outcome.gradient_norm, math.sqrt(sum(p.numel() for p in state.parameters.values())), rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [{"gradient": math.nan}, {"gradient": math.inf}, {"loss": math.nan}])
+def test_an_attempt_that_is_not_finite_changes_nothing(bad: dict[str, float]) -> None:
+    state = make_state(nonfinite="skip", average=ls.optim.MovingAverage(0.9), gradient_transforms=[ls.optim.ClipGlobalNorm(1)])
+    state.apply(attempt(state))
+    before, values = everything(state), state.values()
+    assert state.apply(attempt(state, **bad)).refused
+    assert state.values() == values
+    after = everything(state)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_stop_names_the_loss_and_the_parameter() -> None:
+    state = make_state()
+    bad = attempt(state, loss=math.nan)
+    bad.gradients[2][0] = math.inf  # type: ignore[index]
+    with pytest.raises(ls.NonFiniteError, match=r"after step 0 is not finite.*\n.*loss 'loss' is nan.*gradient of '1.weight'"):
+        state.apply(bad)
+    assert state.step == 0
+
+
+def test_a_skip_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    state = make_state(nonfinite="skip")
+    state.apply(attempt(state, gradient=math.nan))
+    assert "not finite and was skipped: gradient of '0.weight'" in caplog.text
+
+
+def test_a_parameter_without_gradient_stays_untouched() -> None:
+    state = make_state(average=ls.optim.MovingAverage(0.5, dynamic=False))
+    state.apply(attempt(state))
+    before = everything(state)
+    partial = attempt(state)
+    state.apply(Attempt([None, *partial.gradients[1:]], partial.statistics, partial.losses))
+    after = everything(state)
+    for name in ("parameters/0.weight", "slots/momentum_buffer/0.weight"):
+        assert torch.equal(before[name], after[name])
+    assert not torch.equal(before["parameters/0.bias"], after["parameters/0.bias"])
+
+
+def test_frozen_parameters_are_saved_and_not_trained() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    state = ls.TrainState(model, ls.optim.SGD(0.1))
+    assert list(state.parameters) == ["1.weight", "1.bias"]
+    assert "0.weight" in state.sections()["parameters"]
+
+
+def test_a_model_without_parameters_is_refused() -> None:
+    with pytest.raises(ls.InputError, match=r"no parameter to train.*\n.*Identity with 0 parameters"):
+        ls.TrainState(nn.Identity(), ls.optim.SGD(0.1))
+
+
+def test_load_takes_over_everything() -> None:
+    one, two = make_state(average=ls.optim.MovingAverage(0.9)), make_state(average=ls.optim.MovingAverage(0.9))
+    one.apply(attempt(one))
+    two.load(one.sections(), one.values())
+    assert two.values() == one.values()
+    for name, tensor in everything(one).items():
+        assert torch.equal(everything(two)[name], tensor)
+
+
+def test_a_checkpoint_of_another_model_is_refused_before_anything_changes() -> None:
+    state, other = make_state(), ls.TrainState(nn.Linear(3, 5), ls.optim.SGD(0.1))
+    before = everything(state)
+    with pytest.raises(ls.CheckpointError, match=r"does not fit.*\n.*parameters: '0.bias' is missing"):
+        state.load(other.sections(), other.values())
+    assert all(torch.equal(before[name], tensor) for name, tensor in everything(state).items())
+
+
+def test_a_checkpoint_of_another_shape_names_both() -> None:
+    state, other = ls.TrainState(nn.Linear(3, 4), ls.optim.SGD(0.1)), ls.TrainState(nn.Linear(3, 5), ls.optim.SGD(0.1))
+    with pytest.raises(ls.CheckpointError, match=r"'weight' is \(5, 3\) torch.float32, not \(4, 3\) torch.float32"):
+        state.load(other.sections(), other.values())
+
+
+def test_an_average_is_asked_of_a_state_without_one() -> None:
+    with pytest.raises(ls.InputError, match="keeps no moving average"):
+        make_state().averaged()
+
+
+def test_channels_last_moves_weights_and_all_that_is_kept_for_them() -> None:
+    model = nn.Conv2d(4, 8, 3)
+    state = ls.TrainState(model, ls.optim.SGD(0.1, momentum=0.9), average=ls.optim.MovingAverage(0.9))
+    state.to_channels_last()
+    kept = [t for members in state.sections().values() for t in members.values() if t.ndim == 4]
+    assert len(kept) == 3
+    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in kept)

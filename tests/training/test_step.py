@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import lockstep as ls
+
+
+def make_batch(num_towers: int = 1, batch_size: int = 8, position: int = 0) -> ls.Batch:
+    generator = torch.Generator().manual_seed(position)
+    fields = {"x": torch.randn(batch_size, 3, generator=generator), "y": torch.randn(batch_size, generator=generator)}
+    return ls.Batch(fields, position=position, batch_size=batch_size, towers=range(num_towers), epoch_size=80)
+
+
+def squared(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+    return {"squared": (model(batch["x"]).squeeze(1) - batch["y"]).square().mean()}
+
+
+def make_state(model: nn.Module | None = None, **options: object) -> ls.TrainState:
+    torch.manual_seed(0)
+    return ls.TrainState(model or nn.Linear(3, 1), ls.optim.SGD(0.1), **options)  # type: ignore[arg-type]
+
+
+def test_a_report_says_what_the_step_did() -> None:
+    state, batch = make_state(), make_batch(position=16)
+    expected = squared(state.model, batch)["squared"].item()
+    report = ls.train_step(state, squared, batch)
+    assert report.step == state.step == 1
+    assert report.progress.position == 24
+    assert report.progress.epochs == pytest.approx(24 / 80)
+    assert report.total == report.losses["squared"] == pytest.approx(expected)
+    assert report.smoothed["total"] == pytest.approx(expected)
+    assert report.num_examples == 8
+    assert report.learning_rate == 0.1
+    assert not report.refused
+    assert not report.stop_requested
+    assert report.examples_per_second > 0
+
+
+def test_losses_and_metrics_are_means_over_towers() -> None:
+    state, batch = make_state(), make_batch(4)
+
+    def with_metric(model: nn.Module, part: ls.Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        return squared(model, part), {"largest": part["x"].max()}
+
+    expected = float(torch.stack([batch["x"][i : i + 2].max() for i in range(0, 8, 2)]).mean())
+    report = ls.train_step(state, with_metric, batch, ls.Towers(4))
+    assert report.metrics["largest"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda m, b: m(b["x"]).sum(), "returned no named losses"),
+        (lambda m, b: {}, "returned no named losses"),
+        (lambda m, b: {"a": m(b["x"])}, r"'a' is not a scalar.*\n.*shape \(8, 1\)"),
+        (lambda m, b: {"a": 1.0}, "'a' is not a scalar"),
+        (lambda m, b: {"a": m(b["x"]).sum().detach()}, "do not depend on any trained parameter"),
+    ],
+)
+def test_a_loss_function_that_returns_something_else_is_told(returned: object, message: str) -> None:
+    with pytest.raises(ls.InputError, match=message):
+        ls.train_step(make_state(), returned, make_batch())  # type: ignore[arg-type]
+
+
+def test_names_of_losses_may_not_change() -> None:
+    state = make_state()
+    ls.train_step(state, squared, make_batch())
+    with pytest.raises(ls.InputError, match=r"other names than before.*\n.*\('other',\)"):
+        ls.train_step(state, lambda m, b: {"other": squared(m, b)["squared"]}, make_batch())
+
+
+def test_a_sparse_gradient_is_refused_by_name() -> None:
+    model = nn.EmbeddingBag(5, 2, sparse=True)
+    with pytest.raises(ls.InputError, match=r"sparse gradient.*\n.*weight"):
+        ls.train_step(
+            make_state(model), lambda m, b: {"a": m(torch.tensor([[1, 2]])).sum()}, make_batch()
+        )
+
+
+class TwoPaths(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.never = nn.Linear(3, 1), nn.Linear(3, 1), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x) if x[0, 0] > 0 else self.right(x)
+
+
+def test_a_gradient_from_some_towers_is_the_sum_of_those_over_all(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    model = TwoPaths()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    state = ls.TrainState(model, ls.optim.SGD(1.0, weight_decay=0.5))
+    batch = make_batch(2)
+    batch["x"][0, 0], batch["x"][4, 0] = 1.0, -1.0
+    half = squared(model.left, ls.Batch({k: v[:4] for k, v in batch.items()}, position=0, batch_size=4, towers=range(1)))
+    (expected,) = torch.autograd.grad(half["squared"] / 2, [model.left.weight])
+    ls.train_step(state, squared, batch, ls.Towers(2))
+    torch.testing.assert_close(model.left.weight, before["left.weight"] * 0.5 - expected)
+    assert torch.equal(model.never.weight, before["never.weight"])
+    assert "no tower has a gradient for never.weight, never.bias" in caplog.text
+
+
+def test_an_expanded_gradient_is_applied_element_by_element() -> None:
+    model = nn.Linear(3, 1)
+    before = model.weight.detach().clone()
+    ls.train_step(make_state(model), lambda m, b: {"sum": m.weight.sum()}, make_batch())
+    torch.testing.assert_close(model.weight, before - 0.1)
+
+
+def test_gradients_that_share_storage_are_summed_right() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+
+    state = make_state(Twice(), gradient_transforms=[ls.optim.ClipGlobalNorm(1.0)])
+    ls.train_step(state, lambda m, b: {"sum": (m.a + m.b).sum()}, make_batch(4), ls.Towers(4))
+    torch.testing.assert_close(state.model.a, torch.full((2,), -0.05))
+    torch.testing.assert_close(state.model.b, torch.full((2,), -0.05))
+
+
+def test_training_leaves_the_callers_random_stream_alone() -> None:
+    state = make_state(nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1)))
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    ls.train_step(state, squared, make_batch())
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_dropout_is_a_function_of_seed_position_and_tower() -> None:
+    masks: list[Tensor] = []
+
+    def record(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        masks.append(F.dropout(torch.ones(64), 0.5))
+        return squared(model, batch)
+
+    for position, towers in ((0, 1), (0, 2), (8, 1)):
+        ls.train_step(make_state(), record, make_batch(towers, position=position), ls.Towers(towers))
+    first, tower_0, tower_1, later = masks
+    assert torch.equal(first, tower_0)
+    assert not torch.equal(tower_0, tower_1)
+    assert not torch.equal(first, later)
+
+
+def test_another_states_model_keeps_its_buffers_and_parameters() -> None:
+    other = make_state(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1)))
+    before = {name: value.clone() for name, value in other.model.state_dict().items()}
+    state = make_state()
+
+    def through_both(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        return {"both": (model(batch["x"]) - other.model(batch["x"])).square().mean()}
+
+    ls.train_step(state, through_both, make_batch(2), ls.Towers(2))
+    assert all(torch.equal(value, before[name]) for name, value in other.model.state_dict().items())
+
+
+def test_bf16_keeps_parameters_and_gradients_in_float32() -> None:
+    dtypes: list[torch.dtype] = []
+
+    def record(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        output = model(batch["x"])
+        dtypes.append(output.dtype)
+        return {"mean": output.float().mean()}
+
+    state = make_state()
+    ls.train_step(state, record, make_batch(), ls.Towers(precision="bf16"))
+    assert dtypes == [torch.bfloat16]
+    assert {t.dtype for t in state.parameters.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda m: m.weight.data.fill_(float("nan")), r"'weight' cannot be trained.*\n.*not finite"),
+        (lambda m: m.to("meta"), r"'weight' cannot be trained.*\n.*on the meta device"),
+    ],
+)
+def test_a_model_without_values_is_refused_before_step_1(spoil: object, message: str) -> None:
+    model = nn.Linear(3, 1)
+    spoil(model)  # type: ignore[operator]
+    with pytest.raises(ls.InputError, match=message):
+        ls.train_step(make_state(model), squared, make_batch())
+
+
+def test_a_lazy_parameter_is_refused_before_step_1() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.LazyLinear(1))
+    with pytest.raises(ls.InputError, match=r"'1.weight' cannot be trained.*\n.*not initialised"):
+        ls.train_step(make_state(model), squared, make_batch())
