@@ -1,0 +1,300 @@
+"""The stream of batches: what stands at position p is a pure function of the seed and p."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, takewhile
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+
+from lockstep.data.augment import Augment
+from lockstep.data.order import Int64s, Order, order_of
+from lockstep.data.processes import Fields, check_num_processes, default_num_processes, map_leaves, read_in_order
+from lockstep.errors import DataError, InputError, LockstepError
+from lockstep.randomness import Draws
+from lockstep.types import Batch
+
+if TYPE_CHECKING:
+    from lockstep.data.readers import Reader
+
+_CPU = torch.device("cpu")
+# The order of this many rows is computed at once: numpy's price per call is then spread over many batches.
+_ROWS_AT_ONCE = 8192
+
+AnyBatch = TypeVar("AnyBatch", bound=Batch)
+
+
+class EvaluationBatch(Batch):
+    """One micro-batch of an evaluation, always of the full shape."""
+
+    valid = 0
+    """The first so many rows count; the rest repeat the last example."""
+
+
+class Loader:
+    """Batches from a reader, in an order, augmented; its whole state is the seed and the position.
+
+    The stream has no end and every batch is full: it crosses from one epoch to the next. It is the same for any number
+    of loader processes and of workers. A reader that has to decode is read ahead by `num_processes` loader processes
+    (chosen from the cores if None), `prefetch` batches each; one that reads from memory is read in the trainer's own.
+
+    Raises:
+        InputError: a parameter is out of range, or there is no such order.
+        DataError: the reader holds no examples.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        order: Order | str = "shuffled",
+        augment: Augment | Sequence[Augment] | None = None,
+        num_processes: int | None = None,
+        prefetch: int = 2,
+    ) -> None:
+        _check_positive(batch_size=batch_size, prefetch=prefetch)
+        check_num_processes(num_processes)
+        if not len(reader):
+            raise DataError(
+                "The reader holds no examples.",
+                given=f"{reader} of length 0",
+                expected="one example or more",
+                mend="check the path or the pattern of its files",
+            )
+        self.reader = reader
+        self.batch_size = batch_size
+        self.seed = seed
+        self.order = order_of(order)
+        self.augment: Sequence[Augment] = augment if isinstance(augment, Sequence) else [augment] if augment else []
+        self.num_processes = num_processes
+        self.prefetch = prefetch
+        self.position = 0
+        """The next example due: everything before it was attempted, whatever has been read ahead."""
+
+    @property
+    def epoch_size(self) -> int:
+        """Examples in an epoch."""
+        return len(self.reader)
+
+    def state(self) -> dict[str, int]:
+        """What `load_state` needs to go on from here; plain numbers."""
+        return {"seed": self.seed, "position": self.position, "epoch_size": self.epoch_size}
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """Go on where `state` was taken; batches already asked for do not move.
+
+        Raises:
+            InputError: it belongs to a stream of another seed or another number of examples.
+        """
+        here = self.state()
+        for name in ("seed", "epoch_size"):
+            if state[name] != here[name]:
+                raise InputError(
+                    f"The saved stream had another {name}.",
+                    given=f"{name} {here[name]}",
+                    expected=f"{name} {state[name]}, as it was saved at position {state['position']}",
+                    mend="resume with the seed and the examples that the run began with, or start a new run",
+                )
+        self.position = state["position"]
+
+    def batches(
+        self,
+        towers: range,
+        num_towers: int,
+        device: torch.device = _CPU,
+        stop: Callable[[int], bool] | None = None,
+        workers_on_host: int | None = None,
+    ) -> Generator[Batch, None, None]:
+        """Yield this worker's rows of every batch from `position` on, without end.
+
+        A batch is cut into `num_towers` equal slices in stream order; the rows are those of `towers`. Close the
+        generator to end its loader processes. `position` moves when `batch.attempted()` is called, never before.
+
+        Args:
+            towers: the towers of this worker.
+            num_towers: all towers of the run.
+            device: where the tensors go.
+            stop: asked with the position of the next batch; true ends the generator before it.
+            workers_on_host: workers that share this host's cores; by default as many as share the towers.
+
+        Raises:
+            InputError: the batch size does not divide by the towers.
+            LockstepError: an example cannot be read; or as `read_in_order` says.
+        """
+        offsets = _offsets(self.batch_size, towers, num_towers)
+        source = self._source(
+            self._training_rows(offsets, self.position), workers_on_host or -(-num_towers // len(towers))
+        )
+        positions: Iterator[int] = count(self.position, self.batch_size)
+        if stop is not None:
+            positions = takewhile(lambda position: not stop(position), positions)
+        return _delivered(source, positions, device, partial(self._training_batch, towers))
+
+    def evaluation_batches(
+        self, micro_batch: int, rank: int = 0, num_workers: int = 1, device: torch.device = _CPU
+    ) -> Generator[EvaluationBatch, None, None]:
+        """Yield worker `rank`'s micro-batches (rank, rank + num_workers, ...) of one pass in the order of the reader.
+
+        Micro-batch k holds the examples from k * micro_batch on, whatever the number of workers; `position` of a batch
+        is that index. The last is padded to the full shape by its last example. Draws of augmentations are those of
+        position = index, alike in every pass. The stream's own position does not move.
+        """
+        _check_positive(micro_batch=micro_batch, num_workers=num_workers)
+        starts = range(rank * micro_batch, self.epoch_size, num_workers * micro_batch)
+        source = self._source(map(partial(self._evaluation_rows, micro_batch), starts), num_workers)
+        return _delivered(source, starts, device, partial(self._evaluation_batch, micro_batch))
+
+    def example_ids(self, position: int, count: int) -> list[str]:
+        """Names of the `count` examples from `position` of the stream on."""
+        indices = self.order.indices(np.arange(position, position + count), self.epoch_size, self.seed)
+        return [self.reader.example_id(int(index)) for index in indices]
+
+    def _training_batch(self, towers: range, fields: Fields, position: int) -> Batch:
+        batch = self._batch(Batch, fields, position, self.batch_size, towers)
+        batch.attempted = partial(setattr, self, "position", position + self.batch_size)
+        return batch
+
+    def _evaluation_batch(self, micro_batch: int, fields: Fields, position: int) -> EvaluationBatch:
+        batch = self._batch(EvaluationBatch, fields, position, micro_batch, range(1))
+        batch.valid = min(micro_batch, self.epoch_size - position)
+        return batch
+
+    def _batch(self, kind: type[AnyBatch], fields: Fields, position: int, batch_size: int, towers: range) -> AnyBatch:
+        return kind(
+            fields,
+            position=position,
+            batch_size=batch_size,
+            towers=towers,
+            seed=self.seed,
+            epoch_size=self.epoch_size,
+        )
+
+    def _training_rows(self, offsets: Int64s, position: int) -> Iterator[_Rows]:
+        batches_at_once = max(1, _ROWS_AT_ONCE // len(offsets))
+        while True:
+            starts = position + self.batch_size * np.arange(batches_at_once)
+            positions = starts[:, None] + offsets
+            indices = self.order.indices(positions.ravel(), self.epoch_size, self.seed).reshape(positions.shape)
+            yield from map(_Rows, positions, indices)
+            position += self.batch_size * batches_at_once
+
+    def _evaluation_rows(self, micro_batch: int, start: int) -> _Rows:
+        indices = np.minimum(np.arange(start, start + micro_batch), self.epoch_size - 1)
+        return _Rows(indices, indices)
+
+    def _source(self, rows: Iterator[_Rows], num_workers: int) -> Generator[Fields, None, None]:
+        num_processes = 0
+        if self.reader.cost == "decode":
+            num_processes = default_num_processes(num_workers) if self.num_processes is None else self.num_processes
+        return read_in_order(self._read, rows, num_processes, self.prefetch)
+
+    def _read(self, rows: _Rows) -> Fields:
+        fields = _read_examples(self.reader, rows.indices)
+        if self.augment:
+            draws = Draws(self.seed, rows.positions)
+            for augment in self.augment:
+                fields = augment(fields, draws)
+        return fields
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of one batch: their positions in the stream, and the examples that stand there."""
+
+    positions: Int64s
+    indices: Int64s
+
+    def __str__(self) -> str:
+        return f"positions {self.positions[0]} to {self.positions[-1]} of the stream"
+
+
+def _delivered(
+    source: Generator[Fields, None, None],
+    positions: Iterable[int],
+    device: torch.device,
+    batch_of: Callable[[Fields, int], AnyBatch],
+) -> Generator[AnyBatch, None, None]:
+    """Yield a batch for each position, on the device, and close the source in the end."""
+    with closing(source):
+        for position in positions:
+            started = time.perf_counter()
+            batch = batch_of(_moved(next(source), device), position)
+            batch.wait_seconds = time.perf_counter() - started
+            yield batch
+
+
+def _moved(fields: Fields, device: torch.device) -> Fields:
+    if device.type == "cpu":
+        return fields
+    moved: Fields = map_leaves(fields, torch.Tensor, lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
+    return moved
+
+
+def _offsets(batch_size: int, towers: range, num_towers: int) -> Int64s:
+    """Places within a batch of the rows of `towers`."""
+    if batch_size % num_towers:
+        below = batch_size // num_towers * num_towers
+        near = f"{below} or {below + num_towers}" if below else f"{num_towers}"
+        raise InputError(
+            f"A batch of {batch_size} examples cannot be cut into {num_towers} equal parts.",
+            given=f"batch size {batch_size}, {num_towers} towers",
+            expected="a batch size that divides by the number of towers",
+            mend=f"use a batch size of {near}, or another number of towers",
+        )
+    share = batch_size // num_towers
+    return (np.asarray(towers, dtype=np.int64)[:, None] * share + np.arange(share)).ravel()
+
+
+def _read_examples(reader: Reader, indices: Int64s) -> Fields:
+    try:
+        fields = reader.read_batch(indices)
+    except LockstepError:
+        raise
+    except Exception as error:
+        raise _unreadable(reader, indices, error) from error
+    for name, value in fields.items():
+        if len(value) != len(indices):
+            raise DataError(
+                f"The reader gave another number of {name!r} than examples asked for.",
+                given=f"{len(value)} of {name!r} for {len(indices)} examples",
+                expected="fields with the batch first: one entry for each example",
+                mend=f"mend read_batch of {type(reader).__name__}",
+            )
+    return fields
+
+
+def _unreadable(reader: Reader, indices: Int64s, error: Exception) -> DataError:
+    """Name the first example that cannot be read even alone; else the whole batch."""
+    culprits = indices
+    for place in range(len(indices)):
+        try:
+            reader.read_batch(indices[place : place + 1])
+        except Exception as alone:
+            culprits, error = indices[place : place + 1], alone
+            break
+    names = ", ".join(reader.example_id(int(index)) for index in culprits)
+    return DataError(
+        f"Example {names} cannot be read.",
+        given=f"{type(error).__name__}: {error}",
+        expected=f"an example that {type(reader).__name__} can read",
+        mend="repair it, or leave it out of the data",
+    )
+
+
+def _check_positive(**given: int) -> None:
+    for name, value in given.items():
+        if value < 1:
+            raise InputError(
+                f"{name} is {value}.",
+                given=f"{name}={value}",
+                expected="a whole number above 0",
+                mend=f"give a {name} of 1 or more",
+            )

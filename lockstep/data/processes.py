@@ -1,0 +1,273 @@
+"""Loader processes: they read ahead of the trainer, and hand over whole batches in shared memory.
+
+They are forked from the worker when the first batch is asked for. A fork takes milliseconds, shares the reader with its
+indices and memory maps, and asks nothing of it; a forkserver or spawn would need a reader that can be pickled, run the
+user's script again and import torch again. A worker has threads and perhaps a GPU, so what a fork can break is kept out
+of the child: it touches no device, computes in one thread, and loads no library. What remains: a lock of torch that
+another thread holds at that moment stays locked in the child. So let no other thread compute while the first batch is
+asked for; the towers' own threads are idle then.
+
+Why not torch's `DataLoader`: it draws from the caller's random numbers, installs a SIGCHLD handler that raises in the
+middle of whatever the trainer does, rebuilds a reader's error as another class, and fills /dev/shm, which containers
+keep small.
+
+A batch travels as one memfd: nothing is left behind whoever dies, and its memory is freed with its last tensor.
+Each process has a pipe of its own and no lock is shared, so killing one is always safe.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import math
+import mmap
+import os
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from multiprocessing import get_context, reduction
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from lockstep.errors import InputError, LockstepError, WorkerError
+
+Job = TypeVar("Job")
+Fields = dict[str, Any]
+
+_PR_SET_PDEATHSIG = 1
+_ALIGNMENT = 64
+_MOST = 8
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def read_in_order(
+    read: Callable[[Job], Fields], jobs: Iterator[Job], num_processes: int, prefetch: int
+) -> Generator[Fields, None, None]:
+    """Yield `read(job)` for each job, in order; with 0 processes in this one, nothing read ahead.
+
+    Otherwise job k is read by process k % num_processes, each of which is up to `prefetch` jobs ahead. They live until
+    the generator is closed, and die with the thread that first asked for a batch.
+
+    Raises:
+        LockstepError: what `read` raised, as the same class.
+        WorkerError: `read` raised something else in a loader process, or a loader process died.
+    """
+    if not num_processes:
+        yield from map(read, jobs)
+        return
+    crew: list[_LoaderProcess[Job]] = []
+    try:
+        for number in range(num_processes):
+            crew.append(_LoaderProcess(number, read))
+        for process, job in zip(cycle(crew), islice(jobs, num_processes * prefetch), strict=False):
+            process.ask(job)
+        turns = cycle(crew)
+        while (process := next(turns)).asked:
+            fields = process.answer(crew)
+            for job in islice(jobs, 1):
+                process.ask(job)
+            yield fields
+    finally:
+        for process in crew:
+            process.end()
+
+
+def check_num_processes(num_processes: int | None) -> None:
+    """Refuse a number of loader processes that cannot be had.
+
+    Raises:
+        InputError: it is negative, or above 0 where the system has no memfd and no safe fork.
+    """
+    if num_processes is not None and num_processes < 0:
+        raise InputError(
+            f"{num_processes} loader processes cannot read anything.",
+            given=f"num_processes={num_processes}",
+            expected="0 (the trainer's own process reads) or more",
+            mend="leave num_processes out to have it chosen",
+        )
+    if num_processes and not hasattr(os, "memfd_create"):
+        raise InputError(
+            "Loader processes need Linux.",
+            given=f"num_processes={num_processes}",
+            expected="0 on this system, which has no memfd to share batches through",
+            mend="leave num_processes out: the trainer's own process reads",
+        )
+
+
+def default_num_processes(num_workers: int) -> int:
+    """Loader processes for each of `num_workers` workers on this host: its share of the cores left over."""
+    if not hasattr(os, "memfd_create"):
+        return 0
+    return min(_MOST, max(1, (_usable_cores() - num_workers) // num_workers))
+
+
+def _usable_cores() -> int:
+    """Cores this process may use: its affinity, and the quota of its control group where there is one."""
+    cores = len(os.sched_getaffinity(0))
+    quota, period = _QUOTA.read_text().split() if _QUOTA.exists() else ("max", "1")
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+class _LoaderProcess(Generic[Job]):
+    """One loader process, as the trainer sees it."""
+
+    def __init__(self, number: int, read: Callable[[Job], Fields]) -> None:
+        context = get_context("fork")
+        self.asked: deque[Job] = deque()
+        self._pipe, theirs = context.Pipe()
+        # Looked up before the fork: the child must not wait for the dynamic linker's lock.
+        prctl = ctypes.CDLL(None).prctl
+        self._process = context.Process(
+            target=_serve, args=(theirs, read, os.getpid(), prctl), name=f"loader process {number}", daemon=True
+        )
+        # Terminals and schedulers signal every process of a run, and the trainer answers: it still wants its last
+        # batches. The child is born with these signals blocked, and keeps them so.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        # At exit multiprocessing would ask it by SIGTERM to end, and wait.
+        atexit.register(self.end)
+        # Its end is now open in the child alone, so the child's death is the end of the pipe.
+        theirs.close()
+
+    def ask(self, job: Job) -> None:
+        try:
+            self._pipe.send(job)
+        except ConnectionError as error:
+            raise self._lost(job) from error
+        self.asked.append(job)
+
+    def answer(self, crew: Sequence[_LoaderProcess[Job]]) -> Fields:
+        """Wait for the oldest job asked for, and for the death of any of the crew."""
+        ready = wait([self._pipe, *(process._process.sentinel for process in crew)])
+        for process in crew:
+            if process._process.sentinel in ready:
+                raise process._lost(*islice(process.asked, 1))
+        try:
+            answer, size = self._pipe.recv()
+            if isinstance(answer, _Failure):
+                raise answer.raised_in(self._process.name)
+            descriptor = reduction.recv_handle(self._pipe)
+        except (EOFError, ConnectionError) as error:
+            raise self._lost(self.asked[0]) from error
+        self.asked.popleft()
+        memory = _mapped(descriptor, size)
+        fields: Fields = map_leaves(answer, _Stored, lambda stored: stored.within(memory))
+        return fields
+
+    def end(self) -> None:
+        """Kill it: it holds nothing that could be lost."""
+        atexit.unregister(self.end)
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+        self._pipe.close()
+
+    def _lost(self, *job: Job) -> WorkerError:
+        self._process.join()
+        code = self._process.exitcode or 0
+        end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return WorkerError(
+            f"{self._process.name.capitalize()} (pid {self._process.pid}) {end}.",
+            given=" ".join(["it was reading", *map(str, job)]) if job else "it was waiting for work",
+            expected="loader processes that live as long as the run",
+            mend="when the system's log shows the out-of-memory killer: fewer loader processes, or a smaller batch",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What went wrong in a loader process."""
+
+    error: LockstepError | None
+    """None where it was no error of ours."""
+    trace: str
+
+    def raised_in(self, name: str) -> LockstepError:
+        error = self.error or WorkerError(
+            f"{name.capitalize()} failed.",
+            given=self.trace.splitlines()[-1],
+            expected="a reader and augmentations that raise nothing but errors of Lockstep",
+            mend="the traceback below shows where; num_processes=0 runs the same in the trainer, under a debugger",
+        )
+        error.add_note(f"In {name}:\n{self.trace}")
+        return error
+
+
+def _serve(pipe: Connection, read: Callable[[Any], Fields], trainer_pid: int, prctl: Callable[[int, int], int]) -> None:
+    """Read what is asked for, until killed."""
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != trainer_pid:  # It died before its death could be seen.
+        return
+    torch.set_num_threads(1)
+    while True:
+        job = pipe.recv()
+        try:
+            _send(pipe, read(job), trainer_pid)
+        except Exception as error:
+            pipe.send((_Failure(error if isinstance(error, LockstepError) else None, traceback.format_exc()), 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """Where a tensor lies in the shared memory of its batch."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def within(self, memory: torch.Tensor) -> torch.Tensor:
+        num_bytes = math.prod(self.shape) * self.dtype.itemsize
+        return memory[self.offset : self.offset + num_bytes].view(self.dtype).view(self.shape)
+
+
+def _send(pipe: Connection, fields: Fields, trainer_pid: int) -> None:
+    tensors: list[tuple[_Stored, torch.Tensor]] = []
+    size = 0
+
+    def placed(tensor: torch.Tensor) -> _Stored:
+        nonlocal size
+        stored = _Stored(size, tuple(tensor.shape), tensor.dtype)
+        tensors.append((stored, tensor))
+        size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        return stored
+
+    rest = map_leaves(fields, torch.Tensor, placed)
+    size = max(size, 1)  # No memory of 0 bytes can be mapped.
+    descriptor = os.memfd_create("lockstep-batch")
+    try:
+        os.ftruncate(descriptor, size)
+        memory = _mapped(os.dup(descriptor), size)
+        for stored, tensor in tensors:
+            stored.within(memory).copy_(tensor)
+        pipe.send((rest, size))
+        reduction.send_handle(pipe, descriptor, trainer_pid)
+    finally:
+        os.close(descriptor)
+
+
+def _mapped(descriptor: int, size: int) -> torch.Tensor:
+    """The shared memory behind a descriptor, which is closed, as bytes."""
+    try:
+        return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+    finally:
+        os.close(descriptor)
+
+
+def map_leaves(tree: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    """Replace every `kind` in a tree of dicts, lists and tuples by the function of it."""
+    if isinstance(tree, kind):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {name: map_leaves(value, kind, function) for name, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(map_leaves(value, kind, function) for value in tree)
+    return tree

@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.data.augment import RandomShift
+from lockstep.data.loader import Loader
+from lockstep.data.order import Sequential
+from lockstep.errors import DataError, InputError
+from lockstep.randomness import Draws
+
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Numbers:
+    """Example k is the number k."""
+
+    cost = "memory"
+
+    def __init__(self, size: int = 10) -> None:
+        self.size = size
+        self.batches_read = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def read_batch(self, indices: Int64s) -> dict[str, Any]:
+        self.batches_read += 1
+        return {"number": torch.from_numpy(indices), "name": [self.example_id(int(index)) for index in indices]}
+
+    def example_id(self, index: int) -> str:
+        return f"number {index}"
+
+
+class AddDraws:
+    """An augmentation that shows its draws."""
+
+    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        return {**batch, "draw": torch.from_numpy(draws.integers("draw", 0, 2**40))}
+
+
+def loader(size: int = 10, **arguments: Any) -> Loader:
+    return Loader(Numbers(size), **{"batch_size": 4, "order": "sequential", **arguments})
+
+
+def numbers(batch: dict[str, Any]) -> list[int]:
+    return batch["number"].tolist()
+
+
+def test_every_batch_is_full_and_epochs_run_into_each_other() -> None:
+    batches = list(islice(loader().batches(range(1), 1), 4))
+    assert [numbers(batch) for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1], [2, 3, 4, 5]]
+    assert [batch.position for batch in batches] == [0, 4, 8, 12]
+    assert batches[2]["name"] == ["number 8", "number 9", "number 0", "number 1"]
+
+
+def test_a_batch_may_be_larger_than_an_epoch() -> None:
+    assert numbers(next(loader(3, batch_size=8).batches(range(2), 2))) == [0, 1, 2, 0, 1, 2, 0, 1]
+
+
+def test_the_stream_goes_on_beyond_the_rows_whose_order_is_computed_at_once() -> None:
+    batches = loader(7, batch_size=5000, order="shuffled").batches(range(1), 1)
+    stream = np.concatenate([numbers(batch) for batch in islice(batches, 4)])
+    assert stream.tolist() == loader(7, order="shuffled").order.indices(np.arange(20_000), 7, 0).tolist()
+
+
+def test_a_worker_gets_the_rows_of_its_towers() -> None:
+    parts = [next(loader(20, batch_size=12).batches(towers, 4)) for towers in (range(2), range(2, 3), range(3, 4))]
+    assert [numbers(part) for part in parts] == [[0, 1, 2, 3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    assert [part.towers for part in parts] == [range(2), range(2, 3), range(3, 4)]
+    assert {(part.position, part.batch_size, part.seed, part.epoch_size) for part in parts} == {(0, 12, 0, 20)}
+
+
+def test_the_position_moves_with_attempts_and_not_with_reading() -> None:
+    stream = loader(seed=3)
+    batches = stream.batches(range(1), 1)
+    first, second = next(batches), next(batches)
+    assert stream.state() == {"seed": 3, "position": 0, "epoch_size": 10}
+    first.attempted()
+    second.attempted()
+    assert stream.position == 8
+    assert next(batches).position == 8
+
+
+def test_batches_go_on_from_the_position() -> None:
+    stream = loader()
+    stream.position = 6
+    batches = stream.batches(range(1), 1)
+    stream.position = 0
+    assert numbers(next(batches)) == [6, 7, 8, 9]
+
+
+def test_stop_ends_the_stream_before_its_batch_and_reads_no_further() -> None:
+    stream = loader()
+    batches = list(stream.batches(range(1), 1, stop=lambda position: position >= 8))
+    assert [batch.position for batch in batches] == [0, 4]
+    assert stream.reader.batches_read == 2
+
+
+def test_the_time_spent_getting_a_batch_is_told() -> None:
+    assert next(loader().batches(range(1), 1)).wait_seconds > 0
+
+
+def test_the_state_is_json_and_brings_the_stream_back() -> None:
+    stream = loader(order="shuffled", seed=5)
+    for batch in islice(stream.batches(range(1), 1), 3):
+        batch.attempted()
+    resumed = loader(order="shuffled", seed=5)
+    resumed.load_state(json.loads(json.dumps(stream.state())))
+    due = next(resumed.batches(range(1), 1))
+    assert due.position == 12
+    assert numbers(due) == numbers(next(stream.batches(range(1), 1)))
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "value"),
+    [
+        ("seed", {"seed": 1, "position": 40, "epoch_size": 10}, 0),
+        ("epoch_size", {"seed": 0, "position": 40, "epoch_size": 9}, 10),
+    ],
+)
+def test_the_state_of_another_stream_is_refused(name: str, other: dict[str, int], value: int) -> None:
+    stream = loader()
+    with pytest.raises(InputError) as caught:
+        stream.load_state(other)
+    assert str(caught.value) == (
+        f"The saved stream had another {name}.\n"
+        f"  given:    {name} {value}\n"
+        f"  expected: {name} {other[name]}, as it was saved at position 40\n"
+        "  mend:     resume with the seed and the examples that the run began with, or start a new run"
+    )
+    assert stream.position == 0
+
+
+def test_draws_are_keyed_by_seed_and_position() -> None:
+    batch = next(islice(loader(augment=AddDraws(), seed=7).batches(range(1, 2), 2), 2, None))
+    assert batch["draw"].tolist() == Draws(7, np.array([10, 11])).integers("draw", 0, 2**40).tolist()
+
+
+def test_augmentations_follow_each_other() -> None:
+    class Double:
+        def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+            return {**batch, "double": 2 * batch["draw"]}
+
+    batch = next(loader(augment=[AddDraws(), Double()]).batches(range(1), 1))
+    assert torch.equal(batch["double"], 2 * batch["draw"])
+
+
+def test_the_examples_of_an_attempt_have_names() -> None:
+    stream = loader(order="shuffled")
+    batch = next(islice(stream.batches(range(1), 1), 2, None))
+    assert stream.example_ids(batch.position, batch.batch_size) == batch["name"]
+
+
+@pytest.mark.parametrize(("batch_size", "towers", "near"), [(100, 8, "96 or 104"), (3, 4, "4"), (9, 2, "8 or 10")])
+def test_a_batch_that_does_not_divide_by_the_towers_is_refused(batch_size: int, towers: int, near: str) -> None:
+    with pytest.raises(InputError) as caught:
+        loader(batch_size=batch_size).batches(range(1), towers)
+    assert str(caught.value) == (
+        f"A batch of {batch_size} examples cannot be cut into {towers} equal parts.\n"
+        f"  given:    batch size {batch_size}, {towers} towers\n"
+        "  expected: a batch size that divides by the number of towers\n"
+        f"  mend:     use a batch size of {near}, or another number of towers"
+    )
+
+
+@pytest.mark.parametrize("name", ["batch_size", "prefetch"])
+def test_sizes_below_one_are_refused(name: str) -> None:
+    with pytest.raises(InputError) as caught:
+        loader(**{name: 0})
+    assert str(caught.value) == (
+        f"{name} is 0.\n"
+        f"  given:    {name}=0\n"
+        "  expected: a whole number above 0\n"
+        f"  mend:     give a {name} of 1 or more"
+    )
+
+
+def test_a_reader_without_examples_is_refused() -> None:
+    class Empty(Numbers):
+        def __repr__(self) -> str:
+            return "Empty()"
+
+    with pytest.raises(DataError) as caught:
+        Loader(Empty(0), batch_size=1)
+    assert str(caught.value) == (
+        "The reader holds no examples.\n"
+        "  given:    Empty() of length 0\n"
+        "  expected: one example or more\n"
+        "  mend:     check the path or the pattern of its files"
+    )
+
+
+def test_an_example_that_cannot_be_read_is_named() -> None:
+    class Broken(Numbers):
+        def read_batch(self, indices: Int64s) -> dict[str, Any]:
+            if 6 in indices:
+                raise OSError("no such block")
+            return super().read_batch(indices)
+
+    batches = Loader(Broken(), batch_size=4, order=Sequential()).batches(range(1), 1)
+    next(batches)
+    with pytest.raises(DataError) as caught:
+        next(batches)
+    assert str(caught.value) == (
+        "Example number 6 cannot be read.\n"
+        "  given:    OSError: no such block\n"
+        "  expected: an example that Broken can read\n"
+        "  mend:     repair it, or leave it out of the data"
+    )
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_examples_that_only_fail_together_are_all_named() -> None:
+    class Ragged(Numbers):
+        def read_batch(self, indices: Int64s) -> dict[str, Any]:
+            if len(indices) > 1:
+                raise ValueError("shapes differ")
+            return super().read_batch(indices)
+
+    with pytest.raises(DataError, match="Example number 0, number 1 cannot be read"):
+        next(Loader(Ragged(), batch_size=2, order="sequential").batches(range(1), 1))
+
+
+def test_a_field_of_another_length_is_refused() -> None:
+    class Short(Numbers):
+        def read_batch(self, indices: Int64s) -> dict[str, Any]:
+            return {**super().read_batch(indices), "name": ["one"]}
+
+    with pytest.raises(DataError) as caught:
+        next(Loader(Short(), batch_size=2).batches(range(1), 1))
+    assert str(caught.value) == (
+        "The reader gave another number of 'name' than examples asked for.\n"
+        "  given:    1 of 'name' for 2 examples\n"
+        "  expected: fields with the batch first: one entry for each example\n"
+        "  mend:     mend read_batch of Short"
+    )
+
+
+def test_evaluation_counts_each_example_once_in_full_shapes() -> None:
+    batches = list(loader(order="shuffled").evaluation_batches(4))
+    assert [numbers(batch) for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 9, 9]]
+    assert [(batch.position, batch.valid, batch.batch_size) for batch in batches] == [(0, 4, 4), (4, 4, 4), (8, 2, 4)]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
+def test_evaluation_has_the_same_micro_batches_for_any_number_of_workers(num_workers: int) -> None:
+    def seen(rank: int, of: int) -> list[tuple[int, int, list[int], list[int]]]:
+        batches = loader(11, augment=AddDraws()).evaluation_batches(3, rank, of)
+        return [(batch.position, batch.valid, numbers(batch), batch["draw"].tolist()) for batch in batches]
+
+    dealt = [found for rank in range(num_workers) for found in seen(rank, num_workers)]
+    assert sorted(dealt) == seen(0, 1)
+
+
+def test_evaluation_is_alike_in_every_pass_and_leaves_the_stream() -> None:
+    stream = loader(augment=AddDraws())
+    stream.position = 6
+    first, again = ([batch["draw"].tolist() for batch in stream.evaluation_batches(4)] for _ in range(2))
+    assert first == again
+    assert first[2] == Draws(0, np.array([8, 9, 9, 9])).integers("draw", 0, 2**40).tolist()
+    assert stream.position == 6
+
+
+def test_evaluation_without_micro_batches_is_refused() -> None:
+    with pytest.raises(InputError, match="micro_batch is 0"):
+        loader().evaluation_batches(0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator")
+@pytest.mark.parametrize("cost", ["memory", "decode"])
+def test_batches_arrive_whole_on_the_device(cost: str) -> None:
+    class Images(Numbers):
+        def read_batch(self, indices: Int64s) -> dict[str, Any]:
+            numbers = torch.from_numpy(indices)
+            return {
+                **super().read_batch(indices),
+                "image": numbers[:, None, None, None].expand(-1, 3, 99, 99).contiguous(),
+            }
+
+    Images.cost = cost
+    device = torch.accelerator.current_accelerator()
+    assert device is not None
+    torch.ones(1, device=device)
+    stream = Loader(Images(500), batch_size=64, augment=RandomShift(2), num_processes=2)
+    for batch in islice(stream.batches(range(1), 1, device), 50):
+        assert batch["image"].device.type == device.type
+        assert torch.equal(batch["image"].amax(dim=(1, 2, 3)), batch["number"])
+        assert [f"number {number}" for number in numbers(batch)] == batch["name"]
