@@ -1,0 +1,155 @@
+"""What a checkpoint consists of, and whether that is what lies on the disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import CheckpointError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+VALUES = "values.json"
+SUFFIX = ".safetensors"
+_MAX_BYTES = 1 << 20
+_FILE_NAME = re.compile(rf"{re.escape(VALUES)}|[A-Za-z0-9_][A-Za-z0-9_.-]*{re.escape(SUFFIX)}")
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint that is not what was written; another one may be intact."""
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a checkpoint."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, name: str, data: bytes) -> FileEntry:
+        """The entry of a file that holds `data`."""
+        return cls(name, len(data), hashlib.sha256(data).hexdigest())
+
+    def check_size(self, folder: Path) -> None:
+        """Compare the file's size, without reading it.
+
+        Raises:
+            DamagedError: the file is missing or of another size.
+        """
+        try:
+            size_bytes = (folder / self.name).stat().st_size
+        except OSError as error:
+            raise unreadable(folder / self.name, error) from error
+        if size_bytes != self.size_bytes:
+            raise damaged(folder / self.name, f"{size_bytes:,} bytes", f"{self.size_bytes:,} bytes")
+
+    def read(self, folder: Path) -> bytes:
+        """The file's bytes, which are those that were written; its size is checked already.
+
+        Raises:
+            DamagedError: they are not, or cannot be read.
+        """
+        data = read_bytes(folder / self.name, self.size_bytes)
+        found = hashlib.sha256(data).hexdigest()
+        if found != self.sha256:
+            raise damaged(folder / self.name, f"sha256 {found}", f"sha256 {self.sha256}")
+        return data
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of `manifest.json`."""
+
+    step: int
+    saved_unix_seconds: int
+    files: tuple[FileEntry, ...]
+
+    def encode(self) -> bytes:
+        """The bytes of the file, its own hash included."""
+        body = {"format": FORMAT, **asdict(self)}
+        return (json.dumps(body | {"sha256": _hash(body)}, indent=1) + "\n").encode()
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Read the manifest of a checkpoint.
+
+        Raises:
+            DamagedError: it is missing, or not what was written.
+            CheckpointError: a later version of Lockstep wrote it in another format.
+        """
+        path = folder / MANIFEST
+        body = _read_object(path)
+        given, expected = body.pop("sha256", None), _hash(body)
+        if given != expected:
+            raise damaged(path, f"sha256 {expected}", f"sha256 {given}, as it says itself")
+        if body.get("format") != FORMAT:
+            raise _unknown_format(path, body.get("format"))
+        try:
+            files = tuple(FileEntry(**entry) for entry in body["files"])
+            manifest = cls(int(body["step"]), int(body["saved_unix_seconds"]), files)
+        except (KeyError, TypeError, ValueError) as error:
+            raise damaged(path, f"other fields ({error!r})", f"those of format {FORMAT}") from error
+        names = [file.name for file in files]
+        if VALUES not in names or not all(map(_FILE_NAME.fullmatch, names)):
+            raise damaged(path, f"files {names}", f"{VALUES}, and sections with names of their own and {SUFFIX!r}")
+        return manifest
+
+
+def damaged(path: Path, given: object, expected: object) -> DamagedError:
+    """The error for a file that is not what was written."""
+    return DamagedError(
+        f"{path} is damaged.",
+        given=given,
+        expected=expected,
+        mend=f"put {path.parent} back from a copy, or delete it, so that the checkpoint before it is used",
+    )
+
+
+def unreadable(path: Path, error: OSError) -> DamagedError:
+    """The error for a file that cannot be read at all."""
+    return damaged(path, error.strerror, "a file that can be read")
+
+
+def read_bytes(path: Path, size_bytes: int) -> bytes:
+    """The first `size_bytes` of a file, or all of it if it is shorter.
+
+    Raises:
+        DamagedError: the disk refuses.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(size_bytes)
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    data = read_bytes(path, _MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise damaged(path, f"more than {_MAX_BYTES:,} bytes", f"at most {_MAX_BYTES:,} bytes")
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, f"no JSON ({error})", "a JSON object") from error
+    if not isinstance(body, dict):
+        raise damaged(path, f"a JSON {type(body).__name__}", "a JSON object")
+    return body
+
+
+def _hash(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _unknown_format(path: Path, version: object) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is in a format that this version of Lockstep does not know.",
+        given=f"format {version!r}",
+        expected=f"format {FORMAT}",
+        mend="use the version of Lockstep that wrote it, or a later one",
+    )

@@ -1,0 +1,250 @@
+"""The checkpoints of a run: a folder each, there as a whole or not at all.
+
+A checkpoint is written under another name, every file and the folder are brought to the disk, and only then does it get
+its name; only after that are older ones deleted. So a kill, a full disk or a loss of power at any moment leaves those
+that were there before. `docs/reference/checkpoint-format.md` describes the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lockstep.checkpoints.durable import make_folder, sync_folder, write_file
+from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, VALUES, DamagedError, FileEntry, Manifest, damaged
+from lockstep.checkpoints.retention import Retention
+from lockstep.checkpoints.tensors import Tensors, check, decode, encode, size_bytes
+from lockstep.checkpoints.unfinished import delete, sweep, unfinished_path
+from lockstep.checkpoints.values import JSON, decode_values, encode_values
+from lockstep.errors import CheckpointError
+
+log = logging.getLogger("lockstep")
+
+_NAME = re.compile(r"step-(\d{8,})")
+_USUAL = Retention()
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was saved at one step; the tensors are contiguous, on the CPU, and nobody else's."""
+
+    step: int
+    path: Path
+    tensors: dict[str, dict[str, Tensor]]
+    values: dict[str, Any]
+
+
+class Store:
+    """The checkpoints in one folder, of one run; one process writes, any number read.
+
+    Making a store touches nothing.
+
+    Args:
+        folder: created by the first write.
+        retention: which older checkpoints a write leaves.
+    """
+
+    def __init__(self, folder: Path, retention: Retention = _USUAL) -> None:
+        self.folder = folder
+        self.retention = retention
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step is, or would be."""
+        return self.folder / f"step-{step:08d}"
+
+    def steps(self) -> list[int]:
+        """The steps there are checkpoints of, ascending; they may turn out to be damaged.
+
+        Raises:
+            CheckpointError: the folder cannot be read.
+        """
+        try:
+            matches = [_NAME.fullmatch(path.name) for path in self.folder.iterdir() if path.is_dir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise CheckpointError(
+                f"The checkpoints in {self.folder} cannot be listed: {error.strerror}.",
+                given=f"{self.folder} ({error.strerror})",
+                expected="a folder that can be read",
+                mend="give the workdir of a run, and let this user read it",
+            ) from error
+        return sorted(int(match[1]) for match in matches if match)
+
+    def newest(self) -> int | None:
+        """The last step there is a checkpoint of, or None; it may turn out to be damaged."""
+        return max(self.steps(), default=None)
+
+    def write(self, step: int, tensors: Tensors, values: Mapping[str, JSON]) -> Path:
+        """Save a checkpoint, and delete those that are no longer to be kept.
+
+        Where the step has an intact checkpoint already, that one stays, whatever it holds; a damaged one is replaced.
+        Checkpoints of later steps (left by a run that fell back from them) are neither counted nor deleted.
+
+        Returns:
+            The checkpoint's folder; it is on the disk.
+
+        Raises:
+            CheckpointError: it cannot be written; those that were there are as they were, and nothing is left over.
+        """
+        check(tensors)
+        encoded_values = encode_values(values)
+        final = self.path(step)
+        try:
+            make_folder(self.folder)
+            sweep(self.folder)
+            if not self._is_intact(step):
+                self._write_new(step, tensors, encoded_values)
+            sync_folder(self.folder)
+        except OSError as error:
+            raise self._not_written(step, size_bytes(tensors) + len(encoded_values), error) from error
+        self._prune(step)
+        return final
+
+    def read(self, step: int | None = None) -> Checkpoint | None:
+        """Load a checkpoint, verified: the newest that is intact, or the one of `step`.
+
+        A damaged one is named in a warning, and the one before it is read instead, unless it was asked for.
+
+        Returns:
+            The checkpoint, or None where no step was asked for and there is none at all.
+
+        Raises:
+            CheckpointError: all are damaged, the one asked for is damaged or missing, or the format is unknown.
+        """
+        if step is not None:
+            return self._read_step(step)
+        damages: list[DamagedError] = []
+        for candidate in reversed(self.steps()):
+            try:
+                return self._load(candidate)
+            except DamagedError as damage:
+                if not self.path(candidate).exists():
+                    return self.read()  # deleted while it was read, so there is a newer one
+                log.warning(
+                    "%s Given: %s; expected: %s. Trying the one before.", damage.what, damage.given, damage.expected
+                )
+                damages.append(damage)
+        if damages:
+            raise CheckpointError(
+                f"Every checkpoint in {self.folder} is damaged.",
+                given="; ".join(f"{damage.what} ({damage.given})" for damage in damages),
+                expected="at least one that is as it was written",
+                mend="put one back from a copy, or move the folder away to start the run afresh",
+            )
+        return None
+
+    def _read_step(self, step: int) -> Checkpoint:
+        there = self.steps()
+        expected = f"one of the steps there are: {', '.join(map(str, there)) or 'none'}"
+        mend = "ask for one of these, or for no step to get the newest that is intact"
+        if step not in there:
+            what = f"{self.folder} has no checkpoint of step {step}."
+            raise CheckpointError(what, given=f"step {step}", expected=expected, mend=mend)
+        try:
+            return self._load(step)
+        except DamagedError as damage:
+            given = f"step {step}: {damage.given}, not {damage.expected}"
+            raise CheckpointError(damage.what, given=given, expected=expected, mend=mend) from damage
+
+    def _load(self, step: int) -> Checkpoint:
+        folder = self.path(step)
+        manifest = Manifest.read(folder)
+        if manifest.step != step:
+            raise damaged(folder / MANIFEST, f"step {manifest.step}", f"step {step}, as the folder's name says")
+        for file in manifest.files:
+            file.check_size(folder)
+        contents = {file.name: _decode(folder / file.name, file.read(folder)) for file in manifest.files}
+        values = contents.pop(VALUES)
+        return Checkpoint(step, folder, {name.removesuffix(SUFFIX): t for name, t in contents.items()}, values)
+
+    def _is_intact(self, step: int) -> bool:
+        if not self.path(step).exists():
+            return False
+        try:
+            self._load(step)
+        except DamagedError as damage:
+            log.warning("%s Given: %s; expected: %s. It is replaced.", damage.what, damage.given, damage.expected)
+            return False
+        return True
+
+    def _write_new(self, step: int, tensors: Tensors, encoded_values: bytes) -> None:
+        final = self.path(step)
+        temporary = unfinished_path(final, "new")
+        delete(temporary)
+        try:
+            temporary.mkdir()
+            _write_files(temporary, step, tensors, encoded_values)
+            sync_folder(temporary)
+            if final.exists():
+                self._set_aside(step)
+            temporary.rename(final)
+        except BaseException:
+            delete(temporary)
+            raise
+
+    def _set_aside(self, step: int) -> None:
+        """Take a checkpoint away in one move, so that a kill cannot leave a half of it under its name."""
+        aside = unfinished_path(self.path(step), "old")
+        self.path(step).rename(aside)
+        delete(aside)
+
+    def _prune(self, written: int) -> None:
+        saved_seconds = {step: self._saved_seconds(step) for step in self.steps() if step <= written}
+        for step in self.retention.surplus(saved_seconds):
+            try:
+                self._set_aside(step)
+            except OSError as error:
+                log.warning("the old checkpoint %s cannot be deleted: %s", self.path(step), error.strerror)
+
+    def _saved_seconds(self, step: int) -> float:
+        """When it was saved; one that cannot say counts as far from all others, so that it is kept where hours count."""
+        try:
+            return Manifest.read(self.path(step)).saved_unix_seconds
+        except CheckpointError:
+            return 0.0
+
+    def _not_written(self, step: int, needed_bytes: int, error: OSError) -> CheckpointError:
+        free = "an unknown number of"
+        with contextlib.suppress(OSError):
+            free = f"{shutil.disk_usage(self.folder).free:,}"
+        mend = (
+            "make space there, raise the quota, keep fewer checkpoints, or give a workdir on another disk"
+            if error.errno in _NO_SPACE
+            else "let this user write there, or give another workdir"
+        )
+        return CheckpointError(
+            f"The checkpoint of step {step} cannot be written: {error.strerror}.",
+            given=f"{error.filename or self.folder} on a disk with {free} bytes free",
+            expected=f"a folder that can be written, with room for {needed_bytes:,} bytes",
+            mend=f"{mend}; older checkpoints are as they were",
+        )
+
+
+def _decode(path: Path, data: bytes) -> dict[str, Any]:
+    try:
+        return decode_values(data) if path.name == VALUES else decode(data)
+    except ValueError as error:
+        raise damaged(path, f"content that cannot be read ({error})", "what was written") from error
+
+
+def _write_files(folder: Path, step: int, tensors: Tensors, encoded_values: bytes) -> None:
+    entries = []
+    for section, members in tensors.items():
+        data = encode(members)
+        write_file(folder / f"{section}{SUFFIX}", data)
+        entries.append(FileEntry.of(f"{section}{SUFFIX}", data))
+    write_file(folder / VALUES, encoded_values)
+    entries.append(FileEntry.of(VALUES, encoded_values))
+    write_file(folder / MANIFEST, Manifest(step, int(time.time()), tuple(entries)).encode())
