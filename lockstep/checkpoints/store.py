@@ -209,7 +209,7 @@ class Store:
                 log.warning("the old checkpoint %s cannot be deleted: %s", self.path(step), error.strerror)
 
     def _saved_seconds(self, step: int) -> float:
-        """When it was saved; one that cannot say counts as far from all others, so that it is kept where hours count."""
+        """When it was saved; one that cannot say counts as far from all others: where hours count, it is kept."""
         try:
             return Manifest.read(self.path(step)).saved_unix_seconds
         except CheckpointError:

@@ -124,6 +124,15 @@ def test_one_every_few_hours_is_kept(store: Store, monkeypatch: pytest.MonkeyPat
     assert store.steps() == [0, 2, 4, 6, 7]
 
 
+@pytest.mark.parametrize(("every_hours", "left"), [(None, [30]), (1.0, [10, 20, 30])])
+def test_an_old_one_that_cannot_say_when_it_was_saved(store: Store, every_hours: float | None, left: list[int]) -> None:
+    write(store, 10, 20)
+    (store.path(20) / "manifest.json").write_bytes(b"{}")
+    store.retention = Retention(newest=1, every_hours=every_hours)
+    write(store, 30)
+    assert store.steps() == left
+
+
 def test_a_run_that_fell_back_keeps_what_it_writes(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     """The damaged checkpoint of a later step does not count as the newest, and is replaced in passing."""
     store.retention = Retention(newest=1)
