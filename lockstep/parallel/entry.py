@@ -1,0 +1,153 @@
+"""What runs inside a forked process: the plan, the store or a worker. Importing this module loads no torch."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from types import TracebackType
+from typing import Any, NoReturn
+
+from lockstep.errors import InputError, LockstepError, PeerLostError
+from lockstep.parallel.watch import FailureKind
+from lockstep.workers import pulse as pulses
+from lockstep.workers.channel import Channel
+from lockstep.workers.signals import pass_on_sigterm
+
+# What torch.distributed says in a worker when another one is gone; it names no worker.
+_PEER_LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "Application timeout caused pair closure",
+    "ncclRemoteError",
+)
+
+
+def reference(function: Callable[..., object]) -> str:
+    """The name under which a forked process finds a function of a module.
+
+    Raises:
+        ValueError: the function is not to be found under its name.
+    """
+    module, name = function.__module__, function.__qualname__
+    if module == "__main__" or getattr(sys.modules[module], name, None) is not function:
+        raise ValueError(f"{module}.{name} is not at the top level of a module that can be imported")
+    return f"{module}:{name}"
+
+
+def run(task: dict[str, Any], descriptors: list[int]) -> int:
+    """Do what this process was forked for; returns its exit code."""
+    connections = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    if task["kind"] == "store":
+        _leave_at_once(_store(*connections))
+    channel = Channel(*connections)
+    sys.argv = task["sys_argv"]
+    if task["kind"] == "plan":
+        _leave_at_once(_plan(task, channel))
+    return _worker(task, channel)
+
+
+def _leave_at_once(code: int) -> NoReturn:
+    # Taking down an interpreter with torch in it costs 0.2 s. Only a worker has user code that may want to see its end.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _resolve(name: str) -> Callable[[list[str]], Any]:
+    module, _, function = name.partition(":")
+    resolved: Callable[[list[str]], Any] = getattr(import_module(module), function)
+    return resolved
+
+
+def _plan(task: Mapping[str, Any], channel: Channel) -> int:
+    try:
+        channel.send({"plan": _resolve(task["function"])(task["argv"])})
+    except SystemExit as leaving:
+        return _exit_code(leaving)
+    except Exception as error:
+        channel.send({"failed": _text(error)})
+        return 2 if isinstance(error, LockstepError) else 1
+    return 0
+
+
+def _store(launcher: socket.socket, listener: socket.socket) -> int:
+    """Hold the store of the run until the launcher is gone."""
+    # A script that never joins needs no store, and need not wait for torch.
+    select.select([launcher, listener], [], [])
+    from torch._C._distributed_c10d import TCPStore  # torch.distributed's, by the name under which it has a type
+
+    port = listener.getsockname()[1]
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    launcher.recv(1)
+    del store
+    return 0
+
+
+def _worker(task: Mapping[str, Any], channel: Channel) -> int:
+    os.environ.update(task["environment"])
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    pulse = pulses.start_beating(channel)
+    pass_on_sigterm(pulse)
+    try:
+        if task["threads"]:
+            _set_threads(task["threads"])
+        return _resolve(task["function"])(task["argv"]) or 0
+    except SystemExit as leaving:
+        return _exit_code(leaving)
+    except BaseException as error:
+        channel.send({"failed": _text(error), "kind": _kind(error), "step": pulse.step, "phase": pulse.phase})
+        return 1
+    finally:
+        # The last one of the thread may be a tenth of a second old.
+        pulses.beat(pulse, channel)
+
+
+def _set_threads(num_threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(num_threads)
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    """As the interpreter itself takes the argument of sys.exit."""
+    if leaving.code is None or isinstance(leaving.code, int):
+        return leaving.code or 0
+    sys.stderr.write(f"{leaving.code}\n")
+    return 1
+
+
+def _text(error: BaseException) -> str:
+    """What is shown of an exception: raised on purpose, its text says all; else the traceback."""
+    return str(error) if isinstance(error, LockstepError) else _traceback(error)
+
+
+def _kind(error: BaseException) -> FailureKind:
+    if _tells_of_a_lost_peer(error):
+        return "peer"
+    return "input" if isinstance(error, InputError) else "error"
+
+
+def _tells_of_a_lost_peer(error: BaseException | None) -> bool:
+    """Whether it, or what was being handled when it was raised, says no more than that another worker is gone."""
+    if error is None or isinstance(error, PeerLostError):
+        return error is not None
+    said_by_transport = isinstance(error, RuntimeError) and any(said in str(error) for said in _PEER_LOST)
+    return said_by_transport or _tells_of_a_lost_peer(error.__cause__ or error.__context__)
+
+
+def _traceback(error: BaseException) -> str:
+    """The traceback, from the first frame that is not of this module."""
+    frame: TracebackType | None = error.__traceback__
+    while frame and frame.tb_frame.f_code.co_filename == __file__:
+        frame = frame.tb_next
+    return "".join(traceback.format_exception(type(error), error, frame))

@@ -1,0 +1,244 @@
+"""A server that has imported what workers need and forks them: one import of torch for all, a new worker in 10 ms.
+
+The standard library's fork server would run the launcher's `__main__` again in each child, leave its socket in the
+file system when the launcher is killed, and know nothing of the children's children. This one ends with its launcher,
+however that ends, and takes every process below it along.
+
+Importing this module loads no torch. Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import WorkerError
+from lockstep.parallel import entry
+
+# Large gradients are allocated and freed each step: without these, glibc gives the pages back to the system each time.
+# One thread until the worker knows how many it may have: torch takes a later, larger number, but never fewer cores.
+ENVIRONMENT = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
+    "OMP_NUM_THREADS": "1",
+}
+
+_PACKET_BYTES = 1 << 17
+_MAX_DESCRIPTORS = 4
+_CLOSE_SECONDS = 5.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+@dataclass(frozen=True)
+class Event:
+    """A process of the server's was born, or has ended."""
+
+    name: str
+    pid: int
+    status: int | None
+    """Exit status, negative for the signal that killed it; None at birth."""
+
+
+class ForkServer:
+    """The launcher's end: asks for processes, and hears of their birth and end."""
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._poll = select.poll()
+        self._poll.register(self._control, select.POLLIN)
+        path = [str(each) for each in sys.path]
+        code = (
+            f"import sys; sys.path[:] = {path!r}; from lockstep.parallel import forkserver; "
+            f"forkserver.main({theirs.fileno()}, {list(preload)!r})"
+        )
+        # Blocked until the server ignores them: a Ctrl-C during its first instants must not end it with a traceback.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdin=subprocess.DEVNULL,
+                env={**ENVIRONMENT, **os.environ},
+                pass_fds=[theirs.fileno()],
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            theirs.close()
+
+    def fork(self, name: str, task: Mapping[str, object], connections: Sequence[socket.socket]) -> None:
+        """Ask for a process that does the task; it inherits the connections, which are closed here."""
+        self._send({"name": name, "task": task}, [each.fileno() for each in connections])
+        for each in connections:
+            each.close()
+
+    def kill(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a process, if it is still there."""
+        self._send({"name": name, "signal": int(number)}, [])
+
+    def _send(self, order: Mapping[str, object], descriptors: Sequence[int]) -> None:
+        # When the server is gone, the next look at the events says so.
+        with contextlib.suppress(ConnectionError):
+            socket.send_fds(self._control, [json.dumps(order).encode()], descriptors)
+
+    def events(self, timeout_seconds: float) -> list[Event]:
+        """What has happened; waits for the first event.
+
+        Raises:
+            WorkerError: the server itself is gone, and all its processes with it.
+        """
+        events = []
+        while self._poll.poll(timeout_seconds * 1000):
+            packet, _ = _receive(self._control)
+            if not packet:
+                raise WorkerError(
+                    "The process that starts the workers is gone, and the workers with it.",
+                    given=f"exit status {self._process.wait()}",
+                    expected="it to live as long as the run",
+                    mend="read what it said last; if it was killed, look for a lack of memory",
+                )
+            events.append(Event(**json.loads(packet)))
+            timeout_seconds = 0.0
+        return events
+
+    def close(self) -> None:
+        """End the server and every process below it."""
+        self._control.close()
+        try:
+            self._process.wait(_CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def main(descriptor: int, preload: Sequence[str]) -> None:
+    """Serve a launcher; in the forked children, do what each was forked for and exit."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    for module in preload:
+        import_module(module)
+    # What is here now is never garbage: the children's collectors need not touch, and so copy, all its pages.
+    gc.freeze()
+    work = _Server(socket.socket(fileno=descriptor)).serve()
+    sys.exit(work())
+
+
+class _Server:
+    """The loop in the server process."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control, selectors.EVENT_READ)
+        self._names: dict[int, str] = {}
+        """Of the living, by pid."""
+
+    def serve(self) -> Callable[[], int]:
+        """Serve until the launcher is gone; returns in forked children alone, with their work."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    work = self._obey()
+                    if work is not None:
+                        return work
+                else:
+                    self._bury(key.fd, key.data)
+
+    def _obey(self) -> Callable[[], int] | None:
+        packet, descriptors = _receive(self._control)
+        if not packet:
+            end_descendants()
+            os._exit(0)
+        order = json.loads(packet)
+        if "signal" in order:
+            for pid in [pid for pid, name in self._names.items() if name == order["name"]]:
+                os.kill(pid, order["signal"])
+            return None
+        return self._fork(order["name"], order["task"], descriptors)
+
+    def _fork(self, name: str, task: dict[str, Any], descriptors: list[int]) -> Callable[[], int] | None:
+        parent = os.getpid()
+        pid = os.fork()
+        if not pid:
+            self._leave()
+            end_with_parent(parent)
+            return lambda: entry.run(task, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._names[pid] = name
+        self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
+        self._tell(Event(name, pid, None))
+        return None
+
+    def _leave(self) -> None:
+        """Close what belongs to the server, in a child."""
+        for descriptor in [key.fd for key in self._selector.get_map().values() if key.data is not None]:
+            os.close(descriptor)
+        self._selector.close()
+        self._control.close()
+
+    def _bury(self, descriptor: int, pid: int) -> None:
+        _, status = os.waitpid(pid, 0)
+        self._selector.unregister(descriptor)
+        os.close(descriptor)
+        self._tell(Event(self._names.pop(pid), pid, os.waitstatus_to_exitcode(status)))
+
+    def _tell(self, event: Event) -> None:
+        with contextlib.suppress(ConnectionError):
+            self._control.send(json.dumps(vars(event)).encode())
+
+
+def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
+    """One packet and the descriptors that came with it; an empty one when the other end is gone."""
+    try:
+        packet, descriptors, _, _ = socket.recv_fds(control, _PACKET_BYTES, _MAX_DESCRIPTORS)
+    except ConnectionError:
+        return b"", []
+    return packet, descriptors
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the system kill this process when its parent dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def end_descendants() -> None:
+    """Kill every process below this one, which has to be a subreaper: the children of the dead become its own."""
+    while children := _children():
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        for pid in children:
+            os.waitpid(pid, 0)
+
+
+def _children() -> list[int]:
+    """The direct children of this process."""
+    mine = str(os.getpid())
+    pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdecimal()]
+    return [pid for pid in pids if status_fields(pid)[1:2] == [mine]]
+
+
+def status_fields(pid: int) -> list[str]:
+    """What the system says of a process: its state ("T" is stopped), its parent, ...; nothing once it is gone."""
+    try:
+        # The name of the program comes before, in brackets, and may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []

@@ -1,0 +1,147 @@
+"""The launcher: one process that starts the workers of this host, watches them, and alone decides when the run ends.
+
+It imports no torch. A plan, made in a process of its own, says how many workers there are; each worker then runs the
+same command line again, with its rank in the environment: nothing of the user's is pickled.
+
+Exit codes: 0 the run reached its end; 1 a worker failed; 2 wrong input; 130 and 143 stopped by Ctrl-C or SIGTERM,
+after a final checkpoint; 137 aborted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+from lockstep.errors import InputError, LockstepError, WorkerError
+from lockstep.parallel.entry import reference
+from lockstep.parallel.forkserver import ForkServer
+from lockstep.parallel.supervisor import TICK_SECONDS, Outcome, Supervisor
+from lockstep.parallel.watch import Limits, cause
+from lockstep.workers.channel import Channel
+
+log = logging.getLogger("lockstep")
+
+Plan = Callable[[list[str]], Mapping[str, Any]]
+Main = Callable[[list[str]], int | None]
+
+FAILED, WRONG_INPUT, ABORTED = 1, 2, 137
+STOPPED = {"SIGINT": 130, "SIGTERM": 143}
+
+
+def is_worker() -> bool:
+    """Whether a launcher, this one or another, started this process as a worker: then it is to join, not to launch."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def launch(
+    argv: Sequence[str],
+    *,
+    plan: Plan,
+    main: Main,
+    preload: Sequence[str] = ("torch",),
+    limits: Limits | None = None,
+) -> int:
+    """Run `main(argv)` on as many workers as `plan(argv)` says; returns the exit code. To be called in the main thread.
+
+    Args:
+        argv: handed to both functions as it is.
+        plan: returns `{"workers": 2}`; `"threads"` may be given too: intra-op threads of a worker, 1 by default. What
+            it raises is shown, and no worker is started. A function at the top level of a module.
+        main: what each worker runs; None or 0 is success. A function at the top level of a module.
+        preload: modules imported once for all workers; importing them must start no thread and touch no device.
+        limits: how much silence a worker may keep.
+    """
+    if sys.platform != "linux":
+        return _run_here(list(argv), plan, main)
+    task: dict[str, object] = {"argv": list(argv), "sys_argv": sys.argv}
+    try:
+        with _wishes() as wishes, closing(ForkServer(preload)) as server:
+            planned = _make_plan(server, {**task, "kind": "plan", "function": reference(plan)}, wishes)
+            if isinstance(planned, int):
+                return planned
+            task |= {"kind": "worker", "function": reference(main), "threads": planned.get("threads")}
+            outcome = Supervisor(server, task, planned["workers"], limits or Limits(), wishes).finish()
+    except WorkerError as error:
+        log.error("%s", error)
+        return FAILED
+    # Only now are all processes gone, and nothing can write below the last lines.
+    return _conclude(outcome)
+
+
+def _conclude(outcome: Outcome) -> int:
+    """Say why the run ended, if not by itself; returns the exit code."""
+    if (outcome.aborted or outcome.troubles) and sys.stderr.isatty():
+        # A chief that was killed has left its progress bar in the middle of a line.
+        sys.stderr.write("\n")
+    if outcome.aborted:
+        log.warning("aborted, without a checkpoint")
+        return ABORTED
+    if outcome.troubles:
+        trouble = cause(outcome.troubles)
+        log.error("%s", trouble.text)
+        return WRONG_INPUT if trouble.kind == "input" else FAILED
+    return STOPPED[outcome.stopped_by] if outcome.stopped_by else 0
+
+
+@contextmanager
+def _wishes() -> Iterator[list[str]]:
+    """Collect the names of SIGINT and SIGTERM as they come; the handlers from before are put back."""
+    wishes: list[str] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda n, _: wishes.append(signal.Signals(n).name)) for number in numbers]
+    try:
+        yield wishes
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _make_plan(server: ForkServer, task: Mapping[str, object], wishes: list[str]) -> Mapping[str, Any] | int:
+    """The plan, or the exit code of the run that will not be."""
+    ours, theirs = socket.socketpair()
+    with closing(Channel(ours)) as channel:
+        server.fork("plan", task, [theirs])
+        status = _status(server, wishes)
+        said = next(iter(channel.receive()), {})
+    if status is None:
+        return STOPPED[wishes[0]]
+    if "plan" in said:
+        plan: Mapping[str, Any] = said["plan"]
+        return plan
+    if "failed" in said:
+        log.error("%s", said["failed"].rstrip())
+    elif status < 0:
+        log.error("the process that plans the run was killed by %s", signal.Signals(-status).name)
+    return max(status, FAILED) if status else 0
+
+
+def _status(server: ForkServer, wishes: list[str]) -> int | None:
+    """The exit status of the only process, None when a signal came first."""
+    while not wishes:
+        for event in server.events(TICK_SECONDS):
+            if event.status is not None:
+                return event.status
+    return None
+
+
+def _run_here(argv: list[str], plan: Plan, main: Main) -> int:
+    """One worker, in this very process: where processes cannot be forked and watched."""
+    try:
+        num_workers = plan(argv)["workers"]
+        if num_workers > 1:
+            raise InputError(
+                "Several workers need Linux.",
+                given=f"{num_workers} workers on {sys.platform}",
+                expected="1 worker",
+                mend="ask for 1 worker: it runs the towers in turn, and gives the same result",
+            )
+    except LockstepError as error:
+        log.error("%s", error)
+        return WRONG_INPUT
+    return main(argv) or 0

@@ -1,0 +1,54 @@
+"""JSON messages between a launcher and one of its processes, one a line, over a connected socket."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+Message = dict[str, Any]
+
+
+class Channel:
+    """One end of the connection; several threads may send, one receives."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.ended = False
+        """The other end is gone; what it sent before has been received."""
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        self._rest = b""
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """Send one message; does nothing when the other end is gone."""
+        line = json.dumps(message).encode() + b"\n"
+        try:
+            with self._lock:
+                self._connection.sendall(line)
+        except ConnectionError:
+            return
+
+    def receive(self, timeout_seconds: float = 0.0) -> list[Message]:
+        """The messages that have arrived; waits for the first bytes of one."""
+        while not self.ended and self._poll.poll(timeout_seconds * 1000):
+            arrived = self._read()
+            self.ended = not arrived
+            self._rest += arrived
+            timeout_seconds = 0.0
+        *lines, self._rest = self._rest.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _read(self) -> bytes:
+        try:
+            return self._connection.recv(1 << 16)
+        except ConnectionError:
+            return b""
+
+    def close(self) -> None:
+        """Close this end."""
+        self._connection.close()

@@ -1,0 +1,113 @@
+"""What this machine lets a worker use: cores and accelerators. The only module that knows a kind of accelerator."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+from lockstep.errors import InputError
+
+
+def usable_cores() -> int:
+    """Cores that this process may keep busy: the least of its affinity and the quotas of its control groups."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(min(cores, _cgroup_cores(Path("/")))))
+
+
+def num_accelerators() -> int:
+    """Accelerators that torch can use here; 0 where there is none."""
+    return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+
+
+def describe() -> str:
+    """The machine in one line, for logs and saved choices."""
+    cores = f"{usable_cores()} cores of {_cpu_name(Path('/proc/cpuinfo'))}"
+    names = [_accelerator_name(index) for index in range(num_accelerators())]
+    return ", ".join([cores, *(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))])
+
+
+def choose_device(wish: str | None, local_rank: int, num_local_workers: int) -> torch.device:
+    """The device of one of the workers on this host, made current: the accelerator of its local rank, else the CPU.
+
+    Raises:
+        InputError: the wish is neither None nor "cpu", or there are accelerators, but fewer than workers.
+    """
+    if wish not in (None, "cpu"):
+        raise InputError(
+            f"{wish!r} is not a device to choose.",
+            given=f"device={wish!r}",
+            expected="'cpu', or nothing for one accelerator a worker where there are any",
+            mend="leave the device out; to use certain accelerators, make only those visible to the process",
+        )
+    accelerator = torch.accelerator.current_accelerator() if wish is None and num_accelerators() else None
+    if accelerator is None:
+        return torch.device("cpu")
+    if num_accelerators() < num_local_workers:
+        raise InputError(
+            "There are fewer devices than workers on this host.",
+            given=f"{num_local_workers} workers and {num_accelerators()} devices ({accelerator.type})",
+            expected="a device for each worker",
+            mend=f"start at most {num_accelerators()} workers here, or choose the device 'cpu'",
+        )
+    torch.accelerator.set_device_index(local_rank)
+    return torch.device(accelerator.type, local_rank)
+
+
+def generators(device: torch.device) -> list[torch.Generator]:
+    """The default generators that a model on this device may draw from: the CPU's, and the device's own.
+
+    Raises:
+        InputError: the device's random stream cannot be set and put back.
+    """
+    if device.type == "cpu":
+        return [torch.default_generator]
+    if device.type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        return [torch.default_generator, torch.cuda.default_generators[device.index or 0]]
+    raise InputError(
+        f"The random stream of {device.type} devices cannot be set and put back.",
+        given=f"device {device}",
+        expected="the CPU or a CUDA device",
+        mend="choose the device 'cpu'",
+    )
+
+
+def _accelerator_name(index: int) -> str:
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None, "only called for accelerators that were counted"
+    return torch.cuda.get_device_name(index) if accelerator.type == "cuda" else accelerator.type
+
+
+def _cpu_name(cpuinfo: Path) -> str:
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _cgroup_cores(root: Path) -> float:
+    """Cores' worth of time that the control groups of this process get, infinite without a quota (cgroup v1 and v2)."""
+    membership = root / "proc/self/cgroup"
+    quotas = [float("inf")]
+    for line in membership.read_text().splitlines() if membership.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if not controllers or "cpu" in controllers.split(","):
+            mount = root / "sys/fs/cgroup" / controllers
+            # Inside a container the path may be the one outside of it: then the mount itself is this group.
+            group = mount / path.lstrip("/")
+            quotas += [_quota(folder) for folder in (group, *group.parents) if folder.is_relative_to(mount)]
+    return min(quotas)
+
+
+def _quota(folder: Path) -> float:
+    """Cores granted by one control group."""
+    v2, v1_quota, v1_period = folder / "cpu.max", folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us"
+    if v2.exists():
+        quota, period = v2.read_text().split()
+    elif v1_quota.exists() and v1_period.exists():
+        quota, period = v1_quota.read_text(), v1_period.read_text()
+    else:
+        return float("inf")
+    return float("inf") if quota == "max" or int(quota) < 0 else int(quota) / int(period)

@@ -1,0 +1,202 @@
+"""The control plane between the workers of a run: small JSON values, compared and passed around. No pickle.
+
+All workers make the same calls in the same order. A call ends for nobody before all have made it, so every call is a
+barrier, and what was left in the store for the call before can go: the store never holds more than two values a worker.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Protocol, TypeAlias
+
+# The stores are torch.distributed's, by the name under which they have types.
+from torch._C._distributed_c10d import HashStore, Store
+from torch.distributed import DistNetworkError, DistStoreError
+
+from lockstep.errors import InputError, PeerLostError, WorkerError
+
+JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
+
+TIMEOUT_SECONDS = 120.0
+# The store closes the connection of a client that sends more than 8 MiB in one value.
+MAX_VALUE_BYTES = 8 << 20
+
+
+class Group(Protocol):
+    """The workers of a run, as one of them reaches the others. Every call waits until all workers have made it.
+
+    All calls raise PeerLostError, naming the workers, when some do not come in time, and WorkerError when workers have
+    made different calls.
+    """
+
+    @property
+    def store(self) -> Store:
+        """Where the workers of the run find each other; for torch.distributed, behind a prefix of one's own."""
+        ...
+
+    def barrier(self, name: str) -> None:
+        """Wait for all workers; the name says where, in errors."""
+        ...
+
+    def gather(self, value: JSON) -> list[Any]:
+        """The values of all workers, by rank, on every worker."""
+        ...
+
+    def broadcast(self, value: JSON) -> Any:
+        """The chief's value, on every worker."""
+        ...
+
+    def agree(self, what: str, value: JSON) -> None:
+        """Check that all workers have the same value.
+
+        Raises:
+            WorkerError: naming the workers that differ from most others (from the chief where there is no majority).
+        """
+        ...
+
+
+class AloneGroup:
+    """The group of a worker that is alone."""
+
+    def __init__(self) -> None:
+        self.store: Store = HashStore()
+
+    def barrier(self, name: str) -> None:
+        """Nobody to wait for."""
+
+    def gather(self, value: JSON) -> list[Any]:
+        """The one value, as it would arrive from another worker."""
+        return [json.loads(json.dumps(value))]
+
+    def broadcast(self, value: JSON) -> Any:
+        """The value, as it would arrive from the chief."""
+        return json.loads(json.dumps(value))
+
+    def agree(self, what: str, value: JSON) -> None:
+        """Nobody to disagree with."""
+
+
+class StoreGroup:
+    """A group whose workers meet in a store that all of them reach."""
+
+    def __init__(self, store: Store, rank: int, num_workers: int, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self.store = store
+        self._rank, self._num_workers = rank, num_workers
+        self._timeout = timedelta(seconds=timeout_seconds)
+        self._turn = 0
+
+    def barrier(self, name: str) -> None:
+        """Wait for all workers; the name says where, in errors."""
+        self._meet(f"barrier {name!r}", None)
+
+    def gather(self, value: JSON) -> list[Any]:
+        """The values of all workers, by rank, on every worker."""
+        return self._meet("gather", value)
+
+    def broadcast(self, value: JSON) -> Any:
+        """The chief's value, on every worker."""
+        return self._meet("broadcast", None if self._rank else value)[0]
+
+    def agree(self, what: str, value: JSON) -> None:
+        """Check that all workers have the same value.
+
+        Raises:
+            WorkerError: naming the workers that differ from most others (from the chief where there is no majority).
+        """
+        check_agreement(what, self._meet(f"agree on {what}", value))
+
+    def _meet(self, call: str, value: JSON) -> list[Any]:
+        payload = json.dumps([call, value])
+        if len(payload) > MAX_VALUE_BYTES - 1024:
+            raise InputError(
+                f"A value is too large to be passed between workers ({call}).",
+                given=f"{len(payload):,} bytes of JSON",
+                expected=f"less than {MAX_VALUE_BYTES:,} bytes",
+                mend="pass a digest or a path instead of the data",
+            )
+        keys = [f"{self._turn}/{rank}" for rank in range(self._num_workers)]
+        lost = ""
+        try:
+            self.store.set(keys[self._rank], payload)
+            self._wait(call, keys)
+            arrived = [json.loads(each) for each in self.store.multi_get(keys)]
+            if self._turn:
+                self.store.delete_key(f"{self._turn - 1}/{self._rank}")
+        except DistNetworkError as error:
+            lost = str(error).splitlines()[0]
+        if lost:
+            raise self._store_lost(call, lost)
+        self._turn += 1
+        _check_calls([each[0] for each in arrived])
+        return [each[1] for each in arrived]
+
+    def _wait(self, call: str, keys: list[str]) -> None:
+        try:
+            self.store.wait(keys, self._timeout)
+        except DistStoreError:
+            missing = [f"worker {rank}" for rank, key in enumerate(keys) if not self.store.check([key])]
+            if not missing:
+                return
+            seconds = self._timeout.total_seconds()
+            raise PeerLostError(
+                f"worker {self._rank} waited in vain for {', '.join(missing)} ({call}).",
+                given=f"{len(missing)} of {self._num_workers} workers did not come within {seconds:g} s",
+                expected="all workers to make the same calls",
+                mend="read what the missing workers said last",
+            ) from None
+
+    def _store_lost(self, call: str, said: str) -> PeerLostError:
+        return PeerLostError(
+            f"worker {self._rank} lost the store of its run ({call}).",
+            given=said,
+            expected="a store that lives as long as the workers",
+            mend="read what the launcher, or the worker that holds the store, said last",
+        )
+
+
+def check_agreement(what: str, values: Sequence[JSON]) -> None:
+    """Check that values, by rank, are all the same.
+
+    Raises:
+        WorkerError: naming the ranks that differ from the majority (from rank 0 where there is none), and where.
+    """
+    texts = [json.dumps(value, sort_keys=True) for value in values]
+    most, count = Counter(texts).most_common(1)[0]
+    reference = texts.index(most) if 2 * count > len(texts) else 0
+    odd = [rank for rank, text in enumerate(texts) if text != texts[reference]]
+    if odd:
+        names = ", ".join(f"worker {rank}" for rank in odd)
+        raise WorkerError(
+            f"The workers do not agree on {what}: {names} differ{'' if len(odd) > 1 else 's'}.",
+            given="; ".join(f"worker {rank}: {_difference(values[rank], values[reference])}" for rank in odd),
+            expected=f"the same as on worker {reference}",
+            mend="start all workers with the same code, arguments, seed, files and versions",
+        )
+
+
+def _difference(value: JSON, reference: JSON, path: str = "") -> str:
+    """Where a value first differs from the reference, and what stands there in both."""
+    if isinstance(value, dict) and isinstance(reference, dict) and list(value) == list(reference):
+        key = next(key for key in value if _text(value[key]) != _text(reference[key]))
+        return _difference(value[key], reference[key], f"{path}{key}: ")
+    if isinstance(value, list) and isinstance(reference, list) and len(value) == len(reference):
+        index = next(i for i, (a, b) in enumerate(zip(value, reference, strict=True)) if _text(a) != _text(b))
+        return _difference(value[index], reference[index], f"{path}[{index}]: ")
+    return f"{path}{_text(value):.200} instead of {_text(reference):.200}"
+
+
+def _text(value: JSON) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _check_calls(calls: Sequence[str]) -> None:
+    if len(set(calls)) > 1:
+        raise WorkerError(
+            "The workers have made different calls, and would wait for each other for ever.",
+            given=", ".join(f"worker {rank}: {call}" for rank, call in enumerate(calls)),
+            expected="the same calls in the same order on all workers",
+            mend="make calls that concern all workers outside of any `if worker.is_chief`",
+        )

@@ -1,0 +1,66 @@
+"""The pulse of a worker: where it is in the run, and whether it was asked to stop.
+
+Where a launcher started the process, a thread sends the pulse to it and brings back its request to stop. A pulse
+proves that the process runs, and says where; it does not prove that the step advances.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Literal
+
+from lockstep.workers.channel import Channel
+
+Phase = Literal["start", "data", "compute", "exchange", "save", "evaluate"]
+
+BEAT_SECONDS = 0.1
+
+
+class Pulse:
+    """What the training loop tells about itself, and what it is told; nobody need be listening."""
+
+    __slots__ = ("launched", "phase", "step", "stop_requested")
+
+    def __init__(self, *, launched: bool = False) -> None:
+        self.step = 0
+        self.phase: Phase = "start"
+        self.stop_requested: str | None = None
+        """The signal's name ("SIGINT", "SIGTERM") once somebody wants the run to end after this step."""
+        self.launched = launched
+        """A launcher listens, and is the one that handles Ctrl-C."""
+
+    def at(self, step: int, phase: Phase) -> None:
+        """Tell where the loop is; costs two assignments."""
+        self.step = step
+        self.phase = phase
+
+
+_launched: Pulse | None = None
+
+
+def of_this_process() -> Pulse:
+    """The pulse that the launcher listens to, or else one that nobody does."""
+    return _launched or Pulse()
+
+
+def start_beating(channel: Channel) -> Pulse:
+    """Send this process's pulse over the channel from now on. When the other end goes away, so does this process."""
+    global _launched
+    _launched = Pulse(launched=True)
+    threading.Thread(target=_keep_beating, args=(_launched, channel), name="lockstep-pulse", daemon=True).start()
+    return _launched
+
+
+def beat(pulse: Pulse, channel: Channel) -> None:
+    """Send the pulse as it is now."""
+    channel.send({"step": pulse.step, "phase": pulse.phase, "stop": pulse.stop_requested})
+
+
+def _keep_beating(pulse: Pulse, channel: Channel) -> None:
+    while True:
+        beat(pulse, channel)
+        for message in channel.receive(BEAT_SECONDS):
+            pulse.stop_requested = message["stop"]
+        if channel.ended:
+            os._exit(1)

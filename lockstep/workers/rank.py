@@ -1,0 +1,191 @@
+"""Who am I: the place of this process among the workers of a run."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+
+# The stores are torch.distributed's, by the name under which they have types.
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import DistError
+
+from lockstep.errors import InputError, WorkerError
+from lockstep.workers import pulse as pulses
+from lockstep.workers.devices import choose_device
+from lockstep.workers.group import TIMEOUT_SECONDS, AloneGroup, Group, StoreGroup
+from lockstep.workers.pulse import Pulse
+
+
+@dataclass(frozen=True, eq=False)
+class Worker:
+    """One process that drives one device."""
+
+    rank: int
+    num_workers: int
+    local_rank: int
+    """Among the workers of the same host."""
+    num_local_workers: int
+    device: torch.device
+    group: Group
+    pulse: Pulse
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker writes the checkpoints and summaries."""
+        return self.rank == 0
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"worker {self.rank}"
+
+
+_joined: Worker | None = None
+
+
+def join(device: str | None = None) -> Worker:
+    """Take this process's place among the workers of its run; alone unless a launcher has set RANK and WORLD_SIZE.
+
+    The first call joins, waiting for the others; later ones return the same worker.
+
+    Args:
+        device: "cpu" forces the CPU; by default each worker gets the accelerator of its local rank, where there is one.
+
+    Raises:
+        InputError: the launcher's environment is incomplete, there are fewer devices than workers on this host, or
+            the process has joined with another device.
+        WorkerError: the other workers cannot be reached.
+    """
+    global _joined
+    if _joined is None:
+        _joined = _join(device, os.environ)
+    elif device is not None and device != _joined.device.type:
+        raise InputError(
+            "This process has joined its run with another device.",
+            given=f"device={device!r} after {_joined.device}",
+            expected="one device for the life of the process",
+            mend="name the device in the first call of join, before anything that needs a worker",
+        )
+    return _joined
+
+
+def leave() -> None:
+    """Forget the run that this process has joined, so that a test can join another one."""
+    global _joined
+    _joined = None
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a launcher says in the environment of a worker."""
+
+    rank: int
+    num_workers: int
+    local: tuple[int, int] | None
+    """Rank among the workers of this host, and their number; None where the launcher does not say."""
+    address: str
+    port: int
+    """Of the store; 0 for a worker that is alone."""
+    hosts_store: bool
+    """No launcher holds the store: this worker does."""
+    prefix: str
+    """Keeps runs and restarts apart that use the same store."""
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> Seat | None:
+        """The seat in an environment; None where no launcher has set RANK and WORLD_SIZE.
+
+        Raises:
+            InputError: a variable is missing, is no number, or is out of range.
+        """
+        if "RANK" not in environment and "WORLD_SIZE" not in environment:
+            return None
+        num_workers = _number(environment, "WORLD_SIZE", range(1, 1 << 20))
+        rank = _number(environment, "RANK", range(num_workers))
+        local = None
+        if "LOCAL_RANK" in environment and "LOCAL_WORLD_SIZE" in environment:
+            num_local = _number(environment, "LOCAL_WORLD_SIZE", range(1, num_workers + 1))
+            local = _number(environment, "LOCAL_RANK", range(num_local)), num_local
+        alone = num_workers == 1
+        run = environment.get("LOCKSTEP_RUN_ID")
+        elastic = environment.get("TORCHELASTIC_RUN_ID", "")
+        return cls(
+            rank=rank,
+            num_workers=num_workers,
+            local=local,
+            address="" if alone else _variable(environment, "MASTER_ADDR"),
+            port=0 if alone else _number(environment, "MASTER_PORT", range(1, 1 << 16)),
+            hosts_store=rank == 0 and run is None and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+            # torchrun keeps its store over restarts: without the count, the addresses of the dead would be found there.
+            prefix=f"lockstep/{run or elastic}/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}",
+        )
+
+
+def _join(device: str | None, environment: Mapping[str, str]) -> Worker:
+    pulse = pulses.of_this_process()
+    seat = Seat.read(environment)
+    if seat is None:
+        return Worker(0, 1, 0, 1, choose_device(device, 0, 1), AloneGroup(), pulse)
+    group: Group = AloneGroup()
+    if seat.num_workers > 1:
+        group = StoreGroup(PrefixStore(seat.prefix, _connect(seat)), seat.rank, seat.num_workers)
+    local_rank, num_local = seat.local or _count_hosts(group, seat.rank)
+    chosen = choose_device(device, local_rank, num_local)
+    return Worker(seat.rank, seat.num_workers, local_rank, num_local, chosen, group, pulse)
+
+
+def _count_hosts(group: Group, rank: int) -> tuple[int, int]:
+    """Local rank and number of local workers, from the names of all hosts."""
+    hosts = group.gather(socket.gethostname())
+    return hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
+
+
+def _connect(seat: Seat) -> Store:
+    try:
+        return TCPStore(
+            seat.address,
+            seat.port,
+            is_master=seat.hosts_store,
+            timeout=timedelta(seconds=TIMEOUT_SECONDS),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except DistError as error:
+        said = str(error).splitlines()[0]
+    raise WorkerError(
+        f"worker {seat.rank} cannot reach the other workers.",
+        given=f"{seat.address}:{seat.port}: {said}",
+        expected="the store of the run to listen there",
+        mend="check MASTER_ADDR and MASTER_PORT, and that worker 0 or the launcher is running",
+    )
+
+
+def _variable(environment: Mapping[str, str], name: str) -> str:
+    if name not in environment:
+        raise InputError(
+            f"The launcher has not set {name}.",
+            given=", ".join(f"{key}={environment[key]}" for key in sorted(_VARIABLES & environment.keys())),
+            expected="RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+            mend=f"set {name} for each worker, or unset all of them to train alone",
+        )
+    return environment[name]
+
+
+_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+def _number(environment: Mapping[str, str], name: str, allowed: range) -> int:
+    text = _variable(environment, name)
+    if not text.isdecimal() or int(text) not in allowed:
+        raise InputError(
+            f"{name} of the environment cannot be used.",
+            given=f"{name}={text!r}",
+            expected=f"a whole number from {allowed.start} to {allowed.stop - 1}",
+            mend="start the workers with a launcher that numbers them, or unset RANK and WORLD_SIZE to train alone",
+        )
+    return int(text)

@@ -1,0 +1,498 @@
+"""The launcher with real processes: each test runs a script that launches small workers, most without torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from lockstep.parallel.entry import reference
+from lockstep.parallel.launch import is_worker
+
+WORKERS = """
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+from lockstep.errors import DataError, InputError, PeerLostError
+from lockstep.workers.pulse import of_this_process
+
+RANK = os.environ.get("RANK")
+
+
+def plan(argv):
+    if argv[0] == "refuse":
+        raise InputError("No such recipe.", given="mnits", expected="a recipe", mend="say mnist")
+    if argv[0] == "bug":
+        raise ZeroDivisionError("in the plan")
+    if argv[0] == "usage":
+        sys.exit(64)
+    if argv[0] == "linger":
+        say("planning", os.getpid())
+        wait()
+    return {"workers": 1 if argv[0] in ("alone", "here") else 2}
+
+
+def say(*words):
+    # One write a line: the workers share the pipe.
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+
+def wait():
+    threading.Event().wait()
+
+
+def main(argv):
+    say("worker", RANK, os.getpid())
+    of_this_process().at(57, "compute")
+    return globals()[argv[0]](RANK == "1") or 0
+
+
+def done(second):
+    say(RANK, os.environ["LOCAL_RANK"], os.environ["WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"], sys.argv[1:])
+
+
+def alone(second):
+    say("MASTER_ADDR" in os.environ, os.environ["MALLOC_TRIM_THRESHOLD_"], os.environ["OMP_NUM_THREADS"])
+
+
+def here(second):
+    say("in the launcher itself")
+
+
+def fail(second):
+    if second:
+        raise ValueError("this is the real cause")
+    wait()
+
+
+def fail_late(second):
+    if second:
+        threading.Event().wait(0.3)
+        raise ValueError("this is the real cause")
+    try:
+        raise RuntimeError("[../gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:2213")
+    finally:
+        raise RuntimeError("while cleaning up")
+
+
+def lose(second):
+    raise PeerLostError("worker lost a peer.", given="a", expected="b", mend="c")
+
+
+def wrong(second):
+    if second:
+        raise DataError("Record 7 is damaged.", given="a", expected="b", mend="c")
+    wait()
+
+
+def leave(second):
+    if second:
+        sys.exit("leaving with words")
+    wait()
+
+
+def orphan(second):
+    if second:
+        wait()
+    child = subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"])
+    say("grandchild", child.pid)
+    raise ValueError("its child must go too")
+
+
+def die(second):
+    if second:
+        os.kill(os.getpid(), signal.SIGKILL)
+    wait()
+
+
+def freeze(second):
+    if second:
+        of_this_process().at(58, "exchange")
+        threading.Event().wait(0.3)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    wait()
+
+
+def hold_the_interpreter(second):
+    if second:
+        threading.Event().wait(0.3)
+        re.match("(a+)+$", "a" * 100 + "b")
+    wait()
+
+
+def stuck(second):
+    wait()
+
+
+def stop(second):
+    pulse = of_this_process()
+    while not pulse.stop_requested:
+        threading.Event().wait(0.01)
+    say(RANK, "saved after", pulse.stop_requested)
+
+
+def fail_to_stop(second):
+    stop(second)
+    if second:
+        raise OSError("disk is full")
+"""
+
+SCRIPT = """
+import sys
+
+import toy
+from lockstep.parallel.launch import launch
+from lockstep.parallel.watch import Limits
+
+if __name__ == "__main__":
+    code = launch(sys.argv[1:], plan=toy.plan, main=toy.main, preload=[{preload}], limits=Limits({limits}))
+    assert "torch" not in sys.modules
+    sys.exit(code)
+"""
+
+Launch = Callable[..., "Launched"]
+
+
+class Launched:
+    """A launcher under way, in a session of its own as a terminal's shell would give it."""
+
+    def __init__(self, script: Path, argv: Sequence[str]) -> None:
+        root = Path(__file__).parents[2]
+        environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**environment, "PYTHONPATH": str(root)},
+        )
+        self.lines: list[str] = []
+
+    def read(self, count: int) -> list[str]:
+        """Wait for that many lines."""
+        assert self.process.stdout is not None
+        self.lines += [self.process.stdout.readline().rstrip("\n") for _ in range(count)]
+        return self.lines
+
+    def pids(self, count: int = 2) -> dict[str, int]:
+        """Wait for that many lines "name pid", by name."""
+        return {name: int(pid) for name, _, pid in (line.rpartition(" ") for line in self.read(count))}
+
+    def end(self) -> tuple[int, list[str], list[str]]:
+        """Exit code, lines of the workers and lines of the launcher; nothing may be left of the session."""
+        pids = session(self.process.pid)
+        stdout, stderr = self.process.communicate(timeout=30)
+        assert [pid for pid in pids if alive(pid)] == []
+        assert session(self.process.pid) == []
+        return self.process.returncode, self.lines + stdout.splitlines(), stderr.splitlines()
+
+
+def stat(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return ["X", "0", "0", "0"]
+
+
+def alive(pid: int) -> bool:
+    return stat(pid)[0] not in "XZ"
+
+
+def session(leader: int) -> list[int]:
+    """All living processes that descend from a session's leader, orphans too."""
+    pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdecimal()]
+    return [pid for pid in pids if stat(pid)[3] == str(leader) and alive(pid)]
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    started: list[Launched] = []
+
+    def start(*argv: str, workers: str = WORKERS, preload: str = "", limits: str = "grace_seconds=0.5") -> Launched:
+        (tmp_path / "toy.py").write_text(workers)
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT.format(preload=preload, limits=limits))
+        started.append(Launched(script, argv))
+        return started[-1]
+
+    yield start
+    for each in started:
+        for pid in session(each.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        each.process.communicate()
+
+
+def test_each_worker_runs_the_same_command_with_its_rank(launch: Launch) -> None:
+    code, said, told = launch("done", "--flag").end()
+    assert code == 0
+    assert sorted(said)[:2] == [f"{rank} {rank} 2 2 ['done', '--flag']" for rank in range(2)]
+    assert told == []
+
+
+def test_one_worker_needs_no_address_and_its_memory_is_kept(launch: Launch) -> None:
+    code, said, _ = launch("alone").end()
+    assert code == 0
+    assert said[1:] == ["False 2147483647 1"]
+
+
+def test_a_worker_that_raises_ends_the_run_with_its_traceback_last(launch: Launch) -> None:
+    code, _, told = launch("fail").end()
+    assert code == 1
+    assert told[0] == "worker 1 failed at step 57 (phase compute):"
+    assert told[1] == "Traceback (most recent call last):"
+    assert "in main" in told[2]
+    assert told[-1] == "ValueError: this is the real cause"
+
+
+def test_what_survivors_say_of_a_lost_peer_is_never_the_cause(launch: Launch) -> None:
+    code, _, told = launch("fail_late").end()
+    assert code == 1
+    assert told[0] == "worker 1 failed at step 57 (phase compute):"
+    assert told[-1] == "ValueError: this is the real cause"
+
+
+def test_a_lost_peer_is_reported_when_there_is_nothing_else(launch: Launch) -> None:
+    code, _, told = launch("lose").end()
+    assert code == 1
+    assert told[1:] == ["worker lost a peer.", "  given:    a", "  expected: b", "  mend:     c"]
+
+
+def test_an_error_raised_on_purpose_is_told_without_its_traceback(launch: Launch) -> None:
+    code, _, told = launch("wrong").end()
+    assert code == 2
+    assert told[:2] == ["worker 1 failed at step 57 (phase compute):", "Record 7 is damaged."]
+    assert len(told) == 5
+
+
+def test_a_worker_that_leaves_with_words_has_failed(launch: Launch) -> None:
+    running = launch("leave")
+    pid = running.pids()["worker 1"]
+    code, _, told = running.end()
+    assert code == 1
+    assert told[0] == "leaving with words"
+    assert told[1:] == [f"worker 1 (pid {pid}) ended with exit code 1 at step 57 (phase compute)"]
+
+
+def test_a_killed_worker_is_named_with_the_signal(launch: Launch) -> None:
+    running = launch("die")
+    pid = running.pids()["worker 1"]
+    code, _, told = running.end()
+    assert code == 1
+    assert len(told) == 1
+    assert told[0].startswith(f"worker 1 (pid {pid}) was killed by SIGKILL at step ")
+
+
+def test_a_stopped_worker_is_killed_and_named(launch: Launch) -> None:
+    running = launch("freeze", limits="stopped_seconds=0.3, grace_seconds=0.5")
+    pid = running.pids()["worker 1"]
+    code, _, told = running.end()
+    assert code == 1
+    assert told[-1].startswith(f"worker 1 (pid {pid}) was stopped (SIGSTOP) for 0.")
+    assert told[-1].endswith(" s at step 58 (phase exchange), and was killed")
+
+
+def test_a_worker_that_runs_in_silence_shows_its_stack_and_is_killed(launch: Launch) -> None:
+    running = launch("hold_the_interpreter", limits="dump_seconds=0.4, kill_seconds=1.0, grace_seconds=0.5")
+    pid = running.pids()["worker 1"]
+    code, _, told = running.end()
+    assert code == 1
+    assert told[0] == f"worker 1 (pid {pid}) gives no sign of life for 0 s at step 57 (phase compute); its stack:"
+    assert any("in hold_the_interpreter" in line for line in told)
+    assert told[-1].startswith(f"worker 1 (pid {pid}) gave no sign of life for 1.")
+
+
+def test_children_of_workers_go_too(launch: Launch) -> None:
+    running = launch("orphan")
+    child = running.pids(3)["grandchild"]
+    assert running.end()[0] == 1
+    assert not alive(child)
+
+
+def test_a_plan_that_refuses_starts_no_worker(launch: Launch) -> None:
+    code, said, told = launch("refuse").end()
+    assert (code, said) == (2, [])
+    assert told[0] == "No such recipe."
+    assert told[-1] == "  mend:     say mnist"
+
+
+def test_a_plan_with_a_bug_shows_its_traceback(launch: Launch) -> None:
+    code, said, told = launch("bug").end()
+    assert (code, said) == (1, [])
+    assert told[-1] == "ZeroDivisionError: in the plan"
+
+
+def test_a_plan_may_leave_with_a_code_of_its_own(launch: Launch) -> None:
+    assert launch("usage").end() == (64, [], [])
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_during_the_plan_ends_it_at_once(launch: Launch, number: signal.Signals, expected: int) -> None:
+    running = launch("linger")
+    assert running.read(1)[0].startswith("planning ")
+    os.killpg(running.process.pid, number)
+    code, _, told = running.end()
+    assert (code, told) == (expected, [])
+
+
+def test_a_plan_that_is_killed_is_named(launch: Launch) -> None:
+    running = launch("linger")
+    os.kill(int(running.read(1)[0].split()[-1]), signal.SIGKILL)
+    code, _, told = running.end()
+    assert (code, told) == (1, ["the process that plans the run was killed by SIGKILL"])
+
+
+def test_a_module_that_cannot_be_preloaded_is_told(launch: Launch) -> None:
+    code, _, told = launch("done", preload='"no_such_module"').end()
+    assert code == 1
+    assert told[-5] == "ModuleNotFoundError: No module named 'no_such_module'"
+    assert told[-4] == "The process that starts the workers is gone, and the workers with it."
+
+
+STOPPING = "stopping after this step, with a checkpoint; Ctrl-C again aborts"
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_first_signal_lets_the_workers_save(launch: Launch, number: signal.Signals, expected: int) -> None:
+    running = launch("stop")
+    running.pids()
+    # As a terminal does, or a scheduler: the launcher, its server and the workers all get it.
+    os.killpg(running.process.pid, number)
+    code, said, told = running.end()
+    assert code == expected
+    assert sorted(said)[:2] == [f"{rank} saved after {number.name}" for rank in range(2)]
+    assert told == [STOPPING]
+
+
+def test_sigterm_to_one_worker_stops_them_all(launch: Launch) -> None:
+    running = launch("stop")
+    os.kill(running.pids()["worker 1"], signal.SIGTERM)
+    code, said, told = running.end()
+    assert code == 143
+    assert sorted(said)[:2] == [f"{rank} saved after SIGTERM" for rank in range(2)]
+    assert told == [STOPPING]
+
+
+def test_a_second_ctrl_c_aborts(launch: Launch) -> None:
+    running = launch("stuck")
+    running.pids()
+    os.killpg(running.process.pid, signal.SIGINT)
+    assert running.process.stderr is not None
+    assert running.process.stderr.readline() == f"{STOPPING}\n"
+    os.killpg(running.process.pid, signal.SIGINT)
+    code, _, told = running.end()
+    assert (code, told) == (137, ["aborted, without a checkpoint"])
+
+
+def test_a_failure_while_stopping_is_a_failure(launch: Launch) -> None:
+    running = launch("fail_to_stop")
+    running.pids()
+    os.killpg(running.process.pid, signal.SIGINT)
+    code, _, told = running.end()
+    assert code == 1
+    assert told[-1] == "OSError: disk is full"
+
+
+def test_nothing_outlives_a_launcher_that_is_killed(launch: Launch) -> None:
+    running = launch("stuck")
+    running.pids()
+    descriptors = [os.pidfd_open(pid) for pid in session(running.process.pid)]
+    assert len(descriptors) == 5, "launcher, server, store and two workers"
+    running.process.kill()
+    for descriptor in descriptors:
+        assert select.select([descriptor], [], [], 10.0)[0] == [descriptor]
+        os.close(descriptor)
+    assert session(running.process.pid) == []
+
+
+def test_when_the_server_is_killed_its_workers_go_and_the_launcher_says_so(launch: Launch) -> None:
+    running = launch("stuck")
+    os.kill(int(stat(running.pids()["worker 1"])[1]), signal.SIGKILL)
+    code, _, told = running.end()
+    assert code == 1
+    assert told[0] == "The process that starts the workers is gone, and the workers with it."
+    assert told[1] == "  given:    exit status -9"
+
+
+JOINING = """
+import torch
+import lockstep
+
+
+def plan(argv):
+    return {"workers": 2, "threads": 2}
+
+
+def main(argv):
+    here = lockstep.join("cpu")
+    gathered = here.group.gather([here.rank, here.num_local_workers, torch.get_num_threads(), here.pulse.launched])
+    if here.is_chief:
+        print(gathered, here.group.store.num_keys() > 0)
+    here.group.agree("the seed", here.rank)
+"""
+
+
+def test_launched_workers_join_through_the_store(launch: Launch) -> None:
+    code, said, told = launch(workers=JOINING, preload='"torch"').end()
+    assert said == ["[[0, 2, 2, True], [1, 2, 2, True]] True"]
+    assert code == 1
+    assert "The workers do not agree on the seed: worker 1 differs." in told
+
+
+def test_importing_the_launcher_loads_no_torch() -> None:
+    code = "import sys, lockstep.parallel.launch; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+ELSEWHERE = """
+import sys
+sys.platform = "darwin"
+from lockstep.parallel.launch import launch
+import toy
+sys.exit(launch(sys.argv[1:], plan=toy.plan, main=toy.main))
+"""
+
+
+def test_elsewhere_one_worker_runs_in_the_launcher_itself(tmp_path: Path) -> None:
+    (tmp_path / "toy.py").write_text(WORKERS)
+    script = tmp_path / "script.py"
+    script.write_text(ELSEWHERE)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+    def run(mode: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, script, mode], env=environment, capture_output=True, text=True, check=False
+        )
+
+    assert run("here").stdout.splitlines()[1:] == ["in the launcher itself"]
+    refused = run("done")
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[:2] == ["Several workers need Linux.", "  given:    2 workers on darwin"]
+
+
+def test_functions_that_a_worker_could_not_find_are_refused() -> None:
+    assert reference(os.path.join) == "posixpath:join"
+    with pytest.raises(ValueError, match=r"test_launch\.test_.*<lambda> is not at the top level of a module"):
+        reference(lambda: None)
+
+
+@pytest.mark.parametrize(("names", "expected"), [([], False), (["RANK"], False), (["RANK", "WORLD_SIZE"], True)])
+def test_a_worker_knows_that_it_is_one(monkeypatch: pytest.MonkeyPatch, names: list[str], expected: bool) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    assert is_worker() is expected

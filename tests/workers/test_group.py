@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.errors import InputError, LockstepError, PeerLostError, WorkerError
+from lockstep.workers.group import AloneGroup, Group, StoreGroup, check_agreement
+
+
+def together(call: Callable[[Group, int], Any], num_workers: int = 3, timeout_seconds: float = 20.0) -> list[Any]:
+    """What the call returns, or raises, on each of several workers that run as threads."""
+    store = dist.HashStore()
+    groups = [StoreGroup(store, rank, num_workers, timeout_seconds) for rank in range(num_workers)]
+
+    def outcome(rank: int) -> Any:
+        try:
+            return call(groups[rank], rank)
+        except LockstepError as error:
+            return error
+
+    with ThreadPoolExecutor(num_workers) as threads:
+        return list(threads.map(outcome, range(num_workers)))
+
+
+def test_gather_gives_all_values_by_rank_to_all() -> None:
+    assert together(lambda group, rank: group.gather({"rank": rank})) == [[{"rank": 0}, {"rank": 1}, {"rank": 2}]] * 3
+
+
+def test_broadcast_gives_the_value_of_the_chief() -> None:
+    assert together(lambda group, rank: group.broadcast([rank, "x"])) == [[0, "x"]] * 3
+
+
+def test_calls_follow_each_other_and_leave_nothing_behind() -> None:
+    def call(group: Group, rank: int) -> tuple[list[Any], int]:
+        for turn in range(50):
+            assert group.gather([turn, rank]) == [[turn, 0], [turn, 1], [turn, 2]]
+            group.barrier("between")
+        return [], group.store.num_keys()
+
+    # At most the values of the last two calls, for each worker.
+    assert max(num_keys for _, num_keys in together(call)) <= 6
+
+
+def test_agreement_passes_in_silence() -> None:
+    assert together(lambda group, rank: group.agree("the recipe", {"lr": 0.1, "steps": [1, 2]})) == [None] * 3
+
+
+def test_the_worker_that_differs_from_most_is_named_with_both_values() -> None:
+    errors = together(lambda group, rank: group.agree("the model", {"a": [1, 2], "b": [3, 5 if rank == 0 else 4]}))
+    for error in errors:
+        assert isinstance(error, WorkerError)
+        assert error.what == "The workers do not agree on the model: worker 0 differs."
+        assert error.given == "worker 0: b: [1]: 5 instead of 4"
+        assert error.expected == "the same as on worker 1"
+
+
+def test_without_a_majority_the_chief_is_right() -> None:
+    errors = together(lambda group, rank: group.agree("versions", {"torch": f"2.{rank}"}))
+    assert errors[0].what == "The workers do not agree on versions: worker 1, worker 2 differ."
+    assert errors[0].given == 'worker 1: torch: "2.1" instead of "2.0"; worker 2: torch: "2.2" instead of "2.0"'
+
+
+@pytest.mark.parametrize(
+    ("value", "reference", "difference"),
+    [
+        ({"a": 1}, {"b": 1}, '{"a": 1} instead of {"b": 1}'),
+        ([1, 2], [1], "[1, 2] instead of [1]"),
+        (1, "1", '1 instead of "1"'),
+    ],
+)
+def test_what_cannot_be_compared_part_by_part_is_shown_whole(value: Any, reference: Any, difference: str) -> None:
+    with pytest.raises(WorkerError) as caught:
+        check_agreement("it", [reference, value])
+    assert caught.value.given == f"worker 1: {difference}"
+
+
+JSONS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(JSONS, JSONS)
+@settings(max_examples=50, deadline=None)
+def test_two_values_agree_exactly_when_they_are_written_alike(one: Any, other: Any) -> None:
+    check_agreement("it", [one, one])
+    if repr(one) != repr(other) and one != other:
+        with pytest.raises(WorkerError, match=r"worker 1 differs\."):
+            check_agreement("it", [one, other])
+
+
+def test_those_that_do_not_come_are_named() -> None:
+    errors = together(lambda group, rank: group.barrier("saved") if rank == 1 else None, timeout_seconds=0.05)
+    assert isinstance(errors[1], PeerLostError)
+    assert errors[1].what == "worker 1 waited in vain for worker 0, worker 2 (barrier 'saved')."
+    assert errors[1].given == "2 of 3 workers did not come within 0.05 s"
+
+
+def test_different_calls_are_told_apart() -> None:
+    errors = together(lambda group, rank: group.gather(1) if rank else group.barrier("saved"), num_workers=2)
+    for error in errors:
+        assert error.what == "The workers have made different calls, and would wait for each other for ever."
+        assert error.given == "worker 0: barrier 'saved', worker 1: gather"
+
+
+def test_a_value_too_large_for_the_store_is_refused() -> None:
+    with pytest.raises(InputError) as caught:
+        StoreGroup(dist.HashStore(), 0, 1).gather("x" * (8 << 20))
+    assert caught.value.what == "A value is too large to be passed between workers (gather)."
+    assert caught.value.given == "8,388,622 bytes of JSON"
+
+
+def test_a_store_that_goes_away_is_a_lost_peer() -> None:
+    class GoneStore(dist.HashStore):  # type: ignore[misc]
+        def set(self, key: str, value: str) -> None:
+            raise dist.DistNetworkError("Connection was closed\nC++ frames follow")
+
+    with pytest.raises(PeerLostError) as caught:
+        StoreGroup(GoneStore(), 1, 2).barrier("saved")
+    assert caught.value.what == "worker 1 lost the store of its run (barrier 'saved')."
+    assert caught.value.given == "Connection was closed"
+
+
+def test_alone_values_look_as_if_they_came_from_another_worker() -> None:
+    group: Group = AloneGroup()
+    assert group.gather({"shape": (1, 2)}) == [{"shape": [1, 2]}]
+    assert group.broadcast((1, 2)) == [1, 2]
+    group.barrier("saved")
+    group.agree("the recipe", 1)
+    assert group.store.num_keys() == 0

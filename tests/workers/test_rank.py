@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep.errors import InputError, WorkerError
+from lockstep.workers import rank as ranks
+from lockstep.workers.group import AloneGroup
+from lockstep.workers.rank import Seat, join, leave
+
+FULL = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+LOCAL = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+
+
+@pytest.fixture(autouse=True)
+def _nobody_launched_us(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in (*FULL, *LOCAL, "LOCKSTEP_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    leave()
+    yield
+    leave()
+
+
+def test_without_a_launcher_a_worker_is_alone() -> None:
+    here = join("cpu")
+    assert (here.rank, here.num_workers, here.local_rank, here.num_local_workers) == (0, 1, 0, 1)
+    assert here.is_chief
+    assert here.name == "worker 0"
+    assert here.device == torch.device("cpu")
+    assert isinstance(here.group, AloneGroup)
+
+
+def test_a_process_joins_once() -> None:
+    here = join("cpu")
+    assert join() is here
+    assert join("cpu") is here
+    leave()
+    assert join("cpu") is not here
+
+
+def test_a_second_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "choose_device", lambda *_: torch.device("meta"))
+    join()
+    with pytest.raises(InputError) as caught:
+        join("cpu")
+    assert caught.value.what == "This process has joined its run with another device."
+    assert caught.value.given == "device='cpu' after meta"
+
+
+def test_one_worker_of_a_launcher_needs_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert isinstance(join("cpu").group, AloneGroup)
+
+
+def test_a_bare_launcher_leaves_the_store_to_the_chief() -> None:
+    seat = Seat.read(FULL)
+    assert seat == Seat(2, 4, None, "node0", 29500, hosts_store=False, prefix="lockstep//0")
+    assert Seat.read({**FULL, "RANK": "0"}).hosts_store  # type: ignore[union-attr]
+
+
+def test_our_launcher_holds_the_store_and_names_the_run() -> None:
+    seat = Seat.read({**FULL, **LOCAL, "RANK": "0", "LOCKSTEP_RUN_ID": "abc"})
+    assert seat == Seat(0, 4, (0, 2), "node0", 29500, hosts_store=False, prefix="lockstep/abc/0")
+
+
+def test_a_restart_of_torchrun_has_a_prefix_of_its_own() -> None:
+    elastic = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    seat = Seat.read({**FULL, "RANK": "0", **elastic})
+    assert seat is not None
+    assert (seat.prefix, seat.hosts_store) == ("lockstep/job/3", False)
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
+def test_a_missing_variable_is_named(name: str) -> None:
+    environment = {key: value for key, value in FULL.items() if key != name}
+    with pytest.raises(InputError) as caught:
+        Seat.read(environment)
+    assert caught.value.what == f"The launcher has not set {name}."
+    assert caught.value.given == ", ".join(f"{key}={environment[key]}" for key in sorted(environment))
+    assert name in caught.value.mend
+
+
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "LOCAL_WORLD_SIZE"])
+def test_without_both_local_numbers_the_workers_count_for_themselves(name: str) -> None:
+    seat = Seat.read({key: value for key, value in {**FULL, **LOCAL}.items() if key != name})
+    assert seat is not None
+    assert seat.local is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("RANK", "4", "a whole number from 0 to 3"),
+        ("RANK", "-1", "a whole number from 0 to 3"),
+        ("WORLD_SIZE", "0", "a whole number from 1 to 1048575"),
+        ("WORLD_SIZE", "two", "a whole number from 1 to 1048575"),
+        ("LOCAL_RANK", "2", "a whole number from 0 to 1"),
+        ("LOCAL_WORLD_SIZE", "5", "a whole number from 1 to 4"),
+        ("MASTER_PORT", "99999", "a whole number from 1 to 65535"),
+    ],
+)
+def test_a_variable_out_of_range_is_refused(name: str, text: str, expected: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Seat.read({**FULL, **LOCAL, name: text})
+    assert caught.value.what == f"{name} of the environment cannot be used."
+    assert (caught.value.given, caught.value.expected) == (f"{name}={text!r}", expected)
+
+
+def test_a_store_out_of_reach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "TIMEOUT_SECONDS", 0.05)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    for name, value in {**FULL, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(WorkerError) as caught:
+        join("cpu")
+    assert caught.value.what == "worker 2 cannot reach the other workers."
+    assert str(caught.value.given).startswith(f"127.0.0.1:{port}: ")
+
+
+def test_workers_of_a_bare_launcher_find_each_other_and_count_their_host() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    code = (
+        "import lockstep; here = lockstep.join('cpu'); "
+        "print(here.local_rank, here.num_local_workers, here.group.gather(here.name)); here.group.barrier('end')"
+    )
+    environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, **environment, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [worker.communicate(timeout=60)[0] for worker in workers]
+    assert said == [f"{rank} 2 ['worker 0', 'worker 1']\n" for rank in range(2)]
+
+
+RESTARTED = """
+import os
+import sys
+
+import lockstep
+
+here = lockstep.join("cpu")
+restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
+values = here.group.gather([here.rank, restart])
+if restart == "0" and here.rank == 1:
+    sys.exit(1)
+here.group.barrier("end")
+print(here.name, here.local_rank, here.num_local_workers, values, flush=True)
+"""
+
+
+def test_workers_of_torchrun_find_each_other_and_again_after_a_restart(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(RESTARTED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    options = ["--monitor-interval", "0.05", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", str(script)]
+    ended = subprocess.run(
+        command + options, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
+    )
+    lines = sorted(ended.stdout.splitlines())
+    assert lines == [f"worker {rank} {rank} 2 [[0, '1'], [1, '1']]" for rank in range(2)], ended.stderr
+    assert ended.returncode == 0
