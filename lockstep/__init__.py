@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from lockstep.evaluation.evaluate import Evaluation, evaluate
-    from lockstep.parallel.exchange import Alone, AllReduce
+    from lockstep.parallel.exchange import AllReduce, Alone
     from lockstep.parallel.towers import InTurn, Towers
     from lockstep.progress import Epochs, Hours, Interval, Progress, Steps
     from lockstep.training.hooks import every

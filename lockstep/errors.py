@@ -1,14 +1,14 @@
 """Every error that Lockstep raises on purpose.
 
-    LockstepError
-    ├── InputError            an argument, a field or a file that cannot be used as given
-    │   ├── RecipeError       a recipe, or a --set of one
-    │   ├── WorkdirError      a workdir that holds something else, or another run
-    │   └── DataError         a data file, a record, an example
-    ├── CheckpointError       a checkpoint that cannot be written or read
-    ├── NonFiniteError        a loss or a gradient that is not a number
-    └── WorkerError           a worker that failed, died or disagrees with the others
-        └── PeerLostError     seen from a worker: another one is gone (the launcher knows why)
+LockstepError
+├── InputError            an argument, a field or a file that cannot be used as given
+│   ├── RecipeError       a recipe, or a --set of one
+│   ├── WorkdirError      a workdir that holds something else, or another run
+│   └── DataError         a data file, a record, an example
+├── CheckpointError       a checkpoint that cannot be written or read
+├── NonFiniteError        a loss or a gradient that is not a number
+└── WorkerError           a worker that failed, died or disagrees with the others
+└── PeerLostError     seen from a worker: another one is gone (the launcher knows why)
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ class Draws:
 
     def uniform(self, column: str) -> npt.NDArray[np.float64]:
         """One number in [0, 1) for each example; shape (batch,)."""
-        return (mix_arrays(self.seed & _MASK, self.positions, key_of(column)) >> np.uint64(11)) * 2.0**-53
+        hashes = mix_arrays(self.seed & _MASK, self.positions, key_of(column))
+        return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def integers(self, column: str, low: int, high: int) -> npt.NDArray[np.int64]:
         """One whole number in [low, high) for each example; shape (batch,)."""

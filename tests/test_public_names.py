@@ -10,11 +10,44 @@ import pytest
 
 import lockstep
 
-PUBLIC = """
-    AllReduce Alone Batch CheckpointError DataError Epochs Evaluation Hours InTurn InputError Interval LockstepError
-    NonFiniteError PeerLostError Progress RecipeError StepReport Steps Towers TrainState WorkdirError Worker WorkerError
-    batches data evaluate every join metrics models optim resume save train train_step train_steps
-""".split()
+PUBLIC = [
+    "AllReduce",
+    "Alone",
+    "Batch",
+    "CheckpointError",
+    "DataError",
+    "Epochs",
+    "Evaluation",
+    "Hours",
+    "InTurn",
+    "InputError",
+    "Interval",
+    "LockstepError",
+    "NonFiniteError",
+    "PeerLostError",
+    "Progress",
+    "RecipeError",
+    "StepReport",
+    "Steps",
+    "Towers",
+    "TrainState",
+    "WorkdirError",
+    "Worker",
+    "WorkerError",
+    "batches",
+    "data",
+    "evaluate",
+    "every",
+    "join",
+    "metrics",
+    "models",
+    "optim",
+    "resume",
+    "save",
+    "train",
+    "train_step",
+    "train_steps",
+]
 
 
 def test_the_public_names_are_these() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lockstep.data.loader import Loader
 from lockstep.errors import InputError
 from lockstep.training.state import TrainState
+from lockstep.workers.group import JSON
 from lockstep.workers.rank import join
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def evaluate(
     model = _scored_copy(state, weights)
     size = micro_batch or loader.batch_size
     with torch.inference_mode():
-        mine = [
+        mine: list[JSON] = [
             [batch.position, batch.valid, _sums(score(model, batch), batch.valid, size)]
             for batch in loader.evaluation_batches(size, worker.rank, worker.num_workers, worker.device)
         ]

@@ -1,6 +1,6 @@
 """Torch's fused update kernels, and the same arithmetic in foreach operations where there is no kernel.
 
-The fused entry points are private names of torch, stable over many releases; this module is the only one that knows them.
+The fused entry points are private names of torch, stable over many releases; only this module knows them.
 """
 
 from __future__ import annotations

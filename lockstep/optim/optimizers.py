@@ -65,12 +65,16 @@ class BoundSGD:
     """SGD with its parameters and their momentum buffers."""
 
     def __init__(self, value: SGD, parameters: list[Tensor]) -> None:
-        self.learning_rate: Schedule = Constant(value.lr) if isinstance(value.lr, int | float) else value.lr
+        self._schedule: Schedule = Constant(value.lr) if isinstance(value.lr, int | float) else value.lr
         self._value = value
         self._parameters = parameters
         self._momentum_buffers = [torch.zeros_like(p) for p in parameters] if value.momentum else []
         self._fused = kernels.can_fuse(parameters)
-        self.slots = {"momentum_buffer": self._momentum_buffers} if value.momentum else {}
+        self.slots: Mapping[str, list[Tensor]] = {"momentum_buffer": self._momentum_buffers} if value.momentum else {}
+
+    def learning_rate(self, step: int) -> float:
+        """The rate of the update that follows `step` completed ones."""
+        return self._schedule(step)
 
     def update(self, gradients: Sequence[Tensor | None], lr: float) -> None:
         """Update the parameters in place; those whose gradient is None stay untouched, slots included."""

@@ -11,6 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
 
 from lockstep.errors import PeerLostError
 from lockstep.parallel.layout import Layout, packed, unpacked
@@ -61,12 +62,14 @@ class CollectiveTransport:
         block = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=self._worker.device)
         self._views = layout.views(block)
         for segment in layout.segments:
-            self._buckets += segment.of(block).split(BUCKET_BYTES // segment.dtype.itemsize)
+            self._buckets += torch.split(segment.of(block), BUCKET_BYTES // segment.dtype.itemsize)
 
 
 def _process_group(worker: Worker, backend: str) -> dist.ProcessGroup | None:
     if dist.is_initialized():
-        return dist.new_group(backend=backend, timeout=TIMEOUT)
-    store = dist.PrefixStore("exchange", worker.group.store)
+        group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=TIMEOUT)
+        return group
+    store = PrefixStore("exchange", worker.group.store)
     dist.init_process_group(backend, store=store, rank=worker.rank, world_size=worker.num_workers, timeout=TIMEOUT)
-    return dist.group.WORLD
+    world: dist.ProcessGroup | None = dist.group.WORLD
+    return world

@@ -111,7 +111,7 @@ class AllReduce:
         if worker.device.type != "cpu" or worker.num_local_workers != worker.num_workers:
             raise InputError(
                 "Shared memory reaches only the workers of one CPU host.",
-                given=f"device {worker.device}, {worker.num_local_workers} of {worker.num_workers} workers on this host",
+                given=f"device {worker.device}, {worker.num_local_workers} of {worker.num_workers} workers here",
                 expected="all workers on the CPU of one host",
                 mend="leave the transport out to let Lockstep choose",
             )

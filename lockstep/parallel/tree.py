@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ def deal(num_towers: int, num_workers: int) -> list[range]:
     """The towers of each worker: contiguous, in order, as even as can be (8 on 3 workers: 3 + 3 + 2)."""
     share, more = divmod(num_towers, num_workers)
     starts = [rank * share + min(rank, more) for rank in range(num_workers + 1)]
-    return [range(lo, hi) for lo, hi in zip(starts, starts[1:], strict=False)]
+    return [range(lo, hi) for lo, hi in pairwise(starts)]
 
 
 def aligned_nodes(towers: range) -> list[Node]:

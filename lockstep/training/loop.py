@@ -33,7 +33,8 @@ def batches(loader: Loader, towers: Towers | None = None, *, until: End | None =
     Raises:
         InputError: the batch cannot be split evenly over the towers, or there are more workers than towers.
     """
-    return _batches(loader, towers, until, Progress(loader.position // loader.batch_size, loader.position, loader.epoch_size))
+    now = Progress(loader.position // loader.batch_size, loader.position, loader.epoch_size)
+    return _batches(loader, towers, until, now)
 
 
 def train_steps(

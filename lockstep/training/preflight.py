@@ -6,7 +6,7 @@ import hashlib
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 import lockstep
 from lockstep.errors import InputError
@@ -34,12 +34,12 @@ def check_start(state: TrainState, worker: Worker) -> None:
 
 def _digest(tensor: Tensor) -> str:
     values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-    return hashlib.sha256(values.numpy()).hexdigest()[:16]
+    return hashlib.sha256(values.numpy().data).hexdigest()[:16]
 
 
 def _check_value(name: str, tensor: Tensor, worker: Worker) -> None:
     given = None
-    if isinstance(tensor, UninitializedTensorMixin):
+    if is_lazy(tensor):
         given, mend = "not initialised (a lazy module)", "run one batch through the model before TrainState"
     elif tensor.is_meta:
         given, mend = "on the meta device", "build the model on a real device, or load its weights"

@@ -13,6 +13,7 @@ from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError
 from lockstep.training.state import TrainState
+from lockstep.workers.pulse import Phase
 from lockstep.workers.rank import join
 
 log = logging.getLogger("lockstep")
@@ -41,7 +42,7 @@ def save(states: States, loader: Loader, workdir: str | Path | Store) -> None:
             for prefix, state in named.items()
             for section, members in state.sections().items()
         }
-        values = {
+        values: dict[str, Any] = {
             "lockstep": lockstep.__version__,
             "states": {prefix.rstrip("."): state.values() for prefix, state in named.items()},
             "loader": loader.state(),
@@ -59,19 +60,26 @@ def resume(states: States, loader: Loader, workdir: str | Path | Store) -> int |
         CheckpointError: there are checkpoints and none is intact, or it does not fit the states.
         InputError: the loader reads another data set, or with another seed.
     """
-    worker, store, named = join(), _store(workdir), _by_name(states)
+    worker, store = join(), _store(workdir)
     found = store.read() if worker.is_chief else None
     step = worker.group.broadcast(found.step if found else None)
     if step is None:
         return None
     checkpoint = found or store.read(int(str(step)))
     assert checkpoint is not None, "the chief has read it"
-    _load(checkpoint, named, loader)
+    restore(checkpoint, states)
+    loader.load_state(checkpoint.values["loader"])
     log.info("resumed at step %d, position %d, from %s", checkpoint.step, loader.position, checkpoint.path)
     return checkpoint.step
 
 
-def _load(checkpoint: Checkpoint, named: Mapping[str, TrainState], loader: Loader) -> None:
+def restore(checkpoint: Checkpoint, states: States) -> None:
+    """Take over the states of a checkpoint, and not its place in the stream.
+
+    Raises:
+        CheckpointError: it holds other states, or does not fit them.
+    """
+    named = _by_name(states)
     saved: Mapping[str, Any] = checkpoint.values["states"]
     names = {prefix.rstrip(".") for prefix in named}
     if saved.keys() != names:
@@ -88,7 +96,6 @@ def _load(checkpoint: Checkpoint, named: Mapping[str, TrainState], loader: Loade
             if section.startswith(prefix)
         }
         state.load(sections, saved[prefix.rstrip(".")])
-    loader.load_state(checkpoint.values["loader"])
 
 
 def _by_name(states: States) -> dict[str, TrainState]:
@@ -103,7 +110,7 @@ def _store(workdir: str | Path | Store) -> Store:
 
 
 @contextmanager
-def _phase(name: str, step: int) -> Iterator[None]:
+def _phase(name: Phase, step: int) -> Iterator[None]:
     pulse = join().pulse
     before = pulse.phase
     pulse.at(step, name)

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from weakref import WeakSet
 
 import torch
@@ -56,7 +56,7 @@ class TrainState:
         name: tells the random streams of several states in one run apart.
     """
 
-    living: WeakSet[TrainState] = WeakSet()
+    living: ClassVar[WeakSet[TrainState]] = WeakSet()
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class TrainState:
         if not self.parameters:
             raise InputError(
                 "The model has no parameter to train.",
-                given=f"{type(model).__name__} with {sum(1 for _ in model.parameters())} parameters, none of which requires a gradient",
+                given=f"{type(model).__name__} with {len(list(model.parameters()))} parameters, none to train",
                 expected="at least one parameter with requires_grad",
                 mend="pass the model that is to be trained, and leave requires_grad on for what is to change",
             )
@@ -158,7 +158,7 @@ class TrainState:
 
     def sections(self) -> dict[str, dict[str, Tensor]]:
         """Everything that has to be saved, as tensors by section and name; they are the state's own, not copies."""
-        sections = {
+        sections: dict[str, Mapping[str, Tensor]] = {
             "parameters": dict(self.model.named_parameters()),
             "buffers": dict(self.model.named_buffers()),
             "slots": {
@@ -181,7 +181,7 @@ class TrainState:
             CheckpointError: a tensor is missing, left over, or of another shape or dtype.
         """
         own = self.sections()
-        problems = [line for section, tensors in own.items() for line in _compare(section, tensors, sections.get(section, {}))]
+        problems = [line for name, tensors in own.items() for line in _compare(name, tensors, sections.get(name, {}))]
         if problems:
             raise CheckpointError(
                 "The checkpoint does not fit this model and optimizer.",

@@ -27,7 +27,11 @@ log = logging.getLogger("lockstep")
 
 
 def train_step(
-    state: TrainState, losses: LossFunction, batch: Batch, towers: Towers | None = None, exchange: Exchange | None = None
+    state: TrainState,
+    losses: LossFunction,
+    batch: Batch,
+    towers: Towers | None = None,
+    exchange: Exchange | None = None,
 ) -> StepReport:
     """Make one update of one state from one batch: the unit, for loops of your own.
 

@@ -39,12 +39,16 @@ def test_apply_changes_everything_together() -> None:
     weight = "parameters/0.weight"
     torch.testing.assert_close(after[weight], before[weight] - 0.1)
     torch.testing.assert_close(after["average/0.weight"], before[weight] * 0.9 + after[weight] * 0.1)
-    assert math.isclose(outcome.gradient_norm, math.sqrt(sum(p.numel() for p in state.parameters.values())), rel_tol=1e-6)
+    assert math.isclose(
+        outcome.gradient_norm, math.sqrt(sum(p.numel() for p in state.parameters.values())), rel_tol=1e-6
+    )
 
 
 @pytest.mark.parametrize("bad", [{"gradient": math.nan}, {"gradient": math.inf}, {"loss": math.nan}])
 def test_an_attempt_that_is_not_finite_changes_nothing(bad: dict[str, float]) -> None:
-    state = make_state(nonfinite="skip", average=ls.optim.MovingAverage(0.9), gradient_transforms=[ls.optim.ClipGlobalNorm(1)])
+    state = make_state(
+        nonfinite="skip", average=ls.optim.MovingAverage(0.9), gradient_transforms=[ls.optim.ClipGlobalNorm(1)]
+    )
     state.apply(attempt(state))
     before, values = everything(state), state.values()
     assert state.apply(attempt(state, **bad)).refused
@@ -57,7 +61,9 @@ def test_stop_names_the_loss_and_the_parameter() -> None:
     state = make_state()
     bad = attempt(state, loss=math.nan)
     bad.gradients[2][0] = math.inf  # type: ignore[index]
-    with pytest.raises(ls.NonFiniteError, match=r"after step 0 is not finite.*\n.*loss 'loss' is nan.*gradient of '1.weight'"):
+    with pytest.raises(
+        ls.NonFiniteError, match=r"after step 0 is not finite.*\n.*loss 'loss' is nan.*gradient of '1.weight'"
+    ):
         state.apply(bad)
     assert state.step == 0
 

@@ -75,9 +75,7 @@ def test_names_of_losses_may_not_change() -> None:
 def test_a_sparse_gradient_is_refused_by_name() -> None:
     model = nn.EmbeddingBag(5, 2, sparse=True)
     with pytest.raises(ls.InputError, match=r"sparse gradient.*\n.*weight"):
-        ls.train_step(
-            make_state(model), lambda m, b: {"a": m(torch.tensor([[1, 2]])).sum()}, make_batch()
-        )
+        ls.train_step(make_state(model), lambda m, b: {"a": m(torch.tensor([[1, 2]])).sum()}, make_batch())
 
 
 class TwoPaths(nn.Module):
@@ -96,7 +94,9 @@ def test_a_gradient_from_some_towers_is_the_sum_of_those_over_all(caplog: pytest
     state = ls.TrainState(model, ls.optim.SGD(1.0, weight_decay=0.5))
     batch = make_batch(2)
     batch["x"][0, 0], batch["x"][4, 0] = 1.0, -1.0
-    half = squared(model.left, ls.Batch({k: v[:4] for k, v in batch.items()}, position=0, batch_size=4, towers=range(1)))
+    half = squared(
+        model.left, ls.Batch({k: v[:4] for k, v in batch.items()}, position=0, batch_size=4, towers=range(1))
+    )
     (expected,) = torch.autograd.grad(half["squared"] / 2, [model.left.weight])
     ls.train_step(state, squared, batch, ls.Towers(2))
     torch.testing.assert_close(model.left.weight, before["left.weight"] * 0.5 - expected)

@@ -1,0 +1,94 @@
+"""The command `lockstep`: what each of its commands takes. Loads no torch before one of them needs it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from lockstep import __version__
+from lockstep.errors import LockstepError
+from lockstep.reporting.log import configure
+
+EXIT_CODES = """exit codes:
+  0    the run reached its end
+  1    a worker failed
+  2    wrong input: nothing was started
+  130  stopped by Ctrl-C, 143 by SIGTERM, after a final checkpoint: the same command goes on
+  137  aborted by a second Ctrl-C: the last checkpoint stands"""
+
+EXAMPLES = """examples:
+  lockstep train mnist --towers 2 --workdir runs/mnist    train; the same again resumes
+  lockstep train mnist --set optimizer.lr.initial=0.02    change one field of the recipe
+  lockstep train mnist --print-recipe > mine.toml         a recipe of your own: lockstep train mine.toml
+  lockstep evaluate runs/mnist                            score its newest checkpoint
+  lockstep run my_script.py --workers 4                   your own script on four workers"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of every command."""
+    top = argparse.ArgumentParser(
+        prog="lockstep",
+        description="Train vision models on many devices as if they were one.",
+        epilog=f"{EXAMPLES}\n\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"lockstep {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_train(commands.add_parser("train", help="train by a recipe, or go on where its workdir stands"))
+    _add_evaluate(commands.add_parser("evaluate", help="score a checkpoint of a workdir"))
+    _add_run(commands.add_parser("run", help="run your own script on several workers"))
+    return top
+
+
+def _add_train(train: argparse.ArgumentParser) -> None:
+    train.add_argument("recipe", help="the name of a shipped recipe (mnist, mnist_reference), or a file.toml")
+    train.add_argument("--workdir", metavar="DIR", help="the run's folder (default: runs/NAME); 'none' writes nothing")
+    train.add_argument("--towers", type=int, metavar="N", help="slices of the batch (default: the number of workers)")
+    end = train.add_mutually_exclusive_group()
+    end.add_argument("--steps", type=int, metavar="N", help="end after so many updates")
+    end.add_argument("--epochs", type=float, metavar="N", help="end after so many passes over the data")
+    end.add_argument("--hours", type=float, metavar="N", help="end after so many hours from now")
+    end.add_argument("--forever", action="store_true", help="train until stopped")
+    train.add_argument(
+        "--set", dest="settings", action="append", default=[], metavar="PATH=VALUE", help="change a field of the recipe"
+    )
+    train.add_argument("--accept-changes", action="store_true", help="resume although the recipe has changed")
+    train.add_argument("--rehearse", action="store_true", help="two steps, save, resume, evaluate, in a scratch folder")
+    train.add_argument("--print-recipe", action="store_true", help="print the whole recipe as TOML, and do nothing")
+    _add_machine(train)
+
+
+def _add_evaluate(evaluate: argparse.ArgumentParser) -> None:
+    evaluate.add_argument("workdir", help="the folder of a run")
+    evaluate.add_argument("--average", action="store_true", help="score the moving averages of the parameters")
+    evaluate.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step (default: the newest)")
+    evaluate.add_argument("--split", default="test", help="which examples: test (default), validation or train")
+    _add_machine(evaluate)
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
+    run.add_argument("script", help="a Python file; ls.join() in it takes its place among the workers")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="handed to the script")
+    _add_machine(run)
+
+
+def _add_machine(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--workers", type=int, metavar="N", help="processes, one a device (default: what there is)")
+    command.add_argument("--device", choices=["cpu"], help="leave the accelerators alone")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser().parse_args(given)
+    configure()
+    try:
+        command = import_module(f"lockstep.cli.{arguments.command}")
+        code: int = command.run(arguments, given)
+    except LockstepError as error:
+        logging.getLogger("lockstep").error("%s", error)
+        return 2
+    return code

@@ -1,0 +1,111 @@
+"""What `lockstep train` does where torch is loaded: the plan of a run, and one of its workers."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lockstep.cli.crew import joined, num_workers
+from lockstep.cli.main import parser
+from lockstep.cli.scoring import accuracy
+from lockstep.progress import End, Epochs, Hours, Steps
+from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.session import Session, check_needs_no_files
+from lockstep.recipes.settings import with_settings
+from lockstep.recipes.shipped import recipe as find
+from lockstep.recipes.workdir import Workdir
+from lockstep.workers.rank import Worker
+
+log = logging.getLogger("lockstep")
+
+
+def plan(argv: list[str]) -> dict[str, Any]:
+    """How many workers the run needs; everything that can be refused before they start is refused here."""
+    arguments = parser().parse_args(argv)
+    recipe, path = _recipe_and_path(arguments)
+    workers = num_workers(recipe.num_workers, recipe.device, recipe.num_towers)
+    recipe = replace(recipe, num_towers=recipe.num_towers or workers)
+    recipe.towers_for(workers).check(recipe.batch_size, workers)
+    if path is None:
+        check_needs_no_files(recipe)
+    elif not arguments.rehearse:
+        Workdir(path).check(recipe, accept_changes=arguments.accept_changes)
+    return {"workers": workers}
+
+
+def work(argv: list[str]) -> int:
+    """Run one worker to the end of the run."""
+    arguments = parser().parse_args(argv)
+    recipe, path = _recipe_and_path(arguments)
+    with joined(recipe.device) as worker:
+        recipe = replace(recipe, num_towers=recipe.num_towers or worker.num_workers)
+        if arguments.rehearse:
+            return _rehearse(recipe, worker)
+        session = Session(recipe, path, worker, accept_changes=arguments.accept_changes)
+        last = session.run()
+        if last and last.stop_requested:
+            log.info("stopped at step %d, and saved: the same command goes on from there", last.step)
+        else:
+            _conclude(session, worker, path)
+    return 0
+
+
+def _conclude(session: Session, worker: Worker, path: Path | None) -> None:
+    """Score the test examples, and say where to look next."""
+    result = session.evaluate("test")
+    if not worker.is_chief:
+        return
+    log.info("test accuracy %s", accuracy(result))
+    if path:
+        log.info("look next at: lockstep evaluate %s | tensorboard --logdir %s/summaries | %s", *[path] * 3)
+
+
+def _rehearse(recipe: Recipe, worker: Worker) -> int:
+    """Two steps, a checkpoint, a resume with one more step, an evaluation, in a folder that is deleted afterwards."""
+    scratch = Path(worker.group.broadcast(tempfile.mkdtemp(prefix="lockstep-rehearsal-") if worker.is_chief else None))
+    try:
+        Session(replace(recipe, end=Steps(2)), scratch / "run", worker).run()
+        again = Session(replace(recipe, end=Steps(3)), scratch / "run", worker)
+        last = again.run()
+        _conclude(again, worker, None)
+        worker.group.barrier("the rehearsal is over")
+    finally:
+        if worker.is_chief:
+            shutil.rmtree(scratch, ignore_errors=True)
+    if worker.is_chief and last:
+        log.info("rehearsed: two steps, saved, resumed, step %d, evaluated; nothing was left behind", last.step)
+    return 0
+
+
+def _recipe_and_path(arguments: argparse.Namespace) -> tuple[Recipe, Path | None]:
+    """The recipe with what the flags say, its towers those of the workdir where neither says; and the workdir."""
+    recipe = given_recipe(arguments)
+    path = None if arguments.workdir == "none" else Path(arguments.workdir or Path("runs") / recipe.name)
+    saved = Workdir(path).recipe() if path and not arguments.rehearse else None
+    return replace(recipe, num_towers=recipe.num_towers or (saved.num_towers if saved else None)), path
+
+
+def given_recipe(arguments: argparse.Namespace) -> Recipe:
+    """The recipe of the command line, with its settings and flags."""
+    recipe = with_settings(find(arguments.recipe), arguments.settings)
+    given = {
+        "num_towers": arguments.towers,
+        "num_workers": arguments.workers,
+        "device": arguments.device,
+        "end": _end(arguments),
+    }
+    recipe = replace(recipe, **{field: value for field, value in given.items() if value is not None})
+    return replace(recipe, end=None) if arguments.forever else recipe
+
+
+def _end(arguments: argparse.Namespace) -> End | None:
+    if arguments.steps is not None:
+        return Steps(arguments.steps)
+    if arguments.epochs is not None:
+        return Epochs(arguments.epochs)
+    return Hours(arguments.hours) if arguments.hours is not None else None

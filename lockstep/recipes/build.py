@@ -1,0 +1,94 @@
+"""From a recipe to the parts that run: the only place that puts them together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from lockstep.data.loader import Loader
+from lockstep.data.mnist import mnist_reader, prepare_records, scale_image
+from lockstep.losses.classification import softmax_cross_entropy
+from lockstep.metrics.top_k import in_top_k
+from lockstep.optim.schedules import Cosine
+from lockstep.parallel.towers import Towers
+from lockstep.recipes.recipe import Recipe
+from lockstep.training.state import TrainState
+from lockstep.types import Batch
+from lockstep.workers.rank import Worker
+
+if TYPE_CHECKING:
+    from lockstep.types import LossFunction
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a recipe is made of, on one worker."""
+
+    state: TrainState
+    loader: Loader
+    towers: Towers
+    losses: LossFunction
+
+
+def build(recipe: Recipe, worker: Worker) -> Parts:
+    """Make model, state and loader of a complete recipe; the chief prepares the data, the others wait for it."""
+    towers = recipe.towers_for(worker.num_workers)
+    towers.check(recipe.batch_size, worker.num_workers)
+    prepare(recipe, worker)
+    loader = Loader(
+        mnist_reader("train", _folder(recipe)),
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        augment=recipe.data.augment,
+    )
+    state = TrainState(
+        recipe.model.build(recipe.seed).to(worker.device),
+        _with_length(recipe, loader.epoch_size).optimizer,
+        gradient_transforms=recipe.gradient_transforms,
+        average=recipe.average,
+        nonfinite=recipe.nonfinite,
+    )
+    return Parts(state, loader, towers, classification_losses)
+
+
+def held_out(recipe: Recipe, split: str) -> Loader:
+    """The examples of a split in their order, not augmented; the data must be prepared."""
+    return Loader(mnist_reader(split, _folder(recipe)), batch_size=recipe.batch_size, order="sequential")
+
+
+def prepare(recipe: Recipe, worker: Worker) -> None:
+    """Have the records there, written by the chief alone."""
+    if worker.is_chief:
+        prepare_records(_folder(recipe))
+    worker.group.barrier("the data is prepared")
+
+
+def classification_losses(model: nn.Module, batch: Batch) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+    """Cross entropy, and the share of examples that the model gets right, as a metric."""
+    logits = model(scale_image(batch["image"]))
+    top1 = in_top_k(logits.detach(), batch["label"]).mean()
+    return {"cross_entropy": softmax_cross_entropy(logits, batch["label"])}, {"top1": top1}
+
+
+def score(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """What an evaluation adds up: whether the class with the highest score is the right one."""
+    return {"top1": in_top_k(model(scale_image(batch["image"])), batch["label"])}
+
+
+def _folder(recipe: Recipe) -> Path | None:
+    return Path(recipe.data.folder) if recipe.data.folder else None
+
+
+def _with_length(recipe: Recipe, epoch_size: int) -> Recipe:
+    """The recipe with schedules that count in steps."""
+    schedule = recipe.optimizer.lr
+    if not isinstance(schedule, Cosine):
+        return recipe
+    resolved = schedule.resolve(epoch_size, recipe.batch_size)
+    return replace(recipe, optimizer=replace(recipe.optimizer, lr=resolved))

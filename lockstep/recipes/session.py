@@ -1,0 +1,175 @@
+"""One start of a run by its recipe, on one worker: open the workdir, build, resume, train with hooks, save, score."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from lockstep.checkpoints.store import Store
+from lockstep.errors import WorkdirError
+from lockstep.evaluation.evaluate import Evaluation, evaluate
+from lockstep.progress import Progress
+from lockstep.recipes.build import build, held_out, score
+from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.records import Records
+from lockstep.recipes.toml import to_toml
+from lockstep.recipes.workdir import Workdir
+from lockstep.reporting.console import Console
+from lockstep.training import choices
+from lockstep.training.hooks import every
+from lockstep.training.loop import Hook, train
+from lockstep.training.resume import resume, save
+from lockstep.types import StepReport
+from lockstep.workers.rank import Worker
+
+log = logging.getLogger("lockstep")
+
+
+class Session:
+    """One start of a run on one worker; every worker makes one, with the same recipe, and runs it.
+
+    Args:
+        recipe: complete, with its number of towers.
+        path: the workdir; None writes nothing.
+        worker: this worker.
+        accept_changes: go on although the recipe is not the one the run began with.
+
+    Raises:
+        WorkdirError: the workdir cannot be used, or the recipe asks for files and there is none.
+        WorkerError: the workers were given different recipes.
+    """
+
+    def __init__(self, recipe: Recipe, path: Path | None, worker: Worker, *, accept_changes: bool = False) -> None:
+        self._recipe, self._worker = recipe, worker
+        self._workdir = Workdir(path) if path else None
+        if self._workdir is None:
+            check_needs_no_files(recipe)
+        changed = self._workdir.check(recipe, accept_changes=accept_changes) if self._workdir else []
+        worker.group.agree("the recipe", to_toml(recipe).splitlines())
+        if self._workdir and worker.is_chief:
+            self._workdir.write_recipe(recipe)
+        self._changed = changed
+        self._parts = build(recipe, worker)
+        self._settle_choices()
+        self._store = Store(path / "checkpoints", recipe.checkpoints.retention) if path else None
+
+    def run(self) -> StepReport | None:
+        """Train to the end of the recipe, or until stopped, with a checkpoint at the start and at the end.
+
+        Returns:
+            The last report; None where no step was left to do.
+        """
+        parts, recipe = self._parts, self._recipe
+        resumed = resume(parts.state, parts.loader, self._store) if self._store else None
+        start = Progress(parts.state.step, parts.loader.position, parts.loader.epoch_size)
+        with ExitStack() as stack:
+            self._records = self._open_records(stack, start)
+            self._mark("start" if resumed is None else "resume", start.step)
+            self._save()
+            hooks = self._hooks(stack, start)
+            last = train(
+                parts.state, parts.losses, parts.loader, parts.towers, recipe.exchange, until=recipe.end, hooks=hooks
+            )
+            self._save()
+            self._mark("stop" if last and last.stop_requested else "end", parts.state.step)
+        return last
+
+    def evaluate(self, split: str) -> Evaluation:
+        """Score the weights as they are now on a split; all workers together."""
+        how = self._recipe.evaluate
+        return evaluate(
+            self._parts.state, score, held_out(self._recipe, split), weights=how.weights, micro_batch=how.micro_batch
+        )
+
+    def _hooks(self, stack: ExitStack, start: Progress) -> list[Hook]:
+        """In this order: what a checkpoint stands for is on the disk before it."""
+        recipe = self._recipe
+        hooks: list[Hook] = []
+        if self._worker.is_chief:
+            console = Console(recipe.watch.console, batch_size=recipe.batch_size, end=recipe.end)
+            stack.callback(console.close)
+            hooks.append(console)
+        if self._records:
+            hooks += self._records.hooks(start)
+        hooks.append(every(recipe.evaluate.every, self._validate, start=start))
+        if self._store:
+            hooks.append(every(recipe.checkpoints.every, lambda _: self._save(), start=start))
+        return hooks
+
+    def _validate(self, report: StepReport) -> None:
+        result = self.evaluate("validation")
+        if self._worker.is_chief:
+            log.info("step %d: validation %s", report.step, result)
+        if self._records:
+            self._records.write_evaluation(report.step, "validation", result.means)
+
+    def _save(self) -> None:
+        if self._store:
+            if self._records:
+                self._records.flush()
+            save(self._parts.state, self._parts.loader, self._store)
+
+    def _open_records(self, stack: ExitStack, start: Progress) -> Records | None:
+        if self._workdir is None or not self._worker.is_chief:
+            return None
+        records = Records(self._workdir.path, self._recipe.watch, start)
+        stack.callback(records.close)
+        records.describe(to_toml(self._recipe), str(self._parts.state.model), start.step)
+        if self._recipe.watch.images:
+            records.show_images(self._parts.loader, self._recipe.watch.images, start.step)
+        return records
+
+    def _mark(self, event: str, step: int) -> None:
+        if self._workdir and self._records:
+            self._workdir.note(event, step=step, workers=self._worker.num_workers, changed=self._changed)
+            self._records.mark(event, step)
+
+    def _settle_choices(self) -> None:
+        """Take the saved choices, or make and save them; say what they are, and what has changed."""
+        parts, worker, workdir = self._parts, self._worker, self._workdir
+        exact = getattr(self._recipe.exchange, "exact", False)
+        saved = worker.group.broadcast(workdir.saved_choices() if workdir and worker.is_chief else None)
+        before = choices.Choices(**saved) if saved else None
+        now = choices.resolve(parts.state, parts.towers, worker, exact=exact, saved=before)
+        torch.set_num_threads(now.threads)
+        changed = choices.differences(before, now) if before else []
+        if exact:
+            choices.refuse_changed(changed)
+        if worker.is_chief:
+            if workdir and not saved:
+                workdir.write_choices(now)
+            log.info("%s with %s", _crew(worker, parts.towers.count), now)
+            for line in [*self._changed, *changed]:
+                log.info("changed since the last start: %s", line)
+
+
+def check_needs_no_files(recipe: Recipe) -> None:
+    """Refuse a recipe that asks for files where there is no workdir.
+
+    Raises:
+        WorkdirError: checkpoints, summaries or metrics are asked for.
+    """
+    watch = recipe.watch
+    asked = {
+        "checkpoints.every": recipe.checkpoints.every,
+        "watch.summaries": watch.summaries,
+        "watch.metrics": watch.metrics,
+        "watch.images": watch.images,
+    }
+    wanted = [f"{field}={interval}" for field, interval in asked.items() if str(interval) != "0"]
+    if wanted:
+        raise WorkdirError(
+            "Without a workdir nothing can be written, and the recipe asks for files.",
+            given=", ".join(wanted),
+            expected="a workdir, or 0 for each of these",
+            mend="name a --workdir, or add " + " ".join(f"--set {each.partition('=')[0]}=0" for each in wanted),
+        )
+
+
+def _crew(worker: Worker, num_towers: int) -> str:
+    towers = f"{num_towers} tower{'s' if num_towers > 1 else ''}"
+    workers = f"{worker.num_workers} worker{'s' if worker.num_workers > 1 else ''}"
+    return f"{towers} on {workers} ({worker.device.type})"

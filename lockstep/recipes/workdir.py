@@ -1,0 +1,123 @@
+"""A run's folder: whose run it is, what it was computed with, and what has happened to it.
+
+recipe.toml       the complete recipe, as it runs now
+choices.json      threads, kernels, versions: what can change bits
+history.jsonl     each start, with the step it started from and what had changed
+checkpoints/      one folder a checkpoint
+metrics.jsonl     losses, learning rate, evaluations
+summaries/        the same for TensorBoard
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import WorkdirError
+from lockstep.recipes.recipe import Recipe, differences
+from lockstep.recipes.toml import load, to_toml
+from lockstep.training.choices import Choices
+
+log = logging.getLogger("lockstep")
+
+RECIPE, CHOICES, HISTORY = "recipe.toml", "choices.json", "history.jsonl"
+
+
+class Workdir:
+    """The folder of one run. Looking at it changes nothing; the chief alone writes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def recipe(self) -> Recipe | None:
+        """The recipe of the run in this folder; None where the folder is empty or not there yet.
+
+        Raises:
+            WorkdirError: the folder holds something else.
+            RecipeError: the recipe in it cannot be read.
+        """
+        if (self.path / RECIPE).is_file():
+            return load(self.path / RECIPE)
+        if self.path.exists() and not self.path.is_dir():
+            raise self._something_else("a file")
+        there = [entry.name for entry in self.path.iterdir() if not _is_partial(entry)] if self.path.is_dir() else []
+        if there:
+            raise self._something_else(f"{len(there)} entries, among them {', '.join(sorted(there)[:3])}")
+        return None
+
+    def _something_else(self, found: str) -> WorkdirError:
+        return WorkdirError(
+            f"{self.path} holds something that is not a run.",
+            given=found,
+            expected=f"a folder that is empty, not there yet, or of a run (with a {RECIPE})",
+            mend="name another folder with --workdir; nothing in this one was touched",
+        )
+
+    def check(self, recipe: Recipe, *, accept_changes: bool) -> list[str]:
+        """Compare a recipe with the one in the folder; returns what has changed, a line each.
+
+        Raises:
+            WorkdirError: more than harmless fields differ, and changes were not accepted; or as `recipe` raises.
+        """
+        saved = self.recipe()
+        found = differences(saved, recipe) if saved else []
+        grave = [str(difference) for difference in found if not difference.harmless]
+        if grave and not accept_changes:
+            raise WorkdirError(
+                f"The run in {self.path} has another recipe.",
+                given="; ".join(grave),
+                expected="the recipe that the run began with, but for its end, intervals and machine",
+                mend="take the changes back, name another --workdir, or add --accept-changes to go on with them",
+            )
+        return [str(difference) for difference in found]
+
+    def write_recipe(self, recipe: Recipe) -> None:
+        """Save the recipe as it runs now."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._write(RECIPE, to_toml(recipe))
+
+    def saved_choices(self) -> dict[str, Any] | None:
+        """The choices of the first start, as they were written; None before it.
+
+        Raises:
+            WorkdirError: the file cannot be read.
+        """
+        path = self.path / CHOICES
+        if not path.exists():
+            return None
+        try:
+            return asdict(Choices(**json.loads(path.read_text())))
+        except (ValueError, TypeError) as error:
+            raise WorkdirError(
+                f"{path} cannot be read.",
+                given=str(error),
+                expected="the choices of the run's first start, as JSON",
+                mend="restore the file; or move it away, and the choices of this machine are taken",
+            ) from None
+
+    def write_choices(self, choices: Choices) -> None:
+        """Save the choices of the first start."""
+        self._write(CHOICES, json.dumps(asdict(choices), indent=2) + "\n")
+
+    def note(self, event: str, **facts: Any) -> None:
+        """Add a line to the run's history."""
+        line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **facts})
+        with (self.path / HISTORY).open("a") as file:
+            file.write(line + "\n")
+
+    def _write(self, name: str, text: str) -> None:
+        partial = self.path / f".{name}.partial"
+        with partial.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.path / name)
+
+
+def _is_partial(path: Path) -> bool:
+    return path.name.startswith(".") and path.name.endswith(".partial")

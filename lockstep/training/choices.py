@@ -1,0 +1,78 @@
+"""Everything about the machine and the software that can change bits: resolved once, saved, replayed on resume."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict, dataclass
+
+import torch
+
+import lockstep
+from lockstep.errors import WorkdirError
+from lockstep.optim.kernels import can_fuse
+from lockstep.parallel.towers import Towers
+from lockstep.training.state import TrainState
+from lockstep.workers.devices import usable_cores
+from lockstep.workers.rank import Worker
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a run was computed with. Two runs with equal choices, recipes and data have equal bits."""
+
+    threads: int
+    """Intra-operation threads of each worker: it stays when the number of workers changes."""
+    device: str
+    cpu: str
+    """The instruction set that torch uses on the CPU."""
+    precision: str
+    memory_format: str
+    kernels: str
+    compilation: str
+    decoder: str
+    torch: str
+    lockstep: str
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in asdict(self).items())
+
+
+def resolve(state: TrainState, towers: Towers, worker: Worker, *, exact: bool, saved: Choices | None) -> Choices:
+    """The choices of this start of a run: those of its first start where they were saved, else what suits the machine.
+
+    One thread a worker on a CPU where exactness is asked for; else the cores that each worker has to itself.
+    """
+    share = 1 if exact and worker.device.type == "cpu" else max(1, usable_cores() // worker.num_local_workers)
+    return Choices(
+        threads=saved.threads if saved else share,
+        device=worker.device.type,
+        cpu=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        precision=towers.precision,
+        memory_format="channels_last" if towers.channels_last else "contiguous",
+        kernels="fused" if can_fuse(list(state.parameters.values())) else "foreach",
+        compilation="off",
+        decoder="none",
+        torch=torch.__version__,
+        lockstep=lockstep.__version__,
+    )
+
+
+def differences(saved: Choices, now: Choices) -> list[str]:
+    """One line for each choice that has changed since the first start."""
+    before, after = asdict(saved), asdict(now)
+    return [f"{name} was {before[name]} and is {after[name]}" for name in before if before[name] != after[name]]
+
+
+def refuse_changed(changed: list[str]) -> None:
+    """Refuse to go on in exact mode.
+
+    Raises:
+        WorkdirError: there are changes.
+    """
+    if changed:
+        raise WorkdirError(
+            "This exact run cannot go on with the same bits here.",
+            given="; ".join(changed),
+            expected="the choices of its first start",
+            mend="resume on a machine and with versions like those, or set exchange.exact to false",
+        )
