@@ -162,7 +162,7 @@ if restart == "0" and here.rank == 1:
     sys.exit(1)
 here.group.barrier("end")
 # One write a line: torchrun has its workers share an unbuffered pipe.
-os.write(1, f"{here.name} {here.local_rank} {here.num_local_workers} {values}\n".encode())
+os.write(1, f"{here.name} {here.local_rank} {here.num_local_workers} {values}\\n".encode())
 """
 
 
