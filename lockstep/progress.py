@@ -50,6 +50,9 @@ class Steps:
     def __post_init__(self) -> None:
         _positive(self.count, "steps")
 
+    def __str__(self) -> str:
+        return f"{self.count:g} steps"
+
     def reached(self, progress: Progress, batch_size: int) -> bool:
         """Whether no further step is due."""
         return progress.step >= self.count
@@ -72,6 +75,9 @@ class Epochs:
         """Whole batches in that many epochs (truncated, as the reference trainers did)."""
         return int(epoch_size * self.count / batch_size)
 
+    def __str__(self) -> str:
+        return f"{self.count:g} epochs"
+
     def reached(self, progress: Progress, batch_size: int) -> bool:
         """Whether no further full batch fits."""
         return progress.position + batch_size > self.count * progress.epoch_size
@@ -89,6 +95,9 @@ class Hours:
 
     def __post_init__(self) -> None:
         _positive(self.count, "hours")
+
+    def __str__(self) -> str:
+        return f"{self.count:g} hours"
 
     def reached(self, progress: Progress, batch_size: int) -> bool:
         """Whether the time is up."""

@@ -55,7 +55,7 @@ class TowerHost:
         self._generators = generators(device)
         # A mean over T towers: the backward pass of each starts from 1 / T instead of 1.
         self._share = 1.0 / towers.count
-        self._seed_gradient = torch.tensor(self._share, device=device)
+        self._seed_gradients: dict[torch.dtype, Tensor] = {}
 
     def run(self, losses: LossFunction, batch: Batch, extras: Sequence[float]) -> TreeSum:
         """The sum over this worker's towers of their shares of the mean.
@@ -97,7 +97,10 @@ class TowerHost:
                 expected="at least one loss computed from the model that is trained",
                 mend="return the losses with their graph: no detach(), no item(), no torch.no_grad()",
             )
-        gradients = torch.autograd.grad(total, self._parameters, self._seed_gradient, allow_unused=True)
+        seed = self._seed_gradients.get(total.dtype)
+        if seed is None:
+            seed = self._seed_gradients[total.dtype] = torch.full_like(total, self._share, requires_grad=False)
+        gradients = torch.autograd.grad(total, self._parameters, seed, allow_unused=True)
         absent = [index for index, gradient in enumerate(gradients) if gradient is None]
         if not absent:
             return self._laid_out(gradients), 0

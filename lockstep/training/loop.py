@@ -80,7 +80,8 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
     towers = towers or Towers(worker.num_workers)
     towers.check(loader.batch_size, worker.num_workers)
     if until and until.reached(now, loader.batch_size):
-        log.info("nothing to do: the run is at step %d (%.2f epochs), and its end is %s", now.step, now.epochs, until)
+        if worker.is_chief:
+            log.info("nothing to do: the run is at step %d (epoch %.2f), its end is %s", now.step, now.epochs, until)
         return
     mine = deal(towers.count, worker.num_workers)[worker.rank]
     worker.pulse.at(now.step, "data")

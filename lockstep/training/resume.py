@@ -69,7 +69,8 @@ def resume(states: States, loader: Loader, workdir: str | Path | Store) -> int |
     assert checkpoint is not None, "the chief has read it"
     restore(checkpoint, states)
     loader.load_state(checkpoint.values["loader"])
-    log.info("resumed at step %d, position %d, from %s", checkpoint.step, loader.position, checkpoint.path)
+    if worker.is_chief:
+        log.info("resumed at step %d, position %d, from %s", checkpoint.step, loader.position, checkpoint.path)
     return checkpoint.step
 
 
