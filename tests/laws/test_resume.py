@@ -1,0 +1,144 @@
+"""The law of resume: a run that was killed, however often and whenever, ends with the bytes of one that never was."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "resume_run.py"
+STEPS = 60
+TIMEOUT_SECONDS = 60
+
+
+def start(workdir: Path, num_workers: int, steps: int = STEPS) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "lockstep", "run", "--workers", str(num_workers), str(SCRIPT)]
+    with (workdir.parent / f"{workdir.name}.log").open("ab") as log:
+        return subprocess.Popen([*command, str(workdir), str(steps)], stdout=log, stderr=log, start_new_session=True)
+
+
+def finish(workdir: Path, num_workers: int, steps: int = STEPS) -> None:
+    code = start(workdir, num_workers, steps).wait(TIMEOUT_SECONDS)
+    assert code == 0, (workdir.parent / f"{workdir.name}.log").read_text()
+
+
+def contents(workdir: Path) -> dict[str, bytes]:
+    """Every byte that the run has learned or said; the manifest alone holds the time of saving."""
+    newest = workdir / f"checkpoints/step-{STEPS:08d}"
+    files = [path for path in newest.iterdir() if path.name != "manifest.json"]
+    return {path.name: path.read_bytes() for path in [*files, workdir / "metrics.jsonl"]}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    workdir = tmp_path_factory.mktemp("undisturbed") / "run"
+    finish(workdir, 3)
+    found = contents(workdir)
+    assert found["metrics.jsonl"].count(b"\n") == STEPS
+    return found
+
+
+def processes(root: int) -> list[int]:
+    """A process and all its descendants, parents first."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        children.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    found = [root]
+    for pid in found:
+        found += children.get(pid, [])
+    return found
+
+
+def wait_for(happened: object, process: subprocess.Popen[bytes]) -> bool:
+    """Whether something happened before the process ended."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        if happened():  # type: ignore[operator]
+            return True
+    return False
+
+
+def kill_one(process: subprocess.Popen[bytes], choose: random.Random) -> None:
+    victim = choose.choice(processes(process.pid))
+    try:
+        os.kill(victim, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    process.wait(TIMEOUT_SECONDS)
+
+
+def wait_until_gone(workdir: Path) -> None:
+    """Workers of a launcher that was killed end by themselves; the next start must not meet them."""
+    needle = str(workdir).encode()
+
+    def alive() -> bool:
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                if needle in path.read_bytes() and int(path.parent.name) != os.getpid():
+                    return True
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+        return False
+
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while alive():
+        assert time.monotonic() < deadline, "a worker outlived its launcher"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_killed_at_random_moments(undisturbed: dict[str, bytes], tmp_path: Path, seed: int) -> None:
+    choose, workdir = random.Random(seed), tmp_path / "run"
+    metrics = workdir / "metrics.jsonl"
+    kills = 0
+    while kills < 4:
+        process = start(workdir, 3)
+        before = metrics.stat().st_size if metrics.exists() else 0
+        more = choose.randrange(1, 3000)
+        if not wait_for(lambda: metrics.exists() and metrics.stat().st_size > before + more, process):
+            break
+        kill_one(process, choose)
+        wait_until_gone(workdir)
+        kills += 1
+    assert kills >= 2, "the run ended before it could be killed"
+    finish(workdir, 3)
+    assert contents(workdir) == undisturbed
+
+
+def test_killed_in_the_middle_of_saves(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    choose, workdir = random.Random(3), tmp_path / "run"
+    checkpoints = workdir / "checkpoints"
+
+    def saving() -> bool:
+        return checkpoints.is_dir() and any(not path.name.startswith("step-") for path in checkpoints.iterdir())
+
+    kills = 0
+    for _ in range(4):
+        process = start(workdir, 3)
+        if wait_for(saving, process):
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(TIMEOUT_SECONDS)
+            wait_until_gone(workdir)
+            kills += 1
+        if choose.random() < 0.5:
+            finish(workdir, 3, steps=choose.randrange(4, 40))
+    assert kills >= 2
+    finish(workdir, 3)
+    assert contents(workdir) == undisturbed
+
+
+def test_resumed_on_other_numbers_of_workers(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    workdir = tmp_path / "run"
+    for num_workers, steps in ((2, 13), (1, 30), (3, STEPS)):
+        finish(workdir, num_workers, steps)
+    found = contents(workdir)
+    assert found == undisturbed
