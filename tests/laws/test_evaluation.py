@@ -1,0 +1,90 @@
+"""The law of evaluation: each example once, and the same bits for every number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import lockstep as ls
+from lockstep.data.loader import Loader
+from lockstep.data.readers import Arrays
+
+SIZE = 101
+
+
+def make_state() -> ls.TrainState:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 4))
+    return ls.TrainState(model, ls.optim.SGD(0.1), average=ls.optim.MovingAverage(0.5, dynamic=False))
+
+
+def make_loader(batch_size: int = 16) -> Loader:
+    generator = torch.Generator().manual_seed(1)
+    fields = {"x": torch.randn(SIZE, 6, generator=generator), "y": torch.randint(0, 4, (SIZE,), generator=generator)}
+    return Loader(Arrays(fields), batch_size=batch_size)
+
+
+def score(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+    logits = model(batch["x"])
+    right = (logits.argmax(1) == batch["y"]).float()
+    return {"top1": right, "loss": F.cross_entropy(logits, batch["y"], reduction="none"), "one": torch.ones_like(right)}
+
+
+def evaluated(micro_batch: int) -> dict[str, str]:
+    """The sums in hexadecimal: every bit of them."""
+    result = ls.evaluate(make_state(), score, make_loader(), micro_batch=micro_batch)
+    return {"examples": str(result.num_examples), **{name: total.hex() for name, total in result.sums.items()}}
+
+
+@pytest.mark.parametrize("micro_batch", [16, 40, 200])
+def test_the_same_bits_for_every_number_of_workers(run_workers: Callable[..., list[Any]], micro_batch: int) -> None:
+    alone = evaluated(micro_batch)
+    assert alone["one"] == float(SIZE).hex()
+    assert alone["examples"] == str(SIZE)
+    for num_workers in (2, 3):
+        assert run_workers(evaluated, num_workers, micro_batch) == [alone] * num_workers
+
+
+def test_it_is_what_a_hand_written_loop_finds() -> None:
+    state, fields = make_state(), make_loader().reader.read_batch(np.arange(SIZE))
+    result = ls.evaluate(state, score, make_loader())
+    model = state.model.eval()
+    with torch.no_grad():
+        logits = model(fields["x"])
+    assert result.sums["top1"] == float((logits.argmax(1) == fields["y"]).sum())
+    assert result["loss"] == pytest.approx(float(F.cross_entropy(logits, fields["y"])), abs=1e-5)
+
+
+def test_the_size_of_a_micro_batch_changes_no_count() -> None:
+    small, large = (ls.evaluate(make_state(), score, make_loader(), micro_batch=size) for size in (7, 64))
+    assert small.sums["top1"] == large.sums["top1"]
+    assert small["loss"] == pytest.approx(large["loss"], abs=1e-5)
+
+
+def test_the_model_under_training_is_left_alone() -> None:
+    state = make_state()
+    before = {name: value.clone() for name, value in state.model.state_dict().items()}
+    ls.evaluate(state, score, make_loader(), weights="average")
+    assert state.model.training
+    assert all(torch.equal(value, before[name]) for name, value in state.model.state_dict().items())
+
+
+def test_averaged_weights_are_scored() -> None:
+    state = make_state()
+    raw = ls.evaluate(state, score, make_loader())["loss"]
+    for average in state.averaged().values():
+        average.mul_(3.0)
+    assert ls.evaluate(state, score, make_loader())["loss"] == raw
+    assert ls.evaluate(state, score, make_loader(), weights="average")["loss"] != raw
+
+
+def test_a_score_that_is_already_a_mean_is_refused() -> None:
+    with pytest.raises(ls.InputError, match=r"'top1' is not one number an example.*\n.*shape \(\)"):
+        ls.evaluate(make_state(), lambda m, b: {"top1": score(m, b)["top1"].mean()}, make_loader())
