@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     from lockstep.types import LossFunction, Scalars
 
 
-@dataclass(frozen=True)
-class ScalarNames:
+class ScalarNames(NamedTuple):
     """What the numbers mean that travel with the gradients, in their order."""
 
     losses: tuple[str, ...]
@@ -42,6 +40,8 @@ class TowerHost:
         self.scalar_names: ScalarNames | None = None
         self.absent: dict[int, int] = {}
         """How many of the towers just run had no gradient for the parameter of an index; those of none are left out."""
+        self.losses: dict[int, list[float]] = {}
+        """The losses and metrics of each tower just run, by its index."""
         self._model = model
         self._parameter_names = list(parameters)
         self._parameters = list(parameters.values())
@@ -66,6 +66,7 @@ class TowerHost:
         """
         sums = TreeSum()
         self.absent.clear()
+        self.losses.clear()
         states = [generator.get_state() for generator in self._generators]
         self._keep_buffers()
         try:
@@ -84,7 +85,7 @@ class TowerHost:
             named, metrics = _losses_and_metrics(losses(self._model, batch))
         self._check_names(named, metrics)
         gradients, missing = self._gradients(reduce(add, named.values()))
-        values = _read((*named.values(), *metrics.values()))
+        values = self.losses[tower] = _read((*named.values(), *metrics.values()))
         numbers = [*[value * self._share for value in values], float(missing), *extras]
         return Summand([*gradients, *self._statistics(tower)], numbers)
 

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from lockstep.errors import CheckpointError, InputError, NonFiniteError
+from lockstep.errors import CheckpointError, InputError
 from lockstep.optim.averages import MovingAverage
 from lockstep.optim.optimizers import Optimizer
 from lockstep.optim.transforms import Gradients, GradientTransform
 from lockstep.training.smoothing import SmoothedLosses
 
-log = logging.getLogger("lockstep")
 
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(NamedTuple):
     """What the towers made of one batch, averaged over all of them: what an update is made from."""
 
     gradients: Sequence[Tensor | None]
@@ -32,14 +27,19 @@ class Attempt:
     losses: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What `apply` did with an attempt."""
 
     learning_rate: float
     gradient_norm: float
     """Of the averaged gradients, before any transform."""
-    refused: bool
+    unfit: tuple[str, ...] = ()
+    """What is not finite, in words: then the attempt was refused, and nothing has changed."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether nothing has changed."""
+        return bool(self.unfit)
 
 
 class TrainState:
@@ -52,7 +52,7 @@ class TrainState:
         optimizer: what updates the parameters.
         gradient_transforms: applied in order to the averaged gradients.
         average: a moving average of the parameters to keep.
-        nonfinite: what a loss or gradient that is not finite does: "stop" raises, "skip" refuses that attempt alone.
+        nonfinite: what a loss or gradient that is not finite does: "stop" ends the run, "skip" that attempt alone.
         name: tells the random streams of several states in one run apart.
     """
 
@@ -84,7 +84,7 @@ class TrainState:
         self._optimizer = optimizer.bind(self._tensors)
         self._average = average.bind(self._tensors) if average else None
         self._transforms = tuple(gradient_transforms)
-        self._nonfinite = nonfinite
+        self.nonfinite = nonfinite
         self.smoothed = SmoothedLosses()
         self.steps: dict[object, object] = {}
         """The steps bound to this state, by their towers and exchange (see `lockstep.training.step`)."""
@@ -92,16 +92,11 @@ class TrainState:
 
     @torch.no_grad()
     def apply(self, attempt: Attempt) -> Outcome:
-        """Make one update of everything, or none at all.
-
-        Raises:
-            NonFiniteError: a loss or a gradient is not finite, and the state was told to stop; nothing has changed.
-        """
+        """Make one update of everything, or none at all where a loss or a gradient is not finite."""
         lr = self._optimizer.learning_rate(self.step)
         norm = _global_norm(attempt.gradients)
         if not (math.isfinite(norm) and all(map(math.isfinite, attempt.losses.values()))):
-            self._refuse(attempt)
-            return Outcome(lr, norm, refused=True)
+            return Outcome(lr, norm, self._unfit(attempt))
         gradients = Gradients(attempt.gradients, norm)
         for transform in self._transforms:
             transform(gradients, self.step)
@@ -112,26 +107,18 @@ class TrainState:
         for buffer, new in zip(self._buffers, attempt.statistics, strict=True):
             buffer.copy_(new)
         self.smoothed.update(attempt.losses)
-        return Outcome(lr, norm, refused=False)
+        return Outcome(lr, norm)
 
-    def _refuse(self, attempt: Attempt) -> None:
-        guilty = [f"loss {n!r} is {value}" for n, value in attempt.losses.items() if not math.isfinite(value)]
-        guilty += [
-            f"gradient of {n!r}"
-            for n, g in zip(self.parameters, attempt.gradients, strict=True)
-            if g is not None and not g.isfinite().all()
+    def _unfit(self, attempt: Attempt) -> tuple[str, ...]:
+        """Which losses and gradients are not finite, in words."""
+        losses = [f"loss {name!r} is {value}" for name, value in attempt.losses.items() if not math.isfinite(value)]
+        gradients = [
+            f"gradient of {name!r}"
+            for name, gradient in zip(self.parameters, attempt.gradients, strict=True)
+            if gradient is not None and not gradient.isfinite().all()
         ]
-        found = ", ".join(guilty[:8]) + (f" and {len(guilty) - 8} more" if len(guilty) > 8 else "")
-        found = found or "the gradients are finite, and their global norm is not"
-        if self._nonfinite == "skip":
-            log.warning("the update after step %d is not finite and was skipped: %s", self.step, found)
-            return
-        raise NonFiniteError(
-            f"The update after step {self.step} is not finite; nothing was changed.",
-            given=found,
-            expected="finite losses and gradients",
-            mend="lower the learning rate, clip the gradients, look at this batch, or set nonfinite='skip'",
-        )
+        found = losses + gradients[:8] + ([f"{len(gradients) - 8} gradients more"] if len(gradients) > 8 else [])
+        return tuple(found or ["the gradients are finite, and their global norm is not"])
 
     def to_channels_last(self) -> None:
         """Lay convolution weights, and all that is kept for them, out in the channels_last memory format."""

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
+from lockstep.errors import NonFiniteError
 from lockstep.parallel.exchange import AllReduce, Connection, Exchange
 from lockstep.parallel.hosting import TowerHost
 from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import Summand, TreeSum
 from lockstep.progress import Progress
 from lockstep.training.preflight import check_start
-from lockstep.training.state import Attempt, TrainState
+from lockstep.training.state import Attempt, Outcome, TrainState
 from lockstep.types import Batch, StepReport
 from lockstep.workers.rank import Worker, join
 
@@ -92,6 +94,8 @@ class BoundStep:
         if missing:
             gradients = self._without_missing(gradients, batch.towers)
         outcome = state.apply(Attempt(gradients, total.tensors[len(gradients) :], named))
+        if outcome.refused:
+            self._refuse(outcome, batch, sums)
         batch.attempted()
         batch.report = StepReport(
             progress=Progress(state.step, batch.position + batch.batch_size, batch.epoch_size, elapsed_seconds),
@@ -107,6 +111,31 @@ class BoundStep:
             stop_requested=stops > 0,
         )
         return batch.report
+
+    def _refuse(self, outcome: Outcome, batch: Batch, sums: TreeSum) -> None:
+        """Say which tower made the attempt unfit, whoever hosts it; all workers come here together.
+
+        Raises:
+            NonFiniteError: the state was told to stop.
+        """
+        size = batch.batch_size // self.towers.count
+        mine = [
+            f"tower {tower} on {self.worker.name} (positions {first} to {first + size - 1} of the stream)"
+            for tower in culprits(sums, self._host.losses)
+            for first in [batch.position + tower * size]
+        ]
+        towers = [name for names in self.worker.group.gather(mine) for name in names]
+        where = f"{', '.join(outcome.unfit)}; from {', '.join(towers) or 'the sum over the towers'}"
+        if self._state.nonfinite == "skip":
+            if self.worker.is_chief:
+                log.warning("the update after step %d is not finite, and was skipped: %s", self._state.step, where)
+            return
+        raise NonFiniteError(
+            f"The update after step {self._state.step} is not finite; nothing was changed.",
+            given=where,
+            expected="finite losses and gradients",
+            mend="lower the learning rate, clip the gradients, look at these examples, or set nonfinite='skip'",
+        )
 
     def _read(self, values: list[float]) -> tuple[dict[str, float], dict[str, float], list[float]]:
         """Losses, metrics, and the numbers that follow them."""
@@ -145,3 +174,12 @@ class BoundStep:
             self._untouched = untouched
             log.warning("no tower has a gradient for %s: left untouched", ", ".join(untouched))
         return [None if nowhere else g for g, nowhere in zip(gradients, everywhere, strict=True)]
+
+
+def culprits(sums: TreeSum, losses: Mapping[int, list[float]]) -> list[int]:
+    """The towers of this worker whose losses are not finite; where all are, those in whose sums a gradient is not."""
+    towers = [tower for tower, values in losses.items() if not all(map(math.isfinite, values))]
+    for node, summand in [] if towers else sums.nodes:
+        if not all(tensor.isfinite().all() for tensor in summand.tensors):
+            towers += range(node.start, node.start + node.span)
+    return towers

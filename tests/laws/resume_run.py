@@ -1,6 +1,6 @@
 """A run to be killed: batch norm, dropout, augmentation and an average, on 6 towers, with the library's public parts.
 
-    lockstep run --workers 3 tests/laws/resume_run.py WORKDIR STEPS
+lockstep run --workers 3 tests/laws/resume_run.py WORKDIR STEPS
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -171,6 +173,35 @@ def test_bf16_keeps_parameters_and_gradients_in_float32() -> None:
     ls.train_step(state, record, make_batch(), ls.Towers(precision="bf16"))
     assert dtypes == [torch.bfloat16]
     assert {t.dtype for t in state.parameters.values()} == {torch.float32}
+
+
+def spoiled(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+    """Not a number for the last tower of four alone."""
+    factor = math.nan if batch.towers.stop == 4 else 1.0
+    return {"squared": squared(model, batch)["squared"] * factor}
+
+
+def test_stop_names_the_loss_the_parameter_and_the_tower() -> None:
+    state = make_state()
+    unfit = r"loss 'squared' is nan, gradient of 'weight', gradient of 'bias'"
+    message = rf"after step 0 is not finite.*\n.*{unfit}; from tower 3 on worker 0 \(positions 22 to 23"
+    with pytest.raises(ls.NonFiniteError, match=message):
+        ls.train_step(state, spoiled, make_batch(4, position=16), ls.Towers(4))
+    assert state.step == 0
+
+
+def test_a_skip_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    report = ls.train_step(make_state(nonfinite="skip"), spoiled, make_batch(4), ls.Towers(4))
+    assert report.refused
+    assert "after step 0 is not finite, and was skipped: loss 'squared' is nan" in caplog.text
+
+
+def test_a_gradient_that_is_not_finite_is_traced_to_its_towers() -> None:
+    def root(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        return {"root": model.weight.sum().mul(0.0 if batch.towers.start == 2 else 1.0).abs().sqrt()}
+
+    with pytest.raises(ls.NonFiniteError, match="gradient of 'weight'; from tower 2 on worker 0"):
+        ls.train_step(make_state(), root, make_batch(3, batch_size=6), ls.Towers(3))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,105 @@
+"""The law of the round trip, for recipes: what is written is read back as it was, field by field.
+
+A part that a recipe can hold gets a line in the strategies below.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.checkpoints.retention import Retention
+from lockstep.data.augment import RandomShift
+from lockstep.models.mnist import Mnist
+from lockstep.optim import SGD, ClipGlobalNorm, Constant, Cosine, MovingAverage
+from lockstep.parallel.exchange import AllReduce, Alone
+from lockstep.parallel.towers import Towers
+from lockstep.progress import Epochs, Hours, Interval, Steps
+from lockstep.recipes.recipe import Checkpoints, Evaluate, MnistData, Recipe, Watch, differences
+from lockstep.recipes.settings import with_settings
+from lockstep.recipes.shipped import names, recipe
+from lockstep.recipes.toml import from_toml, to_toml
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False) | st.integers(1, 10**6)
+counts = st.integers(1, 2**63 - 1)
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+intervals = st.builds(
+    Interval,
+    st.floats(min_value=0, allow_infinity=False) | st.integers(0, 2**53),
+    st.sampled_from(["steps", "seconds", "epochs"]),
+)
+epochs = st.builds(Epochs, positive)
+schedules = (
+    st.builds(Constant, numbers)
+    | st.builds(Cosine, numbers, st.integers(2, 10**9), warmup_steps=st.integers(0, 1), final=numbers)
+    | st.builds(Cosine, numbers, epochs)
+)
+optimizers = st.builds(
+    SGD,
+    numbers | st.integers(0, 3) | schedules,
+    momentum=st.floats(0, 1, exclude_min=True),
+    nesterov=st.booleans(),
+    weight_decay=numbers,
+)
+averages = st.builds(MovingAverage, st.floats(0, 1, exclude_max=True), st.booleans())
+towers = st.builds(
+    Towers,
+    batch_norm=st.sampled_from(["mean", "first", "last"]),
+    precision=st.sampled_from(["fp32", "bf16"]),
+    channels_last=st.booleans(),
+)
+exchanges = st.just(Alone()) | st.builds(
+    AllReduce, st.sampled_from([None, "shared_memory", "gloo", "nccl"]), st.booleans()
+)
+checkpoints = st.builds(Checkpoints, intervals, st.builds(Retention, counts, st.none() | positive))
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> Recipe:
+    num_towers = draw(st.integers(1, 64))
+    average = draw(st.none() | averages)
+    weights = ["raw", "average"] if average else ["raw"]
+    return Recipe(
+        name=draw(st.from_regex(r"\w[\w.+-]*", fullmatch=True)),
+        model=Mnist(lrn=draw(st.booleans())),
+        data=MnistData(
+            draw(st.none() | texts), tuple(draw(st.lists(st.builds(RandomShift, counts, texts), max_size=3)))
+        ),
+        optimizer=draw(optimizers),
+        batch_size=num_towers * draw(st.integers(1, 1000)),
+        seed=draw(st.integers(0, 2**63 - 1)),
+        gradient_transforms=tuple(draw(st.lists(st.builds(ClipGlobalNorm, positive), max_size=3))),
+        average=average,
+        nonfinite=draw(st.sampled_from(["stop", "skip"])),
+        num_towers=draw(st.sampled_from([None, num_towers])),
+        towers=draw(towers),
+        num_workers=draw(st.none() | st.integers(1, num_towers)),
+        device=draw(st.none() | texts),
+        exchange=draw(exchanges),
+        end=draw(st.none() | st.builds(Steps, counts) | epochs | st.builds(Hours, positive)),
+        checkpoints=draw(checkpoints),
+        watch=Watch(*(draw(intervals) for _ in range(3)), images=draw(st.integers(0, 100))),
+        evaluate=draw(st.builds(Evaluate, intervals, st.none() | counts, st.sampled_from(weights))),
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(recipes())
+def test_what_is_written_is_read_back(written: Recipe) -> None:
+    text = to_toml(written)
+    assert from_toml(text, "text") == written
+    assert to_toml(from_toml(text, "text")) == text
+    assert differences(written, from_toml(text, "text")) == []
+
+
+@settings(max_examples=20, deadline=None)
+@given(recipes())
+def test_no_setting_is_no_change(given_recipe: Recipe) -> None:
+    assert with_settings(given_recipe, []) == given_recipe
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_shipped_recipe_is_read_back(name: str) -> None:
+    assert from_toml(to_toml(recipe(name)), name) == recipe(name)
