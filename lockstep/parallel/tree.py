@@ -83,8 +83,8 @@ class TreeSum:
         return left.span == right.span and left.start % (2 * left.span) == 0
 
     def total(self) -> Summand:
-        """The tree finished over what was added: all the towers there are."""
-        sums = [summand for _, summand in self.nodes]
+        """The tree finished over what was added: all the towers there are. The nodes stay as they are."""
+        sums = [Summand(summand.tensors, summand.numbers) for _, summand in self.nodes]
         for i, j in additions([node for node, _ in self.nodes]) if len(sums) > 1 else ():
             sums[i] = sums[i].plus(sums[j])
         return sums[0]
