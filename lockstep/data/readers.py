@@ -1,0 +1,182 @@
+"""Readers: where examples come from, by their index."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from lockstep.errors import DataError, InputError, LockstepError
+
+Int64s = npt.NDArray[np.int64]
+Cost = Literal["memory", "decode"]
+
+
+class Reader(Protocol):
+    """Examples that can be read in any order, a batch at a time. It may be forked at any moment."""
+
+    @property
+    def cost(self) -> Cost:
+        """Who reads: the trainer's own process what lies in `memory`, loader processes what they have to `decode`."""
+        ...
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        ...
+
+    def read_batch(self, indices: Int64s) -> dict[str, Any]:
+        """The fields of these examples: tensors with the batch first, or lists of its length."""
+        ...
+
+    def example_id(self, index: int) -> str:
+        """The name of an example, for people."""
+        ...
+
+
+class Arrays:
+    """Examples that lie in memory: tensors of one length, a row an example.
+
+    Raises:
+        InputError: there is no field, a field has no rows, or their numbers differ.
+    """
+
+    cost: Cost = "memory"
+
+    def __init__(self, fields: Mapping[str, Tensor]) -> None:
+        self._length = _number_of_rows(fields)
+        self._fields = dict(fields)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read_batch(self, indices: Int64s) -> dict[str, Any]:
+        """The rows of these indices."""
+        rows = torch.from_numpy(indices)
+        return {name: values.index_select(0, rows) for name, values in self._fields.items()}
+
+    def example_id(self, index: int) -> str:
+        """Its index."""
+        return str(index)
+
+
+class TorchDataset:
+    """A map-style dataset of torch, whose items are dicts, or pairs (image, label).
+
+    Tensors, arrays and numbers are stacked; values of anything else become a list.
+
+    Raises:
+        InputError: the dataset has no length, or no items by index.
+    """
+
+    cost: Cost = "decode"
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        iterable = isinstance(dataset, IterableDataset)
+        if iterable or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise InputError(
+                f"{type(dataset).__name__} has no examples by index.",
+                given="an iterable dataset" if iterable else repr(dataset),
+                expected="a map-style dataset, with __len__ and __getitem__",
+                mend="give it both: the stream is exact because every example has an index",
+            )
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(cast(Any, self._dataset))
+
+    def read_batch(self, indices: Int64s) -> dict[str, Any]:
+        """The items of these indices.
+
+        Raises:
+            DataError: an item cannot be read, or does not fit the first one; it is named.
+        """
+        items = [self._item(index) for index in indices.tolist()]
+        for index, item in zip(indices, items, strict=True):
+            if item.keys() != items[0].keys():
+                raise self._unfit(index, f"the fields {_names(item)}", f"{_names(items[0])}, as in item {indices[0]}")
+        return {name: self._stacked(name, [item[name] for item in items], indices) for name in items[0]}
+
+    def example_id(self, index: int) -> str:
+        """Its index."""
+        return str(index)
+
+    def _item(self, index: int) -> Mapping[str, Any]:
+        try:
+            item = self._dataset[index]
+        except LockstepError:
+            raise
+        except Exception as error:
+            raise self._unfit(index, f"{type(error).__name__}: {error}", "an item") from error
+        if isinstance(item, Mapping):
+            return item
+        if isinstance(item, tuple | list) and len(item) == 2:
+            return {"image": item[0], "label": item[1]}
+        size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+        raise self._unfit(index, f"a {type(item).__name__}{size}", "a dict of fields, or a pair (image, label)")
+
+    def _stacked(self, name: str, values: Sequence[Any], indices: Int64s) -> Tensor | list[Any]:
+        tensors = [_as_tensor(value) for value in values]
+        stackable = [tensor for tensor in tensors if tensor is not None]
+        if len(stackable) < len(values):
+            return list(values)
+        for index, tensor in zip(indices, stackable, strict=True):
+            if tensor.shape != stackable[0].shape:
+                expected = f"{tuple(stackable[0].shape)}, as in item {indices[0]}"
+                raise self._unfit(index, f"{name!r} of shape {tuple(tensor.shape)}", expected)
+        return torch.stack(stackable)
+
+    def _unfit(self, index: int, given: str, expected: str) -> DataError:
+        return DataError(
+            f"Item {index} of {type(self._dataset).__name__} cannot be used.",
+            given=given,
+            expected=expected,
+            mend="mend __getitem__ of the dataset, or leave the item out",
+        )
+
+
+def _number_of_rows(fields: Mapping[str, Tensor]) -> int:
+    if not fields:
+        raise InputError(
+            "There are no fields, so there are no examples.",
+            given="no fields",
+            expected="one tensor or more, by name",
+            mend='give them: {"image": images, "label": labels}',
+        )
+    for name, values in fields.items():
+        if not isinstance(values, Tensor) or not values.dim():
+            raise InputError(
+                f"Field {name!r} has no rows.",
+                given="a tensor without dimensions" if isinstance(values, Tensor) else f"a {type(values).__name__}",
+                expected="a tensor with a row for each example",
+                mend="make it one: torch.as_tensor(values)",
+            )
+    (first, length), *others = ((name, len(values)) for name, values in fields.items())
+    for name, other in others:
+        if other != length:
+            raise InputError(
+                f"Field {name!r} has another number of rows than {first!r}.",
+                given=f"{other} rows",
+                expected=f"{length} rows",
+                mend="give every field one row for each example",
+            )
+    return length
+
+
+def _as_tensor(value: Any) -> Tensor | None:
+    """The value as a tensor, where it is numbers."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, bool | int | float):
+        return torch.tensor(value)
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+        return torch.from_numpy(np.array(value))  # a copy: the array may be read-only
+    return None
+
+
+def _names(item: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, item))
