@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -51,8 +51,9 @@ class TowerHost:
         self._towers = towers
         self._stream_key = key_of(name)
         device = self._parameters[0].device
-        self._device_type = device.type
         self._generators = generators(device)
+        bf16 = towers.precision == "bf16"
+        self._precision = torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
         # A mean over T towers: the backward pass of each starts from 1 / T instead of 1.
         self._share = 1.0 / towers.count
         self._seed_gradients: dict[torch.dtype, Tensor] = {}
@@ -81,9 +82,9 @@ class TowerHost:
         return sums
 
     def _tower(self, losses: LossFunction, batch: Batch, tower: int, extras: Sequence[float]) -> Summand:
-        with self._precision():
-            named, metrics = _losses_and_metrics(losses(self._model, batch))
-        self._check_names(named, metrics)
+        with self._precision:
+            returned = losses(self._model, batch)
+        named, metrics = self._checked(returned)
         gradients, missing = self._gradients(reduce(add, named.values()))
         values = self.losses[tower] = _read((*named.values(), *metrics.values()))
         numbers = [*[value * self._share for value in values], float(missing), *extras]
@@ -165,22 +166,26 @@ class TowerHost:
         for generator in self._generators:
             generator.manual_seed(seed)
 
-    def _precision(self) -> AbstractContextManager[object]:
-        if self._towers.precision == "fp32":
-            return nullcontext()
-        return torch.autocast(self._device_type, dtype=torch.bfloat16)
+    def _checked(self, returned: Any) -> tuple[Scalars, Scalars]:
+        """Losses and metrics; looked at closely the first time, afterwards their names alone.
 
-    def _check_names(self, losses: Scalars, metrics: Scalars) -> None:
-        names = ScalarNames(tuple(losses), tuple(metrics))
-        if self.scalar_names is None:
-            self.scalar_names = names
-        elif names != self.scalar_names:
+        Raises:
+            InputError: the names are not those of the first time; or as `_losses_and_metrics` says.
+        """
+        names = self.scalar_names
+        if names is None:
+            losses, metrics = _losses_and_metrics(returned)
+            self.scalar_names = ScalarNames(tuple(losses), tuple(metrics))
+            return losses, metrics
+        losses, metrics = returned if isinstance(returned, tuple) else (returned, {})
+        if tuple(losses) != names.losses or tuple(metrics) != names.metrics:
             raise InputError(
                 "The loss function returned other names than before.",
-                given=f"losses {names.losses}, metrics {names.metrics}",
-                expected=f"losses {self.scalar_names.losses}, metrics {self.scalar_names.metrics}, as at the start",
+                given=f"losses {tuple(losses)}, metrics {tuple(metrics)}",
+                expected=f"losses {names.losses}, metrics {names.metrics}, as at the start",
                 mend="return the same names for every batch, with a value of 0 where one does not apply",
             )
+        return losses, metrics
 
 
 def _read(scalars: Sequence[Tensor]) -> list[float]:
