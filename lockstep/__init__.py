@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from lockstep.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from lockstep import data, metrics, models, optim

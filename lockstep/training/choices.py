@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-import lockstep
 from lockstep.errors import WorkdirError
 from lockstep.optim.kernels import can_fuse
 from lockstep.parallel.towers import Towers
 from lockstep.training.state import TrainState
+from lockstep.version import __version__
 from lockstep.workers.devices import usable_cores
 from lockstep.workers.rank import Worker
 
@@ -53,7 +53,7 @@ def resolve(state: TrainState, towers: Towers, worker: Worker, *, exact: bool, s
         compilation="off",
         decoder="none",
         torch=torch.__version__,
-        lockstep=lockstep.__version__,
+        lockstep=__version__,
     )
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-import lockstep
 from lockstep.errors import InputError
 from lockstep.training.state import TrainState
+from lockstep.version import __version__
 from lockstep.workers.rank import Worker
 
 
@@ -29,7 +29,7 @@ def check_start(state: TrainState, worker: Worker) -> None:
     shapes = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
     worker.group.agree("the parameters of the model", shapes)
     worker.group.agree("the values of the model", {name: _digest(tensor) for name, tensor in tensors.items()})
-    worker.group.agree("versions", {"torch": torch.__version__, "lockstep": lockstep.__version__})
+    worker.group.agree("versions", {"torch": torch.__version__, "lockstep": __version__})
 
 
 def _digest(tensor: Tensor) -> str:

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import lockstep
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError
 from lockstep.training.state import TrainState
+from lockstep.version import __version__
 from lockstep.workers.pulse import Phase
 from lockstep.workers.rank import join
 
@@ -43,7 +43,7 @@ def save(states: States, loader: Loader, workdir: str | Path | Store) -> None:
             for section, members in state.sections().items()
         }
         values: dict[str, Any] = {
-            "lockstep": lockstep.__version__,
+            "lockstep": __version__,
             "states": {prefix.rstrip("."): state.values() for prefix, state in named.items()},
             "loader": loader.state(),
         }
