@@ -1,0 +1,1 @@
+"""Recipes: the complete description of a run as a value, and as TOML."""

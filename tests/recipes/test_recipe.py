@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lockstep.checkpoints.retention import Retention
+from lockstep.errors import InputError
+from lockstep.optim import ClipGlobalNorm, Cosine, MovingAverage
+from lockstep.parallel.exchange import Alone
+from lockstep.parallel.towers import Towers
+from lockstep.progress import Epochs, Hours, Interval, Steps
+from lockstep.recipes.recipe import Checkpoints, Difference, Evaluate, Recipe, Watch, differences
+
+
+def test_towers_not_given_are_as_many_as_the_workers(mnist: Recipe) -> None:
+    recipe = replace(mnist, towers=Towers(precision="bf16"))
+    assert recipe.towers_for(3) == Towers(3, precision="bf16")
+    assert replace(recipe, num_towers=8).towers_for(3) == Towers(8, precision="bf16")
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "given", "expected"),
+    [
+        ({"batch_size": 0}, "batch_size is out of range.", "batch_size=0", "1 or more"),
+        ({"seed": -1}, "seed is out of range.", "seed=-1", "0 or more"),
+        ({"seed": 2**63}, "seed is out of range.", f"seed={2**63}", "a whole number below 2**63"),
+        ({"num_towers": 0}, "num_towers is out of range.", "num_towers=0", "1 or more"),
+        ({"num_workers": 0}, "num_workers is out of range.", "num_workers=0", "1 or more"),
+        (
+            {"num_towers": 3},
+            "The batch cannot be split evenly over the towers.",
+            "batch_size=128 over 3 towers",
+            "a batch size that 3 divides",
+        ),
+        (
+            {"num_towers": 2, "num_workers": 4},
+            "Some workers would have no tower to run.",
+            "4 workers, 2 towers",
+            "at least as many towers as workers",
+        ),
+        (
+            {"towers": Towers(8)},
+            "How many towers there are is said in num_towers alone.",
+            "towers.count=8",
+            "towers that leave their count out",
+        ),
+        (
+            {"evaluate": Evaluate(weights="average")},
+            "The averaged weights cannot be scored: this run keeps no average.",
+            'evaluate.weights="average", and no average',
+            "an average, or the raw weights",
+        ),
+        (
+            {"name": "../elsewhere"},
+            "This name cannot be that of a folder.",
+            "name='../elsewhere'",
+            "letters, digits and _, after the first one also . + -",
+        ),
+    ],
+)
+def test_a_recipe_that_contradicts_itself_is_refused(
+    mnist: Recipe, changes: dict[str, Any], what: str, given: str, expected: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        replace(mnist, **changes)
+    assert (caught.value.what, caught.value.given, caught.value.expected) == (what, given, expected)
+
+
+def test_parts_refuse_counts_out_of_range() -> None:
+    with pytest.raises(InputError, match=r"images is out of range.\n  given:    images=-1"):
+        Watch(images=-1)
+    with pytest.raises(InputError, match=r"micro_batch is out of range.\n  given:    micro_batch=0"):
+        Evaluate(micro_batch=0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "again"},
+        {"num_workers": 4},
+        {"device": "cpu"},
+        {"end": Hours(2)},
+        {"end": None},
+        {"checkpoints": Checkpoints(Interval(20), Retention(newest=2))},
+        {"watch": Watch(console=Interval(0))},
+        {"evaluate": Evaluate(every=Interval(100))},
+    ],
+)
+def test_what_may_differ_on_resume(mnist: Recipe, changes: dict[str, Any]) -> None:
+    found = differences(mnist, replace(mnist, **changes))
+    assert found
+    assert all(difference.harmless for difference in found)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batch_size": 64},
+        {"seed": 1},
+        {"average": MovingAverage()},
+        {"gradient_transforms": (ClipGlobalNorm(1.0),)},
+        {"exchange": Alone()},
+        {"towers": Towers(precision="bf16")},
+        {"num_towers": 2},
+        {"evaluate": Evaluate(micro_batch=10)},
+        {"nonfinite": "skip"},
+    ],
+)
+def test_what_may_not_differ_on_resume(mnist: Recipe, changes: dict[str, Any]) -> None:
+    (found,) = differences(replace(mnist, towers=Towers()), replace(mnist, **{"towers": Towers(), **changes}))
+    assert not found.harmless
+
+
+def test_differences_name_the_innermost_field(mnist: Recipe) -> None:
+    assert differences(mnist, mnist) == []
+    slower = replace(mnist, optimizer=replace(mnist.optimizer, lr=Cosine(0.01, Epochs(4))))
+    rarer = replace(slower, checkpoints=Checkpoints(every=Interval(20)))
+    assert differences(mnist, rarer) == [
+        Difference("optimizer.lr.initial", 0.05, 0.01, harmless=False),
+        Difference("checkpoints.every", Interval(600, "seconds"), Interval(20), harmless=True),
+    ]
+    assert [str(difference) for difference in differences(mnist, rarer)] == [
+        "optimizer.lr.initial: saved 0.05, given 0.01",
+        "checkpoints.every: saved 600 s, given 20 steps",
+    ]
+
+
+def test_a_part_of_another_class_differs_as_a_whole(mnist: Recipe) -> None:
+    (found,) = differences(mnist, replace(mnist, end=Steps(4)))
+    assert (found.path, found.saved, found.given) == ("end", mnist.end, Steps(4))
+
+
+def test_towers_left_open_agree_with_those_of_the_first_start(mnist: Recipe) -> None:
+    saved = replace(mnist, num_towers=2)
+    assert differences(saved, mnist) == []
+    assert differences(saved, replace(mnist, num_towers=4)) == [Difference("num_towers", 2, 4, harmless=False)]

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import RecipeError
+from lockstep.optim import SGD, Cosine
+from lockstep.progress import Epochs
+from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.shipped import names, recipe
+from lockstep.recipes.toml import to_toml
+
+
+def test_mnist_falls_from_a_safe_rate(mnist: Recipe) -> None:
+    assert mnist.optimizer == SGD(Cosine(0.05, Epochs(4)), momentum=0.9, nesterov=True)
+    assert (mnist.batch_size, mnist.end, mnist.num_towers) == (128, Epochs(4), None)
+
+
+def test_mnist_reference_keeps_the_rate_of_the_reference() -> None:
+    assert recipe("mnist_reference").optimizer == SGD(0.1, momentum=0.9, nesterov=True)
+
+
+def test_every_recipe_goes_by_its_name() -> None:
+    assert names() == ["mnist", "mnist_reference"]
+    assert [recipe(name).name for name in names()] == names()
+
+
+def test_a_recipe_of_ones_own_is_named_by_its_file(mnist: Recipe, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(to_toml(mnist))
+    assert recipe(str(path)) == mnist
+
+
+@pytest.mark.parametrize(
+    ("name", "mend"), [("mnits", 'did you mean "mnist"?'), ("resnet", "give one of these"), ("", "give one of these")]
+)
+def test_an_unknown_name_is_refused(name: str, mend: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe(name)
+    assert str(caught.value) == (
+        f"{name}: there is no such recipe.\n"
+        f"  given:    {name}\n"
+        "  expected: mnist, mnist_reference, or a file that ends in .toml\n"
+        f"  mend:     {mend}"
+    )
