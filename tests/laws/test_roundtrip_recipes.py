@@ -80,7 +80,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         exchange=draw(exchanges),
         end=draw(st.none() | st.builds(Steps, counts) | epochs | st.builds(Hours, positive)),
         checkpoints=draw(checkpoints),
-        watch=Watch(*(draw(intervals) for _ in range(3)), images=draw(st.integers(0, 100))),
+        watch=draw(st.builds(Watch, intervals, intervals, intervals, st.integers(0, 100))),
         evaluate=draw(st.builds(Evaluate, intervals, st.none() | counts, st.sampled_from(weights))),
     )
 
