@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from lockstep.errors import NonFiniteError
+from lockstep.errors import InputError, NonFiniteError
 from lockstep.parallel.exchange import AllReduce, Connection, Exchange
 from lockstep.parallel.hosting import TowerHost
 from lockstep.parallel.towers import Towers
-from lockstep.parallel.tree import Summand, TreeSum
+from lockstep.parallel.tree import Summand, TreeSum, deal
 from lockstep.progress import Progress
 from lockstep.training.preflight import check_start
 from lockstep.training.state import Attempt, Outcome, TrainState
@@ -73,6 +73,7 @@ class BoundStep:
         if towers.channels_last:
             state.to_channels_last()
         self.towers, self.worker = towers, worker
+        self._mine = deal(towers.count, worker.num_workers)[worker.rank]
         self._state = state
         self._host = TowerHost(state.model, state.parameters, towers, state.name)
         self._exchange = exchange
@@ -85,6 +86,8 @@ class BoundStep:
         """Make one attempt; see `train_step`."""
         began = time.perf_counter()
         state, pulse = self._state, self.worker.pulse
+        if batch.towers != self._mine:
+            raise self._cut_for_others(batch)
         pulse.at(state.step, "compute")
         sums = self._run_towers(losses, batch, began)
         pulse.at(state.step, "exchange")
@@ -111,6 +114,14 @@ class BoundStep:
             stop_requested=stops > 0,
         )
         return batch.report
+
+    def _cut_for_others(self, batch: Batch) -> InputError:
+        return InputError(
+            "This batch was cut for other towers than it is to be computed on.",
+            given=f"a batch for towers {list(batch.towers)}",
+            expected=f"one for towers {list(self._mine)}: {self.worker.name}'s of {self.towers.count}",
+            mend="give `batches` and `train_step` the same Towers",
+        )
 
     def _refuse(self, outcome: Outcome, batch: Batch, sums: TreeSum) -> None:
         """Say which tower made the attempt unfit, whoever hosts it; all workers come here together.

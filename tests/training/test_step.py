@@ -175,6 +175,11 @@ def test_bf16_keeps_parameters_and_gradients_in_float32() -> None:
     assert {t.dtype for t in state.parameters.values()} == {torch.float32}
 
 
+def test_a_batch_for_other_towers_is_refused() -> None:
+    with pytest.raises(ls.InputError, match=r"cut for other towers.*\n.*\[0, 1\]\n.*\[0, 1, 2, 3\]: worker 0's of 4"):
+        ls.train_step(make_state(), squared, make_batch(2), ls.Towers(4))
+
+
 def spoiled(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
     """Not a number for the last tower of four alone."""
     factor = math.nan if batch.towers.stop == 4 else 1.0
