@@ -142,8 +142,18 @@ class Interval:
         )
         return cls(float(match[1]), unit)
 
+    def __post_init__(self) -> None:
+        if self.amount < 0:
+            raise InputError(
+                "An interval cannot be negative.",
+                given=f"{self.amount} {self.unit}",
+                expected="0 (never) or more",
+                mend="give a positive amount, or 0 to switch it off",
+            )
+
     def __str__(self) -> str:
-        return f"{self.amount:g} {'s' if self.unit == 'seconds' else self.unit}" if self.amount else "0"
+        amount = int(self.amount) if self.amount == int(self.amount) else self.amount
+        return f"{amount} {'s' if self.unit == 'seconds' else self.unit}" if amount else "0"
 
     def passed(self, before: Progress, now: Progress) -> bool:
         """Whether a whole multiple of the interval lies in (before, now]."""
