@@ -6,8 +6,10 @@ Whether an interval has passed is a pure function of two moments of the run. All
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Literal, NamedTuple
 
 from lockstep.errors import InputError
@@ -143,17 +145,17 @@ class Interval:
         return cls(float(match[1]), unit)
 
     def __post_init__(self) -> None:
-        if self.amount < 0:
+        if not 0 <= self.amount < math.inf:
             raise InputError(
-                "An interval cannot be negative.",
+                "An interval is a finite number, 0 or more.",
                 given=f"{self.amount} {self.unit}",
                 expected="0 (never) or more",
                 mend="give a positive amount, or 0 to switch it off",
             )
 
     def __str__(self) -> str:
-        amount = int(self.amount) if self.amount == int(self.amount) else self.amount
-        return f"{amount} {'s' if self.unit == 'seconds' else self.unit}" if amount else "0"
+        amount = Decimal(str(self.amount)).normalize()
+        return f"{amount:f} {'s' if self.unit == 'seconds' else self.unit}"
 
     def passed(self, before: Progress, now: Progress) -> bool:
         """Whether a whole multiple of the interval lies in (before, now]."""

@@ -8,7 +8,6 @@ Fields that are None are left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from decimal import Decimal
 from typing import Any
 
 from lockstep.errors import LockstepError, RecipeError
@@ -48,7 +47,7 @@ def write(hint: Any, value: Any, place: Place) -> Any:
     if isinstance(value, tuple) and field.item is not None:
         return [write(field.item, item, place.at(index)) for index, item in enumerate(value)]
     if isinstance(value, Interval) and field.takes(value):
-        return _interval_text(value, place)
+        return str(value)
     if field.takes(value):
         return value
     raise _unfit(field, value, place)
@@ -102,14 +101,6 @@ def _write_part(field: Accepted, part: Any, place: Place) -> dict[str, Any]:
     return ({} if is_said_by_name else {"kind": kind}) | {
         name: write(hints[name], value, place.at(name)) for name, value in given.items() if value is not None
     }
-
-
-def _interval_text(interval: Interval, place: Place) -> str:
-    """All digits of the interval, which its own text rounds; and its unit, even where the amount is 0."""
-    unit = "s" if interval.unit == "seconds" else interval.unit
-    text = f"{Decimal(str(interval.amount)).normalize():f} {unit}"
-    _made(lambda: Interval.parse(text), place)
-    return text
 
 
 def _unknown_field(cls: type, name: str, place: Place) -> RecipeError:

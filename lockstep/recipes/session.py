@@ -159,7 +159,7 @@ def check_needs_no_files(recipe: Recipe) -> None:
         "watch.metrics": watch.metrics,
         "watch.images": watch.images,
     }
-    wanted = [f"{field}={interval}" for field, interval in asked.items() if str(interval) != "0"]
+    wanted = [f"{field}={interval}" for field, interval in asked.items() if getattr(interval, "amount", interval)]
     if wanted:
         raise WorkdirError(
             "Without a workdir nothing can be written, and the recipe asks for files.",

@@ -170,11 +170,6 @@ def test_an_interval_may_be_switched_off_by_a_number() -> None:
     assert not read(Interval, 0, HERE).amount
 
 
-def test_an_interval_that_no_text_describes_is_not_written() -> None:
-    with pytest.raises(RecipeError, match=r"^part in mine.toml: '-5 steps' is not an interval."):
-        write(Interval, Interval(-5), HERE)
-
-
 def test_a_part_of_ones_own_is_not_written() -> None:
     class Mine:
         def __call__(self, step: int) -> float:
