@@ -1,19 +1,13 @@
-"""What tests share: real worker processes, forked from a server that has torch imported already."""
+"""What all tests share: each starts alone, on one thread."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import socket
-import traceback
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 import torch
-
-TIMEOUT_SECONDS = 60
+import worker_processes
 
 
 @pytest.fixture(autouse=True)
@@ -35,62 +29,7 @@ def _alone() -> Iterator[None]:
     leave()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def run_workers() -> Callable[..., list[Any]]:
-    """`run_workers(function, num_workers, *arguments)` calls a module-level function in that many joined workers.
-
-    Returns what each returned, by rank. A worker that raises fails the test with its traceback.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "lockstep.training.loop", "lockstep.evaluation.evaluate"])
-
-    def run(function: Callable[..., Any], num_workers: int, *arguments: Any) -> list[Any]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        pipes, processes = [], []
-        for rank in range(num_workers):
-            here, there = context.Pipe(duplex=False)
-            seat = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_workers, "LOCAL_WORLD_SIZE": num_workers}
-            process = context.Process(target=_work, args=(there, seat, port, function, arguments), daemon=False)
-            process.start()
-            there.close()
-            pipes.append(here)
-            processes.append(process)
-        try:
-            answers = [_answer(pipe, process) for pipe, process in zip(pipes, processes, strict=True)]
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
-        failed = [f"worker {rank}:\n{said}" for rank, (ok, said) in enumerate(answers) if not ok]
-        assert not failed, "\n".join(failed)
-        return [said for _, said in answers]
-
-    return run
-
-
-def _answer(pipe: Connection, process: Any) -> tuple[bool, Any]:
-    try:
-        if not pipe.poll(TIMEOUT_SECONDS):
-            return False, f"said nothing for {TIMEOUT_SECONDS} s"
-        answer: tuple[bool, Any] = pipe.recv()
-    except EOFError:
-        process.join(5)
-        return False, f"died with exit code {process.exitcode}"
-    return answer
-
-
-def _work(pipe: Connection, seat: dict[str, int], port: int, function: Callable[..., Any], arguments: Any) -> None:
-    os.environ.update({name: str(value) for name, value in seat.items()})
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    try:
-        pipe.send((True, function(*arguments)))
-    except BaseException:
-        pipe.send((False, traceback.format_exc()))
-    # The store lives in worker 0: it must outlast what the others still ask of it.
-    if seat["RANK"] == 0:
-        import time
-
-        time.sleep(0.2)
+    """See `worker_processes.run_workers`."""
+    return worker_processes.run_workers
