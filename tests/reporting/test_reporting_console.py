@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import select
 import sys
 from types import SimpleNamespace
 from typing import TextIO
@@ -102,16 +103,15 @@ class Screen:
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("COLUMNS", str(columns))
         self._master, slave = os.openpty()
-        os.set_blocking(self._master, False)
         self.stream: TextIO = os.fdopen(slave, "w")
 
     def text(self) -> str:
-        """What is new since the last look."""
+        """What is new since the last look; the kernel hands it over a little later, and in pieces."""
         self.stream.flush()
-        try:
-            return os.read(self._master, 1 << 16).decode().replace("\r\n", "\n")
-        except BlockingIOError:
-            return ""
+        pieces = []
+        while select.select([self._master], [], [], 0.1)[0]:
+            pieces.append(os.read(self._master, 1 << 16))
+        return b"".join(pieces).decode().replace("\r\n", "\n")
 
     def __enter__(self) -> Screen:
         self._before, sys.stderr = sys.stderr, self.stream
