@@ -1,0 +1,1 @@
+"""Scoring a model under training; `lockstep` itself exports the names for users."""

@@ -1,0 +1,1 @@
+"""The state of a run, its step and its loop, saving and resuming; `lockstep` itself exports the names for users."""
