@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
+from lockstep.checks import wrong_type
 from lockstep.data.augment import Augment
 from lockstep.data.order import Int64s, Order, order_of
 from lockstep.data.processes import Fields, check_num_processes, default_num_processes, map_leaves, read_in_order
@@ -60,6 +61,13 @@ class Loader:
         num_processes: int | None = None,
         prefetch: int = 2,
     ) -> None:
+        if isinstance(reader, type) or not (hasattr(reader, "read_batch") and hasattr(reader, "cost")):
+            raise wrong_type(
+                "reader",
+                reader,
+                expected="a reader: it has read_batch, example_id, cost and a length",
+                mend="wrap tensors in ls.data.Arrays({...}), a torch Dataset in ls.data.TorchDataset(dataset)",
+            )
         _check_positive(batch_size=batch_size, prefetch=prefetch)
         check_num_processes(num_processes)
         if not len(reader):

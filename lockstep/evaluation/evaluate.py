@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
+from lockstep.checks import check_one_of
 from lockstep.data.loader import Loader
 from lockstep.errors import InputError
 from lockstep.training.state import TrainState
@@ -37,7 +38,8 @@ class Evaluation:
         return {name: total / self.num_examples for name, total in self.sums.items()}
 
     def __getitem__(self, name: str) -> float:
-        return self.means[name]
+        check_one_of("score", name, tuple(self.sums))
+        return self.sums[name] / self.num_examples
 
     def __str__(self) -> str:
         return f"{', '.join(f'{n} {v:.4f}' for n, v in self.means.items())} over {self.num_examples} examples"
@@ -62,6 +64,7 @@ def evaluate(
     Raises:
         InputError: a score is not one number an example, or the state keeps no average.
     """
+    check_one_of("weights", weights, ("raw", "average"))
     worker = join()
     before = worker.pulse.phase
     worker.pulse.at(state.step, "evaluate")
@@ -94,6 +97,13 @@ def _sums(scores: Mapping[str, Tensor], valid: int, size: int) -> dict[str, floa
     Raises:
         InputError: a score is not one number an example.
     """
+    if not isinstance(scores, Mapping) or not scores:
+        raise InputError(
+            "The score function returned no named scores.",
+            given=repr(scores)[:200],
+            expected="a dict of named tensors of shape (batch,)",
+            mend='return {"top1": ls.metrics.in_top_k(logits, labels)}',
+        )
     for name, values in scores.items():
         if values.shape != (size,):
             raise InputError(

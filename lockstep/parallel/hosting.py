@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.errors import InputError
+from lockstep.parallel.backward import gradients
 from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import Summand, TreeSum
 from lockstep.randomness import key_of, mix
@@ -44,7 +45,7 @@ class TowerHost:
         """The losses and metrics of each tower just run, by its index."""
         self._model = model
         self._parameter_names = list(parameters)
-        self._parameters = list(parameters.values())
+        self._parameters = tuple(parameters.values())
         self._strides = [p.stride() for p in self._parameters]
         self._buffers = list(model.buffers())
         self._starts = [torch.empty_like(b) for b in self._buffers]
@@ -102,24 +103,22 @@ class TowerHost:
         seed = self._seed_gradients.get(total.dtype)
         if seed is None:
             seed = self._seed_gradients[total.dtype] = torch.full_like(total, self._share, requires_grad=False)
-        gradients = torch.autograd.grad(total, self._parameters, seed, allow_unused=True)
-        absent = [index for index, gradient in enumerate(gradients) if gradient is None]
-        if not absent:
-            return self._laid_out(gradients), 0
+        found = gradients(total, self._parameters, seed)
+        absent = [index for index, gradient in enumerate(found) if gradient is None]
         for index in absent:
             self.absent[index] = self.absent.get(index, 0) + 1
-        filled = [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, self._parameters, strict=True)]
+        filled = [torch.zeros_like(p) if g is None else g for g, p in zip(found, self._parameters, strict=True)]
         return self._laid_out(filled), len(absent)
 
-    def _laid_out(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+    def _laid_out(self, found: Sequence[Tensor]) -> list[Tensor]:
         # The fused kernels walk memory, not indices: a gradient must have the strides of its parameter.
         try:
             return [
                 g if g.stride() == strides else torch.empty_like(p).copy_(g)
-                for g, strides, p in zip(gradients, self._strides, self._parameters, strict=True)
+                for g, strides, p in zip(found, self._strides, self._parameters, strict=True)
             ]
         except RuntimeError:
-            sparse = [n for n, g in zip(self._parameter_names, gradients, strict=True) if g.layout != torch.strided]
+            sparse = [n for n, g in zip(self._parameter_names, found, strict=True) if g.layout != torch.strided]
             if not sparse:
                 raise
             raise InputError(

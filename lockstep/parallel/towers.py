@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lockstep.checks import check_one_of
 from lockstep.errors import InputError
 
 
@@ -30,6 +31,8 @@ class Towers:
     hosting: InTurn = field(default_factory=InTurn)
 
     def __post_init__(self) -> None:
+        check_one_of("batch_norm", self.batch_norm, ("mean", "first", "last"))
+        check_one_of("precision", self.precision, ("fp32", "bf16"))
         if self.count < 1:
             raise InputError(
                 "There is no tower to train on.",

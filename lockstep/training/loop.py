@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from types import NoneType
 from typing import TYPE_CHECKING
 
+from lockstep.checks import check_type
 from lockstep.data.loader import Loader
 from lockstep.parallel.exchange import Exchange
 from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import deal
-from lockstep.progress import End, Progress
+from lockstep.progress import End, Epochs, Hours, Progress, Steps
 from lockstep.training.state import TrainState
 from lockstep.training.step import bind
 from lockstep.types import Batch, StepReport
@@ -33,6 +35,7 @@ def batches(loader: Loader, towers: Towers | None = None, *, until: End | None =
     Raises:
         InputError: the batch cannot be split evenly over the towers, or there are more workers than towers.
     """
+    _check(loader, until)
     now = Progress(loader.position // loader.batch_size, loader.position, loader.epoch_size)
     return _batches(loader, towers, until, now)
 
@@ -51,6 +54,7 @@ def train_steps(
     Ends when `until` is reached (never, if None), or after the step at which some worker was asked to stop. Where
     nothing is left to do, it says so and yields nothing. See `train_step` for the arguments and what is raised.
     """
+    _check(loader, until)
     step = bind(state, towers, exchange)
     start = Progress(state.step, loader.position, loader.epoch_size)
     for batch in _batches(loader, step.towers, until, start):
@@ -98,3 +102,8 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
         if until and until.reached(now, loader.batch_size):
             return
         worker.pulse.at(now.step, "data")
+
+
+def _check(loader: Loader, until: End | None) -> None:
+    check_type("loader", loader, Loader, expected="ls.data.Loader", mend="write ls.data.Loader(reader, batch_size=64)")
+    check_type("until", until, (Steps, Epochs, Hours, NoneType), expected="an end, or None", mend="write ls.Steps(500)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -86,8 +86,8 @@ def restore(checkpoint: Checkpoint, states: States) -> None:
     if saved.keys() != names:
         raise CheckpointError(
             f"{checkpoint.path} holds other states.",
-            given=f"states {sorted(saved)}",
-            expected=f"states {sorted(names)}",
+            given=_named(saved),
+            expected=_named(names),
             mend="resume with the same dict of states, or one state alone, as it was saved",
         )
     for prefix, state in named.items():
@@ -97,6 +97,10 @@ def restore(checkpoint: Checkpoint, states: States) -> None:
             if section.startswith(prefix)
         }
         state.load(sections, saved[prefix.rstrip(".")])
+
+
+def _named(states: Iterable[str]) -> str:
+    return "one state without a name" if set(states) == {""} else f"states named {', '.join(sorted(states))}"
 
 
 def _by_name(states: States) -> dict[str, TrainState]:

@@ -10,6 +10,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from lockstep.checks import check_one_of, check_type, wrong_type
 from lockstep.errors import CheckpointError, InputError
 from lockstep.optim.averages import MovingAverage
 from lockstep.optim.optimizers import Optimizer
@@ -68,6 +69,15 @@ class TrainState:
         nonfinite: Literal["stop", "skip"] = "stop",
         name: str = "model",
     ) -> None:
+        check_type("model", model, nn.Module, expected="a torch.nn.Module", mend="pass the module to train")
+        if isinstance(optimizer, type) or not hasattr(optimizer, "bind"):
+            raise wrong_type(
+                "optimizer",
+                optimizer,
+                expected="an optimizer of lockstep.optim, a value without parameters",
+                mend="write ls.optim.SGD(lr=0.1, momentum=0.9); the state gives it the parameters",
+            )
+        check_one_of("nonfinite", nonfinite, ("stop", "skip"))
         self.step = 0
         self.model = model.train()
         self.name = name

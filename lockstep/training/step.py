@@ -6,11 +6,13 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
+from lockstep.checks import check_type
 from lockstep.errors import InputError, NonFiniteError
 from lockstep.parallel.exchange import AllReduce, Connection, Exchange
 from lockstep.parallel.hosting import TowerHost
@@ -58,6 +60,8 @@ def train_step(
 
 def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | None = None) -> BoundStep:
     """The step of this state with these towers and this exchange: made once, then the same one each time."""
+    check_type("state", state, TrainState, expected="a TrainState", mend="write ls.TrainState(model, optimizer)")
+    check_type("towers", towers, (Towers, NoneType), expected="ls.Towers", mend="write ls.Towers(4) for four towers")
     worker = join()
     key = (towers or Towers(worker.num_workers), exchange or AllReduce())
     if key not in state.steps:

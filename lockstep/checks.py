@@ -1,0 +1,39 @@
+"""Checks of arguments that many parts make alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lockstep.errors import InputError
+
+
+def check_one_of(name: str, value: object, choices: Sequence[str]) -> None:
+    """Refuse a word that is none of the choices.
+
+    Raises:
+        InputError: naming the argument and the choices.
+    """
+    if value not in choices:
+        quoted = [repr(choice) for choice in choices]
+        raise InputError(
+            f"{name} cannot be {value!r}.",
+            given=f"{name}={value!r}",
+            expected=" or ".join(quoted),
+            mend="give one of these",
+        )
+
+
+def check_type(name: str, value: object, kind: type | tuple[type, ...], *, expected: str, mend: str) -> None:
+    """Refuse a value of another type.
+
+    Raises:
+        InputError: naming the argument, the type given and the one expected.
+    """
+    if not isinstance(value, kind):
+        raise wrong_type(name, value, expected=expected, mend=mend)
+
+
+def wrong_type(name: str, value: object, *, expected: str, mend: str) -> InputError:
+    """The error for an argument of the wrong type, where more than its class decides."""
+    given = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+    return InputError(f"{name} is of the wrong type.", given=f"{name} is {given}", expected=expected, mend=mend)

@@ -1,0 +1,101 @@
+"""What people pass by mistake: each is told at once, in three parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import lockstep as ls
+from lockstep.data.loader import Loader
+from lockstep.data.readers import Arrays
+
+
+def make_loader() -> Loader:
+    return Loader(Arrays({"x": torch.ones(16, 3)}), batch_size=4)
+
+
+def make_state() -> ls.TrainState:
+    return ls.TrainState(nn.Linear(3, 1), ls.optim.SGD(0.1))
+
+
+def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+    return {"mean": model(batch["x"]).mean()}
+
+
+def score(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+    return {"one": torch.ones(len(batch["x"]))}
+
+
+MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
+    "torch optimizer": (
+        lambda: ls.TrainState(nn.Linear(3, 1), torch.optim.SGD([torch.ones(1)], lr=0.1)),  # type: ignore[arg-type]
+        r"optimizer is of the wrong type.*\n.*optimizer is SGD\n.*lockstep.optim",
+    ),
+    "optimizer class": (
+        lambda: ls.TrainState(nn.Linear(3, 1), torch.optim.SGD),  # type: ignore[arg-type]
+        "optimizer is the class SGD",
+    ),
+    "no module": (lambda: ls.TrainState([1], ls.optim.SGD(0.1)), "model is list"),  # type: ignore[arg-type]
+    "nonfinite": (
+        lambda: ls.TrainState(nn.Linear(3, 1), ls.optim.SGD(0.1), nonfinite="ignore"),  # type: ignore[arg-type]
+        r"nonfinite cannot be 'ignore'.*\n.*\n.*'stop' or 'skip'",
+    ),
+    "module for state": (
+        lambda: next(ls.train_steps(nn.Linear(3, 1), losses, make_loader())),  # type: ignore[arg-type]
+        "state is Linear",
+    ),
+    "number of towers": (
+        lambda: next(ls.train_steps(make_state(), losses, make_loader(), 2)),  # type: ignore[arg-type]
+        r"towers is int\n.*ls.Towers",
+    ),
+    "number as end": (
+        lambda: next(ls.train_steps(make_state(), losses, make_loader(), until=5)),  # type: ignore[arg-type]
+        r"until is int\n.*\n.*ls.Steps\(500\)",
+    ),
+    "torch loader": (
+        lambda: next(ls.train_steps(make_state(), losses, torch.utils.data.DataLoader([1]))),  # type: ignore[arg-type]
+        "loader is DataLoader",
+    ),
+    "batch norm": (
+        lambda: ls.Towers(2, batch_norm="avg"),  # type: ignore[arg-type]
+        "batch_norm cannot be 'avg'",
+    ),
+    "precision": (lambda: ls.Towers(2, precision="fp16"), "precision cannot be 'fp16'"),  # type: ignore[arg-type]
+    "tensors for reader": (
+        lambda: Loader({"x": torch.ones(4)}, batch_size=2),  # type: ignore[arg-type]
+        r"reader is dict\n.*\n.*ls.data.Arrays",
+    ),
+    "dataset for reader": (
+        lambda: Loader(TensorDataset(torch.ones(4)), batch_size=2),  # type: ignore[arg-type]
+        "reader is TensorDataset",
+    ),
+    "weights": (
+        lambda: ls.evaluate(make_state(), score, make_loader(), weights="ema"),  # type: ignore[arg-type]
+        "weights cannot be 'ema'",
+    ),
+    "no score": (lambda: ls.evaluate(make_state(), lambda m, b: {}, make_loader()), "no named scores"),
+    "score tensor": (
+        lambda: ls.evaluate(make_state(), lambda m, b: b["x"], make_loader()),  # type: ignore[arg-type,return-value]
+        "no named scores",
+    ),
+    "name of a score": (
+        lambda: ls.evaluate(make_state(), lambda m, b: {**score(m, b), "two": b["x"][:, 0]}, make_loader())["top1"],
+        r"score cannot be 'top1'.*\n.*\n.*'one' or 'two'",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told(mistake: str) -> None:
+    make, message = MISTAKES[mistake]
+    with pytest.raises(ls.InputError, match=message):
+        make()
+
+
+def test_towers_without_choice_read_well() -> None:
+    with pytest.raises(ls.InputError, match=r"given:    score='two'\n  expected: 'one'\n"):
+        ls.evaluate(make_state(), score, make_loader())["two"]
