@@ -9,7 +9,7 @@ LockstepError
 ├── NonFiniteError        a loss or a gradient that is not a number
 └── WorkerError           a worker that failed, died or disagrees with the others
     └── PeerLostError     seen from a worker: another one is gone (the launcher knows why)
-"""  # noqa: D208
+"""
 
 from __future__ import annotations
 
