@@ -12,15 +12,18 @@ from lockstep.workers.rank import Worker, join
 from lockstep.workers.signals import stop_on_signals
 
 
-def num_workers(wish: int | None, device: str | None, most: int | None) -> int:
-    """The workers to start here: as wished, else one an accelerator, or a core; never more than `most`.
+def num_workers(wish: int | None, device: str | None, num_towers: int | None) -> int:
+    """The workers to start here: as wished; else one an accelerator, or on a CPU as many as towers and cores allow.
+
+    Where neither towers nor accelerators say otherwise, one.
 
     Raises:
         InputError: the wish is not positive, or there are accelerators, but fewer than wished.
     """
     accelerators = 0 if device == "cpu" else num_accelerators()
     if wish is None:
-        return min(accelerators or usable_cores(), most or usable_cores())
+        most = accelerators or usable_cores()
+        return min(most, num_towers or accelerators or 1)
     if wish < 1 or 0 < accelerators < wish:
         raise InputError(
             "That many workers cannot be started here.",

@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_train(commands.add_parser("train", help="train by a recipe, or go on where its workdir stands"))
     _add_evaluate(commands.add_parser("evaluate", help="score a checkpoint of a workdir"))
-    _add_run(commands.add_parser("run", help="run your own script on several workers"))
+    _add_run(commands.add_parser("run", help="run your own script on several workers", allow_abbrev=False))
     return top
 
 
@@ -71,7 +71,7 @@ def _add_evaluate(evaluate: argparse.ArgumentParser) -> None:
 
 def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("script", help="a Python file; ls.join() in it takes its place among the workers")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, help="handed to the script")
+    run.epilog = "All other arguments are the script's own; after -- also those that lockstep would take."
     _add_machine(run)
 
 
@@ -80,10 +80,21 @@ def _add_machine(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", choices=["cpu"], help="leave the accelerators alone")
 
 
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a command line; for `run`, `arguments` holds those of the script."""
+    top = parser()
+    split = argv.index("--") if "--" in argv else len(argv)
+    arguments, unknown = top.parse_known_args(argv[:split])
+    arguments.arguments = [*unknown, *argv[split + 1 :]]
+    if arguments.arguments and arguments.command != "run":
+        top.error(f"unrecognized arguments: {' '.join(arguments.arguments)}")
+    return arguments
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser().parse_args(given)
+    arguments = parse(given)
     configure()
     try:
         command = import_module(f"lockstep.cli.{arguments.command}")

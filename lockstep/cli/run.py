@@ -28,18 +28,18 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 def plan(argv: list[str]) -> dict[str, Any]:
     """How many workers to start."""
     from lockstep.cli.crew import num_workers
-    from lockstep.cli.main import parser
+    from lockstep.cli.main import parse
 
-    arguments = parser().parse_args(argv)
+    arguments = parse(argv)
     return {"workers": num_workers(arguments.workers, arguments.device, None)}
 
 
 def work(argv: list[str]) -> int:
     """Run the script in one worker, as if it had been started by itself."""
     from lockstep.cli.crew import joined
-    from lockstep.cli.main import parser
+    from lockstep.cli.main import parse
 
-    arguments = parser().parse_args(argv)
+    arguments = parse(argv)
     script = Path(arguments.script).resolve()
     sys.argv = [str(script), *arguments.arguments]
     sys.path.insert(0, str(script.parent))

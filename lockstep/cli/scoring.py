@@ -10,7 +10,7 @@ import torch
 
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.cli.crew import joined, num_workers
-from lockstep.cli.main import parser
+from lockstep.cli.main import parse
 from lockstep.errors import CheckpointError, InputError, WorkdirError
 from lockstep.evaluation.evaluate import Evaluation, Weights, evaluate
 from lockstep.recipes.build import SPLITS, build, held_out, score
@@ -23,7 +23,7 @@ log = logging.getLogger("lockstep")
 
 def plan(argv: list[str]) -> dict[str, Any]:
     """How many workers to start; what can be refused before they do is refused here."""
-    arguments = parser().parse_args(argv)
+    arguments = parse(argv)
     if arguments.split not in SPLITS:
         raise InputError(
             f"There is no split {arguments.split!r}.",
@@ -37,7 +37,7 @@ def plan(argv: list[str]) -> dict[str, Any]:
 
 def work(argv: list[str]) -> int:
     """Score in one worker; all of them get the same result, and the chief prints it."""
-    arguments = parser().parse_args(argv)
+    arguments = parse(argv)
     workdir = Workdir(Path(arguments.workdir))
     recipe = _recipe(workdir.path)
     with joined(arguments.device or recipe.device) as worker:

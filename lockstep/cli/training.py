@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.cli.crew import joined, num_workers
-from lockstep.cli.main import parser
+from lockstep.cli.main import parse
 from lockstep.cli.scoring import accuracy
 from lockstep.progress import End, Epochs, Hours, Steps
 from lockstep.recipes.recipe import Recipe
@@ -26,7 +26,7 @@ log = logging.getLogger("lockstep")
 
 def plan(argv: list[str]) -> dict[str, Any]:
     """How many workers the run needs; everything that can be refused before they start is refused here."""
-    arguments = parser().parse_args(argv)
+    arguments = parse(argv)
     recipe, path = _recipe_and_path(arguments)
     workers = num_workers(recipe.num_workers, recipe.device, recipe.num_towers)
     recipe = replace(recipe, num_towers=recipe.num_towers or workers)
@@ -40,7 +40,7 @@ def plan(argv: list[str]) -> dict[str, Any]:
 
 def work(argv: list[str]) -> int:
     """Run one worker to the end of the run."""
-    arguments = parser().parse_args(argv)
+    arguments = parse(argv)
     recipe, path = _recipe_and_path(arguments)
     with joined(recipe.device) as worker:
         recipe = replace(recipe, num_towers=recipe.num_towers or worker.num_workers)

@@ -47,13 +47,9 @@ class Session:
         self._workdir = Workdir(path) if path else None
         if self._workdir is None:
             check_needs_no_files(recipe)
-        changed = self._workdir.check(recipe, accept_changes=accept_changes) if self._workdir else []
+        self._changed = self._workdir.check(recipe, accept_changes=accept_changes) if self._workdir else []
         worker.group.agree("the recipe", to_toml(recipe).splitlines())
-        if self._workdir and worker.is_chief:
-            self._workdir.write_recipe(recipe)
-        self._changed = changed
         self._parts = build(recipe, worker)
-        self._settle_choices()
         self._store = Store(path / "checkpoints", recipe.checkpoints.retention) if path else None
 
     def run(self) -> StepReport | None:
@@ -63,9 +59,13 @@ class Session:
             The last report; None where no step was left to do.
         """
         parts, recipe = self._parts, self._recipe
-        resumed = resume(parts.state, parts.loader, self._store) if self._store else None
-        start = Progress(parts.state.step, parts.loader.position, parts.loader.epoch_size)
         with ExitStack() as stack:
+            if self._workdir and self._worker.is_chief:
+                stack.enter_context(self._workdir.held())
+                self._workdir.write_recipe(recipe)
+            self._settle_choices()
+            resumed = resume(parts.state, parts.loader, self._store) if self._store else None
+            start = Progress(parts.state.step, parts.loader.position, parts.loader.epoch_size)
             self._records = self._open_records(stack, start)
             self._mark("start" if resumed is None else "resume", start.step)
             self._save()
@@ -111,6 +111,8 @@ class Session:
             if self._records:
                 self._records.flush()
             save(self._parts.state, self._parts.loader, self._store)
+            if self._records:
+                self._records.mark("save", self._parts.state.step)
 
     def _open_records(self, stack: ExitStack, start: Progress) -> Records | None:
         if self._workdir is None or not self._worker.is_chief:

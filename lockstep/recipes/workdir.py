@@ -6,14 +6,17 @@ history.jsonl     each start, with the step it started from and what had changed
 checkpoints/      one folder a checkpoint
 metrics.jsonl     losses, learning rate, evaluations
 summaries/        the same for TensorBoard
+.lock             held while the run is going on
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,9 +26,11 @@ from lockstep.recipes.recipe import Recipe, differences
 from lockstep.recipes.toml import load, to_toml
 from lockstep.training.choices import Choices
 
-log = logging.getLogger("lockstep")
+if sys.platform != "win32":
+    import fcntl
 
-RECIPE, CHOICES, HISTORY = "recipe.toml", "choices.json", "history.jsonl"
+
+RECIPE, CHOICES, HISTORY, LOCK = "recipe.toml", "choices.json", "history.jsonl", ".lock"
 
 
 class Workdir:
@@ -78,7 +83,6 @@ class Workdir:
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Save the recipe as it runs now."""
-        self.path.mkdir(parents=True, exist_ok=True)
         self._write(RECIPE, to_toml(recipe))
 
     def saved_choices(self) -> dict[str, Any] | None:
@@ -104,6 +108,31 @@ class Workdir:
         """Save the choices of the first start."""
         self._write(CHOICES, json.dumps(asdict(choices), indent=2) + "\n")
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the folder, made if need be, against a second start of the run, until this one ends or dies.
+
+        Where the system has no `flock` nothing is held.
+
+        Raises:
+            WorkdirError: another process on this host holds it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        if sys.platform == "win32":
+            yield
+            return
+        with (self.path / LOCK).open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise WorkdirError(
+                    f"The run in {self.path} is going on already.",
+                    given=f"{self.path / LOCK}, held by another process",
+                    expected="one start of a run at a time",
+                    mend="wait for it or stop it, or name another --workdir",
+                ) from None
+            yield
+
     def note(self, event: str, **facts: Any) -> None:
         """Add a line to the run's history."""
         line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **facts})
@@ -120,4 +149,4 @@ class Workdir:
 
 
 def _is_partial(path: Path) -> bool:
-    return path.name.startswith(".") and path.name.endswith(".partial")
+    return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".partial"))
