@@ -20,12 +20,12 @@ from typing import Any
 
 from torch import Tensor
 
-from lockstep.checkpoints.durable import make_folder, sync_folder, write_file
 from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, VALUES, DamagedError, FileEntry, Manifest, damaged
 from lockstep.checkpoints.retention import Retention
 from lockstep.checkpoints.tensors import Tensors, check, decode, encode, size_bytes
 from lockstep.checkpoints.unfinished import delete, sweep, unfinished_path
 from lockstep.checkpoints.values import JSON, decode_values, encode_values
+from lockstep.durable import make_folder, sync_folder, write_file
 from lockstep.errors import CheckpointError
 
 log = logging.getLogger("lockstep")

@@ -12,7 +12,6 @@ summaries/        the same for TensorBoard
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lockstep.durable import replacing
 from lockstep.errors import WorkdirError
 from lockstep.recipes.recipe import Recipe, differences
 from lockstep.recipes.toml import load, to_toml
@@ -140,12 +140,8 @@ class Workdir:
             file.write(line + "\n")
 
     def _write(self, name: str, text: str) -> None:
-        partial = self.path / f".{name}.partial"
-        with partial.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self.path / name)
+        with replacing(self.path / name) as file:
+            file.write(text.encode())
 
 
 def _is_partial(path: Path) -> bool:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -12,6 +16,26 @@ def write_file(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yield a new file that becomes `path` when the block ends without an error; until then nobody sees it.
+
+    Several processes may do so at once: each writes its own, and the last one to end stays. What the system refuses
+    is an OSError, and leaves nothing behind.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    finally:
+        with suppress(OSError):  # where the folder is none, or is not ours to write, the file was never made
+            temporary.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:
