@@ -231,6 +231,43 @@ def test_a_batch_is_the_total_and_must_divide() -> None:
         ls.train(make_state(), losses, make_loader(batch_size=10), ls.Towers(4), until=ls.Steps(1))
 
 
+# The net of the MNIST example --------------------------------------------------------------------------------------
+
+
+def test_the_net_has_the_references_layers_and_initial_values() -> None:
+    net = ls.models.Mnist().build(seed=0)
+    expected = {
+        "conv1": ((32, 1, 5, 5), 0.05, 0.0),
+        "conv2": ((64, 32, 5, 5), 0.05, 0.1),
+        "local3": ((1024, 3136), 0.04, 0.1),
+        "local4": ((10, 1024), 0.04, 0.1),
+        "softmax_linear": ((10, 10), 1 / 192, 0.0),
+    }
+    assert {name.partition(".")[0] for name, _ in net.named_parameters()} == set(expected)
+    for name, (shape, std, bias) in expected.items():
+        layer = net.get_submodule(name)
+        assert tuple(layer.weight.shape) == shape
+        assert (layer.bias == bias).all()
+        assert layer.weight.abs().max() <= 2 * std * (1 + 1e-6)
+        # A normal distribution cut at two standard deviations keeps 0.88 of its own.
+        assert layer.weight.std().item() == pytest.approx(0.88 * std, rel=0.02 if layer.weight.numel() > 500 else 0.25)
+
+
+def test_response_normalisation_is_an_option_by_the_references_formula() -> None:
+    plain, normalised = (ls.models.Mnist(lrn=lrn).build(seed=0) for lrn in (False, True))
+    images = torch.rand(2, 1, 28, 28, generator=torch.Generator().manual_seed(1)) - 0.5
+
+    def normalise(values: Tensor) -> Tensor:
+        squares = F.pad(values.square(), (0, 0, 0, 0, 4, 4)).unfold(1, 9, 1).sum(-1)
+        return values / (1 + 0.001 / 9 * squares) ** 0.75
+
+    hidden = normalise(F.max_pool2d(F.relu(plain.conv1(images)), 2))
+    hidden = F.max_pool2d(normalise(F.relu(plain.conv2(hidden))), 2)
+    hidden = F.relu(plain.local4(F.relu(plain.local3(hidden.flatten(1)))))
+    torch.testing.assert_close(normalised(images), plain.softmax_linear(hidden))
+    assert not torch.allclose(normalised(images), plain(images), rtol=1e-6, atol=0)
+
+
 # What is refused before anything happens -----------------------------------------------------------------------------
 
 

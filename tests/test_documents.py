@@ -1,0 +1,107 @@
+"""The documents: their code runs, their commands are understood, and what they name is there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from lockstep.cli.main import parse
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "lockstep"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+README, ARCHITECTURE = ROOT / "README.md", ROOT / "docs" / "architecture.md"
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_loop_of_the_readme_trains_and_saves(tmp_path: Path) -> None:
+    (code,) = blocks(README, "python")
+    short = code.replace("ls.Epochs(1)", "ls.Steps(2)").replace("% 100", "% 2")
+    assert short.count("ls.Steps(2)") == short.count("% 2") == 1
+    (tmp_path / "mine.py").write_text(short)
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    run = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("2 {'cross_entropy': 2.3")
+    assert (tmp_path / "runs/mine/checkpoints/step-00000002").is_dir()
+
+
+def commands() -> list[str]:
+    found = [
+        line.split("  #")[0].split(" > ")[0]
+        for page in PAGES
+        for each in blocks(page, "sh")
+        for line in each.splitlines()
+    ]
+    quoted = [code for page in PAGES for code in re.findall(r"`((?:lockstep|make) [^`]+)`", page.read_text())]
+    return sorted({each.strip() for each in [*found, *quoted] if each.startswith(("lockstep ", "make "))})
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_are_understood(command: str) -> None:
+    program, *arguments = shlex.split(command)
+    if program == "make":
+        assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    elif len(arguments) == 1:
+        with pytest.raises(SystemExit) as leaving:
+            parse([arguments[0]] if arguments[0].startswith("-") else [arguments[0], "--help"])
+        assert leaving.value.code == 0
+    else:
+        parse(arguments)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        path, _, anchor = link.partition("#")
+        if not path.startswith("https://"):
+            target = page.parent / path if path else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_files_named_are_there(page: Path) -> None:
+    for name in re.findall(r"`((?:[\w.-]+/)+[\w-]+\.(?:py|md|tsv))`", page.read_text()):
+        assert (ROOT / name).exists() or (PACKAGE / name).exists() or (page.parent / name).exists(), name
+
+
+def test_the_layers_are_drawn_as_they_are() -> None:
+    """Whoever adds a module names it in the drawing."""
+    drawing = ARCHITECTURE.read_text().partition("```\n")[2].partition("```")[0]
+    words = set(re.findall(r"\w+", drawing))
+    modules = {path.stem for path in PACKAGE.rglob("*.py")} - {"__init__", "__main__"}
+    assert modules <= words, f"docs/architecture.md does not draw {sorted(modules - words)}"
+    packages = {path.parent.name for path in PACKAGE.glob("*/*.py")}
+    assert set(re.findall(r"(\w+)/", drawing)) == packages | {"lockstep"}
+
+
+def test_the_curve_of_a_run_is_drawn(tmp_path: Path) -> None:
+    lines: list[dict[str, object]] = [
+        {"step": step, "position": step, "smoothed": {"total": 2.0 / step}, "refused": step == 3}
+        for step in range(1, 9)
+    ]
+    lines.append({"step": 8, "evaluation": "validation", "scores": {"top1": 0.985}})
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    script = [sys.executable, ROOT / "scripts/plot_curve.py", tmp_path / "metrics.jsonl", tmp_path / "curve.svg"]
+    subprocess.run(script, check=True)
+    picture = ElementTree.parse(tmp_path / "curve.svg").getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    (curve,) = picture.iter(f"{space}polyline")
+    assert len(curve.attrib["points"].split()) == 7
+    assert {"98.50%", "validation top1", "0.25"} <= {text.text for text in picture.iter(f"{space}text")}
