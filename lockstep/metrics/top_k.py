@@ -39,7 +39,7 @@ def _check(logits: Tensor, labels: Tensor, k: int) -> None:
         )
     if k < 1:
         raise InputError(
-            "No class can be among the top 0.",
+            f"No class can be among the top {k}.",
             given=f"k={k}",
             expected="1 or more",
             mend="give k=1 for accuracy, k=5 for the usual second figure",

@@ -54,8 +54,8 @@ class MnistNet(nn.Module):
         _check(images)
         # The maximum of what ReLU leaves is what ReLU leaves of the maximum: the same bits, on a quarter of the values.
         hidden = F.relu(F.max_pool2d(self.conv1(images), 2))
-        hidden = F.relu(self.conv2(_normalised(hidden) if self.lrn else hidden))
-        hidden = F.max_pool2d(_normalised(hidden) if self.lrn else hidden, 2)
+        hidden = F.relu(self.conv2(local_response_norm(hidden) if self.lrn else hidden))
+        hidden = F.max_pool2d(local_response_norm(hidden) if self.lrn else hidden, 2)
         hidden = F.relu(self.local3(hidden.flatten(1)))
         scores: Tensor = self.softmax_linear(F.relu(self.local4(hidden)))
         return scores
@@ -80,7 +80,7 @@ def _initialise(layer: nn.Conv2d | nn.Linear, std: float, bias: float, generator
     nn.init.constant_(layer.bias, bias)
 
 
-def _normalised(hidden: Tensor) -> Tensor:
+def local_response_norm(hidden: Tensor) -> Tensor:
     """Each value over (1 + 0.001 / 9 * sum of squares)^0.75, the sum taken over the 9 channels around it.
 
     Torch divides its alpha by the number of channels, so it is given 0.001, the reference's alpha of 0.001 / 9 times 9.
