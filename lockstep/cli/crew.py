@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lockstep.errors import InputError
+from lockstep.parallel.launch import STOPPED
 from lockstep.reporting.log import configure
 from lockstep.workers.devices import num_accelerators, usable_cores
 from lockstep.workers.rank import Worker, join
@@ -44,3 +45,8 @@ def joined(device: str | None) -> Iterator[Worker]:
     else:
         with stop_on_signals(worker.pulse):
             yield worker
+
+
+def stopped_code(worker: Worker) -> int:
+    """What a worker returns that was asked to stop: 0 to our launcher, which knows; else the exit code that says so."""
+    return 0 if worker.pulse.launched else STOPPED[worker.pulse.stop_requested or "SIGTERM"]

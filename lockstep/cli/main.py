@@ -15,7 +15,7 @@ from lockstep.reporting.log import configure
 EXIT_CODES = """exit codes:
   0    the run reached its end
   1    a worker failed
-  2    wrong input: nothing was started
+  2    wrong input: a flag, a recipe, a workdir or data that cannot be used
   130  stopped by Ctrl-C, 143 by SIGTERM, after a final checkpoint: the same command goes on
   137  aborted by a second Ctrl-C: the last checkpoint stands"""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ import torch
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.cli.crew import joined, num_workers
 from lockstep.cli.main import parse
-from lockstep.errors import CheckpointError, InputError, WorkdirError
+from lockstep.errors import InputError, WorkdirError
 from lockstep.evaluation.evaluate import Evaluation, Weights, evaluate
-from lockstep.recipes.build import SPLITS, build, held_out, score
+from lockstep.recipes.build import SPLITS, build_state, held_out, score
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.workdir import Workdir
 from lockstep.training.resume import restore
+from lockstep.workers.rank import Worker
 
 log = logging.getLogger("lockstep")
 
@@ -24,32 +26,24 @@ log = logging.getLogger("lockstep")
 def plan(argv: list[str]) -> dict[str, Any]:
     """How many workers to start; what can be refused before they do is refused here."""
     arguments = parse(argv)
-    if arguments.split not in SPLITS:
-        raise InputError(
-            f"There is no split {arguments.split!r}.",
-            given=f"--split {arguments.split}",
-            expected=", ".join(SPLITS),
-            mend="name one of these, or leave it out to score the test examples",
-        )
-    recipe = _recipe(Path(arguments.workdir))
+    recipe = _recipe_to_score(arguments)
     return {"workers": num_workers(arguments.workers, arguments.device or recipe.device, recipe.num_towers)}
 
 
 def work(argv: list[str]) -> int:
     """Score in one worker; all of them get the same result, and the chief prints it."""
     arguments = parse(argv)
+    recipe = _recipe_to_score(arguments)
     workdir = Workdir(Path(arguments.workdir))
-    recipe = _recipe(workdir.path)
     with joined(arguments.device or recipe.device) as worker:
         choices = workdir.saved_choices()
         torch.set_num_threads(choices["threads"] if choices else 1)
-        parts = build(recipe, worker)
-        checkpoint = _read(workdir.path, arguments.step)
-        worker.group.agree("the checkpoint to score", checkpoint.step)
-        restore(checkpoint, parts.state)
+        state = build_state(recipe, worker)
+        checkpoint = _read(workdir.path, arguments.step, worker)
+        restore(checkpoint, state)
         weights: Weights = "average" if arguments.average else "raw"
         held = held_out(recipe, arguments.split)
-        result = evaluate(parts.state, score, held, weights=weights, micro_batch=recipe.evaluate.micro_batch)
+        result = evaluate(state, score, held, weights=weights, micro_batch=recipe.evaluate.micro_batch)
         if worker.is_chief:
             log.info("%s weights of step %d, from %s", weights, checkpoint.step, checkpoint.path)
             log.info("%s accuracy %s", arguments.split, accuracy(result))
@@ -61,25 +55,55 @@ def accuracy(result: Evaluation) -> str:
     return f"{100 * result['top1']:.2f} % ({result.sums['top1']:.0f} of {result.num_examples})"
 
 
-def _recipe(path: Path) -> Recipe:
+def _recipe_to_score(arguments: argparse.Namespace) -> Recipe:
+    """The recipe of the run in the workdir.
+
+    Raises:
+        InputError: there is no run, or it has not what is to be scored.
+    """
+    path = Path(arguments.workdir)
+    if arguments.split not in SPLITS:
+        raise InputError(
+            f"There is no split {arguments.split!r}.",
+            given=f"--split {arguments.split}",
+            expected=", ".join(SPLITS),
+            mend="name one of these, or leave it out to score the test examples",
+        )
     recipe = Workdir(path).recipe()
     if recipe is None:
         raise WorkdirError(
             f"There is no run in {path}.",
             given=str(path),
             expected="the workdir of a run",
-            mend="check the path, or train first: lockstep train mnist --workdir " + str(path),
+            mend=f"check the path, or train first: lockstep train mnist --workdir {path}",
         )
+    if arguments.average and recipe.average is None:
+        raise InputError(
+            f"The run in {path} keeps no averages of its parameters.",
+            given="--average",
+            expected="a run whose recipe has an average",
+            mend="leave --average out, or train with one: --set average.decay=0.9999",
+        )
+    _check_checkpoints(Store(path / "checkpoints"), arguments.step)
     return recipe
 
 
-def _read(path: Path, step: int | None) -> Checkpoint:
-    checkpoint = Store(path / "checkpoints").read(step)
-    if checkpoint is None:
-        raise CheckpointError(
-            f"The run in {path} has no checkpoint yet.",
-            given=f"no checkpoint in {path / 'checkpoints'}",
-            expected="one at least",
-            mend="let it train until its first checkpoint",
+def _check_checkpoints(store: Store, step: int | None) -> None:
+    steps = store.steps()
+    if not steps or step not in (None, *steps):
+        raise InputError(
+            f"There is no such checkpoint in {store.folder}.",
+            given="the newest" if step is None else f"--step {step}",
+            expected=f"one of step {', '.join(map(str, steps))}" if steps else "one at least",
+            mend="name one of these, or leave --step out" if steps else "let the run train until it has saved one",
         )
+
+
+def _read(path: Path, step: int | None, worker: Worker) -> Checkpoint:
+    """The same checkpoint on all workers: the chief alone looks for one that is intact, and tells of damaged ones."""
+    store = Store(path / "checkpoints")
+    found = store.read(step) if worker.is_chief else None
+    agreed = worker.group.broadcast(found.step if found else None)
+    checkpoint = found or store.read(int(str(agreed)))
+    assert checkpoint is not None, "there are checkpoints, and where all are damaged the chief has raised"
     return checkpoint

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.cli.crew import joined, num_workers
+from lockstep.cli.crew import joined, num_workers, stopped_code
 from lockstep.cli.main import parse
 from lockstep.cli.scoring import accuracy
 from lockstep.progress import End, Epochs, Hours, Steps
@@ -31,9 +31,9 @@ def plan(argv: list[str]) -> dict[str, Any]:
     workers = num_workers(recipe.num_workers, recipe.device, recipe.num_towers)
     recipe = replace(recipe, num_towers=recipe.num_towers or workers)
     recipe.towers_for(workers).check(recipe.batch_size, workers)
-    if path is None:
+    if path is None and not arguments.rehearse:
         check_needs_no_files(recipe)
-    elif not arguments.rehearse:
+    if path and not arguments.rehearse:
         Workdir(path).check(recipe, accept_changes=arguments.accept_changes)
     return {"workers": workers}
 
@@ -49,20 +49,28 @@ def work(argv: list[str]) -> int:
         session = Session(recipe, path, worker, accept_changes=arguments.accept_changes)
         last = session.run()
         if last and last.stop_requested:
-            log.info("stopped at step %d, and saved: the same command goes on from there", last.step)
-        else:
-            _conclude(session, worker, path)
+            if worker.is_chief:
+                saved = ", and saved: the same command goes on from there" if path else "; nothing was saved"
+                log.info("stopped at step %d%s", last.step, saved)
+            return stopped_code(worker)
+        _conclude(session, worker)
+        if worker.is_chief and path:
+            _point_to(path, recipe)
     return 0
 
 
-def _conclude(session: Session, worker: Worker, path: Path | None) -> None:
-    """Score the test examples, and say where to look next."""
+def _conclude(session: Session, worker: Worker) -> None:
+    """Score the test examples."""
     result = session.evaluate("test")
-    if not worker.is_chief:
-        return
-    log.info("test accuracy %s", accuracy(result))
-    if path:
-        log.info("look next at: lockstep evaluate %s | tensorboard --logdir %s/summaries | %s", *[path] * 3)
+    if worker.is_chief:
+        log.info("test accuracy %s", accuracy(result))
+
+
+def _point_to(path: Path, recipe: Recipe) -> None:
+    """Say where to look next."""
+    log.info("its checkpoints and records are in %s; to score it again: lockstep evaluate %s", path, path)
+    if recipe.watch.summaries.amount:
+        log.info("to see its curves: tensorboard --logdir %s", path / "summaries")
 
 
 def _rehearse(recipe: Recipe, worker: Worker) -> int:
@@ -72,7 +80,7 @@ def _rehearse(recipe: Recipe, worker: Worker) -> int:
         Session(replace(recipe, end=Steps(2)), scratch / "run", worker).run()
         again = Session(replace(recipe, end=Steps(3)), scratch / "run", worker)
         last = again.run()
-        _conclude(again, worker, None)
+        _conclude(again, worker)
         worker.group.barrier("the rehearsal is over")
     finally:
         if worker.is_chief:

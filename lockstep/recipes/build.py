@@ -47,14 +47,13 @@ def build(recipe: Recipe, worker: Worker) -> Parts:
         seed=recipe.seed,
         augment=recipe.data.augment,
     )
-    state = TrainState(
-        recipe.model.build(recipe.seed).to(worker.device),
-        _with_length(recipe, loader.epoch_size).optimizer,
-        gradient_transforms=recipe.gradient_transforms,
-        average=recipe.average,
-        nonfinite=recipe.nonfinite,
-    )
-    return Parts(state, loader, towers, classification_losses)
+    return Parts(_state(recipe, worker, loader.epoch_size), loader, towers, classification_losses)
+
+
+def build_state(recipe: Recipe, worker: Worker) -> TrainState:
+    """Make the state of a recipe alone, to score it: on any number of workers. The chief prepares the data."""
+    prepare(recipe, worker)
+    return _state(recipe, worker, held_out(recipe, "train").epoch_size)
 
 
 def held_out(recipe: Recipe, split: str) -> Loader:
@@ -79,6 +78,16 @@ def classification_losses(model: nn.Module, batch: Batch) -> tuple[Mapping[str, 
 def score(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """What an evaluation adds up: whether the class with the highest score is the right one."""
     return {"top1": in_top_k(model(scale_image(batch["image"])), batch["label"])}
+
+
+def _state(recipe: Recipe, worker: Worker, epoch_size: int) -> TrainState:
+    return TrainState(
+        recipe.model.build(recipe.seed).to(worker.device),
+        _with_length(recipe, epoch_size).optimizer,
+        gradient_transforms=recipe.gradient_transforms,
+        average=recipe.average,
+        nonfinite=recipe.nonfinite,
+    )
 
 
 def _folder(recipe: Recipe) -> Path | None:

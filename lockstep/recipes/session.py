@@ -19,6 +19,7 @@ from lockstep.recipes.toml import to_toml
 from lockstep.recipes.workdir import Workdir
 from lockstep.reporting.console import Console
 from lockstep.training import choices
+from lockstep.training.choices import Choices
 from lockstep.training.hooks import every
 from lockstep.training.loop import Hook, train
 from lockstep.training.resume import resume, save
@@ -62,12 +63,15 @@ class Session:
         with ExitStack() as stack:
             if self._workdir and self._worker.is_chief:
                 stack.enter_context(self._workdir.held())
-                self._workdir.write_recipe(recipe)
-            self._settle_choices()
+            settled = self._settle_choices()
             resumed = resume(parts.state, parts.loader, self._store) if self._store else None
+            # Only now: a start that is refused leaves the run as it was.
+            if self._workdir and self._worker.is_chief:
+                self._workdir.write_recipe(recipe)
+                self._workdir.write_choices(settled)
             start = Progress(parts.state.step, parts.loader.position, parts.loader.epoch_size)
             self._records = self._open_records(stack, start)
-            self._mark("start" if resumed is None else "resume", start.step)
+            self._mark("start" if resumed is None else "resume", start.step, changed=self._changed)
             self._save()
             hooks = self._hooks(stack, start)
             last = train(
@@ -124,28 +128,34 @@ class Session:
             records.show_images(self._parts.loader, self._recipe.watch.images, start.step)
         return records
 
-    def _mark(self, event: str, step: int) -> None:
+    def _mark(self, event: str, step: int, **facts: object) -> None:
         if self._workdir and self._records:
-            self._workdir.note(event, step=step, workers=self._worker.num_workers, changed=self._changed)
+            self._workdir.note(event, step=step, workers=self._worker.num_workers, **facts)
             self._records.mark(event, step)
 
-    def _settle_choices(self) -> None:
-        """Take the saved choices, or make and save them; say what they are, and what has changed."""
+    def _settle_choices(self) -> Choices:
+        """Take the saved choices, or make them; say what they are, and what has changed.
+
+        Returns:
+            Those of the first start.
+        """
         parts, worker, workdir = self._parts, self._worker, self._workdir
         exact = getattr(self._recipe.exchange, "exact", False)
         saved = worker.group.broadcast(workdir.saved_choices() if workdir and worker.is_chief else None)
-        before = choices.Choices(**saved) if saved else None
+        before = Choices(**saved) if saved else None
         now = choices.resolve(parts.state, parts.towers, worker, exact=exact, saved=before)
         torch.set_num_threads(now.threads)
         changed = choices.differences(before, now) if before else []
         if exact:
             choices.refuse_changed(changed)
         if worker.is_chief:
-            if workdir and not saved:
-                workdir.write_choices(now)
-            log.info("%s with %s", _crew(worker, parts.towers.count), now)
-            for line in [*self._changed, *changed]:
+            log.info("%s: %s", _crew(worker, parts.towers.count), now)
+            for line in self._changed:
                 log.info("changed since the last start: %s", line)
+            for line in changed:
+                log.warning("changed since the first start, so the bits may differ: %s", line)
+        self._changed += changed
+        return before or now
 
 
 def check_needs_no_files(recipe: Recipe) -> None:
@@ -173,5 +183,4 @@ def check_needs_no_files(recipe: Recipe) -> None:
 
 def _crew(worker: Worker, num_towers: int) -> str:
     towers = f"{num_towers} tower{'s' if num_towers > 1 else ''}"
-    workers = f"{worker.num_workers} worker{'s' if worker.num_workers > 1 else ''}"
-    return f"{towers} on {workers} ({worker.device.type})"
+    return f"{towers} on {worker.num_workers} worker{'s' if worker.num_workers > 1 else ''}"

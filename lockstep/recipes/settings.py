@@ -30,7 +30,7 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     Raises:
         RecipeError: a setting has no `=`, or makes no recipe; the message names the field.
     """
-    place = Place(" ".join(f"--set {setting}" for setting in settings))
+    place = Place("--set")
     plain = write(Recipe, recipe, Place(f"recipe {recipe.name}"))
     for setting in sorted(map(_parsed, settings), key=_rank):
         plain = _with(plain, setting.keys, setting.value, place)

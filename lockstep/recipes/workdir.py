@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from lockstep.durable import replacing
 from lockstep.errors import WorkdirError
 from lockstep.recipes.recipe import Recipe, differences
 from lockstep.recipes.toml import load, to_toml
+from lockstep.reporting.append import AppendOnly
 from lockstep.training.choices import Choices
 
 if sys.platform != "win32":
@@ -43,16 +44,18 @@ class Workdir:
         """The recipe of the run in this folder; None where the folder is empty or not there yet.
 
         Raises:
-            WorkdirError: the folder holds something else.
+            WorkdirError: the folder holds something else, or cannot be looked at.
             RecipeError: the recipe in it cannot be read.
         """
-        if (self.path / RECIPE).is_file():
-            return load(self.path / RECIPE)
-        if self.path.exists() and not self.path.is_dir():
-            raise self._something_else("a file")
-        there = [entry.name for entry in self.path.iterdir() if not _is_partial(entry)] if self.path.is_dir() else []
+        with self._accessed():
+            if (self.path / RECIPE).is_file():
+                return load(self.path / RECIPE)
+            if self.path.exists() and not self.path.is_dir():
+                raise self._something_else("a file")
+            entries = list(self.path.iterdir()) if self.path.is_dir() else []
+        there = sorted(entry.name for entry in entries if not _is_partial(entry))
         if there:
-            raise self._something_else(f"{len(there)} entries, among them {', '.join(sorted(there)[:3])}")
+            raise self._something_else(", ".join(there[:3]) + (f" and {len(there) - 3} more" if there[3:] else ""))
         return None
 
     def _something_else(self, found: str) -> WorkdirError:
@@ -92,11 +95,13 @@ class Workdir:
             WorkdirError: the file cannot be read.
         """
         path = self.path / CHOICES
-        if not path.exists():
-            return None
+        with self._accessed():
+            if not path.exists():
+                return None
+            text = path.read_text(errors="replace")
         try:
-            return asdict(Choices(**json.loads(path.read_text())))
-        except (ValueError, TypeError) as error:
+            return asdict(Choices.read(json.loads(text)))
+        except (ValueError, RecursionError) as error:
             raise WorkdirError(
                 f"{path} cannot be read.",
                 given=str(error),
@@ -115,33 +120,51 @@ class Workdir:
         Where the system has no `flock` nothing is held.
 
         Raises:
-            WorkdirError: another process on this host holds it.
+            WorkdirError: another process on this host holds it, or it cannot be written.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        with self._accessed():
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / LOCK).open("a")
+        with file:
+            with self._accessed():
+                self._lock(file.fileno())
+            yield
+
+    def _lock(self, descriptor: int) -> None:
         if sys.platform == "win32":
-            yield
             return
-        with (self.path / LOCK).open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise WorkdirError(
-                    f"The run in {self.path} is going on already.",
-                    given=f"{self.path / LOCK}, held by another process",
-                    expected="one start of a run at a time",
-                    mend="wait for it or stop it, or name another --workdir",
-                ) from None
-            yield
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WorkdirError(
+                f"The run in {self.path} is going on already.",
+                given=f"{self.path / LOCK}, held by another process",
+                expected="one start of a run at a time",
+                mend="wait for it or stop it, or name another --workdir",
+            ) from None
 
     def note(self, event: str, **facts: Any) -> None:
         """Add a line to the run's history."""
         line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **facts})
-        with (self.path / HISTORY).open("a") as file:
-            file.write(line + "\n")
+        with closing(AppendOnly(self.path / HISTORY)) as file:
+            file.write(line.encode() + b"\n")
 
     def _write(self, name: str, text: str) -> None:
-        with replacing(self.path / name) as file:
+        with self._accessed(), replacing(self.path / name) as file:
             file.write(text.encode())
+
+    @contextmanager
+    def _accessed(self) -> Iterator[None]:
+        """What the system refuses becomes an error that says what to do."""
+        try:
+            yield
+        except OSError as error:
+            raise WorkdirError(
+                f"The workdir {self.path} cannot be used: {error.strerror}.",
+                given=f"{error.filename or self.path} ({error.strerror})",
+                expected="a folder that can be read and written, on a disk with space left",
+                mend="make space, or name a --workdir that can be written; what was written before is intact",
+            ) from error
 
 
 def _is_partial(path: Path) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import torch
 
@@ -33,8 +34,34 @@ class Choices:
     torch: str
     lockstep: str
 
+    @classmethod
+    def read(cls, saved: Any) -> Choices:
+        """The choices as `dataclasses.asdict` gives them.
+
+        Raises:
+            ValueError: these are none; the message names a field.
+        """
+        names = [field.name for field in fields(cls)]
+        if not isinstance(saved, dict) or sorted(saved) != sorted(names):
+            raise ValueError(f"the fields are not {', '.join(names)}")
+        for name, value in saved.items():
+            if not (type(value) is int and value > 0 if name == "threads" else type(value) is str):
+                raise ValueError(f"{name} is {value!r}")
+        return cls(**saved)
+
     def __str__(self) -> str:
-        return ", ".join(f"{name} {value}" for name, value in asdict(self).items())
+        parts = (
+            f"{self.device} ({self.cpu})",
+            f"{self.threads} {'thread' if self.threads == 1 else 'threads'} a worker",
+            self.precision,
+            self.memory_format,
+            f"{self.kernels} kernels",
+            f"compilation {self.compilation}",
+            f"decoder {self.decoder}",
+            f"torch {self.torch}",
+            f"lockstep {self.lockstep}",
+        )
+        return ", ".join(parts)
 
 
 def resolve(state: TrainState, towers: Towers, worker: Worker, *, exact: bool, saved: Choices | None) -> Choices:

@@ -70,63 +70,63 @@ def test_nothing_else_changes(mnist: Recipe) -> None:
     [
         (
             "optimizer.lr.initia=0.1",
-            "optimizer.lr.initia in --set optimizer.lr.initia=0.1: there is no such field.\n"
+            "optimizer.lr.initia in --set: there is no such field.\n"
             "  given:    initia\n"
             "  expected: one of initial, steps, warmup_steps, final\n"
             '  mend:     did you mean "initial"?',
         ),
         (
             "batch_size=many",
-            "batch_size in --set batch_size=many: this value does not fit.\n"
+            "batch_size in --set: this value does not fit.\n"
             '  given:    "many"\n'
             "  expected: a whole number\n"
             "  mend:     give such a value (text in quotes, numbers and true or false without)",
         ),
         (
             "batch_size=none",
-            "batch_size in --set batch_size=none: this value does not fit.\n"
+            "batch_size in --set: this value does not fit.\n"
             "  given:    none\n"
             "  expected: a whole number\n"
             "  mend:     give such a value (text in quotes, numbers and true or false without)",
         ),
         (
             "optimizer.lr.kind=cosinus",
-            "optimizer.lr.kind in --set optimizer.lr.kind=cosinus: there is no such kind here.\n"
+            "optimizer.lr.kind in --set: there is no such kind here.\n"
             '  given:    "cosinus"\n'
             '  expected: one of "constant", "cosine"\n'
             '  mend:     did you mean "cosine"?',
         ),
         (
             "end.kind=steps",
-            "end.count in --set end.kind=steps: this field is missing.\n"
+            "end.count in --set: this field is missing.\n"
             '  given:    {kind = "steps"}\n'
             "  expected: count, a whole number\n"
             "  mend:     set end.count",
         ),
         (
             "gradient_transforms.1.max_norm=5",
-            "gradient_transforms.1 in --set gradient_transforms.1.max_norm=5: there is no such item.\n"
+            "gradient_transforms.1 in --set: there is no such item.\n"
             "  given:    1\n"
             "  expected: a number from 0 to 0\n"
             "  mend:     count the items from 0; one past the last adds an item",
         ),
         (
             "data.augment.first.pixels=5",
-            "data.augment.first in --set data.augment.first.pixels=5: there is no such item.\n"
+            "data.augment.first in --set: there is no such item.\n"
             "  given:    first\n"
             "  expected: a number from 0 to 0\n"
             "  mend:     count the items from 0; one past the last adds an item",
         ),
         (
             "average.decay=2",
-            "average in --set average.decay=2: This decay gives no moving average.\n"
+            "average in --set: This decay gives no moving average.\n"
             "  given:    decay=2\n"
             "  expected: 0 <= decay < 1\n"
             "  mend:     give a decay such as 0.999 or 0.9999",
         ),
         (
             "batch_size.of=3",
-            "batch_size in --set batch_size.of=3: this value does not fit.\n"
+            "batch_size in --set: this value does not fit.\n"
             "  given:    {of = 3}\n"
             "  expected: a whole number\n"
             "  mend:     give such a value (text in quotes, numbers and true or false without)",

@@ -335,9 +335,7 @@ def test_without_a_workdir_files_asked_for_are_refused() -> None:
 
 def test_a_folder_that_holds_something_else_is_never_deleted(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(
-        ls.WorkdirError, match=r"holds something that is not a run.*\n.*1 entries, among them thesis.tex"
-    ):
+    with pytest.raises(ls.WorkdirError, match=r"holds something that is not a run.*\n.*given: +thesis.tex"):
         Workdir(tmp_path).check(recipe("mnist"), accept_changes=True)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
