@@ -1,0 +1,263 @@
+"""The commands as a user runs them: real processes, real kills, and what is on the screen and in the workdir."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+ROOT = Path(__file__).parent.parent.parent
+TIMEOUT_SECONDS = 90
+SMALL = [
+    "--set", "batch_size=24", "--set", "checkpoints.every=2 steps", "--set", "watch.metrics=1 steps",
+    "--set", "watch.summaries=1 steps", "--set", "average.decay=0.9", "--set", "exchange.exact=true",
+    "--set", "evaluate.examples=500",
+]  # fmt: skip
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "lockstep", *words]
+
+
+def run(*words: str, code: int = 0, **options: object) -> str:
+    """What the command says, on both streams; it must end with the code."""
+    done = subprocess.run(command(*words), cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, **options)  # type: ignore[call-overload]
+    said = str(done.stdout + done.stderr)
+    assert done.returncode == code, said
+    return said
+
+
+def train(workdir: Path, *words: str, code: int = 0) -> str:
+    return run("train", "mnist", "--workdir", str(workdir), *SMALL, *words, code=code)
+
+
+def contents(workdir: Path, step: int) -> dict[str, bytes]:
+    files = [path for path in (workdir / f"checkpoints/step-{step:08d}").iterdir() if path.name != "manifest.json"]
+    return {path.name: path.read_bytes() for path in [*files, workdir / "metrics.jsonl"]}
+
+
+def steps_in(workdir: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run of 6 steps, 3 towers on 3 workers, and what it said."""
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    return workdir, train(workdir, "--towers", "3", "--workers", "3", "--steps", "6")
+
+
+@pytest.fixture
+def copy(finished: tuple[Path, str], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished[0], tmp_path / "run"))
+
+
+def test_a_run_says_what_was_chosen_and_how_it_ended(finished: tuple[Path, str]) -> None:
+    workdir, said = finished
+    lines = said.splitlines()
+    assert any("3 towers on 3 workers" in line and "torch" in line for line in lines)
+    assert any(line.startswith("step 6 of 6 | loss ") for line in lines)
+    assert re.fullmatch(r"test accuracy \d+\.\d\d % \(\d+ of 500\)", lines[-3])
+    assert lines[-2].endswith(f"lockstep evaluate {workdir}")
+    assert lines[-1].endswith(f"tensorboard --logdir {workdir}/summaries")
+    assert not [line for line in lines if "[worker" in line], "all workers say the same, so one is enough"
+
+
+def test_the_workdir_tells_the_run(finished: tuple[Path, str]) -> None:
+    workdir, _ = finished
+    assert {"recipe.toml", "choices.json", "history.jsonl", "metrics.jsonl", "summaries", "checkpoints"} <= {
+        path.name for path in workdir.iterdir()
+    }
+    assert steps_in(workdir) == [1, 2, 3, 4, 5, 6]
+    scalars = EventAccumulator(str(workdir / "summaries")).Reload().Scalars("losses/total")
+    assert [event.step for event in scalars] == [1, 2, 3, 4, 5, 6]
+    events = [json.loads(line)["event"] for line in (workdir / "history.jsonl").read_text().splitlines()]
+    assert events == ["start", "end"]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_other_numbers_of_workers_and_a_resume_give_the_same_bytes(
+    finished: tuple[Path, str], tmp_path: Path, num_workers: int
+) -> None:
+    workdir = tmp_path / "run"
+    words = ["--towers", "3", "--workers", str(num_workers)]
+    train(workdir, *words, "--steps", "3")
+    said = train(workdir, *words, "--steps", "6")
+    assert "resumed at step 3, position 72" in said
+    assert contents(workdir, 6) == contents(finished[0], 6)
+    steps = [event.step for event in EventAccumulator(str(workdir / "summaries")).Reload().Scalars("losses/total")]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_at_its_end_a_run_does_no_step_and_says_so(copy: Path) -> None:
+    before = (copy / "metrics.jsonl").read_bytes()
+    assert "nothing to do: the run is at step 6" in train(copy, "--towers", "3", "--steps", "6", "--workers", "1")
+    assert (copy / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_damaged_checkpoint_is_said_and_the_one_before_is_used(copy: Path) -> None:
+    file = copy / "checkpoints/step-00000006/parameters.safetensors"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    said = train(copy, "--towers", "3", "--workers", "1", "--steps", "6")
+    assert "step-00000006/parameters.safetensors" in said
+    assert "resumed at step 4" in said
+
+
+def test_changed_choices_are_named_and_refused_in_exact_mode(copy: Path) -> None:
+    path = copy / "choices.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "torch": "1.0"}))
+    said = train(copy, "--towers", "3", "--workers", "1", "--steps", "7", code=2)
+    assert "cannot go on with the same bits" in said
+    assert "torch was 1.0 and is " in said
+
+
+def test_accepted_changes_are_in_the_history(copy: Path) -> None:
+    words = ["--towers", "3", "--workers", "1", "--steps", "7", "--set", "optimizer.momentum=0.5"]
+    assert "has another recipe" in train(copy, *words, code=2)
+    train(copy, *words, "--accept-changes")
+    resumed = [json.loads(line) for line in (copy / "history.jsonl").read_text().splitlines()][-2]
+    assert resumed["event"] == "resume"
+    assert "optimizer.momentum: saved 0.9, given 0.5" in resumed["changed"]
+
+
+def test_evaluate_gives_the_same_on_every_number_of_workers(finished: tuple[Path, str]) -> None:
+    results = {
+        line
+        for workers in ("1", "3")
+        for line in run("evaluate", str(finished[0]), "--workers", workers).splitlines()
+        if "accuracy" in line
+    }
+    assert len(results) == 1
+    assert results == {next(line for line in finished[1].splitlines() if "test accuracy" in line)}
+
+
+def test_evaluate_takes_average_step_and_split(finished: tuple[Path, str]) -> None:
+    said = run("evaluate", str(finished[0]), "--average", "--step", "4", "--split", "validation", "--workers", "1")
+    assert "average weights of step 4" in said
+    assert "validation accuracy" in said
+    assert "of 500)" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--step", "5"], "There is no such checkpoint"), (["--split", "tset"], "There is no split 'tset'")],
+)
+def test_evaluate_refuses(finished: tuple[Path, str], words: list[str], message: str) -> None:
+    assert message in run("evaluate", str(finished[0]), *words, "--workers", "1", code=2)
+
+
+def test_evaluate_of_no_run(tmp_path: Path) -> None:
+    assert "There is no run in" in run("evaluate", str(tmp_path), code=2)
+
+
+def start(workdir: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command("train", "mnist", "--workdir", str(workdir), *SMALL, "--forever", *words),
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not happened():
+        assert time.monotonic() < deadline
+
+
+def wait_for_steps(workdir: Path, count: int) -> None:
+    metrics = workdir / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= count)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_with_a_checkpoint(tmp_path: Path, number: int, code: int) -> None:
+    process = start(tmp_path / "run", "--towers", "2", "--workers", "2")
+    wait_for_steps(tmp_path / "run", 3)
+    process.send_signal(number)
+    said = process.communicate(timeout=TIMEOUT_SECONDS)[0]
+    assert process.returncode == code, said
+    last = steps_in(tmp_path / "run")[-1]
+    assert f"stopped at step {last}, and saved" in said
+    assert (tmp_path / f"run/checkpoints/step-{last:08d}").is_dir()
+
+
+def test_a_killed_worker_ends_the_run_at_once_and_is_named(tmp_path: Path) -> None:
+    process = start(tmp_path / "run", "--towers", "2", "--workers", "2")
+    wait_for_steps(tmp_path / "run", 3)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    workers = Path(f"/proc/{children[0]}/task/{children[0]}/children").read_text().split()
+    os.kill(int(workers[-1]), signal.SIGKILL)
+    said = process.communicate(timeout=TIMEOUT_SECONDS)[0]
+    assert process.returncode == 1
+    assert f"(pid {workers[-1]}) was killed by SIGKILL at step " in said.splitlines()[-1]
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in [*children, *workers]))
+
+
+def test_a_run_is_started_once_at_a_time(tmp_path: Path) -> None:
+    process = start(tmp_path / "run", "--workers", "1")
+    wait_for_steps(tmp_path / "run", 1)
+    said = train(tmp_path / "run", "--forever", "--workers", "1", code=2)
+    assert "is going on already" in said
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 143
+
+
+def test_a_full_disk_leaves_the_old_checkpoints(copy: Path) -> None:
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+
+    words = ["train", "mnist", "--workdir", str(copy), *SMALL, "--towers", "3", "--workers", "1", "--steps", "8"]
+    done = subprocess.run(
+        command(*words), cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, preexec_fn=limit
+    )
+    assert done.returncode == 1, done.stderr
+    assert "step-00000008" in done.stderr or "cannot be written" in done.stderr
+    names = [path.name for path in (copy / "checkpoints").iterdir()]
+    assert "step-00000006" in names
+    assert all(name.startswith("step-") for name in names), "nothing half written"
+    assert "resumed at step 6" in run(*words)
+
+
+def test_torchrun_joins(finished: tuple[Path, str], tmp_path: Path) -> None:
+    words = ["train", "mnist", "--workdir", str(tmp_path / "run"), *SMALL, "--towers", "3", "--steps", "6"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lockstep", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(launcher, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "run", 6) == contents(finished[0], 6)
+
+
+def test_a_rehearsal_leaves_nothing(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    said = run(
+        "train", "mnist", "--rehearse", "--workdir", str(tmp_path / "run"), *SMALL, "--workers", "1", env=environment
+    )
+    assert "rehearsed: two steps, saved, resumed, step 3, evaluated" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_printed_recipe_is_a_recipe(tmp_path: Path) -> None:
+    printed = run("train", "mnist", "--set", "batch_size=64", "--print-recipe")
+    (tmp_path / "mine.toml").write_text(printed)
+    assert run("train", str(tmp_path / "mine.toml"), "--print-recipe") == printed
+    assert "batch_size = 64" in printed
+
+
+def test_wrong_input_has_exit_code_2_and_starts_nothing(tmp_path: Path) -> None:
+    said = run("train", "mnist", "--towers", "3", "--workdir", str(tmp_path / "run"), code=2)
+    assert said.startswith("error: The batch cannot be split evenly over the towers.\n  given:")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,127 @@
+"""What is refused before any worker starts: each a plain error, and nothing is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import lockstep as ls
+from lockstep.cli import crew, training
+from lockstep.cli.main import parse
+from lockstep.recipes.shipped import recipe
+from lockstep.recipes.workdir import Workdir
+
+
+def plan(*words: str) -> dict[str, object]:
+    return training.plan(["train", *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        (["mnst"], ls.RecipeError, "no such recipe"),
+        (
+            ["mnist", "--towers", "3"],
+            ls.InputError,
+            r"split evenly.*\n.*128 over 3 towers.*\n.*\n.*126 or 129",
+        ),
+        (["mnist", "--towers", "2", "--workers", "3"], ls.InputError, r"no tower to run.*\n.*3 workers, 2 towers"),
+        (["mnist", "--workers", "0"], ls.InputError, "num_workers is out of range"),
+        (["mnist", "--towers", "0"], ls.InputError, "num_towers is out of range"),
+        (["mnist", "--steps", "0"], ls.InputError, r"0 steps has no step to do"),
+        (["mnist", "--epochs", "-1"], ls.InputError, r"-1.0 epochs has no step to do"),
+        (["mnist", "--hours", "0"], ls.InputError, r"0.0 hours has no step to do"),
+        (["mnist", "--set", "optimizer.lr.initail=1"], ls.RecipeError, "optimizer.lr.initail.*there is no such field"),
+        (["mnist", "--set", "batch_size=many"], ls.RecipeError, "batch_size"),
+        (["mnist", "--set", "optimizer.lr.kind=cosin"], ls.RecipeError, "cosin"),
+        (
+            ["mnist", "--workdir", "none"],
+            ls.WorkdirError,
+            r"Without a workdir nothing can be written",
+        ),
+    ],
+)
+def test_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], error: type[Exception], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        plan(*words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_misspelt_field_is_guessed() -> None:
+    with pytest.raises(ls.RecipeError, match=r"did you mean.*initial"):
+        plan("mnist", "--set", "optimizer.lr.initail=1")
+
+
+def test_without_files_a_workdir_is_not_needed() -> None:
+    off = [f"{field}=0" for field in ("checkpoints.every", "watch.summaries", "watch.metrics")]
+    assert plan("mnist", "--workdir", "none", *(word for each in off for word in ("--set", each))) == {"workers": 1}
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("all of it")
+    with pytest.raises(ls.WorkdirError, match=r"holds something that is not a run.*\n.*thesis.tex"):
+        plan("mnist", "--workdir", str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_is_no_workdir(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ls.WorkdirError, match=r"not a run.*\n.*a file"):
+        plan("mnist", "--workdir", str(tmp_path / "file"))
+
+
+class TestResume:
+    @pytest.fixture
+    def workdir(self, tmp_path: Path) -> Path:
+        import dataclasses
+
+        Workdir(tmp_path).write_recipe(dataclasses.replace(recipe("mnist"), num_towers=2))
+        return tmp_path
+
+    def test_towers_stay_those_of_the_first_start(self, workdir: Path) -> None:
+        assert plan("mnist", "--workdir", str(workdir), "--workers", "2") == {"workers": 2}
+
+    def test_another_recipe_is_shown(self, workdir: Path) -> None:
+        with pytest.raises(ls.WorkdirError, match=r"has another recipe.*\n.*optimizer.momentum: saved 0.9, given 0.5"):
+            plan("mnist", "--workdir", str(workdir), "--set", "optimizer.momentum=0.5")
+
+    def test_changes_can_be_accepted(self, workdir: Path) -> None:
+        words = ["mnist", "--workdir", str(workdir), "--set", "optimizer.momentum=0.5", "--accept-changes"]
+        assert plan(*words)["workers"] in {1, 2}
+
+    def test_harmless_fields_may_differ(self, workdir: Path) -> None:
+        words = ["mnist", "--workdir", str(workdir), "--steps", "7", "--device", "cpu", "--workers", "1"]
+        assert plan(*words, "--set", "checkpoints.every=1 epochs") == {"workers": 1}
+
+
+class TestWorkers:
+    def test_on_a_cpu_as_many_as_towers_and_cores_allow(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(crew, "num_accelerators", lambda: 0)
+        monkeypatch.setattr(crew, "usable_cores", lambda: 4)
+        assert [crew.num_workers(None, None, towers) for towers in (None, 2, 8)] == [1, 2, 4]
+
+    def test_one_for_each_accelerator(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(crew, "num_accelerators", lambda: 3)
+        assert [crew.num_workers(None, None, towers) for towers in (None, 2, 8)] == [3, 2, 3]
+        assert crew.num_workers(2, None, 8) == 2
+
+    def test_more_than_there_are_devices(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(crew, "num_accelerators", lambda: 2)
+        with pytest.raises(ls.InputError, match=r"cannot be started here.*\n.*4 workers\n.*1 to 2, the devices"):
+            crew.num_workers(4, None, 8)
+        assert crew.num_workers(4, "cpu", 8) == 4
+
+
+class TestParse:
+    def test_a_script_gets_what_is_not_ours(self) -> None:
+        arguments = parse(["run", "a.py", "--workers", "3", "--rate", "0.1", "--", "--device", "x"])
+        assert (arguments.workers, arguments.arguments) == (3, ["--rate", "0.1", "--device", "x"])
+
+    def test_an_unknown_option_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit, match="2"):
+            parse(["train", "mnist", "--towrs", "2"])
+        assert "unrecognized arguments: --towrs 2" in capsys.readouterr().err
