@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from lockstep.data.loader import Loader
 from lockstep.data.mnist import mnist_reader, prepare_records, scale_image
+from lockstep.data.readers import Cost, Int64s, Reader
 from lockstep.losses.classification import softmax_cross_entropy
 from lockstep.metrics.top_k import in_top_k
 from lockstep.optim.schedules import Cosine
@@ -53,12 +54,15 @@ def build(recipe: Recipe, worker: Worker) -> Parts:
 def build_state(recipe: Recipe, worker: Worker) -> TrainState:
     """Make the state of a recipe alone, to score it: on any number of workers. The chief prepares the data."""
     prepare(recipe, worker)
-    return _state(recipe, worker, held_out(recipe, "train").epoch_size)
+    return _state(recipe, worker, epoch_size=len(mnist_reader("train", _folder(recipe))))
 
 
 def held_out(recipe: Recipe, split: str) -> Loader:
-    """The examples of a split in their order, not augmented; the data must be prepared."""
-    return Loader(mnist_reader(split, _folder(recipe)), batch_size=recipe.batch_size, order="sequential")
+    """The examples of a split to score, in their order, not augmented; the data must be prepared."""
+    reader = mnist_reader(split, _folder(recipe))
+    if recipe.evaluate.examples:
+        reader = _First(reader, recipe.evaluate.examples)
+    return Loader(reader, batch_size=recipe.batch_size, order="sequential")
 
 
 def prepare(recipe: Recipe, worker: Worker) -> None:
@@ -78,6 +82,27 @@ def classification_losses(model: nn.Module, batch: Batch) -> tuple[Mapping[str, 
 def score(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """What an evaluation adds up: whether the class with the highest score is the right one."""
     return {"top1": in_top_k(model(scale_image(batch["image"])), batch["label"])}
+
+
+@dataclass(frozen=True)
+class _First:
+    """The first examples of a reader."""
+
+    reader: Reader
+    count: int
+
+    @property
+    def cost(self) -> Cost:
+        return self.reader.cost
+
+    def __len__(self) -> int:
+        return min(self.count, len(self.reader))
+
+    def read_batch(self, indices: Int64s) -> dict[str, Any]:
+        return self.reader.read_batch(indices)
+
+    def example_id(self, index: int) -> str:
+        return self.reader.example_id(index)
 
 
 def _state(recipe: Recipe, worker: Worker, epoch_size: int) -> TrainState:

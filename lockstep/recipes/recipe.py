@@ -79,9 +79,11 @@ class Evaluate:
     """Examples a forward pass; None: as many as the batch."""
     weights: Weights = "raw"
     """The parameters as they are, or their moving averages."""
+    examples: int | None = None
+    """The first so many of a split are scored; None: all of them."""
 
     def __post_init__(self) -> None:
-        _check_counts(1, micro_batch=self.micro_batch)
+        _check_counts(1, micro_batch=self.micro_batch, examples=self.examples)
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         end=draw(st.none() | st.builds(Steps, counts) | epochs | st.builds(Hours, positive)),
         checkpoints=draw(checkpoints),
         watch=draw(st.builds(Watch, intervals, intervals, intervals, st.integers(0, 100))),
-        evaluate=draw(st.builds(Evaluate, intervals, st.none() | counts, st.sampled_from(weights))),
+        evaluate=draw(st.builds(Evaluate, intervals, st.none() | counts, st.sampled_from(weights), st.none() | counts)),
     )
 
 
