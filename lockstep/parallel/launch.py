@@ -76,9 +76,6 @@ def launch(
 
 def _conclude(outcome: Outcome) -> int:
     """Say why the run ended, if not by itself; returns the exit code."""
-    if (outcome.aborted or outcome.troubles) and sys.stderr.isatty():
-        # A chief that was killed has left its progress bar in the middle of a line.
-        sys.stderr.write("\n")
     if outcome.aborted:
         log.warning("aborted, without a checkpoint")
         return ABORTED

@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-
-class _Terminal(Console):
-    """Leaves the cursor visible: a killed run must not leave a terminal without one."""
-
-    def show_cursor(self, show: bool = True) -> bool:
-        return False
+_CLEAR_BELOW = "\r\x1b[J"
 
 
 class Bar:
-    """What is written to `sys.stdout` and `sys.stderr` meanwhile appears above the bar, if it goes to a terminal."""
+    """Stands below the cursor, which rests on an empty line above it.
+
+    So what any process writes to the terminal meanwhile, the launcher or another worker, takes its place above the bar
+    without knowing of it, and the next drawing follows below. A killed run leaves the cursor where it can be seen.
+    """
 
     def __init__(self, stream: TextIO) -> None:
-        self._live = Live(
-            console=_Terminal(file=stream),
-            auto_refresh=False,
-            redirect_stdout=sys.stdout.isatty(),
-            redirect_stderr=sys.stderr.isatty(),
-        )
-        self._live.start()
+        self._stream = stream
+        self._console = Console(file=stream)
+        self._drawn = ""
 
     def draw(self, place: str, fraction: float | None, left: str, measures: str) -> None:
         """Show a moment of the run; a fraction (0 to 1) of None is a run without an end, and has no bar."""
-        self._live.update(Group(_head(place, fraction, left), _line(measures)), refresh=True)
+        with self._console.capture() as captured:
+            self._console.print(Group(_head(place, fraction, left), _line(measures)), end="")
+        self._drawn = captured.get().rstrip("\n")
+        num_lines = self._drawn.count("\n") + 1
+        self._write(f"{_CLEAR_BELOW}\n{self._drawn}\r\x1b[{num_lines}A")
 
     def close(self) -> None:
-        """Leave the last moment on the screen, the cursor on the line below, and the streams as they were."""
-        self._live.stop()
+        """Leave the last moment on the screen, the cursor on the line below."""
+        self._write(f"{_CLEAR_BELOW}{self._drawn}\n")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
 
 
 def _head(place: str, fraction: float | None, left: str) -> RenderableType:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from lockstep.progress import End, Interval, Progress
 from lockstep.reporting import wording
+from lockstep.reporting.log import is_terminal
 from lockstep.reporting.pace import Pace, last_step, moment_before, seconds_left
 from lockstep.types import StepReport
 
@@ -36,7 +37,7 @@ class Console:
     ) -> None:
         self._interval, self._batch_size, self._end = interval, batch_size, end
         self._stream = stream or sys.stderr
-        self._on_terminal = self._stream.isatty()
+        self._on_terminal = is_terminal(self._stream)
         self._bar: Bar | None = None
         self._next_drawing = 0.0
         self._pace = Pace()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import TextIO
 
@@ -23,8 +24,8 @@ class LineFormatter(logging.Formatter):
 class LineHandler(logging.Handler):
     """Writes each record with a single call, so that the lines of several workers never mix.
 
-    A stream of None is whatever `sys.stderr` is when the line is written: a live progress bar stands in for it and
-    puts the line above itself.
+    A stream of None is whatever `sys.stderr` is when the line is written. On a terminal what stands below the cursor
+    is wiped away first: the progress bar, if there is one, whoever draws it; its next drawing follows below.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -35,10 +36,15 @@ class LineHandler(logging.Handler):
         """Write one record; an error goes to `logging`'s own handling and never to the caller."""
         try:
             stream = self._stream or sys.stderr
-            stream.write(self.format(record) + "\n")
+            stream.write(("\x1b[J" if is_terminal(stream) else "") + self.format(record) + "\n")
             stream.flush()
         except Exception:
             self.handleError(record)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a stream goes to a terminal that moves its cursor when told to."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def configure(worker_name: str | None = None, stream: TextIO | None = None, level: int = logging.INFO) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import select
 import sys
 from types import SimpleNamespace
@@ -150,12 +151,10 @@ def test_closing_shows_the_last_step_and_gives_the_terminal_back(make_report, mo
     with Screen(monkeypatch) as screen:
         console = Console(Interval(10), batch_size=128, end=Steps(40))
         console(make_report(1))
-        assert sys.stderr is not screen.stream
         console(make_report(40))
         screen.text()
         console.close()
         last = screen.text()
-        assert sys.stderr is screen.stream
         console.close()
         assert screen.text() == ""
     assert "step 40 of 40" in last
@@ -173,24 +172,40 @@ def test_the_cursor_is_never_hidden(make_report, monkeypatch, clock) -> None:
     assert "\x1b[?25l" not in text
 
 
-def test_log_lines_stand_above_the_bar(make_report, monkeypatch, clock) -> None:
+def test_what_any_process_writes_stands_above_the_bar(make_report, monkeypatch, clock) -> None:
     with Screen(monkeypatch) as screen:
         configure()
         console = Console(Interval(10), batch_size=128, end=Steps(40))
         console(make_report(1))
-        screen.text()
+        screen.stream.write("a line of another process\n")
         logging.getLogger("lockstep").warning("Saved [bold]nothing[/bold].")
-        text = screen.text()
+        clock.now += 0.25
+        console(make_report(2))
         console.close()
-    assert "warning: Saved [bold]nothing[/bold].\n" in text
-    assert text.index("warning") < text.index("step 1 of 40")
+        text = screen.text()
+    bar, others = "\n".join([r"step {} of 40.*", r"loss .*\r\x1b\[2A"]), "a line of another process\n"
+    wiped = r"\x1b\[Jwarning: Saved \[bold\]nothing\[/bold\].\n"
+    last = r"\r\x1b\[Jstep 2 of 40.*\nloss .*\n"
+    first, second = bar.format(1), bar.format(2)
+    assert re.fullmatch(rf"\r\x1b\[J\n{first}{others}{wiped}\r\x1b\[J\n{second}{last}", text)
+
+
+def test_a_dumb_terminal_gets_plain_lines(make_report, monkeypatch) -> None:
+    with Screen(monkeypatch) as screen:
+        monkeypatch.setenv("TERM", "dumb")
+        configure()
+        console = Console(Interval(1), batch_size=128)
+        console(make_report(1))
+        assert screen.text().startswith("step 1 | loss ")
+        console.close()
+        assert screen.text() == ""
 
 
 def test_a_narrow_terminal_keeps_two_lines(make_report, monkeypatch, clock) -> None:
     with Screen(monkeypatch, columns=40) as screen:
         console = Console(Interval(10), batch_size=128, end=Steps(40))
         console(make_report(1))
-        assert screen.text().count("\n") == 1
+        assert screen.text().count("\n") == 2
         console.close()
 
 
