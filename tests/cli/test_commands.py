@@ -10,9 +10,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -24,6 +24,7 @@ SMALL = [
     "--set", "watch.summaries=1 steps", "--set", "average.decay=0.9", "--set", "exchange.exact=true",
     "--set", "evaluate.examples=500",
 ]  # fmt: skip
+OFTEN = ["--set", "watch.console=1 steps", "--set", "checkpoints.every=600 s"]
 
 
 def command(*words: str) -> list[str]:
@@ -32,7 +33,8 @@ def command(*words: str) -> list[str]:
 
 def run(*words: str, code: int = 0, **options: object) -> str:
     """What the command says, on both streams; it must end with the code."""
-    done = subprocess.run(command(*words), cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, **options)  # type: ignore[call-overload]
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": TIMEOUT_SECONDS, **options}
+    done = subprocess.run(command(*words), **options)  # type: ignore[call-overload]
     said = str(done.stdout + done.stderr)
     assert done.returncode == code, said
     return said
@@ -112,16 +114,33 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_is_used(copy: Path) -> 
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
     said = train(copy, "--towers", "3", "--workers", "1", "--steps", "6")
-    assert "step-00000006/parameters.safetensors" in said
+    assert "step-00000006/parameters.safetensors is damaged" in said
     assert "resumed at step 4" in said
+    assert steps_in(copy) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_damaged_checkpoint_is_said_once_whoever_reads(copy: Path) -> None:
+    (copy / "checkpoints/step-00000006/values.json").write_bytes(b"")
+    said = run("evaluate", str(copy), "--workers", "2")
+    assert said.count("values.json is damaged") == 1
+    assert "raw weights of step 4" in said
 
 
 def test_changed_choices_are_named_and_refused_in_exact_mode(copy: Path) -> None:
     path = copy / "choices.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "torch": "1.0"}))
+    before = (copy / "recipe.toml").read_bytes()
     said = train(copy, "--towers", "3", "--workers", "1", "--steps", "7", code=2)
     assert "cannot go on with the same bits" in said
     assert "torch was 1.0 and is " in said
+    assert (copy / "recipe.toml").read_bytes() == before, "what was refused has changed nothing"
+    words = ["--towers", "3", "--workers", "1", "--steps", "7", "--set", "exchange.exact=false", "--accept-changes"]
+    said = train(copy, *words)
+    assert "warning: changed since the first start, so the bits may differ: torch was 1.0 and is " in said
+    noted = json.loads((copy / "history.jsonl").read_text().splitlines()[-2])["changed"]
+    assert "exchange.exact: saved True, given False" in noted
+    assert noted[-1].startswith("torch was 1.0 and is ")
+    assert json.loads(path.read_text())["torch"] == "1.0", "the choices of the first start stay"
 
 
 def test_accepted_changes_are_in_the_history(copy: Path) -> None:
@@ -136,7 +155,7 @@ def test_accepted_changes_are_in_the_history(copy: Path) -> None:
 def test_evaluate_gives_the_same_on_every_number_of_workers(finished: tuple[Path, str]) -> None:
     results = {
         line
-        for workers in ("1", "3")
+        for workers in ("1", "4")
         for line in run("evaluate", str(finished[0]), "--workers", workers).splitlines()
         if "accuracy" in line
     }
@@ -163,56 +182,82 @@ def test_evaluate_of_no_run(tmp_path: Path) -> None:
     assert "There is no run in" in run("evaluate", str(tmp_path), code=2)
 
 
-def start(workdir: Path, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command("train", "mnist", "--workdir", str(workdir), *SMALL, "--forever", *words),
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
+class Started:
+    """A run without an end, which is past its third step."""
+
+    def __init__(self, workdir: Path, *words: str, env: Mapping[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            command("train", "mnist", "--workdir", str(workdir), *SMALL, *OFTEN, "--forever", *words),
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=env,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self._lines = self.process.stdout
+        self._said: list[str] = []
+        while not self._said or not self._said[-1].startswith("step 3 "):
+            self._said.append(self._lines.readline())
+            assert self._said[-1], "".join(self._said)
+
+    def end(self, code: int) -> str:
+        """All that it said; it must end with the code."""
+        with self.process:
+            said = "".join([*self._said, *self._lines])
+        assert self.process.returncode == code, said
+        return said
 
 
-def wait_until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not happened():
-        assert time.monotonic() < deadline
+Start = Callable[..., Started]
 
 
-def wait_for_steps(workdir: Path, count: int) -> None:
-    metrics = workdir / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= count)
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts runs without an end, and ends those that a failed test has left."""
+    runs: list[Started] = []
+
+    def begin(*arguments: Any, **options: Any) -> Started:
+        runs.append(Started(*arguments, **options))
+        return runs[-1]
+
+    yield begin
+    for each in runs:
+        each.process.kill()
+        each.process.wait(TIMEOUT_SECONDS)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_it_with_a_checkpoint(tmp_path: Path, number: int, code: int) -> None:
-    process = start(tmp_path / "run", "--towers", "2", "--workers", "2")
-    wait_for_steps(tmp_path / "run", 3)
-    process.send_signal(number)
-    said = process.communicate(timeout=TIMEOUT_SECONDS)[0]
-    assert process.returncode == code, said
+def test_a_signal_ends_it_with_a_checkpoint(start: Start, tmp_path: Path, number: int, code: int) -> None:
+    started = start(tmp_path / "run", "--towers", "2", "--workers", "2")
+    started.process.send_signal(number)
+    said = started.end(code)
     last = steps_in(tmp_path / "run")[-1]
-    assert f"stopped at step {last}, and saved" in said
-    assert (tmp_path / f"run/checkpoints/step-{last:08d}").is_dir()
+    assert said.count(f"stopped at step {last}, and saved: the same command goes on from there") == 1
+    assert said.count("warning: stopping after this step, with a checkpoint; Ctrl-C again aborts") == 1
+    assert f"resumed at step {last}, " in train(tmp_path / "run", "--towers", "2", "--steps", str(last + 1))
+    assert steps_in(tmp_path / "run") == list(range(1, last + 2))
 
 
-def test_a_killed_worker_ends_the_run_at_once_and_is_named(tmp_path: Path) -> None:
-    process = start(tmp_path / "run", "--towers", "2", "--workers", "2")
-    wait_for_steps(tmp_path / "run", 3)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+def test_a_killed_worker_ends_the_run_at_once_and_is_named(start: Start, tmp_path: Path) -> None:
+    started = start(tmp_path / "run", "--towers", "2", "--workers", "2")
+    children = Path(f"/proc/{started.process.pid}/task/{started.process.pid}/children").read_text().split()
     workers = Path(f"/proc/{children[0]}/task/{children[0]}/children").read_text().split()
     os.kill(int(workers[-1]), signal.SIGKILL)
-    said = process.communicate(timeout=TIMEOUT_SECONDS)[0]
-    assert process.returncode == 1
+    said = started.end(1)
     assert f"(pid {workers[-1]}) was killed by SIGKILL at step " in said.splitlines()[-1]
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in [*children, *workers]))
+    assert not any(Path(f"/proc/{pid}").exists() for pid in [*children, *workers])
 
 
-def test_a_run_is_started_once_at_a_time(tmp_path: Path) -> None:
-    process = start(tmp_path / "run", "--workers", "1")
-    wait_for_steps(tmp_path / "run", 1)
+def test_a_worker_of_another_launcher_says_by_its_exit_code_that_it_was_stopped(start: Start, tmp_path: Path) -> None:
+    started = start(tmp_path / "run", env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"})
+    started.process.send_signal(signal.SIGTERM)
+    said = started.end(143)
+    assert f"stopped at step {steps_in(tmp_path / 'run')[-1]}, and saved" in said
+
+
+def test_a_run_is_started_once_at_a_time(start: Start, tmp_path: Path) -> None:
+    started = start(tmp_path / "run", "--workers", "1")
     said = train(tmp_path / "run", "--forever", "--workers", "1", code=2)
     assert "is going on already" in said
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=TIMEOUT_SECONDS)
-    assert process.returncode == 143
+    started.process.send_signal(signal.SIGTERM)
+    started.end(143)
 
 
 def test_a_full_disk_leaves_the_old_checkpoints(copy: Path) -> None:
@@ -261,3 +306,65 @@ def test_wrong_input_has_exit_code_2_and_starts_nothing(tmp_path: Path) -> None:
     said = run("train", "mnist", "--towers", "3", "--workdir", str(tmp_path / "run"), code=2)
     assert said.startswith("error: The batch cannot be split evenly over the towers.\n  given:")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_workdir_nothing_is_written(tmp_path: Path) -> None:
+    off = [
+        word for name in ("checkpoints.every", "watch.summaries", "watch.metrics") for word in ("--set", f"{name}=0")
+    ]
+    words = ["train", "mnist", "--workdir", "none", *SMALL, *off, "--workers", "1", "--steps", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
+    said = run(*words, "--set", f"data.folder={ROOT / 'data/mnist'}", cwd=tmp_path, env=environment)
+    assert re.search(r"^test accuracy .* of 500\)\Z", said.rstrip(), re.MULTILINE)
+    assert list(tmp_path.iterdir()) == []
+
+
+SCRIPT = """
+import sys
+
+import torch
+
+import lockstep as ls
+
+here = ls.join()
+reader = ls.data.Arrays({"x": torch.arange(24.0).reshape(12, 2)})
+loader = ls.data.Loader(reader, batch_size=4, seed=0)
+state = ls.TrainState(torch.nn.Linear(2, 1), ls.optim.SGD(lr=0.001))
+
+
+def losses(model, batch):
+    if "fail" in sys.argv and here.rank == 1:
+        raise LookupError("the real cause")
+    return {"square": (model(batch["x"]) ** 2).mean()}
+
+
+torch.nn.init.ones_(state.model.weight)
+torch.nn.init.zeros_(state.model.bias)
+for report in ls.train_steps(state, losses, loader, ls.Towers(2), until=ls.Steps(3)):
+    pass
+if here.is_chief:
+    print(report.step, here.num_workers, sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_script_of_the_users_own_on_two_workers(script: Path) -> None:
+    assert run("run", "--workers", "2", str(script), "--rate", "0.1") == "3 2 ['--rate', '0.1']\n"
+
+
+def test_a_script_that_raises_is_shown_by_its_traceback(script: Path) -> None:
+    lines = run("run", str(script), "fail", "--workers", "2", code=1).splitlines()
+    assert lines[0] == "error: worker 1 failed at step 0 (phase compute):"
+    assert lines[-1] == "LookupError: the real cause"
+    assert any(f'File "{script}", line ' in line for line in lines)
+
+
+def test_there_is_no_script(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.py"
+    assert f"error: There is no script {missing}.\n" in run("run", str(missing), code=2)

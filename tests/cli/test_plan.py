@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import lockstep as ls
-from lockstep.cli import crew, training
+from lockstep.cli import crew, scoring, training
 from lockstep.cli.main import parse
 from lockstep.recipes.shipped import recipe
 from lockstep.recipes.workdir import Workdir
@@ -125,3 +125,43 @@ class TestParse:
         with pytest.raises(SystemExit, match="2"):
             parse(["train", "mnist", "--towrs", "2"])
         assert "unrecognized arguments: --towrs 2" in capsys.readouterr().err
+
+
+class TestEvaluate:
+    @pytest.fixture
+    def workdir(self, tmp_path: Path) -> Path:
+        Workdir(tmp_path).write_recipe(recipe("mnist"))
+        return tmp_path
+
+    def test_a_run_without_averages(self, workdir: Path) -> None:
+        with pytest.raises(ls.InputError, match=r"keeps no averages.*\n.*--average\n.*\n.*leave --average out"):
+            scoring.plan(["evaluate", str(workdir), "--average"])
+
+    def test_a_run_without_a_checkpoint(self, workdir: Path) -> None:
+        with pytest.raises(ls.InputError, match=r"no such checkpoint.*\n.*the newest\n.*one at least"):
+            scoring.plan(["evaluate", str(workdir)])
+
+    def test_a_step_that_was_not_saved(self, workdir: Path) -> None:
+        for step in (0, 20):
+            (workdir / f"checkpoints/step-{step:08d}").mkdir(parents=True)
+        with pytest.raises(ls.InputError, match=r"no such checkpoint.*\n.*--step 7\n.*one of step 0, 20"):
+            scoring.plan(["evaluate", str(workdir), "--step", "7"])
+
+    def test_workers_need_no_towers(self, workdir: Path) -> None:
+        (workdir / "checkpoints/step-00000000").mkdir(parents=True)
+        assert scoring.plan(["evaluate", str(workdir), "--workers", "3", "--device", "cpu"]) == {"workers": 3}
+
+
+def test_only_the_setting_at_fault_is_named() -> None:
+    with pytest.raises(ls.RecipeError) as caught:
+        plan("mnist", "--set", "batch_size=64", "--set", "optimizer.momentun=0.5", "--set", "seed=1")
+    assert str(caught.value) == (
+        "optimizer.momentun in --set: there is no such field.\n"
+        "  given:    momentun\n"
+        "  expected: one of lr, momentum, nesterov, weight_decay\n"
+        '  mend:     did you mean "momentum"?'
+    )
+
+
+def test_a_rehearsal_needs_no_workdir() -> None:
+    assert plan("mnist", "--workdir", "none", "--rehearse") == {"workers": 1}

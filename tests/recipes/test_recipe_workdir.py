@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import errno
+import json
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import WorkdirError
+from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.workdir import Workdir
+from lockstep.training.choices import Choices
+
+CHOICES = Choices(2, "cpu", "x86_64 AVX2", "fp32", "contiguous", "fused", "off", "none", "2.11.0", "0.1.0")
+
+
+@pytest.fixture
+def workdir(tmp_path: Path) -> Workdir:
+    return Workdir(tmp_path)
+
+
+def test_looking_at_a_folder_makes_none(tmp_path: Path, mnist: Recipe) -> None:
+    workdir = Workdir(tmp_path / "deep" / "run")
+    assert workdir.recipe() is None
+    assert workdir.check(mnist, accept_changes=False) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_something_else_is_listed_and_not_touched(workdir: Workdir, mnist: Recipe) -> None:
+    for name in ("d", "b", "a", "c", "e"):
+        (workdir.path / name).write_text("mine")
+    with pytest.raises(WorkdirError) as caught:
+        workdir.check(mnist, accept_changes=True)
+    assert str(caught.value) == (
+        f"{workdir.path} holds something that is not a run.\n"
+        "  given:    a, b, c and 2 more\n"
+        "  expected: a folder that is empty, not there yet, or of a run (with a recipe.toml)\n"
+        "  mend:     name another folder with --workdir; nothing in this one was touched"
+    )
+    assert sorted(path.name for path in workdir.path.iterdir()) == ["a", "b", "c", "d", "e"]
+
+
+def test_a_start_that_was_killed_at_once_left_nothing_that_counts(workdir: Workdir) -> None:
+    with workdir.held():
+        (workdir.path / ".recipe.toml.0123.partial").write_text("half a rec")
+    assert workdir.recipe() is None
+
+
+def test_the_recipe_comes_back(workdir: Workdir, mnist: Recipe) -> None:
+    workdir.write_recipe(mnist)
+    assert workdir.recipe() == mnist
+    assert [path.name for path in workdir.path.iterdir()] == ["recipe.toml"]
+
+
+def test_what_has_changed_is_shown_and_can_be_accepted(workdir: Workdir, mnist: Recipe) -> None:
+    workdir.write_recipe(mnist)
+    changed = replace(mnist, seed=1, batch_size=64, num_workers=3)
+    with pytest.raises(WorkdirError) as caught:
+        workdir.check(changed, accept_changes=False)
+    assert str(caught.value) == (
+        f"The run in {workdir.path} has another recipe.\n"
+        "  given:    batch_size: saved 128, given 64; seed: saved 0, given 1\n"
+        "  expected: the recipe that the run began with, but for its end, intervals and machine\n"
+        "  mend:     take the changes back, name another --workdir, or add --accept-changes to go on with them"
+    )
+    assert workdir.check(changed, accept_changes=True) == [
+        "batch_size: saved 128, given 64",
+        "seed: saved 0, given 1",
+        "num_workers: saved None, given 3",
+    ]
+    assert workdir.recipe() == mnist
+
+
+def test_choices_come_back(workdir: Workdir) -> None:
+    assert workdir.saved_choices() is None
+    workdir.write_choices(CHOICES)
+    assert workdir.saved_choices() == asdict(CHOICES)
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        ("{", "Expecting property name"),
+        ('{"threads": 1}', "the fields are not threads, device, cpu, "),
+        (json.dumps({**asdict(CHOICES), "threads": 0}), "threads is 0"),
+        (json.dumps({**asdict(CHOICES), "threads": True}), "threads is True"),
+        (json.dumps({**asdict(CHOICES), "torch": None}), "torch is None"),
+        ("[" * 100_000, "recursion"),
+        ("[]", "the fields are not"),
+    ],
+)
+def test_damaged_choices_are_refused(workdir: Workdir, text: str, given: str) -> None:
+    (workdir.path / "choices.json").write_text(text)
+    with pytest.raises(WorkdirError) as caught:
+        workdir.saved_choices()
+    error = caught.value
+    assert error.what == f"{workdir.path / 'choices.json'} cannot be read."
+    assert given in str(error.given)
+    assert error.expected == "the choices of the run's first start, as JSON"
+    assert error.mend == "restore the file; or move it away, and the choices of this machine are taken"
+
+
+def test_it_is_held_once(workdir: Workdir) -> None:
+    with workdir.held():
+        with pytest.raises(WorkdirError) as caught, workdir.held():
+            pass
+        assert str(caught.value) == (
+            f"The run in {workdir.path} is going on already.\n"
+            f"  given:    {workdir.path / '.lock'}, held by another process\n"
+            "  expected: one start of a run at a time\n"
+            "  mend:     wait for it or stop it, or name another --workdir"
+        )
+    with workdir.held():
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_a_plain_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    inside = tmp_path / "file" / "run"
+    with pytest.raises(WorkdirError) as caught, Workdir(inside).held():
+        pass
+    assert str(caught.value) == (
+        f"The workdir {inside} cannot be used: Not a directory.\n"
+        f"  given:    {inside} (Not a directory)\n"
+        "  expected: a folder that can be read and written, on a disk with space left\n"
+        "  mend:     make space, or name a --workdir that can be written; what was written before is intact"
+    )
+
+
+def test_a_full_disk_is_a_plain_error(workdir: Workdir, mnist: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    workdir.write_recipe(mnist)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(WorkdirError, match=re.escape(f"{workdir.path} cannot be used: No space left on device")):
+        workdir.write_recipe(replace(mnist, seed=1))
+    assert workdir.recipe() == mnist
+    assert [path.name for path in workdir.path.iterdir()] == ["recipe.toml"]
+
+
+def test_history_is_a_line_an_event(workdir: Workdir) -> None:
+    workdir.note("start", step=0, changed=["seed: saved 0, given 1"])
+    workdir.note("end", step=7)
+    lines = [json.loads(line) for line in (workdir.path / "history.jsonl").read_text().splitlines()]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}", line.pop("time")) for line in lines)
+    assert lines == [
+        {"event": "start", "step": 0, "changed": ["seed: saved 0, given 1"]},
+        {"event": "end", "step": 7},
+    ]

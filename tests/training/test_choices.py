@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from lockstep.errors import WorkdirError
+from lockstep.training.choices import Choices, differences, refuse_changed
+
+CHOICES = Choices(1, "cpu", "x86_64 AVX2", "fp32", "channels_last", "fused", "off", "none", "2.11.0", "0.1.0")
+
+
+def test_one_line_says_all() -> None:
+    assert str(CHOICES) == (
+        "cpu (x86_64 AVX2), 1 thread a worker, fp32, channels_last, fused kernels, compilation off, decoder none, "
+        "torch 2.11.0, lockstep 0.1.0"
+    )
+    assert ", 4 threads a worker, " in str(replace(CHOICES, threads=4))
+
+
+def test_they_come_back() -> None:
+    assert Choices.read(asdict(CHOICES)) == CHOICES
+
+
+def test_differences_are_named() -> None:
+    assert differences(CHOICES, CHOICES) == []
+    assert differences(CHOICES, replace(CHOICES, cpu="x86_64 AVX512", torch="2.13.0")) == [
+        "cpu was x86_64 AVX2 and is x86_64 AVX512",
+        "torch was 2.11.0 and is 2.13.0",
+    ]
+
+
+def test_exact_runs_refuse_them() -> None:
+    refuse_changed([])
+    with pytest.raises(WorkdirError) as caught:
+        refuse_changed(["torch was 2.11.0 and is 2.13.0", "kernels was fused and is foreach"])
+    assert str(caught.value) == (
+        "This exact run cannot go on with the same bits here.\n"
+        "  given:    torch was 2.11.0 and is 2.13.0; kernels was fused and is foreach\n"
+        "  expected: the choices of its first start\n"
+        "  mend:     resume on a machine and with versions like those, or set exchange.exact to false"
+    )
