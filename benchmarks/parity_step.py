@@ -26,12 +26,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lockstep.models.mnist import MnistNet
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import lockstep as ls
+from lockstep.models.mnist import MnistNet
 from lockstep.training.step import bind
 from lockstep.workers.devices import describe
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from lockstep.errors import InputError
@@ -20,6 +21,21 @@ def check_one_of(name: str, value: object, choices: Sequence[str]) -> None:
             given=f"{name}={value!r}",
             expected=" or ".join(quoted),
             mend="give one of these",
+        )
+
+
+def check_range(name: str, value: float, low: float, high: float) -> None:
+    """Refuse a number outside of low <= value < high, and one that is none.
+
+    Raises:
+        InputError: naming the argument and the range.
+    """
+    if not low <= value < high:
+        raise InputError(
+            f"{name} is out of range.",
+            given=f"{name}={value}",
+            expected=f"{low:g} or more" + (f", below {high:g}" if high < math.inf else ", finite"),
+            mend=f"give {name} a value in this range",
         )
 
 

@@ -82,7 +82,9 @@ def evaluate(
 
 
 def _scored_copy(state: TrainState, weights: Weights) -> nn.Module:
-    model = copy.deepcopy(state.model).eval()
+    # An activation that the model has kept belongs to a graph, and cannot be copied as it is.
+    kept = [v for m in state.model.modules() for v in vars(m).values() if isinstance(v, Tensor) and not v.is_leaf]
+    model = copy.deepcopy(state.model, {id(value): value.detach().clone() for value in kept}).eval()
     if weights == "average":
         parameters = dict(model.named_parameters())
         with torch.no_grad():

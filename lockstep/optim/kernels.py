@@ -9,15 +9,28 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
-_FUSED_DTYPES = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
+_WIDE = {torch.float32, torch.float64}
+# On a CPU the vectorised part of torch's kernel leaves 16-bit parameters as they are (seen in 2.13).
+_FUSED_DTYPES = {"cpu": _WIDE, "cuda": _WIDE | {torch.bfloat16, torch.float16}}
 
 
 def can_fuse(parameters: Sequence[Tensor]) -> bool:
-    """Whether torch has a fused kernel for these parameters, read from their devices and dtypes."""
+    """Whether torch has a fused kernel that is right for these parameters: by device, dtype and memory."""
     return hasattr(torch, "_fused_sgd_") and all(
-        p.dtype in _FUSED_DTYPES and p.device.type in {"cpu", "cuda", "mps"} for p in parameters
+        not is_lazy(p) and p.dtype in _FUSED_DTYPES.get(p.device.type, ()) and _is_dense(p) for p in parameters
     )
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill a stretch of memory: the kernels walk memory, not indices."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def sgd(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from lockstep.checks import check_range, wrong_type
 from lockstep.errors import InputError
 from lockstep.optim import kernels
 from lockstep.optim.schedules import Constant, Schedule
@@ -48,6 +50,14 @@ class SGD:
     """Added to the gradient as weight_decay * parameter, after the gradient transforms."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.lr, int | float):
+            check_range("lr", self.lr, 0.0, math.inf)
+        elif not callable(self.lr):
+            raise wrong_type(
+                "lr", self.lr, expected="a number or a schedule", mend="write lr=0.1, or lr=ls.optim.Cosine(...)"
+            )
+        check_range("momentum", self.momentum, 0.0, 1.0)
+        check_range("weight_decay", self.weight_decay, 0.0, math.inf)
         if self.nesterov and not self.momentum > 0:
             raise InputError(
                 "Nesterov's update looks ahead along the momentum, and there is none.",

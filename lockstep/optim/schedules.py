@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from lockstep.checks import check_range
 from lockstep.errors import InputError
 from lockstep.progress import Epochs
 
@@ -26,6 +27,9 @@ class Constant:
     """The same rate at every step."""
 
     value: float
+
+    def __post_init__(self) -> None:
+        check_range("value", self.value, 0.0, math.inf)
 
     def __call__(self, step: int) -> float:
         """The rate after `step` completed updates."""
@@ -46,6 +50,8 @@ class Cosine:
     final: float = 0.0
 
     def __post_init__(self) -> None:
+        check_range("initial", self.initial, 0.0, math.inf)
+        check_range("final", self.final, 0.0, math.inf)
         length = self.steps
         if isinstance(length, int) and not 0 <= self.warmup_steps < length:
             raise InputError(

@@ -6,6 +6,7 @@ import os
 import select
 import threading
 import time
+import weakref
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ class SpinBarrier:
         self._name = worker.name
         pids = [int(str(pid)) for pid in worker.group.gather(os.getpid())]
         self._peers = {os.pidfd_open(pid): rank for rank, pid in enumerate(pids) if rank != worker.rank}
+        self._close = weakref.finalize(self, _close_all, list(self._peers))
         self._poll = select.poll()
         for descriptor in self._peers:
             self._poll.register(descriptor, select.POLLIN)
@@ -76,7 +78,10 @@ class SpinBarrier:
             )
 
     def close(self) -> None:
-        """Give back the descriptors of the peers."""
-        for descriptor in self._peers:
-            os.close(descriptor)
-        self._peers = {}
+        """Give back the descriptors of the peers; the end of the barrier does so too."""
+        self._close()
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

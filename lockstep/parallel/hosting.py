@@ -47,7 +47,9 @@ class TowerHost:
         self._parameter_names = list(parameters)
         self._parameters = tuple(parameters.values())
         self._strides = [p.stride() for p in self._parameters]
-        self._buffers = list(model.buffers())
+        self._all_buffers = list(model.buffers())
+        self._buffers = changeable_buffers(model)
+        self._ran = False
         self._starts = [torch.empty_like(b) for b in self._buffers]
         self._towers = towers
         self._stream_key = key_of(name)
@@ -129,18 +131,40 @@ class TowerHost:
             ) from None
 
     def _statistics(self, tower: int) -> list[Tensor]:
-        """This tower's share of the new buffers, which are then set back for the next tower."""
+        """This tower's share of what changes in the buffers, which are then set back for the next tower."""
+        self._check_buffers()
         policy, last = self._towers.batch_norm, self._towers.count - 1
         shares: list[Tensor] = []
-        for buffer in self._buffers:
+        for buffer, start in zip(self._buffers, self._starts, strict=True):
             if buffer.is_floating_point() and policy == "mean":
-                shares.append(buffer / self._towers.count if last else buffer.clone())
+                shares.append(torch.where(buffer == start, 0.0, buffer - start) * self._share)
             elif tower == (last if buffer.is_floating_point() and policy == "last" else 0):
                 shares.append(buffer.clone())
             else:
                 shares.append(torch.zeros_like(buffer))
         self._put_back_buffers()
         return shares
+
+    def statistics(self, sums: Sequence[Tensor]) -> list[Tensor]:
+        """The new values of the buffers, from the sums over all towers; what no tower has changed keeps its bits."""
+        if self._towers.batch_norm != "mean":
+            return list(sums)
+        pairs = zip(self._buffers, sums, strict=True)
+        return [buffer + change if buffer.is_floating_point() else change for buffer, change in pairs]
+
+    def _check_buffers(self) -> None:
+        if not self._buffers and self._ran:
+            return
+        self._ran = True
+        there = dict(self._model.named_buffers())
+        replaced = [name for name, buffer in there.items() if not any(buffer is held for held in self._all_buffers)]
+        if replaced:
+            raise InputError(
+                "The model has replaced a buffer, or made one, while it ran.",
+                given=", ".join(replaced),
+                expected="buffers that are there from the start and change in place",
+                mend=f"register it in __init__, and write its values: self.{replaced[0].rpartition('.')[2]}.copy_(...)",
+            )
 
     def _keep_buffers(self) -> None:
         for start, buffer in zip(self._starts, self._buffers, strict=True):
@@ -195,6 +219,11 @@ def _read(scalars: Sequence[Tensor]) -> list[float]:
     return values
 
 
+def changeable_buffers(model: nn.Module) -> list[Tensor]:
+    """The buffers that a step may change: all but those that are expanded, and so cannot be written."""
+    return [b for b in model.buffers() if not any(n > 1 and s == 0 for n, s in zip(b.shape, b.stride(), strict=True))]
+
+
 def _channels_last(batch: Batch) -> Batch:
     """The same batch, its image tensors (batch, channels, height, width) in the channels_last memory format."""
     for name, value in batch.items():
@@ -216,6 +245,13 @@ def _losses_and_metrics(returned: object) -> tuple[Scalars, Scalars]:
             given=repr(returned)[:200],
             expected="a dict of named scalar tensors, or a pair of them: (losses, metrics)",
             mend='return {"cross_entropy": loss}',
+        )
+    if "total" in losses:
+        raise InputError(
+            "No loss may be called 'total': that is the name of their sum.",
+            given=f"losses {tuple(losses)}",
+            expected="names of the single losses",
+            mend="call it by what it measures, such as cross_entropy",
         )
     for name, value in (*losses.items(), *metrics.items()):
         if not isinstance(value, Tensor) or value.dim():

@@ -16,6 +16,7 @@ from lockstep.losses.classification import softmax_cross_entropy
 from lockstep.metrics.top_k import in_top_k
 from lockstep.optim.schedules import Cosine
 from lockstep.parallel.towers import Towers
+from lockstep.progress import Epochs, Steps
 from lockstep.recipes.recipe import Recipe
 from lockstep.training.state import TrainState
 from lockstep.types import Batch
@@ -113,6 +114,18 @@ def _state(recipe: Recipe, worker: Worker, epoch_size: int) -> TrainState:
         average=recipe.average,
         nonfinite=recipe.nonfinite,
     )
+
+
+def schedule_mismatch(recipe: Recipe, epoch_size: int) -> str | None:
+    """A sentence where the learning rate comes to its end at another step than the run; None where all is well."""
+    schedule, end = _with_length(recipe, epoch_size).optimizer.lr, recipe.end
+    if not isinstance(schedule, Cosine) or not isinstance(end, Steps | Epochs):
+        return None
+    last = end.count if isinstance(end, Steps) else end.steps(epoch_size, recipe.batch_size)
+    if schedule.steps == last:
+        return None
+    after = f"stays at {schedule.final:g} from there on" if last > int(str(schedule.steps)) else "is still on its way"
+    return f"the learning rate ends at step {schedule.steps}, the run at step {last}: it {after} (optimizer.lr.steps)"
 
 
 def _folder(recipe: Recipe) -> Path | None:

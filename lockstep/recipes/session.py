@@ -12,7 +12,7 @@ from lockstep.checkpoints.store import Store
 from lockstep.errors import WorkdirError
 from lockstep.evaluation.evaluate import Evaluation, evaluate
 from lockstep.progress import Progress
-from lockstep.recipes.build import build, held_out, score
+from lockstep.recipes.build import build, held_out, schedule_mismatch, score
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.records import Records
 from lockstep.recipes.toml import to_toml
@@ -65,6 +65,8 @@ class Session:
                 stack.enter_context(self._workdir.held())
             settled = self._settle_choices()
             resumed = resume(parts.state, parts.loader, self._store) if self._store else None
+            if resumed is None and self._workdir and self._worker.is_chief:
+                self._workdir.check_unstarted()
             # Only now: a start that is refused leaves the run as it was.
             if self._workdir and self._worker.is_chief:
                 self._workdir.write_recipe(recipe)
@@ -150,6 +152,9 @@ class Session:
             choices.refuse_changed(changed)
         if worker.is_chief:
             log.info("%s: %s", _crew(worker, parts.towers.count), now)
+            mismatch = schedule_mismatch(self._recipe, parts.loader.epoch_size)
+            if mismatch:
+                log.warning("%s", mismatch)
             for line in self._changed:
                 log.info("changed since the last start: %s", line)
             for line in changed:

@@ -113,6 +113,22 @@ class Workdir:
         """Save the choices of the first start."""
         self._write(CHOICES, json.dumps(asdict(choices), indent=2) + "\n")
 
+    def check_unstarted(self) -> None:
+        """Refuse to begin again a run that has been further: its checkpoints are gone.
+
+        Raises:
+            WorkdirError: the history tells of steps that no checkpoint holds.
+        """
+        path = self.path / HISTORY
+        steps = [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+        if any(steps):
+            raise WorkdirError(
+                f"The run in {self.path} has been at step {max(steps)}, and its checkpoints are gone.",
+                given=f"no checkpoint in {self.path / 'checkpoints'}",
+                expected="the newest one at least",
+                mend="put the checkpoints back, or name another --workdir to start afresh; nothing here was changed",
+            )
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold the folder, made if need be, against a second start of the run, until this one ends or dies.

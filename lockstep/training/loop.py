@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.checks import check_type
 from lockstep.data.loader import Loader
+from lockstep.errors import InputError
 from lockstep.parallel.exchange import Exchange
 from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import deal
@@ -56,6 +57,7 @@ def train_steps(
     """
     _check(loader, until)
     step = bind(state, towers, exchange)
+    step.start()
     start = Progress(state.step, loader.position, loader.epoch_size)
     for batch in _batches(loader, step.towers, until, start):
         yield step(losses, batch)
@@ -84,6 +86,13 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
     towers = towers or Towers(worker.num_workers)
     towers.check(loader.batch_size, worker.num_workers)
     if until and until.reached(now, loader.batch_size):
+        if not now.position:
+            raise InputError(
+                "The run would end before its first step: no full batch fits.",
+                given=f"an end after {until}, batches of {loader.batch_size}, {now.epoch_size} examples in an epoch",
+                expected="an end that one batch reaches",
+                mend="raise the end, or lower the batch size",
+            )
         if worker.is_chief:
             log.info("nothing to do: the run is at step %d (epoch %.2f), its end is %s", now.step, now.epochs, until)
         return

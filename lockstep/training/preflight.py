@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -21,9 +22,13 @@ def check_start(state: TrainState, worker: Worker) -> None:
         InputError: a parameter or buffer is uninitialised, on the meta device, on another device or not finite.
         WorkerError: the workers' parameters differ in name, shape, dtype or value.
     """
-    tensors = {**dict(state.model.named_parameters()), **dict(state.model.named_buffers())}
-    for name, tensor in tensors.items():
-        _check_value(name, tensor, worker)
+    parameters: dict[str, Tensor] = dict(state.model.named_parameters())
+    buffers = dict(state.model.named_buffers())
+    for name, tensor in parameters.items():
+        _check_value(name, tensor, worker, torch.isfinite)
+    for name, tensor in buffers.items():  # a mask may well hold infinities
+        _check_value(name, tensor, worker, lambda t: ~torch.isnan(t))
+    tensors = {**parameters, **buffers}
     if worker.num_workers == 1:
         return
     shapes = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
@@ -37,7 +42,7 @@ def _digest(tensor: Tensor) -> str:
     return hashlib.sha256(values.numpy().data).hexdigest()[:16]
 
 
-def _check_value(name: str, tensor: Tensor, worker: Worker) -> None:
+def _check_value(name: str, tensor: Tensor, worker: Worker, is_good: Callable[[Tensor], Tensor]) -> None:
     given = None
     if is_lazy(tensor):
         given, mend = "not initialised (a lazy module)", "run one batch through the model before TrainState"
@@ -45,7 +50,7 @@ def _check_value(name: str, tensor: Tensor, worker: Worker) -> None:
         given, mend = "on the meta device", "build the model on a real device, or load its weights"
     elif tensor.device != worker.device:
         given, mend = f"on {tensor.device}", "move the model with .to(ls.join().device) before TrainState"
-    elif tensor.is_floating_point() and not torch.isfinite(tensor).all():
+    elif tensor.is_floating_point() and not is_good(tensor).all():
         given, mend = "not finite", "look at its initialiser, or at the weights it was loaded from"
     if given is not None:
         raise InputError(

@@ -15,6 +15,7 @@ from lockstep.errors import CheckpointError, InputError
 from lockstep.optim.averages import MovingAverage
 from lockstep.optim.optimizers import Optimizer
 from lockstep.optim.transforms import Gradients, GradientTransform
+from lockstep.parallel.hosting import changeable_buffers
 from lockstep.training.smoothing import SmoothedLosses
 
 
@@ -90,7 +91,7 @@ class TrainState:
                 mend="pass the model that is to be trained, and leave requires_grad on for what is to change",
             )
         self._tensors: list[Tensor] = list(self.parameters.values())
-        self._buffers = list(model.buffers())
+        self._buffers = changeable_buffers(model)
         self._optimizer = optimizer.bind(self._tensors)
         self._average = average.bind(self._tensors) if average else None
         self._transforms = tuple(gradient_transforms)

@@ -15,7 +15,7 @@ from torch import Tensor
 from lockstep.checks import check_type
 from lockstep.errors import InputError, NonFiniteError
 from lockstep.parallel.exchange import AllReduce, Connection, Exchange
-from lockstep.parallel.hosting import TowerHost
+from lockstep.parallel.hosting import TowerHost, changeable_buffers
 from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import Summand, TreeSum, deal
 from lockstep.progress import Progress
@@ -86,6 +86,23 @@ class BoundStep:
         self._untouched: list[str] = []
         self._started = time.perf_counter()
 
+    def start(self) -> None:
+        """Begin a stretch of steps: its clock starts at 0.
+
+        Raises:
+            InputError: what is trained of the model has changed since the state was made.
+        """
+        self._started = time.perf_counter()
+        now = [name for name, parameter in self._state.model.named_parameters() if parameter.requires_grad]
+        if now != list(self._state.parameters):
+            changed = sorted(set(now) ^ set(self._state.parameters))
+            raise InputError(
+                "Parameters were frozen or unfrozen after the state was made.",
+                given=", ".join(changed),
+                expected="requires_grad as it was when TrainState took the model",
+                mend="make a new TrainState after the change",
+            )
+
     def __call__(self, losses: LossFunction, batch: Batch) -> StepReport:
         """Make one attempt; see `train_step`."""
         began = time.perf_counter()
@@ -100,7 +117,8 @@ class BoundStep:
         gradients: Sequence[Tensor | None] = total.tensors[: len(state.parameters)]
         if missing:
             gradients = self._without_missing(gradients, batch.towers)
-        outcome = state.apply(Attempt(gradients, total.tensors[len(gradients) :], named))
+        statistics = self._host.statistics(total.tensors[len(gradients) :])
+        outcome = state.apply(Attempt(gradients, statistics, named))
         if outcome.refused:
             self._refuse(outcome, batch, sums)
         batch.attempted()
@@ -167,7 +185,7 @@ class BoundStep:
         extras = (elapsed_seconds, float(self.worker.pulse.stop_requested is not None))
         if len(TrainState.living) == 1:
             return self._host.run(losses, batch, extras)
-        others = [b for other in TrainState.living if other is not self._state for b in other.model.buffers()]
+        others = [b for other in TrainState.living if other is not self._state for b in changeable_buffers(other.model)]
         kept = [buffer.clone() for buffer in others]
         sums = self._host.run(losses, batch, extras)
         with torch.no_grad():

@@ -32,7 +32,11 @@ def plan(*words: str) -> dict[str, object]:
         (["mnist", "--steps", "0"], ls.InputError, r"0 steps has no step to do"),
         (["mnist", "--epochs", "-1"], ls.InputError, r"-1.0 epochs has no step to do"),
         (["mnist", "--hours", "0"], ls.InputError, r"0.0 hours has no step to do"),
-        (["mnist", "--set", "optimizer.lr.initail=1"], ls.RecipeError, "optimizer.lr.initail.*there is no such field"),
+        (
+            ["mnist", "--set", "optimizer.lr.initialize=1"],
+            ls.RecipeError,
+            "initialize.*there is no such field",
+        ),
         (["mnist", "--set", "batch_size=many"], ls.RecipeError, "batch_size"),
         (["mnist", "--set", "optimizer.lr.kind=cosin"], ls.RecipeError, "cosin"),
         (
@@ -53,7 +57,7 @@ def test_it_is_refused(
 
 def test_a_misspelt_field_is_guessed() -> None:
     with pytest.raises(ls.RecipeError, match=r"did you mean.*initial"):
-        plan("mnist", "--set", "optimizer.lr.initail=1")
+        plan("mnist", "--set", "optimizer.lr.initialize=1")
 
 
 def test_without_files_a_workdir_is_not_needed() -> None:

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -59,13 +61,21 @@ def processes(root: int) -> list[int]:
     return found
 
 
-def wait_for(happened: object, process: subprocess.Popen[bytes]) -> bool:
+def wait_for(happened: Callable[[], bool], process: subprocess.Popen[bytes]) -> bool:
     """Whether something happened before the process ended."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
-        if happened():  # type: ignore[operator]
+        if happened():
             return True
     return False
+
+
+def size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def grown(path: Path, size: int) -> bool:
+    return size_of(path) > size
 
 
 def kill_one(process: subprocess.Popen[bytes], choose: random.Random) -> None:
@@ -102,9 +112,8 @@ def test_killed_at_random_moments(undisturbed: dict[str, bytes], tmp_path: Path,
     kills = 0
     while kills < 4:
         process = start(workdir, 3)
-        before = metrics.stat().st_size if metrics.exists() else 0
-        more = choose.randrange(1, 3000)
-        if not wait_for(lambda: metrics.exists() and metrics.stat().st_size > before + more, process):
+        size = size_of(metrics) + choose.randrange(1, 3000)
+        if not wait_for(partial(grown, metrics, size), process):
             break
         kill_one(process, choose)
         wait_until_gone(workdir)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -227,3 +228,16 @@ def test_a_lazy_parameter_is_refused_before_step_1() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.LazyLinear(1))
     with pytest.raises(ls.InputError, match=r"'1.weight' cannot be trained.*\n.*not initialised"):
         ls.train_step(make_state(model), squared, make_batch())
+
+
+def test_the_clock_starts_with_each_stretch_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("lockstep.training.step.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    state = make_state()
+    loader = ls.data.Loader(ls.data.Arrays({"x": torch.ones(8, 3), "y": torch.ones(8)}), batch_size=4)
+    for _ in range(2):
+        seconds = []
+        for report in ls.train_steps(state, squared, loader, until=ls.Hours(1)):
+            seconds.append(report.progress.elapsed_seconds)
+            clock.now += 1500.0
+        assert seconds == [0.0, 1500.0, 3000.0, 4500.0]

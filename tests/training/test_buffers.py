@@ -1,0 +1,108 @@
+"""Buffers of every kind: what a step may change, and what it may not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lockstep as ls
+
+
+class Kept(nn.Module):
+    """A mask of infinities, constants of several dtypes, an expanded buffer and a kept activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+        self.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1), persistent=False)
+        self.register_buffer("table", torch.linspace(0.1, 1000, 1000))
+        self.register_buffer("small", torch.full((3,), 6e-8, dtype=torch.float16))
+        self.register_buffer("wide", torch.ones(1).expand(4))
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.features = self.linear(x)
+        if self.training:
+            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return self.features
+
+
+class Replaced(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.linear(x)
+
+
+class Late(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "late"):
+            self.register_buffer("late", torch.ones(2))
+        return self.linear(x)
+
+
+def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+    return {"square": model(batch["x"]).square().mean()}
+
+
+def make_batch(num_towers: int) -> ls.Batch:
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
+    return ls.Batch({"x": x}, position=0, batch_size=6, towers=range(num_towers))
+
+
+@pytest.mark.parametrize("num_towers", [1, 2, 3])
+def test_what_no_tower_changes_keeps_its_bits(num_towers: int) -> None:
+    model = Kept()
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    state = ls.TrainState(model, ls.optim.SGD(0.1))
+    batch = make_batch(num_towers)
+    ls.train_step(state, losses, batch, ls.Towers(num_towers))
+    for name in ("mask", "table", "small", "wide"):
+        assert torch.equal(dict(model.named_buffers())[name], before[name]), name
+    torch.testing.assert_close(model.mean, 0.1 * batch["x"].mean(0))
+
+
+@pytest.mark.parametrize(("model", "name"), [(Replaced(), "mean"), (Late(), "late")])
+def test_a_buffer_that_is_replaced_or_made_is_refused(model: nn.Module, name: str) -> None:
+    state = ls.TrainState(model, ls.optim.SGD(0.1))
+    with pytest.raises(ls.InputError, match=rf"has replaced a buffer.*\n.*{name}\n.*\n.*self.{name}.copy_"):
+        ls.train_step(state, losses, make_batch(2), ls.Towers(2))
+    assert state.step == 0
+
+
+def test_a_model_that_keeps_an_activation_can_be_scored() -> None:
+    state = ls.TrainState(Kept(), ls.optim.SGD(0.1))
+    ls.train_step(state, losses, make_batch(1))
+    loader = ls.data.Loader(ls.data.Arrays({"x": torch.ones(5, 3)}), batch_size=2)
+    assert ls.evaluate(state, lambda m, b: {"y": m(b["x"]).squeeze(1)}, loader).num_examples == 5
+
+
+def test_a_loss_called_total_is_refused() -> None:
+    state = ls.TrainState(nn.Linear(3, 1), ls.optim.SGD(0.1))
+    with pytest.raises(ls.InputError, match="No loss may be called 'total'"):
+        ls.train_step(state, lambda m, b: {"total": losses(m, b)["square"]}, make_batch(1))
+
+
+def test_freezing_after_the_state_was_made_is_refused() -> None:
+    model = nn.Linear(3, 1)
+    state = ls.TrainState(model, ls.optim.SGD(0.1))
+    model.bias.requires_grad_(False)
+    loader = ls.data.Loader(ls.data.Arrays({"x": torch.ones(5, 3)}), batch_size=2)
+    with pytest.raises(ls.InputError, match=r"frozen or unfrozen.*\n.*bias"):
+        next(ls.train_steps(state, losses, loader))
+
+
+def test_a_fresh_run_without_room_for_a_batch_is_refused() -> None:
+    state = ls.TrainState(nn.Linear(3, 1), ls.optim.SGD(0.1))
+    loader = ls.data.Loader(ls.data.Arrays({"x": torch.ones(5, 3)}), batch_size=8)
+    with pytest.raises(ls.InputError, match=r"no full batch fits.*\n.*1 epochs, batches of 8, 5 examples"):
+        next(ls.train_steps(state, losses, loader, until=ls.Epochs(1)))
