@@ -170,18 +170,6 @@ def test_evaluate_takes_average_step_and_split(finished: tuple[Path, str]) -> No
     assert "of 500)" in said
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [(["--step", "5"], "There is no such checkpoint"), (["--split", "tset"], "There is no split 'tset'")],
-)
-def test_evaluate_refuses(finished: tuple[Path, str], words: list[str], message: str) -> None:
-    assert message in run("evaluate", str(finished[0]), *words, "--workers", "1", code=2)
-
-
-def test_evaluate_of_no_run(tmp_path: Path) -> None:
-    assert "There is no run in" in run("evaluate", str(tmp_path), code=2)
-
-
 class Started:
     """A run without an end, which is past its third step."""
 

@@ -151,6 +151,14 @@ class TestEvaluate:
         with pytest.raises(ls.InputError, match=r"no such checkpoint.*\n.*--step 7\n.*one of step 0, 20"):
             scoring.plan(["evaluate", str(workdir), "--step", "7"])
 
+    def test_a_split_that_does_not_exist(self, workdir: Path) -> None:
+        with pytest.raises(ls.InputError, match=r"no split 'tset'.*\n.*--split tset\n.*train, validation, test"):
+            scoring.plan(["evaluate", str(workdir), "--split", "tset"])
+
+    def test_a_folder_without_a_run(self, tmp_path: Path) -> None:
+        with pytest.raises(ls.WorkdirError, match=r"There is no run in .*\n.*\n.*\n.*lockstep train mnist --workdir"):
+            scoring.plan(["evaluate", str(tmp_path / "none")])
+
     def test_workers_need_no_towers(self, workdir: Path) -> None:
         (workdir / "checkpoints/step-00000000").mkdir(parents=True)
         assert scoring.plan(["evaluate", str(workdir), "--workers", "3", "--device", "cpu"]) == {"workers": 3}
