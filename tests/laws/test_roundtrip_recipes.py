@@ -21,7 +21,7 @@ from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import names, recipe
 from lockstep.recipes.toml import from_toml, to_toml
 
-numbers = st.floats(allow_nan=False, allow_infinity=False)
+rates = st.floats(min_value=0, allow_infinity=False)
 positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False) | st.integers(1, 10**6)
 counts = st.integers(1, 2**63 - 1)
 texts = st.text(st.characters(exclude_categories=["Cs"]))
@@ -32,16 +32,16 @@ intervals = st.builds(
 )
 epochs = st.builds(Epochs, positive)
 schedules = (
-    st.builds(Constant, numbers)
-    | st.builds(Cosine, numbers, st.integers(2, 10**9), warmup_steps=st.integers(0, 1), final=numbers)
-    | st.builds(Cosine, numbers, epochs)
+    st.builds(Constant, rates)
+    | st.builds(Cosine, rates, st.integers(2, 10**9), warmup_steps=st.integers(0, 1), final=rates)
+    | st.builds(Cosine, rates, epochs)
 )
 optimizers = st.builds(
     SGD,
-    numbers | st.integers(0, 3) | schedules,
-    momentum=st.floats(0, 1, exclude_min=True),
+    rates | st.integers(0, 3) | schedules,
+    momentum=st.floats(0, 1, exclude_min=True, exclude_max=True),
     nesterov=st.booleans(),
-    weight_decay=numbers,
+    weight_decay=rates,
 )
 averages = st.builds(MovingAverage, st.floats(0, 1, exclude_max=True), st.booleans())
 towers = st.builds(
