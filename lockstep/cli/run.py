@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
             f"There is no script {arguments.script}.",
             given=arguments.script,
             expected="a Python file",
-            mend="check the path; options of lockstep stand before the script: lockstep run --workers 4 my_script.py",
+            mend="check the path: lockstep run my_script.py --workers 4",
         )
     return work(list(argv)) if is_worker() else launch(argv, plan=plan, main=work)
 
