@@ -47,7 +47,7 @@ class TowerHost:
         self._parameter_names = list(parameters)
         self._parameters = tuple(parameters.values())
         self._strides = [p.stride() for p in self._parameters]
-        self._all_buffers = list(model.buffers())
+        self._held_buffers = list(model.buffers())
         self._buffers = changeable_buffers(model)
         self._ran = False
         self._starts = [torch.empty_like(b) for b in self._buffers]
@@ -72,16 +72,20 @@ class TowerHost:
         self.absent.clear()
         self.losses.clear()
         states = [generator.get_state() for generator in self._generators]
-        self._keep_buffers()
+        _copy(self._starts, self._buffers)
         try:
             for tower, part in self._parts(batch):
                 self._seed(part, tower)
-                sums.add(tower, self._tower(losses, part, tower, extras))
+                try:
+                    summand = self._tower(losses, part, tower, extras)
+                finally:
+                    _copy(self._buffers, self._starts)
+                sums.add(tower, summand)
                 extras = (0.0,) * len(extras)
         finally:
-            self._put_back_buffers()
             for generator, state in zip(self._generators, states, strict=True):
                 generator.set_state(state)
+        self._check_buffers()
         return sums
 
     def _tower(self, losses: LossFunction, batch: Batch, tower: int, extras: Sequence[float]) -> Summand:
@@ -131,8 +135,7 @@ class TowerHost:
             ) from None
 
     def _statistics(self, tower: int) -> list[Tensor]:
-        """This tower's share of what changes in the buffers, which are then set back for the next tower."""
-        self._check_buffers()
+        """This tower's share of what changes in the buffers."""
         policy, last = self._towers.batch_norm, self._towers.count - 1
         shares: list[Tensor] = []
         for buffer, start in zip(self._buffers, self._starts, strict=True):
@@ -142,7 +145,6 @@ class TowerHost:
                 shares.append(buffer.clone())
             else:
                 shares.append(torch.zeros_like(buffer))
-        self._put_back_buffers()
         return shares
 
     def statistics(self, sums: Sequence[Tensor]) -> list[Tensor]:
@@ -156,8 +158,8 @@ class TowerHost:
         if not self._buffers and self._ran:
             return
         self._ran = True
-        there = dict(self._model.named_buffers())
-        replaced = [name for name, buffer in there.items() if not any(buffer is held for held in self._all_buffers)]
+        held = set(map(id, self._held_buffers))
+        replaced = [name for name, buffer in self._model.named_buffers() if id(buffer) not in held]
         if replaced:
             raise InputError(
                 "The model has replaced a buffer, or made one, while it ran.",
@@ -165,14 +167,6 @@ class TowerHost:
                 expected="buffers that are there from the start and change in place",
                 mend=f"register it in __init__, and write its values: self.{replaced[0].rpartition('.')[2]}.copy_(...)",
             )
-
-    def _keep_buffers(self) -> None:
-        for start, buffer in zip(self._starts, self._buffers, strict=True):
-            start.copy_(buffer)
-
-    def _put_back_buffers(self) -> None:
-        for start, buffer in zip(self._starts, self._buffers, strict=True):
-            buffer.copy_(start)
 
     def _parts(self, batch: Batch) -> Iterator[tuple[int, Batch]]:
         """The slice of each hosted tower."""
@@ -209,6 +203,11 @@ class TowerHost:
                 mend="return the same names for every batch, with a value of 0 where one does not apply",
             )
         return losses, metrics
+
+
+def _copy(to: list[Tensor], values: list[Tensor]) -> None:
+    if to:  # torch refuses empty lists
+        torch._foreach_copy_(to, values)
 
 
 def _read(scalars: Sequence[Tensor]) -> list[float]:
