@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lockstep.cores import usable_cores
 from lockstep.errors import InputError
 from lockstep.parallel.launch import STOPPED
 from lockstep.reporting.log import configure
-from lockstep.workers.devices import num_accelerators, usable_cores
+from lockstep.workers.devices import num_accelerators
 from lockstep.workers.rank import Worker, join
 from lockstep.workers.signals import stop_on_signals
 

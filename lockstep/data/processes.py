@@ -30,11 +30,11 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from multiprocessing import get_context, reduction
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
 
+from lockstep.cores import usable_cores
 from lockstep.errors import InputError, LockstepError, WorkerError
 
 Job = TypeVar("Job")
@@ -43,7 +43,6 @@ Fields = dict[str, Any]
 _PR_SET_PDEATHSIG = 1
 _ALIGNMENT = 64
 _MOST = 8
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def read_in_order(
@@ -104,14 +103,7 @@ def default_num_processes(num_workers: int) -> int:
     """Loader processes for each of `num_workers` workers on this host: its share of the cores left over."""
     if not hasattr(os, "memfd_create"):
         return 0
-    return min(_MOST, max(1, (_usable_cores() - num_workers) // num_workers))
-
-
-def _usable_cores() -> int:
-    """Cores this process may use: its affinity, and the quota of its control group where there is one."""
-    cores = len(os.sched_getaffinity(0))
-    quota, period = _QUOTA.read_text().split() if _QUOTA.exists() else ("max", "1")
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    return min(_MOST, max(1, (usable_cores() - num_workers) // num_workers))
 
 
 class _LoaderProcess(Generic[Job]):

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from lockstep.cores import usable_cores
 from lockstep.errors import WorkdirError
 from lockstep.optim.kernels import can_fuse
 from lockstep.parallel.towers import Towers
 from lockstep.training.state import TrainState
 from lockstep.version import __version__
-from lockstep.workers.devices import usable_cores
 from lockstep.workers.rank import Worker
 
 

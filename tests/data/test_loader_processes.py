@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep import cores
 from lockstep.data import processes
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError, InputError, WorkerError
@@ -275,9 +276,11 @@ def test_processes_do_not_outlive_the_trainer(end: str) -> None:
 def test_the_number_of_processes_follows_the_cores_that_are_free(
     quota: str, num_workers: int, expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    limit = tmp_path / "cpu.max"
-    limit.write_text(quota + "\n")
-    monkeypatch.setattr(processes, "_QUOTA", limit)
+    for name, text in (("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/cpu.max", quota + "\n")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    read_quota = cores._cgroup_cores
+    monkeypatch.setattr(cores, "_cgroup_cores", lambda _: read_quota(tmp_path))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     assert processes.default_num_processes(num_workers) == expected
 
