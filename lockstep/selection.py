@@ -1,0 +1,73 @@
+"""Parameters chosen by name: a regular expression that is searched for in it, or the exact name.
+
+A pattern that is itself the name of a parameter means that one alone; any other is a regular expression.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from lockstep.errors import InputError
+
+T = TypeVar("T")
+
+Patterns = str | Sequence[str]
+"""One pattern or several."""
+
+
+def selected(field: str, patterns: Patterns, names: Iterable[str]) -> list[str]:
+    """The names that at least one of the patterns matches, in their order; `field` is what the user calls the patterns.
+
+    Raises:
+        InputError: a pattern matches nothing, or is no regular expression.
+    """
+    names = list(names)
+    chosen: set[str] = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        chosen.update(_matches(field, pattern, names))
+    return [name for name in names if name in chosen]
+
+
+def assigned(field: str, table: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
+    """The value of the one pattern that matches each name, in the order of the names; those of none are left out.
+
+    Raises:
+        InputError: a pattern matches nothing or is no regular expression, or two of them match the same name.
+    """
+    names = list(names)
+    pattern_of: dict[str, str] = {}
+    for pattern in table:
+        for name in _matches(field, pattern, names):
+            if name in pattern_of:
+                raise InputError(
+                    f"{name!r} is matched by two patterns of {field}.",
+                    given=f"{pattern_of[name]!r} and {pattern!r}",
+                    expected="one pattern at most for each parameter",
+                    mend="make one of them narrower",
+                )
+            pattern_of[name] = pattern
+    return {name: table[pattern_of[name]] for name in names if name in pattern_of}
+
+
+def _matches(field: str, pattern: str, names: Sequence[str]) -> list[str]:
+    if pattern in names:
+        return [pattern]
+    try:
+        found = [name for name in names if re.search(pattern, name)]
+    except re.error as error:
+        raise InputError(
+            f"{field} holds what is no regular expression: {error}.",
+            given=repr(pattern),
+            expected="a regular expression, or the exact name of a parameter",
+            mend=r"escape dots and brackets, as in r'^head\.'",
+        ) from error
+    if not found:
+        raise InputError(
+            f"A pattern of {field} matches no parameter.",
+            given=repr(pattern),
+            expected=f"one that is found in a name such as {', '.join(map(repr, names[:4]))}",
+            mend="correct the pattern, or leave it out",
+        )
+    return found
