@@ -2,27 +2,153 @@
 
 from __future__ import annotations
 
+import math
+
 import torch.nn.functional as F
 from torch import Tensor
 
+from lockstep.checks import check_range
 from lockstep.errors import InputError
+from lockstep.losses.weighting import Reduction, Weights, paired, weighted_loss, widened
+
+# Torch drops the labels of one class from the loss, -100 unless told otherwise; no label is meant to be dropped here.
+_NO_CLASS = -(2**62)
 
 
-def softmax_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the batch of -log softmax(logits)[label]; a scalar.
+def softmax_cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    weights: Weights = 1.0,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """-sum(p * log softmax(logits)) for each example, where p is 1 for the right class and 0 elsewhere.
+
+    With smoothing, p * (1 - label_smoothing) + label_smoothing / classes takes the place of p, where a background class
+    counts as a class (Szegedy et al., Rethinking the Inception Architecture, 2016).
 
     Args:
         logits: scores before the softmax, shape (batch, classes).
-        labels: right classes, whole numbers from 0 to classes - 1, shape (batch,).
+        labels: right classes, whole numbers from 0 to classes - 1, shape (batch,); or floating point probabilities p,
+            shape (batch, classes). An accelerator may stop the whole process at a class number out of range.
+        label_smoothing: 0 or more, below 1.
+        weights: a number, or a tensor of shape (batch,); see `weighted_loss`.
+        reduction: "mean" over the examples present, "sum", or "none" for shape (batch,).
 
     Raises:
-        InputError: the shapes do not fit, or the labels are not whole numbers.
+        InputError: the shapes do not fit, the labels are neither whole numbers nor probabilities, or a class number is
+            out of range; or as `weighted_loss` says.
     """
-    if logits.ndim != 2 or labels.shape != logits.shape[:1] or labels.is_floating_point():
+    is_probability = labels.is_floating_point()
+    if logits.ndim != 2 or labels.shape != (logits.shape if is_probability else logits.shape[:1]):
         raise InputError(
             "Cross entropy cannot compare these logits and labels.",
             given=f"logits of shape {tuple(logits.shape)}, labels of shape {tuple(labels.shape)}, {labels.dtype}",
-            expected="logits of shape (batch, classes), labels of shape (batch,), whole numbers",
+            expected="logits of shape (batch, classes), labels of shape (batch,), whole numbers; "
+            "or probabilities of shape (batch, classes), floating point",
             mend="give each example one class number (of one-hot labels, labels.argmax(1))",
         )
-    return F.cross_entropy(logits, labels.long())
+    check_range("label_smoothing", label_smoothing, 0.0, 1.0)
+    logits = widened(logits)
+    targets = labels.to(logits.dtype) if is_probability else labels.long()
+    # One kernel makes the plain mean; of no examples at all it would make NaN.
+    is_plain = isinstance(weights, float) and weights == 1.0 and reduction == "mean" and len(labels) > 0
+    try:
+        losses = F.cross_entropy(
+            logits,
+            targets,
+            reduction="mean" if is_plain else "none",
+            label_smoothing=label_smoothing,
+            ignore_index=_NO_CLASS,
+        )
+    except IndexError as error:
+        raise _out_of_range(logits, labels) from error
+    return losses if is_plain else weighted_loss(losses, weights=weights, reduction=reduction)
+
+
+def _out_of_range(logits: Tensor, labels: Tensor) -> InputError:
+    classes = logits.shape[1]
+    wrong = [f"{label} (example {i})" for i, label in enumerate(labels.tolist()) if not 0 <= label < classes]
+    return InputError(
+        "A label is not the number of a class.",
+        given=", ".join(wrong[:8]) + (f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""),
+        expected=f"whole numbers from 0 to {classes - 1}: the logits have {classes} classes",
+        mend="number the classes from 0, or give the model as many outputs as there are classes",
+    )
+
+
+def sigmoid_cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    weights: Weights = 1.0,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """-labels * log sigmoid(logits) - (1 - labels) * log(1 - sigmoid(logits)), in a form that never overflows.
+
+    Each element is a question of its own. With smoothing, labels * (1 - label_smoothing) + label_smoothing / 2 takes
+    the place of the labels: the softmax's smoothing for two classes.
+
+    Args:
+        logits: scores before the sigmoid, any shape.
+        labels: 0 for no, 1 for yes, or between; the shape of the logits, any dtype.
+        label_smoothing: 0 or more, below 1.
+        weights: a number, or a tensor; see `weighted_loss`.
+        reduction: "mean" over the elements present, "sum", or "none" for the shape of the logits.
+
+    Raises:
+        InputError: the shapes differ, or the smoothing is out of range; or as `weighted_loss` says.
+    """
+    check_range("label_smoothing", label_smoothing, 0.0, 1.0)
+    logits, labels = paired(logits, labels)
+    if label_smoothing:
+        labels = labels * (1.0 - label_smoothing) + 0.5 * label_smoothing
+    losses = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+    return weighted_loss(losses, weights=weights, reduction=reduction)
+
+
+def log_loss(
+    predictions: Tensor,
+    labels: Tensor,
+    *,
+    eps: float = 1e-7,
+    weights: Weights = 1.0,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """-labels * log(predictions + eps) - (1 - labels) * log(1 - predictions + eps), of probabilities.
+
+    The formula of tf.losses.log_loss. Where there are logits, `sigmoid_cross_entropy` is more exact.
+
+    Args:
+        predictions: probabilities, 0 to 1, any shape; outside of these the loss is not a number.
+        labels: 0 for no, 1 for yes, or between; the shape of the predictions, any dtype.
+        eps: keeps the logarithm finite; 0 or more.
+        weights: a number, or a tensor; see `weighted_loss`.
+        reduction: "mean" over the elements present, "sum", or "none" for the shape of the predictions.
+
+    Raises:
+        InputError: the shapes differ, or eps is out of range; or as `weighted_loss` says.
+    """
+    check_range("eps", eps, 0.0, math.inf)
+    predictions, labels = paired(predictions, labels)
+    losses = -labels * (predictions + eps).log() - (1.0 - labels) * (1.0 - predictions + eps).log()
+    return weighted_loss(losses, weights=weights, reduction=reduction)
+
+
+def hinge_loss(logits: Tensor, labels: Tensor, *, weights: Weights = 1.0, reduction: Reduction = "mean") -> Tensor:
+    """max(0, 1 - sign * logits), where sign is 1 for labels of 1 and -1 for labels of 0 (tf.losses.hinge_loss).
+
+    Args:
+        logits: scores, above 0 for yes, any shape.
+        labels: 0 for no, 1 for yes; the shape of the logits, any dtype.
+        weights: a number, or a tensor; see `weighted_loss`.
+        reduction: "mean" over the elements present, "sum", or "none" for the shape of the logits.
+
+    Raises:
+        InputError: the shapes differ; or as `weighted_loss` says.
+    """
+    logits, labels = paired(logits, labels)
+    losses = F.relu(1.0 - (2.0 * labels - 1.0) * logits)
+    return weighted_loss(losses, weights=weights, reduction=reduction)

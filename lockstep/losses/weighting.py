@@ -1,0 +1,107 @@
+"""What the losses of single elements share: pairs of one shape, weights, and the number they become."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lockstep.checks import check_one_of, wrong_type
+from lockstep.errors import InputError
+
+Weights = float | Tensor
+"""A number, or a tensor that fits the first dimensions of the losses."""
+
+Reduction = Literal["mean", "sum", "none"]
+"""What becomes of the weighted losses."""
+
+
+def weighted_loss(losses: Tensor, *, weights: Weights = 1.0, reduction: Reduction = "mean") -> Tensor:
+    """Losses of single elements times their weights, made one number; the rule of tf.losses.compute_weighted_loss.
+
+    The mean is that of the elements present, whose weight is not 0: sum(losses * weights) / present. So weights scale
+    the loss, and are not divided out again. Where no element is present it is 0, and so are its gradients.
+
+    Args:
+        losses: one number an element, any shape. Where the weight is 0 they must be finite all the same: 0 * inf is
+            not a number. 16-bit ones are taken as float32.
+        weights: a number, or a tensor of shape (), (batch,), (batch, ...): each size that of the losses or 1, and
+            dimensions at the end may be missing. A mask of bools will do.
+        reduction: "mean"; "sum", for a loss that is divided by a count over all towers; or "none", the weighted losses
+            in the shape of `losses`.
+
+    Raises:
+        InputError: the weights do not fit the losses, are None or not finite, or the reduction is none of these.
+    """
+    check_one_of("reduction", reduction, ("mean", "sum", "none"))
+    losses = widened(losses)
+    factors = _fitted(weights, losses) if isinstance(weights, Tensor) else _number(weights)
+    weighted = losses if isinstance(factors, float) and factors == 1.0 else losses * factors
+    if reduction == "none":
+        return weighted
+    total = weighted.sum()
+    return total if reduction == "sum" else total / _num_present(factors, losses)
+
+
+def _num_present(factors: Weights, losses: Tensor) -> int | Tensor:
+    # At least 1: where nothing is present the sum is 0 already. A tensor stays on its device, nobody waits for it.
+    if isinstance(factors, Tensor):
+        return torch.count_nonzero(factors.expand_as(losses)).clamp(min=1)
+    return max(1, losses.numel())
+
+
+def _fitted(weights: Tensor, losses: Tensor) -> Tensor:
+    """The weights with as many dimensions as the losses, and of their dtype."""
+    shape = weights.shape
+    while len(shape) > losses.ndim and shape[-1] == 1:
+        shape = shape[:-1]
+    if len(shape) > losses.ndim or any(size not in (1, n) for size, n in zip(shape, losses.shape, strict=False)):
+        raise InputError(
+            "The weights do not fit the losses.",
+            given=f"weights of shape {tuple(weights.shape)}, losses of shape {tuple(losses.shape)}",
+            expected="a number, one weight an example, shape (batch,), or one an element",
+            mend="give the weights the first dimensions of the losses, each of the same size or 1",
+        )
+    return weights.reshape(*shape, *[1] * (losses.ndim - len(shape))).to(losses.dtype)
+
+
+def _number(weights: object) -> float:
+    if not isinstance(weights, int | float):
+        raise wrong_type(
+            "weights",
+            weights,
+            expected="a number or a tensor",
+            mend="leave the weights out where all are 1, and give them as a tensor where they differ",
+        )
+    if not math.isfinite(weights):
+        raise InputError(
+            "weights cannot scale a loss.",
+            given=f"weights={weights}",
+            expected="a finite number",
+            mend="give a weight such as 1.0, or a tensor with one an example",
+        )
+    return float(weights)
+
+
+def paired(predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as floating point numbers of one dtype: the predictions' own, float32 where that has fewer bits.
+
+    Raises:
+        InputError: their shapes differ.
+    """
+    if predictions.shape != labels.shape:
+        raise InputError(
+            "Labels are compared with predictions one by one, and these do not pair up.",
+            given=f"predictions of shape {tuple(predictions.shape)}, labels of shape {tuple(labels.shape)}",
+            expected="two tensors of the same shape",
+            mend="reshape one of them, as in labels.view_as(predictions) or predictions.squeeze(1)",
+        )
+    predictions = widened(predictions)
+    return predictions, labels.to(predictions.dtype)
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """The tensor itself where it is float32 or float64, else as float32."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
