@@ -646,7 +646,9 @@ def test_what_makes_no_sense_is_refused(make: Callable[[], object], what: str, g
 some_rates = st.floats(0.0, 1e6)
 lengths = st.integers(1, 10_000) | st.builds(Epochs, st.floats(0.01, 300.0))
 short = st.integers(0, 10) | st.builds(Epochs, st.floats(0.001, 0.01))
-long = st.integers(11, 10_000) | st.builds(Epochs, st.floats(0.02, 300.0))
+warmup_and_length = st.tuples(st.integers(0, 10), st.integers(10, 10_000)) | st.tuples(
+    st.builds(Epochs, st.floats(0.001, 0.01)), st.builds(Epochs, st.floats(0.01, 300.0))
+)
 EPOCH_SIZE = 100_000
 
 
@@ -667,7 +669,8 @@ def exponentials(draw: st.DrawFn) -> Exponential:
 @st.composite
 def cosines(draw: st.DrawFn) -> Cosine:
     warmup_initial, initial = sorted([draw(some_rates), draw(some_rates)])
-    return Cosine(initial, draw(long), draw(short), draw(some_rates), warmup_initial, draw(short | lengths))
+    warmup_steps, steps = draw(warmup_and_length)
+    return Cosine(initial, steps, warmup_steps, draw(some_rates), warmup_initial, draw(short | lengths))
 
 
 @st.composite
