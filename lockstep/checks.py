@@ -39,6 +39,21 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
         )
 
 
+def check_open_unit(name: str, value: float, *, mend: str) -> None:
+    """Refuse a number outside of 0 < value < 1: the decay of a moving average.
+
+    Raises:
+        InputError: naming the argument.
+    """
+    if not 0 < value < 1:
+        raise InputError(
+            f"{name} is out of range.",
+            given=f"{name}={value}",
+            expected="above 0 and below 1",
+            mend=mend,
+        )
+
+
 def check_type(name: str, value: object, kind: type | tuple[type, ...], *, expected: str, mend: str) -> None:
     """Refuse a value of another type.
 

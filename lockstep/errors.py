@@ -13,6 +13,11 @@ LockstepError
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lockstep.types import Refusal
+
 
 class LockstepError(Exception):
     """What is wrong, in three parts: what was given, what was expected, how to mend it."""
@@ -54,6 +59,14 @@ class CheckpointError(LockstepError):
 
 class NonFiniteError(LockstepError):
     """A loss or a gradient that is not finite; nothing was updated."""
+
+    refusal: Refusal | None = None
+    """What is known of the attempt."""
+
+    def about(self, refusal: Refusal) -> NonFiniteError:
+        """The same error, with what is known of the attempt."""
+        self.refusal = refusal
+        return self
 
 
 class WorkerError(LockstepError):

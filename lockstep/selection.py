@@ -9,12 +9,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from lockstep.checks import check_type
 from lockstep.errors import InputError
 
 T = TypeVar("T")
 
 Patterns = str | Sequence[str]
 """One pattern or several."""
+
+_ONE = "a regular expression, or the exact name of a parameter"
 
 
 def selected(field: str, patterns: Patterns, names: Iterable[str]) -> list[str]:
@@ -23,6 +26,7 @@ def selected(field: str, patterns: Patterns, names: Iterable[str]) -> list[str]:
     Raises:
         InputError: a pattern matches nothing, or is no regular expression.
     """
+    check_type(field, patterns, Iterable, expected=f"{_ONE}; or a list of them", mend="write it as text")
     names = list(names)
     chosen: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -52,15 +56,23 @@ def assigned(field: str, table: Mapping[str, T], names: Iterable[str]) -> dict[s
 
 
 def _matches(field: str, pattern: str, names: Sequence[str]) -> list[str]:
+    check_type(f"A pattern of {field}", pattern, str, expected=_ONE, mend="write it as text")
     if pattern in names:
         return [pattern]
+    if not pattern:
+        raise InputError(
+            f"A pattern of {field} is empty, and would match everything.",
+            given="''",
+            expected=_ONE,
+            mend="leave it out, or write '.' for every parameter",
+        )
     try:
         found = [name for name in names if re.search(pattern, name)]
     except re.error as error:
         raise InputError(
             f"{field} holds what is no regular expression: {error}.",
             given=repr(pattern),
-            expected="a regular expression, or the exact name of a parameter",
+            expected=_ONE,
             mend=r"escape dots and brackets, as in r'^head\.'",
         ) from error
     if not found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.progress import Progress
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     Scalars = Mapping[str, Tensor]
     LossFunction = Callable[[nn.Module, "Batch"], Scalars | tuple[Scalars, Scalars]]
     """`losses(model, batch)` returns named scalars whose sum is the objective; or (losses, metrics)."""
+    CountFunction = Callable[["Batch"], Mapping[str, float | Tensor]]
+    """`counts(batch)` returns how many things some of the losses, by name, are sums over in this part of the batch."""
     ScoreFunction = Callable[[nn.Module, "Batch"], Scalars]
     """`score(model, batch)` returns named tensors of shape (batch,), one number an example."""
 
@@ -46,6 +49,8 @@ class Batch(dict[str, Any]):
         """Examples in an epoch of the stream; 0 where it has none."""
         self.wait_seconds = 0.0
         """How long the training loop waited for this batch."""
+        self.example_ids: Callable[[int, int], list[str]] = lambda position, count: []
+        """Names of so many examples from a position of the stream on."""
         self.attempted: Callable[[], None] = lambda: None
         """Called once the attempt is over: the stream's position moves past it."""
         self.report: StepReport | None = None
@@ -54,7 +59,7 @@ class Batch(dict[str, Any]):
     def rows(self, rows: slice, towers: range) -> Batch:
         """The part of the batch that belongs to some of its towers."""
         fields = {name: value[rows] for name, value in self.items()}
-        return Batch(
+        part = Batch(
             fields,
             position=self.position,
             batch_size=self.batch_size,
@@ -62,6 +67,21 @@ class Batch(dict[str, Any]):
             seed=self.seed,
             epoch_size=self.epoch_size,
         )
+        part.example_ids = self.example_ids
+        return part
+
+
+class Refusal(NamedTuple):
+    """Why an attempt changed nothing."""
+
+    position: int
+    """Place in the stream of the first example of its batch."""
+    reasons: tuple[str, ...]
+    """What is not finite, in words."""
+    culprits: tuple[str, ...] = ()
+    """Where it came from: towers with their workers, the first thing in each that is not finite, and the examples."""
+    batch: Batch | None = None
+    """The part of the batch that this worker's guilty towers had; None where it has none."""
 
 
 class StepReport(NamedTuple):
@@ -73,7 +93,7 @@ class StepReport(NamedTuple):
     """Moving averages (0.9, bias corrected) of the losses and of `total`."""
     metrics: Mapping[str, float]
     learning_rate: float
-    """The rate this update used."""
+    """The rate this update used; that of the first optimizer, where there are several."""
     gradient_norm: float
     """Global norm of the averaged gradients, before any transform."""
     num_examples: int
@@ -83,6 +103,10 @@ class StepReport(NamedTuple):
     """The part of it that was spent waiting for data."""
     refused: bool = False
     """The attempt was not finite and changed nothing."""
+    learning_rates: Mapping[str, float] = MappingProxyType({})
+    """The rates by pattern, where there are several optimizers; else that one under ""."""
+    refusal: Refusal | None = None
+    """Why it was refused."""
     stop_requested: bool = False
     """Some worker was asked to stop: all of them see it at the same step."""
 

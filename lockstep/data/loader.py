@@ -167,6 +167,7 @@ class Loader:
 
     def _training_batch(self, towers: range, fields: Fields, position: int) -> Batch:
         batch = self._batch(Batch, fields, position, self.batch_size, towers)
+        batch.example_ids = self.example_ids
         batch.attempted = partial(setattr, self, "position", position + self.batch_size)
         return batch
 

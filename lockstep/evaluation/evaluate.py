@@ -86,7 +86,7 @@ def _scored_copy(state: TrainState, weights: Weights) -> nn.Module:
     kept = [v for m in state.model.modules() for v in vars(m).values() if isinstance(v, Tensor) and not v.is_leaf]
     model = copy.deepcopy(state.model, {id(value): value.detach().clone() for value in kept}).eval()
     if weights == "average":
-        parameters = dict(model.named_parameters())
+        parameters: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         with torch.no_grad():
             for name, value in state.averaged().items():
                 parameters[name].copy_(value)

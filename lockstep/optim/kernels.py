@@ -1,6 +1,7 @@
-"""Torch's fused update kernels, and the same arithmetic in foreach operations where there is no kernel.
+"""Torch's fused update kernels.
 
-The fused entry points are private names of torch, stable over many releases; only this module knows them.
+The entry points are private names of torch, stable over many releases; only this module knows them. Each makes one
+update in place of dense parameters of one device; `divisor` divides the gradients on the way, which are used up.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ _WIDE = {torch.float32, torch.float64}
 _FUSED_DTYPES = {"cpu": _WIDE, "cuda": _WIDE | {torch.bfloat16, torch.float16}}
 
 
-def can_fuse(parameters: Sequence[Tensor]) -> bool:
+def can_fuse(parameters: Sequence[Tensor], kernel: str = "sgd") -> bool:
     """Whether torch has a fused kernel that is right for these parameters: by device, dtype and memory."""
-    return hasattr(torch, "_fused_sgd_") and all(
+    return hasattr(torch, f"_fused_{kernel}_") and all(
         not is_lazy(p) and p.dtype in _FUSED_DTYPES.get(p.device.type, ()) and _is_dense(p) for p in parameters
     )
 
@@ -33,7 +34,7 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def sgd(
+def fused_sgd(
     parameters: list[Tensor],
     gradients: list[Tensor],
     momentum_buffers: list[Tensor],
@@ -42,32 +43,23 @@ def sgd(
     momentum: float,
     nesterov: bool,
     weight_decay: float,
-    fused: bool,
+    divisor: float,
 ) -> None:
-    """One update in place, by torch's rule (Sutskever et al., 2013): buffer = momentum * buffer + gradient.
+    """Torch's SGD; the list of momentum buffers is empty where momentum is 0."""
+    torch._fused_sgd_(
+        parameters,
+        gradients,
+        momentum_buffers,
+        weight_decay=weight_decay,
+        momentum=momentum,
+        lr=lr,
+        dampening=0.0,
+        nesterov=nesterov,
+        maximize=False,
+        is_first_step=False,
+        grad_scale=_scale(divisor, parameters[0]),
+    )
 
-    The buffers start at zero; the list is empty where momentum is 0.
-    """
-    if fused:
-        torch._fused_sgd_(
-            parameters,
-            gradients,
-            momentum_buffers,
-            weight_decay=weight_decay,
-            momentum=momentum,
-            lr=lr,
-            dampening=0.0,
-            nesterov=nesterov,
-            maximize=False,
-            is_first_step=False,
-        )
-        return
-    if weight_decay:
-        gradients = list(torch._foreach_add(gradients, parameters, alpha=weight_decay))
-    if momentum:
-        torch._foreach_mul_(momentum_buffers, momentum)
-        torch._foreach_add_(momentum_buffers, gradients)
-        gradients = (
-            list(torch._foreach_add(gradients, momentum_buffers, alpha=momentum)) if nesterov else momentum_buffers
-        )
-    torch._foreach_add_(parameters, gradients, alpha=-lr)
+
+def _scale(divisor: float, like: Tensor) -> Tensor | None:
+    return None if divisor == 1.0 else torch.tensor(divisor, dtype=torch.float32, device=like.device)

@@ -25,6 +25,8 @@ TIMEOUT = timedelta(seconds=120)
 class CollectiveTransport:
     """Sums over all towers by all-reduce: the tree inside a worker, the library's order between workers."""
 
+    shares_result = False
+
     def __init__(self, worker: Worker, backend: str) -> None:
         self._worker = worker
         self._group = _process_group(worker, backend)

@@ -3,120 +3,192 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from functools import reduce
-from operator import add
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.errors import InputError
+from lockstep.optim.gradients import Gradients
+from lockstep.optim.transforms import BoundTransform
 from lockstep.parallel.backward import gradients
+from lockstep.parallel.batch_norm import around_towers
+from lockstep.parallel.diagnosis import Finding, first_unfit
+from lockstep.parallel.sparse import densified, sparse_parameters
+from lockstep.parallel.statistics import Statistics
+from lockstep.parallel.tower_losses import TowerLosses, objective
 from lockstep.parallel.towers import Towers
-from lockstep.parallel.tree import Summand, TreeSum
+from lockstep.parallel.tree import Summand, TreeSum, deal
 from lockstep.randomness import key_of, mix
 from lockstep.types import Batch
 from lockstep.workers.devices import generators
+from lockstep.workers.rank import Worker
 
 if TYPE_CHECKING:
-    from lockstep.types import LossFunction, Scalars
+    from lockstep.types import LossFunction
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class ScalarNames(NamedTuple):
-    """What the numbers mean that travel with the gradients, in their order."""
+@dataclass(frozen=True)
+class Terms:
+    """What of a step its towers have to know, besides their examples."""
 
-    losses: tuple[str, ...]
-    metrics: tuple[str, ...]
+    step: int = 0
+    """Completed updates."""
+    counts: Mapping[str, float] = field(default_factory=dict)
+    """Of the losses that are sums: what they are divided by, over all towers."""
+    loss_scale: float = 1.0
+    """What the losses are multiplied by before the backward pass."""
+    extras: Sequence[float] = ()
+    """Numbers that the worker adds to the sum once."""
 
 
 class TowerHost:
     """Runs a worker's towers in turn through one module.
 
-    Buffers hold their values of the step's start before each tower and again at the end: new statistics are part of
-    what a tower returns, and are committed by the update alone.
+    Args:
+        model: the module.
+        parameters: those that are trained, by name.
+        towers: how they run.
+        worker: this one.
+        name: of the state; keys the towers' random streams.
+        transforms: of each tower's own gradients.
     """
 
-    def __init__(self, model: nn.Module, parameters: Mapping[str, Tensor], towers: Towers, name: str) -> None:
-        self.scalar_names: ScalarNames | None = None
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Mapping[str, Tensor],
+        towers: Towers,
+        worker: Worker,
+        name: str,
+        transforms: Sequence[BoundTransform] = (),
+    ) -> None:
+        self.losses = TowerLosses()
         self.absent: dict[int, int] = {}
         """How many of the towers just run had no gradient for the parameter of an index; those of none are left out."""
-        self.losses: dict[int, list[float]] = {}
+        self.values: dict[int, list[float]] = {}
         """The losses and metrics of each tower just run, by its index."""
-        self._model = model
-        self._parameter_names = list(parameters)
+        self.places: dict[int, int] = {}
+        """The place of each tower just run in the tree."""
+        self.statistics = Statistics(model, towers.batch_norm, towers.count)
+        self.sparse = [list(parameters).index(name) for name in sparse_parameters(model)]
+        """The indices of the parameters with sparse gradients."""
+        self._plain_model = model
+        self._model: nn.Module = torch.compile(model) if towers.compile else model  # type: ignore[assignment]
+        self._names = list(parameters)
         self._parameters = tuple(parameters.values())
         self._strides = [p.stride() for p in self._parameters]
-        self._held_buffers = list(model.buffers())
-        self._buffers = changeable_buffers(model)
-        self._ran = False
-        self._starts = [torch.empty_like(b) for b in self._buffers]
         self._towers = towers
+        self._transforms = transforms
         self._stream_key = key_of(name)
         device = self._parameters[0].device
         self._generators = generators(device)
-        bf16 = towers.precision == "bf16"
-        self._precision = torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
-        # A mean over T towers: the backward pass of each starts from 1 / T instead of 1.
-        self._share = 1.0 / towers.count
-        self._seed_gradients: dict[torch.dtype, Tensor] = {}
+        dtype = _AUTOCAST.get(towers.precision)
+        self._precision: AbstractContextManager[object] = torch.autocast(device.type, dtype) if dtype else nullcontext()
+        self._batch_norm = around_towers(model, towers, worker)
+        hosted = len(deal(towers.count, worker.num_workers)[worker.rank]) if towers.joined else 1
+        self._share = hosted / towers.count
+        self._rank = worker.rank
+        self._seed_gradients: dict[tuple[torch.dtype, float], Tensor] = {}
 
-    def run(self, losses: LossFunction, batch: Batch, extras: Sequence[float]) -> TreeSum:
+    def run(self, losses: LossFunction, batch: Batch, terms: Terms) -> TreeSum:
         """The sum over this worker's towers of their shares of the mean.
 
-        The tensors are the gradients, then the statistics; the numbers are the losses, the metrics, the number of
-        gradients missing, then `extras`, which the worker contributes once. The caller's random stream and the
+        The tensors are the gradients, a mark for each row of the sparse ones, then the statistics; the numbers are
+        the losses, the metrics, the number of gradients missing, then the extras. The caller's random stream and the
         model's buffers are put back.
         """
         sums = TreeSum()
         self.absent.clear()
-        self.losses.clear()
-        states = [generator.get_state() for generator in self._generators]
-        _copy(self._starts, self._buffers)
-        try:
-            for tower, part in self._parts(batch):
+        self.values.clear()
+        self.places.clear()
+        factors = {name: 1.0 / (count * self._share) if count else 0.0 for name, count in terms.counts.items()}
+        extras = terms.extras
+        with self._as_it_was():
+            for place, tower, part in self._parts(batch):
                 self._seed(part, tower)
-                try:
-                    summand = self._tower(losses, part, tower, extras)
-                finally:
-                    _copy(self._buffers, self._starts)
-                sums.add(tower, summand)
+                summand = self._tower(losses, part, place, tower, terms, factors)
+                self.statistics.put_back()
+                summand.numbers.extend(extras)
+                sums.add(place, summand)
                 extras = (0.0,) * len(extras)
-        finally:
-            for generator, state in zip(self._generators, states, strict=True):
-                generator.set_state(state)
-        self._check_buffers()
+        self.statistics.check()
         return sums
 
-    def _tower(self, losses: LossFunction, batch: Batch, tower: int, extras: Sequence[float]) -> Summand:
-        with self._precision:
-            returned = losses(self._model, batch)
-        named, metrics = self._checked(returned)
-        gradients, missing = self._gradients(reduce(add, named.values()))
-        values = self.losses[tower] = _read((*named.values(), *metrics.values()))
-        numbers = [*[value * self._share for value in values], float(missing), *extras]
-        return Summand([*gradients, *self._statistics(tower)], numbers)
+    def explain(self, losses: LossFunction, batch: Batch, tower: int, sums: TreeSum) -> Finding:
+        """What was not finite first in a tower that has just run into these sums; its forward pass is run again."""
+        part = next(part for _, first, part in self._parts(batch) if first == tower)
+        place = self.places[tower]
+        summand = next(summand for node, summand in sums.nodes if node.start <= place < node.start + node.span)
+        found = dict(zip(self._names, summand.tensors, strict=False))
 
-    def _gradients(self, total: Any) -> tuple[list[Tensor], int]:
-        """Gradients in the memory layout of their parameters, zeros for those missing, and how many are missing."""
-        if not isinstance(total, Tensor) or not total.requires_grad:
-            raise InputError(
-                "The losses do not depend on any trained parameter.",
-                given=f"losses whose sum is {total!r}",
-                expected="at least one loss computed from the model that is trained",
-                mend="return the losses with their graph: no detach(), no item(), no torch.no_grad()",
-            )
-        seed = self._seed_gradients.get(total.dtype)
+        def run_again() -> None:
+            self._seed(part, tower)
+            with self._batch_norm, self._precision:
+                losses(self._plain_model, part)
+
+        with self._as_it_was():
+            # Joined towers sum over the workers as they run, and the others do not run again.
+            run = None if self._towers.joined else run_again
+            words, rows = first_unfit(self._plain_model, part, run, found)
+        size = batch.batch_size // self._towers.count
+        first = batch.position + tower * size
+        return Finding(words, tower, range(first, first + size * len(part.towers)), rows)
+
+    @contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        """The caller's random stream and the model's buffers are put back in the end."""
+        states = [generator.get_state() for generator in self._generators]
+        self.statistics.keep()
+        try:
+            yield
+        finally:
+            self.statistics.put_back()
+            for generator, state in zip(self._generators, states, strict=True):
+                generator.set_state(state)
+
+    def _tower(
+        self, losses: LossFunction, batch: Batch, place: int, tower: int, terms: Terms, factors: Mapping[str, float]
+    ) -> Summand:
+        with self._batch_norm:  # around the backward pass too: checkpointing runs parts of the model again in it
+            with self._precision:
+                returned = losses(self._model, batch)
+            named, metrics = self.losses.checked(returned, factors)
+            found = self._backward(objective(named), terms.loss_scale)
+        laid_out, marks, missing = self._laid_out(found)
+        if self._transforms:
+            laid_out = self._transformed(laid_out, terms)
+        self.places[tower] = place
+        values = self.values[tower] = _read((*named.values(), *metrics.values()))
+        numbers = [*[value * self._share for value in values], float(missing)]
+        return Summand([*laid_out, *marks, *self.statistics.shares(place, self._share)], numbers)
+
+    def _backward(self, total: Tensor, loss_scale: float) -> Sequence[Tensor | None]:
+        """This tower's share of the mean's gradients, times the loss scale; with transforms, its own gradients."""
+        start = loss_scale if self._transforms else loss_scale * self._share
+        seed = self._seed_gradients.get((total.dtype, start))
         if seed is None:
-            seed = self._seed_gradients[total.dtype] = torch.full_like(total, self._share, requires_grad=False)
-        found = gradients(total, self._parameters, seed)
+            seed = torch.full_like(total, start, requires_grad=False)
+            self._seed_gradients[total.dtype, start] = seed
+        return gradients(total, self._parameters, seed)
+
+    def _laid_out(self, found: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor], int]:
+        """Dense gradients in the memory layout of their parameters, zeros for those missing; marks; how many miss."""
         absent = [index for index, gradient in enumerate(found) if gradient is None]
         for index in absent:
             self.absent[index] = self.absent.get(index, 0) + 1
         filled = [torch.zeros_like(p) if g is None else g for g, p in zip(found, self._parameters, strict=True)]
-        return self._laid_out(filled), len(absent)
+        marks: list[Tensor] = []
+        for index in self.sparse:
+            filled[index], mark = densified(filled[index])
+            marks.append(mark if found[index] is not None else torch.zeros_like(mark))
+        return self._with_strides(filled), marks, len(absent)
 
-    def _laid_out(self, found: Sequence[Tensor]) -> list[Tensor]:
+    def _with_strides(self, found: Sequence[Tensor]) -> list[Tensor]:
         # The fused kernels walk memory, not indices: a gradient must have the strides of its parameter.
         try:
             return [
@@ -124,90 +196,44 @@ class TowerHost:
                 for g, strides, p in zip(found, self._strides, self._parameters, strict=True)
             ]
         except RuntimeError:
-            sparse = [n for n, g in zip(self._parameter_names, found, strict=True) if g.layout != torch.strided]
+            sparse = [n for n, g in zip(self._names, found, strict=True) if g.layout != torch.strided]
             if not sparse:
                 raise
             raise InputError(
-                "A parameter has a sparse gradient, which cannot be exchanged.",
+                "A parameter has a sparse gradient, and is not the weight of an embedding.",
                 given=", ".join(sparse),
-                expected="dense gradients",
-                mend="build the embedding with sparse=False",
+                expected="dense gradients, or those of nn.Embedding and nn.EmbeddingBag with sparse=True",
+                mend="build the module with sparse=False",
             ) from None
 
-    def _statistics(self, tower: int) -> list[Tensor]:
-        """This tower's share of what changes in the buffers."""
-        policy, last = self._towers.batch_norm, self._towers.count - 1
-        shares: list[Tensor] = []
-        for buffer, start in zip(self._buffers, self._starts, strict=True):
-            if buffer.is_floating_point() and policy == "mean":
-                shares.append(torch.where(buffer == start, 0.0, buffer - start) * self._share)
-            elif tower == (last if buffer.is_floating_point() and policy == "last" else 0):
-                shares.append(buffer.clone())
-            else:
-                shares.append(torch.zeros_like(buffer))
-        return shares
+    def _transformed(self, found: list[Tensor], terms: Terms) -> list[Tensor]:
+        """The share of the mean that a tower's gradients are after its transforms; as they are where not finite."""
+        own = Gradients(self._names, found, divisor=terms.loss_scale)
+        if own.norm < float("inf"):  # not where it is NaN: a transform might hide what is wrong
+            for transform in self._transforms:
+                transform(own, terms.step)
+        own.divide(1.0 / (self._share * terms.loss_scale))
+        return [g for g in own.tensors if g is not None]
 
-    def statistics(self, sums: Sequence[Tensor]) -> list[Tensor]:
-        """The new values of the buffers, from the sums over all towers; what no tower has changed keeps its bits."""
-        if self._towers.batch_norm != "mean":
-            return list(sums)
-        pairs = zip(self._buffers, sums, strict=True)
-        return [buffer + change if buffer.is_floating_point() else change for buffer, change in pairs]
-
-    def _check_buffers(self) -> None:
-        if not self._buffers and self._ran:
-            return
-        self._ran = True
-        held = set(map(id, self._held_buffers))
-        replaced = [name for name, buffer in self._model.named_buffers() if id(buffer) not in held]
-        if replaced:
-            raise InputError(
-                "The model has replaced a buffer, or made one, while it ran.",
-                given=", ".join(replaced),
-                expected="buffers that are there from the start and change in place",
-                mend=f"register it in __init__, and write its values: self.{replaced[0].rpartition('.')[2]}.copy_(...)",
-            )
-
-    def _parts(self, batch: Batch) -> Iterator[tuple[int, Batch]]:
-        """The slice of each hosted tower."""
+    def _parts(self, batch: Batch) -> Iterator[tuple[int, int, Batch]]:
+        """Each slice that runs at once: its place in the tree, its first tower, its examples."""
         size = batch.batch_size // self._towers.count
         for index, tower in enumerate(batch.towers):
-            rows = slice(index * size, (index + 1) * size)
-            part = batch if len(batch.towers) == 1 else batch.rows(rows, range(tower, tower + 1))
+            place, part = tower, batch
+            if self._towers.joined:
+                place = self._rank
+            elif len(batch.towers) > 1:
+                part = batch.rows(slice(index * size, (index + 1) * size), range(tower, tower + 1))
             if self._towers.channels_last:
                 part = _channels_last(part)
-            yield tower, part
+            yield place, tower, part
+            if self._towers.joined:
+                return
 
     def _seed(self, batch: Batch, tower: int) -> None:
         seed = mix(batch.seed, self._stream_key, batch.position, tower)
         for generator in self._generators:
             generator.manual_seed(seed)
-
-    def _checked(self, returned: Any) -> tuple[Scalars, Scalars]:
-        """Losses and metrics; looked at closely the first time, afterwards their names alone.
-
-        Raises:
-            InputError: the names are not those of the first time; or as `_losses_and_metrics` says.
-        """
-        names = self.scalar_names
-        if names is None:
-            losses, metrics = _losses_and_metrics(returned)
-            self.scalar_names = ScalarNames(tuple(losses), tuple(metrics))
-            return losses, metrics
-        losses, metrics = returned if isinstance(returned, tuple) else (returned, {})
-        if tuple(losses) != names.losses or tuple(metrics) != names.metrics:
-            raise InputError(
-                "The loss function returned other names than before.",
-                given=f"losses {tuple(losses)}, metrics {tuple(metrics)}",
-                expected=f"losses {names.losses}, metrics {names.metrics}, as at the start",
-                mend="return the same names for every batch, with a value of 0 where one does not apply",
-            )
-        return losses, metrics
-
-
-def _copy(to: list[Tensor], values: list[Tensor]) -> None:
-    if to:  # torch refuses empty lists
-        torch._foreach_copy_(to, values)
 
 
 def _read(scalars: Sequence[Tensor]) -> list[float]:
@@ -218,46 +244,9 @@ def _read(scalars: Sequence[Tensor]) -> list[float]:
     return values
 
 
-def changeable_buffers(model: nn.Module) -> list[Tensor]:
-    """The buffers that a step may change: all but those that are expanded, and so cannot be written."""
-    return [b for b in model.buffers() if not any(n > 1 and s == 0 for n, s in zip(b.shape, b.stride(), strict=True))]
-
-
 def _channels_last(batch: Batch) -> Batch:
     """The same batch, its image tensors (batch, channels, height, width) in the channels_last memory format."""
     for name, value in batch.items():
         if isinstance(value, Tensor) and value.ndim == 4:
             batch[name] = value.contiguous(memory_format=torch.channels_last)
     return batch
-
-
-def _losses_and_metrics(returned: object) -> tuple[Scalars, Scalars]:
-    """What a loss function returned, checked.
-
-    Raises:
-        InputError: it is neither a mapping nor a pair of mappings, there is no loss, or a value is no scalar tensor.
-    """
-    losses, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
-    if not isinstance(losses, Mapping) or not isinstance(metrics, Mapping) or not losses:
-        raise InputError(
-            "The loss function returned no named losses.",
-            given=repr(returned)[:200],
-            expected="a dict of named scalar tensors, or a pair of them: (losses, metrics)",
-            mend='return {"cross_entropy": loss}',
-        )
-    if "total" in losses:
-        raise InputError(
-            "No loss may be called 'total': that is the name of their sum.",
-            given=f"losses {tuple(losses)}",
-            expected="names of the single losses",
-            mend="call it by what it measures, such as cross_entropy",
-        )
-    for name, value in (*losses.items(), *metrics.items()):
-        if not isinstance(value, Tensor) or value.dim():
-            raise InputError(
-                f"{name!r} is not a scalar.",
-                given=f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:200],
-                expected="a tensor without dimensions, the mean over the tower's examples",
-                mend=f"reduce it: {name} = value.mean()",
-            )
-    return losses, metrics

@@ -28,6 +28,8 @@ from lockstep.workers.rank import Worker
 class SharedMemoryTransport:
     """Sums over all towers through shared memory; always by the fixed tree."""
 
+    shares_result = True
+
     def __init__(self, worker: Worker, num_towers: int) -> None:
         self._worker = worker
         self._dealt = [aligned_nodes(towers) for towers in deal(num_towers, worker.num_workers)]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from lockstep.checks import check_one_of
 from lockstep.errors import InputError
+
+BatchNorm = Literal["mean", "first", "last", "none", "sync", "frozen"]
+Precision = Literal["fp32", "bf16", "fp16"]
+Variance = Literal["unbiased", "biased"]
 
 
 @dataclass(frozen=True)
@@ -19,20 +23,41 @@ class Towers:
     """How many towers there are and how each computes: a property of the experiment, not of the machine."""
 
     count: int = 1
-    batch_norm: Literal["mean", "first", "last"] = "mean"
-    """Which new batch-norm statistics are committed: the towers' mean, or those of the first or the last tower.
+    batch_norm: BatchNorm = "mean"
+    """What becomes of the towers' new batch-norm statistics, and what they normalise with.
 
+    "mean", "first", "last": each tower normalises with its own batch; the towers' mean, or the first or last tower's
+    statistics, are committed. "none": nothing is committed, in any buffer. "sync": the towers of all workers normalise
+    with the statistics of the whole batch, those of one worker as one joined batch with one random stream; its rounding
+    depends on the number of workers. "frozen": normalise with the statistics there are, which stay.
     Integer buffers always come from the first tower.
     """
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 computes losses under autocast; parameters, gradients and the update keep their own dtype."""
+    variance: Variance = "unbiased"
+    """The running variance that batch norm keeps: with Bessel's correction, as torch and fused TensorFlow kernels do,
+    or that of the batch as it is, as unfused TensorFlow does. The normalisation uses the latter in any case."""
+    precision: Precision = "fp32"
+    """bf16 and fp16 compute losses under autocast; parameters, gradients and the update keep their own dtype.
+
+    With fp16, losses are scaled before the backward pass, and an attempt whose gradients overflow is refused, counted
+    and followed by a smaller scale.
+    """
     channels_last: bool = False
     """Keep image tensors and convolution weights in the channels_last memory format."""
+    compile: bool = False
+    """Run the model through torch.compile: other bits, a slow first step, and a C++ compiler on a CPU."""
     hosting: InTurn = field(default_factory=InTurn)
 
     def __post_init__(self) -> None:
-        check_one_of("batch_norm", self.batch_norm, ("mean", "first", "last"))
-        check_one_of("precision", self.precision, ("fp32", "bf16"))
+        check_one_of("batch_norm", self.batch_norm, get_args(BatchNorm))
+        check_one_of("variance", self.variance, get_args(Variance))
+        check_one_of("precision", self.precision, get_args(Precision))
+        if self.compile and (self.batch_norm == "sync" or self.variance == "biased"):
+            raise InputError(
+                "A compiled model keeps torch's own batch norm.",
+                given=f"compile=True, batch_norm={self.batch_norm!r}, variance={self.variance!r}",
+                expected='another policy than "sync", and the unbiased variance',
+                mend="set compile=False, or change the policy",
+            )
         if self.count < 1:
             raise InputError(
                 "There is no tower to train on.",
@@ -40,6 +65,11 @@ class Towers:
                 expected="1 tower or more",
                 mend="give the number of slices that the batch is split into",
             )
+
+    @property
+    def joined(self) -> bool:
+        """A worker runs its towers as one batch."""
+        return self.batch_norm == "sync"
 
     def check(self, batch_size: int, num_workers: int) -> None:
         """Refuse a batch that cannot be split evenly, and workers that would have no tower.

@@ -77,7 +77,7 @@ def resolve(state: TrainState, towers: Towers, worker: Worker, *, exact: bool, s
         precision=towers.precision,
         memory_format="channels_last" if towers.channels_last else "contiguous",
         kernels="fused" if can_fuse(list(state.parameters.values())) else "foreach",
-        compilation="off",
+        compilation="on" if towers.compile else "off",
         decoder="none",
         torch=torch.__version__,
         lockstep=__version__,

@@ -20,7 +20,7 @@ from lockstep.types import Batch, StepReport
 from lockstep.workers.rank import join
 
 if TYPE_CHECKING:
-    from lockstep.types import LossFunction
+    from lockstep.types import CountFunction, LossFunction
 
 log = logging.getLogger("lockstep")
 
@@ -48,6 +48,7 @@ def train_steps(
     towers: Towers | None = None,
     exchange: Exchange | None = None,
     *,
+    counts: CountFunction | None = None,
     until: End | None = None,
 ) -> Iterator[StepReport]:
     """Train from where the state and the loader stand, yielding a report after each attempt.
@@ -60,7 +61,7 @@ def train_steps(
     step.start()
     start = Progress(state.step, loader.position, loader.epoch_size)
     for batch in _batches(loader, step.towers, until, start):
-        yield step(losses, batch)
+        yield step(losses, batch, counts)
 
 
 def train(
@@ -70,12 +71,13 @@ def train(
     towers: Towers | None = None,
     exchange: Exchange | None = None,
     *,
+    counts: CountFunction | None = None,
     until: End | None = None,
     hooks: Sequence[Hook] = (),
 ) -> StepReport | None:
     """Train to the end, calling each hook with each report in order; returns the last report, None without a step."""
     report = None
-    for report in train_steps(state, losses, loader, towers, exchange, until=until):
+    for report in train_steps(state, losses, loader, towers, exchange, counts=counts, until=until):
         for hook in hooks:
             hook(report)
     return report

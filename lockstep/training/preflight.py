@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from lockstep.errors import InputError
+from lockstep.parallel.exchange import Exchange
+from lockstep.parallel.towers import Towers
 from lockstep.training.state import TrainState
 from lockstep.version import __version__
 from lockstep.workers.rank import Worker
@@ -35,6 +37,21 @@ def check_start(state: TrainState, worker: Worker) -> None:
     worker.group.agree("the parameters of the model", shapes)
     worker.group.agree("the values of the model", {name: _digest(tensor) for name, tensor in tensors.items()})
     worker.group.agree("versions", {"torch": torch.__version__, "lockstep": __version__})
+
+
+def check_fit(towers: Towers, exchange: Exchange) -> None:
+    """Refuse towers whose bits depend on the number of workers where the exchange insists that they do not.
+
+    Raises:
+        InputError: batch norm is synchronised, and the exchange exact.
+    """
+    if towers.joined and getattr(exchange, "exact", False):
+        raise InputError(
+            "Synchronised batch norm cannot be exact: its sums are rounded by the number of workers.",
+            given=f"batch_norm={towers.batch_norm!r}, {exchange}",
+            expected='batch_norm="mean", "first", "last", "none" or "frozen" with an exact exchange',
+            mend="set exact=False, or choose another batch_norm",
+        )
 
 
 def _digest(tensor: Tensor) -> str:

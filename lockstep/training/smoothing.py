@@ -3,32 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-DECAY = 0.9
+from lockstep.checks import check_open_unit
+
+
+@dataclass(frozen=True)
+class LossAverage:
+    """average = decay * average + (1 - decay) * loss after each update, for each loss and their total, from 0."""
+
+    decay: float = 0.9
+    bias_correction: bool = True
+    """Divide by 1 - decay ** updates, which takes out the zero that it starts from (Kingma, Ba: Adam, 2015); the
+    Inception trainer did not, so that its first averages read a tenth of the loss."""
+
+    def __post_init__(self) -> None:
+        check_open_unit("decay", self.decay, mend="give a decay such as 0.9 or 0.99")
 
 
 class SmoothedLosses:
-    """average = 0.9 * average + 0.1 * loss after each update, for each loss and their total, without the bias of
-    the zero it starts from (divided by 1 - 0.9 ** updates, as in Kingma, Ba: Adam, 2015).
-    """  # noqa: D205
+    """The averages of one run."""
 
-    def __init__(self, saved: Mapping[str, Any] | None = None) -> None:
-        self._averages: dict[str, float] = dict(saved["averages"]) if saved else {}
-        self._weight: float = saved["weight"] if saved else 0.0
+    def __init__(self, value: LossAverage) -> None:
+        self._value = value
+        self._averages: dict[str, float] = {}
+        self._weight = 0.0
 
     def update(self, losses: Mapping[str, float]) -> None:
         """Take in the losses of one update."""
-        averages = self._averages
+        averages, decay = self._averages, self._value.decay
         for name, loss in losses.items():
-            averages[name] = DECAY * averages.get(name, 0.0) + (1 - DECAY) * loss
-        averages["total"] = DECAY * averages.get("total", 0.0) + (1 - DECAY) * sum(losses.values())
-        self._weight = DECAY * self._weight + (1 - DECAY)
+            averages[name] = decay * averages.get(name, 0.0) + (1 - decay) * loss
+        averages["total"] = decay * averages.get("total", 0.0) + (1 - decay) * sum(losses.values())
+        self._weight = decay * self._weight + (1 - decay)
 
-    def corrected(self) -> dict[str, float]:
+    def now(self) -> dict[str, float]:
         """The averages by name, and that of `total`."""
+        if not self._value.bias_correction:
+            return dict(self._averages)
         return {name: average / self._weight for name, average in self._averages.items()}
 
     def values(self) -> dict[str, Any]:
         """What has to be saved, as JSON."""
         return {"averages": dict(self._averages), "weight": self._weight}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Go on from averages that were saved."""
+        self._averages, self._weight = dict(saved["averages"]), saved["weight"]

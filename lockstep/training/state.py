@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 from weakref import WeakSet
 
 import torch
@@ -12,36 +12,23 @@ from torch import Tensor, nn
 
 from lockstep.checks import check_one_of, check_type, wrong_type
 from lockstep.errors import CheckpointError, InputError
+from lockstep.losses.regularization import L1, L2
 from lockstep.optim.averages import MovingAverage
+from lockstep.optim.by_name import ByName
+from lockstep.optim.gradients import Gradients
 from lockstep.optim.optimizers import Optimizer
-from lockstep.optim.transforms import Gradients, GradientTransform
-from lockstep.parallel.hosting import changeable_buffers
-from lockstep.training.smoothing import SmoothedLosses
+from lockstep.optim.transforms import BoundTransform, GradientTransform, bound
+from lockstep.parallel.statistics import changeable_buffers
+from lockstep.selection import Patterns
+from lockstep.training.attempt import Attempt, Outcome
+from lockstep.training.loss_scale import LossScale
+from lockstep.training.smoothing import LossAverage, SmoothedLosses
+from lockstep.training.trained import choose_trained
 
-
-class Attempt(NamedTuple):
-    """What the towers made of one batch, averaged over all of them: what an update is made from."""
-
-    gradients: Sequence[Tensor | None]
-    """In the order of the parameters; None where no tower had one."""
-    statistics: Sequence[Tensor]
-    """New values of the model's buffers, in their order."""
-    losses: Mapping[str, float]
-
-
-class Outcome(NamedTuple):
-    """What `apply` did with an attempt."""
-
-    learning_rate: float
-    gradient_norm: float
-    """Of the averaged gradients, before any transform."""
-    unfit: tuple[str, ...] = ()
-    """What is not finite, in words: then the attempt was refused, and nothing has changed."""
-
-    @property
-    def refused(self) -> bool:
-        """Whether nothing has changed."""
-        return bool(self.unfit)
+Nonfinite = Literal["stop", "skip", "rollback", "off"]
+Update = Callable[[nn.Module, int], Mapping[str, Tensor]]
+"""`update(model, step)` returns new values of buffers by name, before the update that follows `step` completed ones."""
+Transforms = Sequence[GradientTransform | BoundTransform]
 
 
 class TrainState:
@@ -51,11 +38,25 @@ class TrainState:
 
     Args:
         model: the module to train, on its device, in the memory format and dtype it is to have.
-        optimizer: what updates the parameters.
+        optimizer: what updates the parameters; or optimizers by pattern, of which each parameter matches exactly one.
+        frozen: patterns of parameters that are not trained: no gradient, no slot, no average.
+        train_only: patterns of the parameters that are; all by default.
+        freeze_statistics: batch norm whose own parameters are frozen normalises with its running statistics, which
+            stay. By default they still move, as in the reference trainers.
+        regularization: losses of the parameters themselves, part of the objective, counted once a step.
+        tower_gradient_transforms: applied in order to each tower's gradients, once a tower, before they are added up.
         gradient_transforms: applied in order to the averaged gradients.
         average: a moving average of the parameters to keep.
-        nonfinite: what a loss or gradient that is not finite does: "stop" ends the run, "skip" that attempt alone.
+        loss_average: how the losses that are reported beside the raw ones are smoothed.
+        updates: functions `(model, step)` that return new values of buffers by name; committed with the update.
+        nonfinite: what a loss or gradient that is not finite does: "stop" ends the run; "skip" refuses that attempt
+            alone; "rollback" ends the loop with an error that `rollback` mends; "off" does not look.
+        nonfinite_budget: so many attempts may be skipped, or rolled back from, before the run ends after all.
         name: tells the random streams of several states in one run apart.
+
+    Raises:
+        InputError: an argument is of another type or out of range, a pattern matches nothing, or there is nothing to
+            train.
     """
 
     living: ClassVar[WeakSet[TrainState]] = WeakSet()
@@ -63,40 +64,45 @@ class TrainState:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Mapping[str, Optimizer],
         *,
-        gradient_transforms: Sequence[GradientTransform] = (),
+        frozen: Patterns = (),
+        train_only: Patterns = (),
+        freeze_statistics: bool = False,
+        regularization: Sequence[L1 | L2] = (),
+        tower_gradient_transforms: Transforms = (),
+        gradient_transforms: Transforms = (),
         average: MovingAverage | None = None,
-        nonfinite: Literal["stop", "skip"] = "stop",
+        loss_average: LossAverage | None = None,
+        updates: Sequence[Update] = (),
+        nonfinite: Nonfinite = "stop",
+        nonfinite_budget: int = 10,
         name: str = "model",
     ) -> None:
         check_type("model", model, nn.Module, expected="a torch.nn.Module", mend="pass the module to train")
-        if isinstance(optimizer, type) or not hasattr(optimizer, "bind"):
-            raise wrong_type(
-                "optimizer",
-                optimizer,
-                expected="an optimizer of lockstep.optim, a value without parameters",
-                mend="write ls.optim.SGD(lr=0.1, momentum=0.9); the state gives it the parameters",
-            )
-        check_one_of("nonfinite", nonfinite, ("stop", "skip"))
+        check_one_of("nonfinite", nonfinite, ("stop", "skip", "rollback", "off"))
+        self.optimizer = _optimizer(optimizer)
         self.step = 0
         self.model = model.train()
         self.name = name
+        self.frozen = choose_trained(model, frozen, train_only, freeze_statistics=freeze_statistics)
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        if not self.parameters:
-            raise InputError(
-                "The model has no parameter to train.",
-                given=f"{type(model).__name__} with {len(list(model.parameters()))} parameters, none to train",
-                expected="at least one parameter with requires_grad",
-                mend="pass the model that is to be trained, and leave requires_grad on for what is to change",
-            )
-        self._tensors: list[Tensor] = list(self.parameters.values())
-        self._buffers = changeable_buffers(model)
-        self._optimizer = optimizer.bind(self._tensors)
-        self._average = average.bind(self._tensors) if average else None
-        self._transforms = tuple(gradient_transforms)
-        self.nonfinite = nonfinite
-        self.smoothed = SmoothedLosses()
+        self._names = list(self.parameters)
+        changeable = set(map(id, changeable_buffers(model)))
+        self._buffers = {n: b for n, b in model.named_buffers() if id(b) in changeable}
+        self._optimizer = self.optimizer.bind(self.parameters)
+        self._average = average.bind(self.parameters, self._buffers) if average else None
+        self._regularization = [each.bind(self.parameters) for each in regularization]
+        self._transforms = [bound(each, self.parameters) for each in gradient_transforms]
+        self.tower_transforms = [bound(each, self.parameters) for each in tower_gradient_transforms]
+        self._updates = tuple(updates)
+        self.nonfinite, self.nonfinite_budget = nonfinite, nonfinite_budget
+        self.num_refused = 0
+        """Attempts that were not finite and changed nothing; overflows of the fp16 loss scale do not count."""
+        self.loss_scale = LossScale()
+        self.smoothed = SmoothedLosses(loss_average or LossAverage())
+        self.watcher: Callable[[Gradients], None] | None = None
+        """Sees the gradients of the next update as the optimizer gets them."""
         self.steps: dict[object, object] = {}
         """The steps bound to this state, by their towers and exchange (see `lockstep.training.step`)."""
         self.living.add(self)
@@ -104,43 +110,88 @@ class TrainState:
     @torch.no_grad()
     def apply(self, attempt: Attempt) -> Outcome:
         """Make one update of everything, or none at all where a loss or a gradient is not finite."""
-        lr = self._optimizer.learning_rate(self.step)
-        norm = _global_norm(attempt.gradients)
-        if not (math.isfinite(norm) and all(map(math.isfinite, attempt.losses.values()))):
-            return Outcome(lr, norm, self._unfit(attempt))
-        gradients = Gradients(attempt.gradients, norm)
+        rates = self._optimizer.learning_rates(self.step)
+        losses, gradients = self._regularized(attempt)
+        norm = gradients.norm
+        if self.nonfinite != "off" and not (math.isfinite(norm) and all(map(math.isfinite, losses.values()))):
+            return self._refused(Outcome(rates, norm, losses), gradients, attempt)
+        changes = [change for update in self._updates for change in self._changes(update)]
         for transform in self._transforms:
             transform(gradients, self.step)
-        self._optimizer.update(gradients.tensors, lr)
+        if self.watcher:
+            self.watcher(gradients)
+        self._optimizer.update(gradients, self.step)
         self.step += 1
+        for buffer, new in zip(self._buffers.values() if attempt.statistics else (), attempt.statistics, strict=True):
+            buffer.copy_(new)
+        for buffer, new in changes:
+            buffer.copy_(new)
         if self._average:
             self._average.update(self.step)
-        for buffer, new in zip(self._buffers, attempt.statistics, strict=True):
-            buffer.copy_(new)
-        self.smoothed.update(attempt.losses)
-        return Outcome(lr, norm)
+        self.smoothed.update(losses)
+        if attempt.loss_scale != 1.0:
+            self.loss_scale.grow()
+        return Outcome(rates, norm, losses)
 
-    def _unfit(self, attempt: Attempt) -> tuple[str, ...]:
-        """Which losses and gradients are not finite, in words."""
-        losses = [f"loss {name!r} is {value}" for name, value in attempt.losses.items() if not math.isfinite(value)]
-        gradients = [
-            f"gradient of {name!r}"
-            for name, gradient in zip(self.parameters, attempt.gradients, strict=True)
-            if gradient is not None and not gradient.isfinite().all()
-        ]
-        found = losses + gradients[:8] + ([f"{len(gradients) - 8} gradients more"] if len(gradients) > 8 else [])
-        return tuple(found or ["the gradients are finite, and their global norm is not"])
+    def _regularized(self, attempt: Attempt) -> tuple[Mapping[str, float], Gradients]:
+        """The losses and gradients of the attempt, with those of the parameters themselves."""
+        gradients = self._gradients(attempt.gradients, attempt)
+        if not self._regularization:
+            return attempt.losses, gradients
+        losses, tensors = dict(attempt.losses), gradients.tensors
+        for each in self._regularization:
+            losses[each.name] = losses.get(each.name, 0.0) + each.loss().item()
+            tensors = each.add_gradients(tensors)
+        return losses, Gradients(self._names, tensors, rows=attempt.rows)
+
+    def _gradients(self, tensors: Sequence[Tensor | None], attempt: Attempt) -> Gradients:
+        return Gradients(self._names, tensors, divisor=attempt.loss_scale, rows=attempt.rows, shared=attempt.shared)
+
+    def _changes(self, update: Update) -> list[tuple[Tensor, Tensor]]:
+        """The buffers that an update of the user's own changes, with their new values.
+
+        Raises:
+            InputError: it names something else than a buffer, or gives a value of another shape.
+        """
+        changes = []
+        for name, value in update(self.model, self.step).items():
+            buffer = self._buffers.get(name)
+            if buffer is None or not isinstance(value, Tensor) or value.shape != buffer.shape:
+                shape = tuple(value.shape) if isinstance(value, Tensor) else value
+                raise InputError(
+                    f"An update of your own cannot change {name!r}.",
+                    given=f"{name!r}: {shape}",
+                    expected="buffers by name, with new values of their shape: "
+                    + ", ".join(f"{n!r} {tuple(b.shape)}" for n, b in list(self._buffers.items())[:8]),
+                    mend="register what it changes with register_buffer in the model",
+                )
+            changes.append((buffer, value))
+        return changes
+
+    def _refused(self, outcome: Outcome, gradients: Gradients, attempt: Attempt) -> Outcome:
+        """Count the refusal: against the loss scale, where a smaller one may help, else against the budget."""
+        losses = [f"loss {name!r} is {value}" for name, value in outcome.losses.items() if not math.isfinite(value)]
+        overflowed = not losses and attempt.loss_scale != 1.0 and self.loss_scale.can_shrink
+        if overflowed:
+            self.loss_scale.shrink()
+        else:
+            self.num_refused += 1
+        unfit = [*losses, *_unfit_gradients(gradients)] or ["the gradients are finite, and their global norm is not"]
+        return outcome._replace(unfit=tuple(unfit), overflowed=overflowed)
+
+    def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
+        """Turn what the optimizer says in epochs into steps, once the stream is known; says how, a line for each."""
+        return self._optimizer.resolve(epoch_size, batch_size)
 
     def to_channels_last(self) -> None:
         """Lay convolution weights, and all that is kept for them, out in the channels_last memory format."""
-        slots = [t for tensors in self._optimizer.slots.values() for t in tensors]
-        averages = self._average.tensors if self._average else []
-        for tensor in (*self.model.parameters(), *slots, *averages):
+        averages = self._average.tensors.values() if self._average else ()
+        for tensor in (*self.model.parameters(), *self._optimizer.slots().values(), *averages):
             if tensor.ndim == 4:
                 tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
 
     def averaged(self) -> dict[str, Tensor]:
-        """The moving averages of the parameters, by name.
+        """The moving averages of the parameters, and of the statistics where they are averaged, by name.
 
         Raises:
             InputError: the state keeps none.
@@ -152,25 +203,27 @@ class TrainState:
                 expected="a TrainState with average=MovingAverage(...)",
                 mend="train with an average, or use the raw weights",
             )
-        return dict(zip(self.parameters, self._average.tensors, strict=True))
+        return dict(self._average.tensors)
 
     def sections(self) -> dict[str, dict[str, Tensor]]:
         """Everything that has to be saved, as tensors by section and name; they are the state's own, not copies."""
         sections: dict[str, Mapping[str, Tensor]] = {
             "parameters": dict(self.model.named_parameters()),
             "buffers": dict(self.model.named_buffers()),
-            "slots": {
-                f"{slot}/{name}": tensor
-                for slot, tensors in self._optimizer.slots.items()
-                for name, tensor in zip(self.parameters, tensors, strict=True)
-            },
+            "slots": self._optimizer.slots(),
             "average": self.averaged() if self._average else {},
         }
         return {section: {n: t.detach() for n, t in tensors.items()} for section, tensors in sections.items()}
 
     def values(self) -> dict[str, Any]:
         """The rest of what has to be saved, as JSON."""
-        return {"step": self.step, "smoothed": self.smoothed.values()}
+        return {
+            "step": self.step,
+            "smoothed": self.smoothed.values(),
+            "num_refused": self.num_refused,
+            "loss_scale": self.loss_scale.values(),
+            "optimizer": self._optimizer.values(),
+        }
 
     def load(self, sections: Mapping[str, Mapping[str, Tensor]], values: Mapping[str, Any]) -> None:
         """Take over what was saved; everything is checked before anything changes.
@@ -178,8 +231,11 @@ class TrainState:
         Raises:
             CheckpointError: a tensor is missing, left over, or of another shape or dtype.
         """
-        own = self.sections()
-        problems = [line for name, tensors in own.items() for line in _compare(name, tensors, sections.get(name, {}))]
+        own, slots = self.sections(), sections.get("slots", {})
+        wanted = {**own, "slots": self._optimizer.expects(slots)}
+        problems = [
+            line for name, tensors in wanted.items() for line in _compare(name, tensors, sections.get(name, {}))
+        ]
         if problems:
             raise CheckpointError(
                 "The checkpoint does not fit this model and optimizer.",
@@ -188,22 +244,42 @@ class TrainState:
                 mend="resume with the model, optimizer and average of the run, or train in another workdir",
             )
         with torch.no_grad():
-            for section, tensors in own.items():
-                for name, tensor in tensors.items():
+            for section in ("parameters", "buffers", "average"):
+                for name, tensor in own[section].items():
                     tensor.copy_(sections[section][name])
+            self._optimizer.load(slots, values["optimizer"])
         self.step = int(values["step"])
-        self.smoothed = SmoothedLosses(values["smoothed"])
+        self.num_refused = int(values["num_refused"])
+        self.loss_scale = LossScale(**values["loss_scale"])
+        self.smoothed.load(values["smoothed"])
 
 
-def _global_norm(gradients: Sequence[Tensor | None]) -> float:
-    """The 2-norm of all gradients together; 0 where there are none."""
-    present = [g for g in gradients if g is not None]
-    if not present:
-        return 0.0
-    norms = torch._foreach_norm(present)
-    if present[0].device.type == "cpu":  # reading a number costs less here than one more operation
-        return math.sqrt(sum([norm.item() ** 2 for norm in norms]))
-    return float(torch.linalg.vector_norm(torch.stack(norms)))
+def _optimizer(given: Any) -> Optimizer:
+    """The optimizer, or those by pattern as one.
+
+    Raises:
+        InputError: it is none.
+    """
+    for each in given.values() if isinstance(given, Mapping) else [given]:
+        if isinstance(each, type) or not hasattr(each, "bind"):
+            raise wrong_type(
+                "optimizer",
+                each,
+                expected="an optimizer of lockstep.optim, a value without parameters",
+                mend="write ls.optim.SGD(lr=0.1, momentum=0.9); the state gives it the parameters",
+            )
+    optimizer: Optimizer = ByName(given) if isinstance(given, Mapping) else given
+    return optimizer
+
+
+def _unfit_gradients(gradients: Gradients) -> list[str]:
+    """The gradients that are not finite, in words; eight at most."""
+    names = [
+        f"gradient of {name!r}"
+        for name, gradient in zip(gradients.names, gradients.tensors, strict=True)
+        if gradient is not None and not gradient.isfinite().all()
+    ]
+    return names[:8] + ([f"{len(names) - 8} gradients more"] if len(names) > 8 else [])
 
 
 def _compare(section: str, own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> list[str]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, cast
 
@@ -13,19 +12,24 @@ import torch
 from torch import Tensor
 
 from lockstep.checks import check_type
-from lockstep.errors import InputError, NonFiniteError
-from lockstep.parallel.exchange import AllReduce, Connection, Exchange
-from lockstep.parallel.hosting import TowerHost, changeable_buffers
+from lockstep.errors import InputError
+from lockstep.parallel.exchange import AllReduce, Exchange
+from lockstep.parallel.hosting import Terms, TowerHost
+from lockstep.parallel.meeting import Meeting
+from lockstep.parallel.sparse import rows_of
+from lockstep.parallel.statistics import changeable_buffers
 from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import Summand, TreeSum, deal
 from lockstep.progress import Progress
-from lockstep.training.preflight import check_start
-from lockstep.training.state import Attempt, Outcome, TrainState
-from lockstep.types import Batch, StepReport
+from lockstep.training.attempt import Attempt, Outcome
+from lockstep.training.preflight import check_fit, check_start
+from lockstep.training.refusals import act, explain
+from lockstep.training.state import TrainState
+from lockstep.types import Batch, Refusal, StepReport
 from lockstep.workers.rank import Worker, join
 
 if TYPE_CHECKING:
-    from lockstep.types import LossFunction
+    from lockstep.types import CountFunction, LossFunction
 
 log = logging.getLogger("lockstep")
 
@@ -36,6 +40,8 @@ def train_step(
     batch: Batch,
     towers: Towers | None = None,
     exchange: Exchange | None = None,
+    *,
+    counts: CountFunction | None = None,
 ) -> StepReport:
     """Make one update of one state from one batch: the unit, for loops of your own.
 
@@ -49,13 +55,17 @@ def train_step(
         batch: this worker's examples, from `batches`.
         towers: how the batch is split; one tower a worker by default.
         exchange: how the workers' gradients become one; `AllReduce()` by default.
+        counts: `counts(batch)`, returning for some losses, by name, how many things they are sums over: such a loss is
+            divided by the count over all towers, so that an uneven batch weighs each thing alike. It must be known from
+            the batch. Where it depends on the model's output (a detector that samples its proposals), leave the loss
+            out: it is then a mean per tower.
 
     Raises:
         InputError: the loss function returned something else than named scalars that depend on the parameters.
         NonFiniteError: see `TrainState`.
         PeerLostError: another worker is gone.
     """
-    return bind(state, towers, exchange)(losses, batch)
+    return bind(state, towers, exchange)(losses, batch, counts)
 
 
 def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | None = None) -> BoundStep:
@@ -74,17 +84,17 @@ class BoundStep:
 
     def __init__(self, state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
         check_start(state, worker)
+        check_fit(towers, exchange)
         if towers.channels_last:
             state.to_channels_last()
         self.towers, self.worker = towers, worker
         self._mine = deal(towers.count, worker.num_workers)[worker.rank]
         self._state = state
-        self._host = TowerHost(state.model, state.parameters, towers, state.name)
-        self._exchange = exchange
-        self._connection = exchange.connect(worker, towers.count)
-        self._presence: Connection | None = None
+        self._host = TowerHost(state.model, state.parameters, towers, worker, state.name, state.tower_transforms)
+        self._exchange = Meeting(exchange, worker, worker.num_workers if towers.joined else towers.count)
         self._untouched: list[str] = []
         self._started = time.perf_counter()
+        self._resolved = False
 
     def start(self) -> None:
         """Begin a stretch of steps: its clock starts at 0.
@@ -103,39 +113,68 @@ class BoundStep:
                 mend="make a new TrainState after the change",
             )
 
-    def __call__(self, losses: LossFunction, batch: Batch) -> StepReport:
+    def __call__(self, losses: LossFunction, batch: Batch, counts: CountFunction | None = None) -> StepReport:
         """Make one attempt; see `train_step`."""
         began = time.perf_counter()
         state, pulse = self._state, self.worker.pulse
         if batch.towers != self._mine:
             raise self._cut_for_others(batch)
+        if not self._resolved:
+            self._resolve(batch)
         pulse.at(state.step, "compute")
-        sums = self._run_towers(losses, batch, began)
+        terms = self._terms(batch, counts, began)
+        sums = self._run_towers(losses, batch, terms)
         pulse.at(state.step, "exchange")
-        total = self._connection.total(sums)
+        total = self._exchange.total(sums)
         named, metrics, (missing, elapsed_seconds, stops) = self._read(total.numbers)
-        gradients: Sequence[Tensor | None] = total.tensors[: len(state.parameters)]
-        if missing:
-            gradients = self._without_missing(gradients, batch.towers)
-        statistics = self._host.statistics(total.tensors[len(gradients) :])
-        outcome = state.apply(Attempt(gradients, statistics, named))
-        if outcome.refused:
-            self._refuse(outcome, batch, sums)
+        outcome = state.apply(self._attempt(total, named, terms.loss_scale, missing))
+        refusal = self._refusal(outcome, losses, batch, sums) if outcome.refused else None
         batch.attempted()
         batch.report = StepReport(
             progress=Progress(state.step, batch.position + batch.batch_size, batch.epoch_size, elapsed_seconds),
-            losses=named,
-            smoothed=state.smoothed.corrected(),
+            losses=outcome.losses,
+            smoothed=state.smoothed.now(),
             metrics=metrics,
-            learning_rate=outcome.learning_rate,
+            learning_rate=next(iter(outcome.learning_rates.values())),
             gradient_norm=outcome.gradient_norm,
             num_examples=batch.batch_size,
             step_seconds=batch.wait_seconds + time.perf_counter() - began,
             wait_seconds=batch.wait_seconds,
             refused=outcome.refused,
             stop_requested=stops > 0,
+            learning_rates=outcome.learning_rates,
+            refusal=refusal,
         )
         return batch.report
+
+    def _resolve(self, batch: Batch) -> None:
+        """Say once what epochs and batch sizes mean for the learning rates, now that the stream is known."""
+        for line in self._state.resolve(batch.epoch_size, batch.batch_size):
+            if self.worker.is_chief:
+                log.info("%s", line)
+        self._resolved = True
+
+    def _terms(self, batch: Batch, counts: CountFunction | None, began: float) -> Terms:
+        elapsed_seconds = began - self._started if self.worker.is_chief else 0.0
+        return Terms(
+            step=self._state.step,
+            counts=self._exchange.counted(counts(batch)) if counts else {},
+            loss_scale=self._state.loss_scale.value if self.towers.precision == "fp16" else 1.0,
+            extras=(elapsed_seconds, float(self.worker.pulse.stop_requested is not None)),
+        )
+
+    def _attempt(self, total: Summand, losses: dict[str, float], loss_scale: float, missing: float) -> Attempt:
+        """What the update is made from, out of the sum over all towers."""
+        num_gradients, sparse = len(self._state.parameters), self._host.sparse
+        gradients: list[Tensor | None] = list(total.tensors[:num_gradients])
+        marks = total.tensors[num_gradients : num_gradients + len(sparse)]
+        rows = {}
+        for index, mark in zip(sparse, marks, strict=True):
+            rows[index], gradients[index] = rows_of(total.tensors[index], mark)
+        if missing:
+            gradients = self._without_missing(gradients)
+        statistics = self._host.statistics.combined(total.tensors[num_gradients + len(sparse) :])
+        return Attempt(gradients, statistics, losses, rows, loss_scale, self._exchange.shares_result)
 
     def _cut_for_others(self, batch: Batch) -> InputError:
         return InputError(
@@ -145,74 +184,42 @@ class BoundStep:
             mend="give `batches` and `train_step` the same Towers",
         )
 
-    def _refuse(self, outcome: Outcome, batch: Batch, sums: TreeSum) -> None:
-        """Say which tower made the attempt unfit, whoever hosts it; all workers come here together.
-
-        Raises:
-            NonFiniteError: the state was told to stop.
-        """
-        size = batch.batch_size // self.towers.count
-        mine = [
-            f"tower {tower} on {self.worker.name} (positions {first} to {first + size - 1} of the stream)"
-            for tower in culprits(sums, self._host.losses)
-            for first in [batch.position + tower * size]
-        ]
-        towers = [name for names in self.worker.group.gather(mine) for name in names]
-        where = f"{', '.join(outcome.unfit)}; from {', '.join(towers) or 'the sum over the towers'}"
-        if self._state.nonfinite == "skip":
-            if self.worker.is_chief:
-                log.warning("the update after step %d is not finite, and was skipped: %s", self._state.step, where)
-            return
-        raise NonFiniteError(
-            f"The update after step {self._state.step} is not finite; nothing was changed.",
-            given=where,
-            expected="finite losses and gradients",
-            mend="lower the learning rate, clip the gradients, look at these examples, or set nonfinite='skip'",
-        )
+    def _refusal(self, outcome: Outcome, losses: LossFunction, batch: Batch, sums: TreeSum) -> Refusal:
+        """What made the attempt unfit, and where; see `refusals.act` for what is raised."""
+        if outcome.overflowed:
+            refusal = Refusal(batch.position, outcome.unfit)
+        else:
+            refusal = explain(outcome, self._host, losses, batch, sums, self.worker)
+        act(self._state, outcome, refusal, is_chief=self.worker.is_chief)
+        return refusal
 
     def _read(self, values: list[float]) -> tuple[dict[str, float], dict[str, float], list[float]]:
         """Losses, metrics, and the numbers that follow them."""
-        names = self._host.scalar_names
+        names = self._host.losses.names
         assert names is not None, "the towers ran"
         first_extra = len(names.losses) + len(names.metrics)
         losses = dict(zip(names.losses, values, strict=False))
         metrics = dict(zip(names.metrics, values[len(losses) : first_extra], strict=True))
         return losses, metrics, values[first_extra:]
 
-    def _run_towers(self, losses: LossFunction, batch: Batch, began: float) -> TreeSum:
+    def _run_towers(self, losses: LossFunction, batch: Batch, terms: Terms) -> TreeSum:
         """Run this worker's towers; the buffers of other states' models, if the loss uses them, are put back."""
-        elapsed_seconds = began - self._started if self.worker.is_chief else 0.0
-        extras = (elapsed_seconds, float(self.worker.pulse.stop_requested is not None))
         if len(TrainState.living) == 1:
-            return self._host.run(losses, batch, extras)
+            return self._host.run(losses, batch, terms)
         others = [b for other in TrainState.living if other is not self._state for b in changeable_buffers(other.model)]
         kept = [buffer.clone() for buffer in others]
-        sums = self._host.run(losses, batch, extras)
+        sums = self._host.run(losses, batch, terms)
         with torch.no_grad():
             for buffer, value in zip(others, kept, strict=True):
                 buffer.copy_(value)
         return sums
 
-    def _without_missing(self, gradients: Sequence[Tensor | None], towers: range) -> list[Tensor | None]:
+    def _without_missing(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients, None for each parameter that no tower of any worker had one for."""
-        if self._presence is None:
-            self._presence = self._exchange.connect(self.worker, self.towers.count)
         absent = [float(self._host.absent.get(index, 0)) for index in range(len(gradients))]
-        sums = TreeSum()
-        for tower in towers:
-            sums.add(tower, Summand([], absent if tower == towers.start else [0.0] * len(absent)))
-        everywhere = [count == self.towers.count for count in self._presence.total(sums).numbers]
+        everywhere = [count == self._exchange.num_summands for count in self._exchange.numbers(absent)]
         untouched = [name for name, nowhere in zip(self._state.parameters, everywhere, strict=True) if nowhere]
         if untouched and untouched != self._untouched:
             self._untouched = untouched
             log.warning("no tower has a gradient for %s: left untouched", ", ".join(untouched))
         return [None if nowhere else g for g, nowhere in zip(gradients, everywhere, strict=True)]
-
-
-def culprits(sums: TreeSum, losses: Mapping[int, list[float]]) -> list[int]:
-    """The towers of this worker whose losses are not finite; where all are, those in whose sums a gradient is not."""
-    towers = [tower for tower, values in losses.items() if not all(map(math.isfinite, values))]
-    for node, summand in [] if towers else sums.nodes:
-        if not all(tensor.isfinite().all() for tensor in summand.tensors):
-            towers += range(node.start, node.start + node.span)
-    return towers

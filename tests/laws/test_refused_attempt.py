@@ -41,7 +41,7 @@ def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
 
 def learned(state: ls.TrainState) -> list[Any]:
     numbers = [t.flatten().tolist() for _, members in sorted(state.sections().items()) for t in members.values()]
-    return [numbers, state.values()]
+    return [numbers, {**state.values(), "num_refused": 0}]
 
 
 def refusing() -> tuple[list[Any], int, int]:

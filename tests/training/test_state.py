@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import lockstep as ls
-from lockstep.training.state import Attempt
+from lockstep.training.attempt import Attempt
 
 
 def make_state(**options: object) -> ls.TrainState:
@@ -52,7 +52,7 @@ def test_an_attempt_that_is_not_finite_changes_nothing(bad: dict[str, float]) ->
     state.apply(attempt(state))
     before, values = everything(state), state.values()
     assert state.apply(attempt(state, **bad)).refused
-    assert state.values() == values
+    assert state.values() == {**values, "num_refused": 1}
     after = everything(state)
     assert all(torch.equal(before[name], after[name]) for name in before)
 

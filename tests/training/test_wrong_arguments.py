@@ -64,7 +64,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: ls.Towers(2, batch_norm="avg"),  # type: ignore[arg-type]
         "batch_norm cannot be 'avg'",
     ),
-    "precision": (lambda: ls.Towers(2, precision="fp16"), "precision cannot be 'fp16'"),  # type: ignore[arg-type]
+    "precision": (lambda: ls.Towers(2, precision="fp8"), "precision cannot be 'fp8'"),  # type: ignore[arg-type]
     "tensors for reader": (
         lambda: Loader({"x": torch.ones(4)}, batch_size=2),  # type: ignore[arg-type]
         r"reader is dict\n.*\n.*ls.data.Arrays",

@@ -1,0 +1,176 @@
+"""Update rules: optimizers that say how lists of tensors change, and leave the rest to `BoundRule`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lockstep.errors import InputError
+from lockstep.optim import kernels
+from lockstep.optim.gradients import Gradients
+from lockstep.optim.optimizers import LearningRate, WeightDecay
+from lockstep.optim.schedules import Constant, Schedule, describe, resolved
+from lockstep.selection import assigned
+
+
+class Chunk(NamedTuple):
+    """Parameters of one weight decay, each with its gradient: lists in one order."""
+
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+    slots: Mapping[str, list[Tensor]]
+    weight_decay: float
+    fused: bool
+    """Torch's fused kernel is right for them."""
+    divisor: float = 1.0
+    """What the gradients are still to be divided by; other than 1 only where the rule is fused."""
+
+    def decayed(self) -> list[Tensor]:
+        """The gradients with weight_decay * parameter added: new tensors, if there is a decay."""
+        if not self.weight_decay:
+            return self.gradients
+        return list(torch._foreach_add(self.gradients, self.parameters, alpha=self.weight_decay))
+
+
+class Rule(ABC):
+    """An optimizer whose update is a function of parameter, gradient, slots, learning rate and step."""
+
+    lr: LearningRate
+    weight_decay: WeightDecay
+    kernel: ClassVar[str | None] = None
+    """The name of torch's fused kernel, if `apply` can use one."""
+
+    @abstractmethod
+    def start(self, parameter: Tensor) -> dict[str, Tensor]:
+        """The slots of a parameter before the first update."""
+
+    @abstractmethod
+    def apply(self, chunk: Chunk, lr: float, step: int) -> None:
+        """Update parameters and slots in place; `step` counts this update too, so the first is 1."""
+
+    def apply_rows(
+        self, parameter: Tensor, rows: Tensor, values: Tensor, slots: Mapping[str, Tensor], lr: float
+    ) -> None:
+        """Update the rows of a parameter that has a sparse gradient: `values` (rows, ...) at `rows` (rows,).
+
+        Raises:
+            NotImplementedError: the rule has no such update.
+        """
+        raise NotImplementedError
+
+    def bind(self, parameters: Mapping[str, Tensor]) -> BoundRule:
+        """The rule with these parameters and their slots."""
+        return BoundRule(self, parameters)
+
+
+class _Group:
+    """Parameters of one weight decay, by their indices."""
+
+    def __init__(self, indices: Sequence[int], everything: Chunk) -> None:
+        self.indices = indices
+        self.all = everything
+
+    def chunk(self, gradients: Sequence[Tensor | None], divisor: float, rows: Mapping[int, Tensor]) -> Chunk:
+        """Those that have a gradient, and a dense one."""
+        mine = [gradients[i] for i in self.indices]
+        given = [g for g in mine if g is not None]
+        whole = self.all
+        if len(given) == len(mine) and not rows:
+            return whole._replace(gradients=given, divisor=divisor)
+        kept = [k for k, i in enumerate(self.indices) if gradients[i] is not None and i not in rows]
+        return whole._replace(
+            parameters=[whole.parameters[k] for k in kept],
+            gradients=[g for k in kept if (g := mine[k]) is not None],
+            slots={slot: [tensors[k] for k in kept] for slot, tensors in whole.slots.items()},
+            divisor=divisor,
+        )
+
+
+class BoundRule:
+    """A rule with its parameters, in groups of equal weight decay, and their slots."""
+
+    def __init__(self, rule: Rule, parameters: Mapping[str, Tensor]) -> None:
+        self._rule = rule
+        self._schedule: Schedule = Constant(rule.lr) if isinstance(rule.lr, int | float) else rule.lr
+        self._names = list(parameters)
+        self._parameters = list(parameters.values())
+        starts = [rule.start(parameter) for parameter in self._parameters]
+        self._slots = {slot: [start[slot] for start in starts] for slot in starts[0]}
+        self._decays = _decay_of_each(rule.weight_decay, self._names)
+        self._fused = rule.kernel is not None and kernels.can_fuse(self._parameters, rule.kernel)
+        self._divides = self._fused and all(p.dtype == torch.float32 for p in self._parameters)
+        self._groups = [self._group(decay) for decay in dict.fromkeys(self._decays)]
+
+    def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
+        """Turn lengths in epochs into steps, once the stream is known; says how, a line for each."""
+        lines = describe(self._schedule, epoch_size, batch_size)
+        self._schedule = resolved(self._schedule, epoch_size, batch_size)
+        return lines
+
+    def learning_rates(self, step: int) -> dict[str, float]:
+        """The rate of the update that follows `step` completed ones, under ""."""
+        return {"": self._schedule(step)}
+
+    def update(self, gradients: Gradients, step: int) -> None:
+        """Make the update that follows `step` completed ones, in place."""
+        lr = self._schedule(step)
+        tensors, divisor = gradients.to_divide() if self._divides and not gradients.rows else (gradients.tensors, 1.0)
+        for group in self._groups:
+            chunk = group.chunk(tensors, divisor, gradients.rows)
+            if chunk.gradients:
+                self._rule.apply(chunk, lr, step + 1)
+        for index, rows in gradients.rows.items():
+            self._update_rows(index, rows, gradients.tensors[index], lr)
+
+    def slots(self) -> dict[str, Tensor]:
+        """The tensors to save, by `slot/parameter`."""
+        return {
+            f"{slot}/{name}": tensor
+            for slot, tensors in self._slots.items()
+            for name, tensor in zip(self._names, tensors, strict=True)
+        }
+
+    def values(self) -> dict[str, Any]:
+        """Nothing else has to be saved."""
+        return {}
+
+    def expects(self, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The slots there are."""
+        return self.slots()
+
+    def load(self, saved: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Take over slots that are as expected."""
+        for name, tensor in self.slots().items():
+            tensor.copy_(saved[name])
+
+    def _group(self, decay: float) -> _Group:
+        indices = [i for i, each in enumerate(self._decays) if each == decay]
+        slots = {slot: [tensors[i] for i in indices] for slot, tensors in self._slots.items()}
+        return _Group(indices, Chunk([self._parameters[i] for i in indices], [], slots, decay, self._fused))
+
+    def _update_rows(self, index: int, rows: Tensor, values: Tensor | None, lr: float) -> None:
+        if values is None:
+            return
+        slots = {slot: tensors[index] for slot, tensors in self._slots.items()}
+        try:
+            if self._decays[index]:
+                raise NotImplementedError
+            self._rule.apply_rows(self._parameters[index], rows, values, slots, lr)
+        except NotImplementedError:
+            raise InputError(
+                f"{type(self._rule).__name__} cannot update {self._names[index]!r} from a sparse gradient.",
+                given=f"{self._rule}",
+                expected="SGD without momentum, or Adagrad, and no weight decay",
+                mend="build the embedding with sparse=False, or give it such an optimizer of its own",
+            ) from None
+
+
+def _decay_of_each(weight_decay: WeightDecay, names: Sequence[str]) -> list[float]:
+    if not isinstance(weight_decay, Mapping):
+        return [weight_decay] * len(names)
+    decays = assigned("weight_decay", weight_decay, names)
+    return [decays.get(name, 0.0) for name in names]

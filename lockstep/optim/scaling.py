@@ -1,0 +1,77 @@
+"""Gradients multiplied by numbers, by the name of the parameter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from lockstep.checks import check_type
+from lockstep.errors import InputError
+from lockstep.optim.gradients import Gradients
+from lockstep.optim.schedules import Schedule
+from lockstep.optim.transforms import BoundTransform
+from lockstep.selection import assigned
+
+Multiplier = float | Schedule
+"""A number, or a function of the completed updates that returns one."""
+
+_MEND = 'write ScaleGradients({r"bias$": 2.0})'
+
+
+@dataclass(frozen=True)
+class ScaleGradients:
+    """Multiply the gradients of some parameters: `ScaleGradients({r"bias$": 2.0, "scale": lambda step: 0.1})`.
+
+    A pattern is a regular expression that is searched for in the name, or the exact name; parameters that none of them
+    matches keep their gradients, and one without a gradient in this update is passed over. Times 0 a gradient is zero,
+    and not absent: momentum and weight decay still move the parameter. What is not to move at all is frozen.
+    """
+
+    multipliers: Mapping[str, Multiplier]
+
+    def __post_init__(self) -> None:
+        check_type("multipliers", self.multipliers, Mapping, expected="numbers by pattern", mend=_MEND)
+        if not self.multipliers:
+            raise InputError(
+                "There is nothing to multiply gradients by.",
+                given="multipliers={}",
+                expected="at least one pattern with its number",
+                mend="give one, or leave the transform out",
+            )
+        for pattern, multiplier in self.multipliers.items():
+            if not callable(multiplier) or isinstance(multiplier, type):
+                _check(pattern, multiplier)
+
+    def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
+        """The multiplication, with each parameter's pattern looked up.
+
+        Raises:
+            InputError: a pattern matches nothing, or two of them the same parameter.
+        """
+        pattern_of = assigned("ScaleGradients", {pattern: pattern for pattern in self.multipliers}, parameters)
+        return partial(
+            self._scale,
+            {p: [i for i, name in enumerate(parameters) if pattern_of.get(name) == p] for p in self.multipliers},
+        )
+
+    def _scale(self, indices_of: Mapping[str, Sequence[int]], gradients: Gradients, step: int) -> None:
+        factors: dict[int, float] = {}
+        for pattern, multiplier in self.multipliers.items():
+            factor = multiplier(step) if callable(multiplier) else multiplier
+            _check(pattern, factor)
+            if factor != 1:
+                factors.update(dict.fromkeys(indices_of[pattern], factor))
+        gradients.multiply(factors)
+
+
+def _check(pattern: str, factor: object) -> None:
+    name = f"The multiplier of {pattern!r}"
+    check_type(name, factor, (int, float), expected="a number, or a function of the step that returns one", mend=_MEND)
+    if isinstance(factor, int | float) and not math.isfinite(factor):
+        raise InputError(
+            f"{name} is not finite.", given=str(factor), expected="a finite number", mend="correct it, or the function"
+        )

@@ -1,0 +1,78 @@
+"""Stochastic gradient descent, with momentum, and with Nesterov's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from lockstep.checks import check_range
+from lockstep.errors import InputError
+from lockstep.optim.kernels import fused_sgd
+from lockstep.optim.optimizers import LearningRate, WeightDecay, check_rates
+from lockstep.optim.rules import Chunk, Rule
+
+
+@dataclass(frozen=True)
+class SGD(Rule):
+    """buffer = momentum * buffer + gradient; parameter -= lr * buffer (Sutskever et al., 2013).
+
+    The arithmetic and the argument names are torch's, and TensorFlow's MomentumOptimizer is the same rule. With
+    `nesterov`, the step is lr * (gradient + momentum * buffer). Without momentum it takes sparse gradients.
+    """
+
+    kernel: ClassVar[str | None] = "sgd"
+
+    lr: LearningRate
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: WeightDecay = 0.0
+    """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
+
+    def __post_init__(self) -> None:
+        check_rates(self.lr, self.weight_decay)
+        check_range("momentum", self.momentum, 0.0, 1.0)
+        if self.nesterov and not self.momentum > 0:
+            raise InputError(
+                "Nesterov's update looks ahead along the momentum, and there is none.",
+                given=f"nesterov=True, momentum={self.momentum}",
+                expected="momentum above 0",
+                mend="set momentum (0.9 is usual), or nesterov=False",
+            )
+
+    def start(self, parameter: Tensor) -> dict[str, Tensor]:
+        """A momentum buffer of zeros, if there is a momentum."""
+        return {"momentum_buffer": torch.zeros_like(parameter)} if self.momentum else {}
+
+    def apply(self, chunk: Chunk, lr: float, step: int) -> None:
+        """Update parameters and buffers in place."""
+        buffers = chunk.slots.get("momentum_buffer", [])
+        if chunk.fused:
+            fused_sgd(
+                chunk.parameters,
+                chunk.gradients,
+                buffers,
+                lr=lr,
+                momentum=self.momentum,
+                nesterov=self.nesterov,
+                weight_decay=chunk.weight_decay,
+                divisor=chunk.divisor,
+            )
+            return
+        update = chunk.decayed()
+        if self.momentum:
+            torch._foreach_mul_(buffers, self.momentum)
+            torch._foreach_add_(buffers, update)
+            update = list(torch._foreach_add(update, buffers, alpha=self.momentum)) if self.nesterov else buffers
+        torch._foreach_add_(chunk.parameters, update, alpha=-lr)
+
+    def apply_rows(
+        self, parameter: Tensor, rows: Tensor, values: Tensor, slots: Mapping[str, Tensor], lr: float
+    ) -> None:
+        """Move the rows that have a gradient."""
+        if self.momentum:
+            raise NotImplementedError
+        parameter.index_add_(0, rows, values, alpha=-lr)

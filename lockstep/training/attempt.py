@@ -1,0 +1,46 @@
+"""What the towers made of one batch, and what the update made of that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What an update is made from: sums over all towers of their shares of the mean."""
+
+    gradients: Sequence[Tensor | None]
+    """In the order of the parameters; None where no tower had one."""
+    statistics: Sequence[Tensor]
+    """New values of the model's buffers, in their order; empty where they stay as they are."""
+    losses: Mapping[str, float]
+    rows: Mapping[int, Tensor] = field(default_factory=dict)
+    """For the index of each parameter with a sparse gradient: the rows that its tensor holds."""
+    loss_scale: float = 1.0
+    """What the gradients are still to be divided by."""
+    shared: bool = False
+    """Other workers read the same tensors: nothing may change them in place."""
+
+
+class Outcome(NamedTuple):
+    """What `apply` did with an attempt."""
+
+    learning_rates: Mapping[str, float]
+    """By pattern, where there are several optimizers; else one under ""."""
+    gradient_norm: float
+    """Of the averaged gradients, regularisation included, before any transform."""
+    losses: Mapping[str, float]
+    """Those of the attempt, and the regularisation."""
+    unfit: tuple[str, ...] = ()
+    """What is not finite, in words: then the attempt was refused, and nothing has changed."""
+    overflowed: bool = False
+    """The gradients overflowed at the present loss scale: it was refused for that alone."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether nothing has changed."""
+        return bool(self.unfit)
