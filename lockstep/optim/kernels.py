@@ -15,13 +15,17 @@ from torch.nn.parameter import is_lazy
 _WIDE = {torch.float32, torch.float64}
 # On a CPU the vectorised part of torch's kernel leaves 16-bit parameters as they are (seen in 2.13).
 _FUSED_DTYPES = {"cpu": _WIDE, "cuda": _WIDE | {torch.bfloat16, torch.float16}}
+_CPU_ALONE = {"adagrad"}  # in torch 2.11, the oldest supported
 
 
 def can_fuse(parameters: Sequence[Tensor], kernel: str = "sgd") -> bool:
     """Whether torch has a fused kernel that is right for these parameters: by device, dtype and memory."""
-    return hasattr(torch, f"_fused_{kernel}_") and all(
-        not is_lazy(p) and p.dtype in _FUSED_DTYPES.get(p.device.type, ()) and _is_dense(p) for p in parameters
-    )
+    if not hasattr(torch, f"_fused_{kernel}_") or len({(p.device, p.dtype) for p in parameters}) != 1:
+        return False
+    device, dtype = parameters[0].device.type, parameters[0].dtype
+    if dtype not in _FUSED_DTYPES.get(device, ()) or (device != "cpu" and kernel in _CPU_ALONE):
+        return False
+    return all(not is_lazy(p) and _is_dense(p) for p in parameters)
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -59,6 +63,70 @@ def fused_sgd(
         is_first_step=False,
         grad_scale=_scale(divisor, parameters[0]),
     )
+
+
+def fused_adam(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    *,
+    step: int,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
+    divisor: float,
+) -> None:
+    """Torch's Adam, or AdamW where the weight decay is decoupled; `step` counts this update too."""
+    update = torch._fused_adamw_ if decoupled else torch._fused_adam_
+    update(
+        parameters,
+        gradients,
+        exp_avgs,
+        exp_avg_sqs,
+        [],
+        _steps(step, parameters),
+        lr=lr,
+        beta1=betas[0],
+        beta2=betas[1],
+        weight_decay=weight_decay,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+        grad_scale=_scale(divisor, parameters[0]),
+    )
+
+
+def fused_adagrad(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    sums: list[Tensor],
+    *,
+    lr: float,
+    eps: float,
+    weight_decay: float,
+    divisor: float,
+) -> None:
+    """Torch's Adagrad, without a decay of the learning rate."""
+    torch._fused_adagrad_(
+        parameters,
+        gradients,
+        sums,
+        _steps(1, parameters),
+        lr=lr,
+        lr_decay=0.0,
+        weight_decay=weight_decay,
+        eps=eps,
+        maximize=False,
+        grad_scale=_scale(divisor, parameters[0]),
+    )
+
+
+def _steps(step: int, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """One tensor for all: the kernels read it and leave it as it is."""
+    return [torch.full((), step, dtype=torch.float32, device=parameters[0].device)] * len(parameters)
 
 
 def _scale(divisor: float, like: Tensor) -> Tensor | None:
