@@ -1,14 +1,20 @@
 """Optimizers, schedules, gradient transforms and averages, as values."""
 
+from lockstep.optim.adam import Adam, AdamW
 from lockstep.optim.averages import MovingAverage
 from lockstep.optim.by_name import ByName
 from lockstep.optim.clipping import AdaptiveClip, ClipGlobalNorm, ClipNorm, ClipValue
+from lockstep.optim.decays import Cosine, Exponential, Polynomial
+from lockstep.optim.piecewise import OneCycle, PiecewiseConstant
+from lockstep.optim.rmsprop import RMSProp
 from lockstep.optim.scaling import ScaleGradients
-from lockstep.optim.schedules import Constant, Cosine
+from lockstep.optim.schedules import Constant, ScaledByBatch, Warmup
 from lockstep.optim.sgd import SGD
 
 __all__ = [
     "SGD",
+    "Adam",
+    "AdamW",
     "AdaptiveClip",
     "ByName",
     "ClipGlobalNorm",
@@ -16,6 +22,13 @@ __all__ = [
     "ClipValue",
     "Constant",
     "Cosine",
+    "Exponential",
     "MovingAverage",
+    "OneCycle",
+    "PiecewiseConstant",
+    "Polynomial",
+    "RMSProp",
     "ScaleGradients",
+    "ScaledByBatch",
+    "Warmup",
 ]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lockstep.errors import InputError
-from lockstep.optim.lengths import Sizes, check_length, check_rate, check_switch, in_steps, longer, steps_of
+from lockstep.optim.lengths import check_length, check_rate, check_switch, longer, steps_of
 from lockstep.progress import Epochs
 
 
@@ -152,12 +152,6 @@ class Cosine:
         check_length("warmup_steps", self.warmup_steps, 0)
         check_length("hold_steps", self.hold_steps, 0)
         self._check_warmup()
-
-    def resolve(self, epoch_size: int, batch_size: int) -> Cosine:
-        """The same schedule with its lengths in steps."""
-        names = ("steps", "warmup_steps", "hold_steps")
-        sizes = Sizes(epoch_size, batch_size)
-        return replace(self, **{name: in_steps(name, getattr(self, name), sizes) for name in names})
 
     def __call__(self, step: int) -> float:
         """The rate after `step` completed updates.

@@ -14,7 +14,6 @@ from typing import Any, Protocol, cast
 
 from lockstep.checks import check_range, check_type, wrong_type
 from lockstep.errors import InputError
-from lockstep.optim.decays import Cosine as Cosine  # Its importers name it here.
 from lockstep.optim.decays import linear
 from lockstep.optim.lengths import Sizes, check_length, check_rate, in_steps, steps_of
 from lockstep.progress import Epochs

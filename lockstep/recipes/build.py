@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,8 @@ from lockstep.data.mnist import mnist_reader, prepare_records, scale_image
 from lockstep.data.readers import Cost, Int64s, Reader
 from lockstep.losses.classification import softmax_cross_entropy
 from lockstep.metrics.top_k import in_top_k
-from lockstep.optim.schedules import Cosine
+from lockstep.optim import Cosine
+from lockstep.optim.schedules import resolved
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Steps
 from lockstep.recipes.recipe import Recipe
@@ -49,13 +50,13 @@ def build(recipe: Recipe, worker: Worker) -> Parts:
         seed=recipe.seed,
         augment=recipe.data.augment,
     )
-    return Parts(_state(recipe, worker, loader.epoch_size), loader, towers, classification_losses)
+    return Parts(_state(recipe, worker), loader, towers, classification_losses)
 
 
 def build_state(recipe: Recipe, worker: Worker) -> TrainState:
     """Make the state of a recipe alone, to score it: on any number of workers. The chief prepares the data."""
     prepare(recipe, worker)
-    return _state(recipe, worker, epoch_size=len(mnist_reader("train", _folder(recipe))))
+    return _state(recipe, worker)
 
 
 def held_out(recipe: Recipe, split: str) -> Loader:
@@ -106,21 +107,30 @@ class _First:
         return self.reader.example_id(index)
 
 
-def _state(recipe: Recipe, worker: Worker, epoch_size: int) -> TrainState:
+def _state(recipe: Recipe, worker: Worker) -> TrainState:
     return TrainState(
         recipe.model.build(recipe.seed).to(worker.device),
-        _with_length(recipe, epoch_size).optimizer,
+        recipe.optimizer,
+        frozen=recipe.frozen,
+        train_only=recipe.train_only,
+        freeze_statistics=recipe.freeze_statistics,
+        regularization=recipe.regularization,
+        tower_gradient_transforms=recipe.tower_gradient_transforms,
         gradient_transforms=recipe.gradient_transforms,
         average=recipe.average,
+        loss_average=recipe.loss_average,
         nonfinite=recipe.nonfinite,
+        nonfinite_budget=recipe.nonfinite_budget,
     )
 
 
 def schedule_mismatch(recipe: Recipe, epoch_size: int) -> str | None:
     """A sentence where the learning rate comes to its end at another step than the run; None where all is well."""
-    schedule, end = _with_length(recipe, epoch_size).optimizer.lr, recipe.end
-    if not isinstance(schedule, Cosine) or not isinstance(end, Steps | Epochs):
+    given, end = getattr(recipe.optimizer, "lr", None), recipe.end
+    if not isinstance(given, Cosine) or not isinstance(end, Steps | Epochs):
         return None
+    schedule = resolved(given, epoch_size, recipe.batch_size)
+    assert isinstance(schedule, Cosine), "it stays one"
     last = end.count if isinstance(end, Steps) else end.steps(epoch_size, recipe.batch_size)
     if schedule.steps == last:
         return None
@@ -130,12 +140,3 @@ def schedule_mismatch(recipe: Recipe, epoch_size: int) -> str | None:
 
 def _folder(recipe: Recipe) -> Path | None:
     return Path(recipe.data.folder) if recipe.data.folder else None
-
-
-def _with_length(recipe: Recipe, epoch_size: int) -> Recipe:
-    """The recipe with schedules that count in steps."""
-    schedule = recipe.optimizer.lr
-    if not isinstance(schedule, Cosine):
-        return recipe
-    resolved = schedule.resolve(epoch_size, recipe.batch_size)
-    return replace(recipe, optimizer=replace(recipe.optimizer, lr=resolved))

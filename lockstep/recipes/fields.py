@@ -26,6 +26,8 @@ def read(hint: Any, value: Any, place: Place) -> Any:
     field = accepted(hint)
     if isinstance(value, dict) and field.classes:
         return _read_part(field, value, place)
+    if isinstance(value, dict) and field.entry is not None:
+        return {name: read(field.entry, entry, place.at(name)) for name, entry in value.items()}
     if isinstance(value, list) and field.item is not None:
         return tuple(read(field.item, item, place.at(index)) for index, item in enumerate(value))
     if Interval in field.scalars and type(value) in (int, str):
@@ -44,7 +46,9 @@ def write(hint: Any, value: Any, place: Place) -> Any:
     field = accepted(hint)
     if type(value) in field.classes.values():
         return _write_part(field, value, place)
-    if isinstance(value, tuple) and field.item is not None:
+    if isinstance(value, Mapping) and field.entry is not None:
+        return {name: write(field.entry, entry, place.at(name)) for name, entry in value.items()}
+    if isinstance(value, tuple | list) and field.item is not None:
         return [write(field.item, item, place.at(index)) for index, item in enumerate(value)]
     if isinstance(value, Interval) and field.takes(value):
         return str(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -22,8 +22,13 @@ _NAMES = {
 }
 
 
+_ONE_WORD = {"AdamW", "RMSProp"}
+
+
 def kind_of(cls: type) -> str:
-    """A class as its `kind`: its name in snake_case."""
+    """A class as its `kind`: its name in snake_case, but for names that everybody writes as one word."""
+    if cls.__name__ in _ONE_WORD:
+        return cls.__name__.lower()
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
 
 
@@ -39,6 +44,8 @@ class Accepted:
     """The parts it may hold, by kind."""
     item: Any = None
     """The type of the items, where it takes a list."""
+    entry: Any = None
+    """The type of the values, where it takes a table of names of the user's own: patterns of parameters."""
 
     def takes(self, value: object) -> bool:
         """Whether this is a number, a word, a truth value, a text or None that the field takes as it is."""
@@ -56,13 +63,16 @@ class Accepted:
             choices.append(f"a table of kind {listed(self.classes, ' or ')}")
         if self.item is not None:
             choices.append("a list")
+        if self.entry is not None:
+            choices.append("a table by pattern")
         return ", or ".join(choices)
 
 
 def accepted(hint: Any) -> Accepted:
     """What a field of this type takes."""
     members = _members(hint)
-    lists = [member for member in members if get_origin(member) is tuple]
+    lists = [member for member in members if get_origin(member) in (tuple, Sequence)]
+    tables = [member for member in members if get_origin(member) is Mapping]
     return Accepted(
         scalars=tuple(member for member in members if member in _NAMES or member is NoneType),
         words=tuple(word for member in members if get_origin(member) is Literal for word in get_args(member)),
@@ -72,6 +82,7 @@ def accepted(hint: Any) -> Accepted:
             if isinstance(member, type) and is_dataclass(member) and member is not Interval
         },
         item=get_args(lists[0])[0] if lists else None,
+        entry=get_args(tables[0])[1] if tables else None,
     )
 
 

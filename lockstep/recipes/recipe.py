@@ -9,20 +9,49 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from lockstep.checkpoints.retention import Retention
 from lockstep.data.augment import RandomShift
 from lockstep.errors import InputError
 from lockstep.evaluation.evaluate import Weights
+from lockstep.losses.regularization import L1, L2
 from lockstep.models.mnist import Mnist
-from lockstep.optim import SGD, ClipGlobalNorm, Constant, Cosine, MovingAverage
+from lockstep.optim import (
+    SGD,
+    Adam,
+    AdamW,
+    AdaptiveClip,
+    ByName,
+    ClipGlobalNorm,
+    ClipNorm,
+    ClipValue,
+    Constant,
+    Cosine,
+    Exponential,
+    MovingAverage,
+    OneCycle,
+    PiecewiseConstant,
+    Polynomial,
+    RMSProp,
+    ScaledByBatch,
+    ScaleGradients,
+    Warmup,
+)
+from lockstep.optim.optimizers import Optimizer
 from lockstep.optim.schedules import Schedule
+from lockstep.optim.transforms import GradientTransform
 from lockstep.parallel.exchange import AllReduce, Alone
 from lockstep.parallel.towers import Towers
 from lockstep.progress import End, Interval
+from lockstep.training.smoothing import LossAverage
+from lockstep.training.state import Nonfinite
 
-CLASSES_OF: Mapping[Any, tuple[type, ...]] = {Schedule: (Constant, Cosine)}
+CLASSES_OF: Mapping[Any, tuple[type, ...]] = {
+    Schedule: (Constant, Cosine, Exponential, Polynomial, PiecewiseConstant, OneCycle, Warmup, ScaledByBatch),
+    Optimizer: (SGD, RMSProp, Adam, AdamW, ByName),
+    GradientTransform: (ScaleGradients, ClipNorm, ClipGlobalNorm, ClipValue, AdaptiveClip),
+}
 """What a recipe may say where the library takes anything that fits a protocol."""
 
 SAID_ELSEWHERE: Mapping[tuple[type, str], str] = {(Towers, "count"): "num_towers"}
@@ -32,7 +61,7 @@ HARMLESS = ("name", "num_workers", "device", "end", "checkpoints", "watch", "eva
 """Fields, or parts as a whole, that change nothing in what is trained: a resumed run may have others."""
 
 _TEN_STEPS, _TWO_MINUTES, _TEN_MINUTES = Interval(10, "steps"), Interval(120, "seconds"), Interval(600, "seconds")
-_EACH_EPOCH = Interval(1, "epochs")
+_EACH_EPOCH, _NEVER = Interval(1, "epochs"), Interval(0, "steps")
 
 
 @dataclass(frozen=True)
@@ -63,6 +92,12 @@ class Watch:
     """Scalars for TensorBoard."""
     metrics: Interval = _TEN_STEPS
     """A line in `metrics.jsonl`."""
+    gradients: Interval = _NEVER
+    """Histograms and norms of the gradients, after the transforms, for TensorBoard."""
+    variables: Interval = _NEVER
+    """Histograms and norms of parameters and buffers."""
+    activations: Interval = _NEVER
+    """Histograms and sparsity of the outputs of the model's modules."""
     images: int = 0
     """Input images of the first batch to show in TensorBoard."""
 
@@ -98,17 +133,32 @@ class Recipe:
     """What the run is called; names its folder where none is given."""
     model: Mnist
     data: MnistData
-    optimizer: SGD
+    optimizer: Optimizer
     batch_size: int = 128
     """Examples an update, over all towers."""
     seed: int = 0
     """Of the initial weights, the order of the examples, the augmentation and the towers' random streams."""
-    gradient_transforms: tuple[ClipGlobalNorm, ...] = ()
+    frozen: tuple[str, ...] = ()
+    """Patterns of parameters that are not trained."""
+    train_only: tuple[str, ...] = ()
+    """Patterns of those that are; none: all."""
+    freeze_statistics: bool = False
+    """Batch norm with frozen parameters keeps its statistics, and normalises with them."""
+    regularization: tuple[L1 | L2, ...] = ()
+    """Losses of the parameters themselves, part of the objective."""
+    tower_gradient_transforms: tuple[GradientTransform, ...] = ()
+    """What happens to the gradients of each tower before they are added up, in this order."""
+    gradient_transforms: tuple[GradientTransform, ...] = ()
     """What happens to the averaged gradients before the update, in this order."""
     average: MovingAverage | None = None
     """Moving average of the parameters, kept beside them."""
-    nonfinite: Literal["stop", "skip"] = "stop"
-    """What a loss or gradient that is not finite does: end the run, or have this one attempt change nothing."""
+    loss_average: LossAverage = field(default_factory=LossAverage)
+    """How the losses that are reported beside the raw ones are smoothed."""
+    nonfinite: Nonfinite = "stop"
+    """What a loss or gradient that is not finite does: end the run, have this one attempt change nothing, go back to
+    the last checkpoint and leave its examples out, or nothing."""
+    nonfinite_budget: int = 10
+    """So many attempts may be skipped, or rolled back from, before the run ends after all."""
     num_towers: int | None = None
     """Slices of the batch; None: as many as the workers of the first start, and from then on that number."""
     towers: Towers = field(default_factory=Towers)
@@ -127,7 +177,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         self._check_name()
-        _check_counts(0, seed=self.seed)
+        _check_counts(0, seed=self.seed, nonfinite_budget=self.nonfinite_budget)
         _check_counts(1, batch_size=self.batch_size, num_towers=self.num_towers, num_workers=self.num_workers)
         self._check_towers()
         if self.evaluate.weights == "average" and self.average is None:

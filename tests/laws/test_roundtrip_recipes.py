@@ -11,8 +11,26 @@ from hypothesis import strategies as st
 
 from lockstep.checkpoints.retention import Retention
 from lockstep.data.augment import RandomShift
+from lockstep.losses.regularization import L1, L2
 from lockstep.models.mnist import Mnist
-from lockstep.optim import SGD, ClipGlobalNorm, Constant, Cosine, MovingAverage
+from lockstep.optim import (
+    SGD,
+    Adam,
+    AdaptiveClip,
+    ByName,
+    ClipGlobalNorm,
+    ClipNorm,
+    ClipValue,
+    Constant,
+    Cosine,
+    Exponential,
+    MovingAverage,
+    PiecewiseConstant,
+    RMSProp,
+    ScaledByBatch,
+    ScaleGradients,
+    Warmup,
+)
 from lockstep.parallel.exchange import AllReduce, Alone
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Hours, Interval, Steps
@@ -20,6 +38,7 @@ from lockstep.recipes.recipe import Checkpoints, Evaluate, MnistData, Recipe, Wa
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import names, recipe
 from lockstep.recipes.toml import from_toml, to_toml
+from lockstep.training.smoothing import LossAverage
 
 rates = st.floats(min_value=0, allow_infinity=False)
 positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False) | st.integers(1, 10**6)
@@ -36,18 +55,43 @@ schedules = (
     | st.builds(Cosine, rates, st.integers(2, 10**9), warmup_steps=st.integers(0, 1), final=rates)
     | st.builds(Cosine, rates, epochs)
 )
-optimizers = st.builds(
+any_schedules = (
+    schedules
+    | st.builds(Warmup, schedules, st.integers(1, 10**9))
+    | st.builds(ScaledByBatch, schedules | positive, st.integers(1, 10**6))
+    | st.builds(Exponential, positive, epochs, st.floats(0, 1, exclude_min=True))
+    | st.just(PiecewiseConstant((10, 20), (0.1, 0.01, 0.001)))
+)
+decays = st.dictionaries(texts.filter(bool), rates, max_size=2)
+single_optimizers = st.builds(
     SGD,
-    rates | st.integers(0, 3) | schedules,
+    rates | st.integers(0, 3) | any_schedules,
     momentum=st.floats(0, 1, exclude_min=True, exclude_max=True),
     nesterov=st.booleans(),
-    weight_decay=rates,
+    weight_decay=rates | decays,
+) | st.sampled_from([Adam(1e-3, epsilon_hat=True), RMSProp(0.045, momentum=0.9, eps=1.0)])
+optimizers = single_optimizers | st.builds(
+    ByName, st.dictionaries(texts.filter(bool), single_optimizers, min_size=1, max_size=2)
 )
-averages = st.builds(MovingAverage, st.floats(0, 1, exclude_max=True), st.booleans())
+unit = st.floats(0, 1, exclude_min=True, exclude_max=True)
+averages = st.builds(MovingAverage, unit, st.booleans(), st.booleans())
+patterns = st.lists(texts.filter(bool), max_size=2).map(tuple)
+transforms = st.lists(
+    st.builds(ClipGlobalNorm, positive)
+    | st.builds(ClipNorm, positive)
+    | st.builds(ClipValue, positive)
+    | st.just(AdaptiveClip())
+    | st.builds(ScaleGradients, st.dictionaries(texts.filter(bool), rates, min_size=1, max_size=2)),
+    max_size=3,
+).map(tuple)
+penalties = st.lists(
+    st.builds(L2, positive, st.none() | texts | patterns) | st.builds(L1, positive, st.none() | patterns), max_size=2
+).map(tuple)
 towers = st.builds(
     Towers,
-    batch_norm=st.sampled_from(["mean", "first", "last"]),
-    precision=st.sampled_from(["fp32", "bf16"]),
+    batch_norm=st.sampled_from(["mean", "first", "last", "none", "frozen"]),
+    variance=st.sampled_from(["unbiased", "biased"]),
+    precision=st.sampled_from(["fp32", "bf16", "fp16"]),
     channels_last=st.booleans(),
 )
 exchanges = st.just(Alone()) | st.builds(
@@ -70,9 +114,16 @@ def recipes(draw: st.DrawFn) -> Recipe:
         optimizer=draw(optimizers),
         batch_size=num_towers * draw(st.integers(1, 1000)),
         seed=draw(st.integers(0, 2**63 - 1)),
-        gradient_transforms=tuple(draw(st.lists(st.builds(ClipGlobalNorm, positive), max_size=3))),
+        frozen=draw(patterns),
+        train_only=draw(patterns),
+        freeze_statistics=draw(st.booleans()),
+        regularization=draw(penalties),
+        tower_gradient_transforms=draw(transforms),
+        gradient_transforms=draw(transforms),
         average=average,
-        nonfinite=draw(st.sampled_from(["stop", "skip"])),
+        loss_average=draw(st.builds(LossAverage, unit, st.booleans())),
+        nonfinite=draw(st.sampled_from(["stop", "skip", "rollback", "off"])),
+        nonfinite_budget=draw(st.integers(0, 100)),
         num_towers=draw(st.sampled_from([None, num_towers])),
         towers=draw(towers),
         num_workers=draw(st.none() | st.integers(1, num_towers)),
@@ -80,7 +131,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         exchange=draw(exchanges),
         end=draw(st.none() | st.builds(Steps, counts) | epochs | st.builds(Hours, positive)),
         checkpoints=draw(checkpoints),
-        watch=draw(st.builds(Watch, intervals, intervals, intervals, st.integers(0, 100))),
+        watch=draw(st.builds(Watch, *[intervals] * 6, st.integers(0, 100))),
         evaluate=draw(st.builds(Evaluate, intervals, st.none() | counts, st.sampled_from(weights), st.none() | counts)),
     )
 

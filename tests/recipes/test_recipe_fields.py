@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from types import NoneType
 from typing import Any, Literal
@@ -19,6 +19,11 @@ from lockstep.recipes.recipe import Recipe, Watch
 from lockstep.recipes.wording import Place
 
 HERE = Place("mine.toml", "part")
+
+SCHEDULES = (
+    '"constant" or "cosine" or "exponential" or "polynomial" or "piecewise_constant" or "one_cycle" or "warmup"'
+    ' or "scaled_by_batch"'
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,8 @@ def test_values_are_read_and_written_by_their_type(hint: Any, plain: Any, value:
         (tuple[int, ...], 1, "1", "a list"),
         (Interval, 2.5, "2.5", 'an interval such as "20 steps"'),
         (Watch, "10 steps", '"10 steps"', 'a table of kind "watch"'),
-        (float | Schedule, "cosine", '"cosine"', 'a finite number, or a table of kind "constant" or "cosine"'),
+        (float | Schedule, "cosine", '"cosine"', f"a finite number, or a table of kind {SCHEDULES}"),
+        (Mapping[str, float], 3, "3", "a table by pattern"),
         (Literal["raw", "average"], {"a": "b"}, '{a = "b"}', 'one of "raw", "average"'),
     ],
 )
@@ -177,7 +183,7 @@ def test_a_part_of_ones_own_is_not_written() -> None:
 
     with pytest.raises(RecipeError, match=r"^part.lr in mine.toml: this value does not fit.") as caught:
         write(SGD, SGD(Mine()), HERE)
-    assert caught.value.expected == 'a finite number, or a table of kind "constant" or "cosine"'
+    assert caught.value.expected == f"a finite number, or a table of kind {SCHEDULES}"
 
 
 def test_the_kind_is_written_where_the_name_does_not_say_it() -> None:
@@ -190,7 +196,13 @@ def test_the_kind_is_written_where_the_name_does_not_say_it() -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("Cosine", "cosine"), ("ClipGlobalNorm", "clip_global_norm"), ("SGD", "sgd"), ("SGDMomentum", "sgd_momentum")],
+    [
+        ("Cosine", "cosine"),
+        ("ClipGlobalNorm", "clip_global_norm"),
+        ("SGD", "sgd"),
+        ("SGDMomentum", "sgd_momentum"),
+        ("AdamW", "adamw"),
+    ],
 )
 def test_a_kind_is_the_name_of_the_class_in_snake_case(name: str, kind: str) -> None:
     assert kind_of(type(name, (), {})) == kind

@@ -43,7 +43,12 @@ from lockstep.recipes.settings import with_settings
         (["watch.console=0"], "watch.console.amount", 0),
         (["device=cpu", "device=none"], "device", None),
         (["data.folder=/data/x=y"], "data.folder", "/data/x=y"),
-        (["gradient_transforms.0.max_norm=5"], "gradient_transforms", (ClipGlobalNorm(5),)),
+        (
+            ["gradient_transforms.0.max_norm=5", "gradient_transforms.0.kind=clip_global_norm"],
+            "gradient_transforms",
+            (ClipGlobalNorm(5),),
+        ),
+        (['optimizer.weight_decay={"weight$" = 1e-4}'], "optimizer.weight_decay", {"weight$": 1e-4}),
         (
             ["data.augment=[{pixels=1}, {pixels=2}]", "data.augment.1.pixels=3"],
             "data.augment",
@@ -72,7 +77,7 @@ def test_nothing_else_changes(mnist: Recipe) -> None:
             "optimizer.lr.initia=0.1",
             "optimizer.lr.initia in --set: there is no such field.\n"
             "  given:    initia\n"
-            "  expected: one of initial, steps, warmup_steps, final\n"
+            "  expected: one of initial, steps, warmup_steps, final, warmup_initial, hold_steps\n"
             '  mend:     did you mean "initial"?',
         ),
         (
@@ -93,7 +98,8 @@ def test_nothing_else_changes(mnist: Recipe) -> None:
             "optimizer.lr.kind=cosinus",
             "optimizer.lr.kind in --set: there is no such kind here.\n"
             '  given:    "cosinus"\n'
-            '  expected: one of "constant", "cosine"\n'
+            '  expected: one of "constant", "cosine", "exponential", "polynomial", "piecewise_constant", "one_cycle", '
+            '"warmup", "scaled_by_batch"\n'
             '  mend:     did you mean "cosine"?',
         ),
         (
@@ -119,9 +125,9 @@ def test_nothing_else_changes(mnist: Recipe) -> None:
         ),
         (
             "average.decay=2",
-            "average in --set: This decay gives no moving average.\n"
+            "average in --set: decay is out of range.\n"
             "  given:    decay=2\n"
-            "  expected: 0 <= decay < 1\n"
+            "  expected: above 0 and below 1\n"
             "  mend:     give a decay such as 0.999 or 0.9999",
         ),
         (

@@ -15,6 +15,7 @@ name = "small"
 [data]
 augment = [{pixels = 2}]
 [optimizer]
+kind = "sgd"
 lr = {kind = "cosine", initial = 0.1, steps = 100}
 [end]
 kind = "steps"
@@ -43,7 +44,7 @@ def test_the_text_is_complete_and_stable(mnist: Recipe) -> None:
     assert to_toml(from_toml(text, "text")) == text
     for line in ["batch_size = 128", "[optimizer.lr]", 'kind = "cosine"', 'every = "600 s"', "newest = 5"]:
         assert line in text.splitlines()
-    assert "average" not in text
+    assert "\naverage" not in text
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -79,7 +80,7 @@ def test_a_message_names_file_and_field(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"optimizer.lr.initia in {path}: there is no such field.\n"
         "  given:    initia\n"
-        "  expected: one of initial, steps, warmup_steps, final\n"
+        "  expected: one of initial, steps, warmup_steps, final, warmup_initial, hold_steps\n"
         '  mend:     did you mean "initial"?'
     )
 
