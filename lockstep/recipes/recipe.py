@@ -18,7 +18,12 @@ from lockstep.evaluation.evaluate import Weights
 from lockstep.losses.regularization import L1, L2
 from lockstep.models.mnist import Mnist
 from lockstep.optim import (
+    FTRL,
+    LAMB,
+    LARS,
     SGD,
+    Adadelta,
+    Adagrad,
     Adam,
     AdamW,
     AdaptiveClip,
@@ -49,7 +54,7 @@ from lockstep.training.state import Nonfinite
 
 CLASSES_OF: Mapping[Any, tuple[type, ...]] = {
     Schedule: (Constant, Cosine, Exponential, Polynomial, PiecewiseConstant, OneCycle, Warmup, ScaledByBatch),
-    Optimizer: (SGD, RMSProp, Adam, AdamW, ByName),
+    Optimizer: (SGD, RMSProp, Adam, AdamW, Adagrad, Adadelta, FTRL, LARS, LAMB, ByName),
     GradientTransform: (ScaleGradients, ClipNorm, ClipGlobalNorm, ClipValue, AdaptiveClip),
 }
 """What a recipe may say where the library takes anything that fits a protocol."""

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from lockstep.errors import InputError
 from lockstep.parallel.exchange import Exchange
+from lockstep.parallel.sparse import sparse_parameters
 from lockstep.parallel.towers import Towers
 from lockstep.training.state import TrainState
 from lockstep.version import __version__
@@ -39,12 +40,21 @@ def check_start(state: TrainState, worker: Worker) -> None:
     worker.group.agree("versions", {"torch": torch.__version__, "lockstep": __version__})
 
 
-def check_fit(towers: Towers, exchange: Exchange) -> None:
-    """Refuse towers whose bits depend on the number of workers where the exchange insists that they do not.
+def check_fit(state: TrainState, towers: Towers, exchange: Exchange) -> None:
+    """Refuse parts that contradict each other.
 
     Raises:
-        InputError: batch norm is synchronised, and the exchange exact.
+        InputError: batch norm is synchronised, and the exchange exact; or a penalty is on a parameter with sparse
+            gradients, whose other rows it would change too.
     """
+    sparse = set(sparse_parameters(state.model)) & set(state.penalised)
+    if sparse:
+        raise InputError(
+            "A penalty cannot be on a parameter that has sparse gradients.",
+            given=f"regularization of {', '.join(sorted(sparse))}",
+            expected="penalties on parameters with dense gradients",
+            mend="give the penalty a pattern that leaves it out, or build the embedding with sparse=False",
+        )
     if towers.joined and getattr(exchange, "exact", False):
         raise InputError(
             "Synchronised batch norm cannot be exact: its sums are rounded by the number of workers.",

@@ -22,6 +22,7 @@ from lockstep.parallel.statistics import changeable_buffers
 from lockstep.selection import Patterns
 from lockstep.training.attempt import Attempt, Outcome
 from lockstep.training.loss_scale import LossScale
+from lockstep.training.matches import matches
 from lockstep.training.smoothing import LossAverage, SmoothedLosses
 from lockstep.training.trained import choose_trained
 
@@ -92,7 +93,15 @@ class TrainState:
         self._buffers = {n: b for n, b in model.named_buffers() if id(b) in changeable}
         self._optimizer = self.optimizer.bind(self.parameters)
         self._average = average.bind(self.parameters, self._buffers) if average else None
+        self.matches = matches(
+            self.parameters,
+            self.frozen,
+            [self.optimizer, *regularization, *tower_gradient_transforms, *gradient_transforms],
+        )
+        """What the patterns have matched, a line each."""
         self._regularization = [each.bind(self.parameters) for each in regularization]
+        self.penalised = [name for each in self._regularization for name in each.parameter_names]
+        """The parameters that a regularization is on."""
         self._transforms = [bound(each, self.parameters) for each in gradient_transforms]
         self.tower_transforms = [bound(each, self.parameters) for each in tower_gradient_transforms]
         self._updates = tuple(updates)

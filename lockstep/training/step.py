@@ -84,7 +84,10 @@ class BoundStep:
 
     def __init__(self, state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
         check_start(state, worker)
-        check_fit(towers, exchange)
+        check_fit(state, towers, exchange)
+        if worker.is_chief and not state.steps:
+            for line in state.matches:
+                log.info("%s", line)
         if towers.channels_last:
             state.to_channels_last()
         self.towers, self.worker = towers, worker

@@ -1,0 +1,50 @@
+"""What the patterns of a state have matched, in words: a slip in one shows before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+
+from lockstep.selection import selected
+
+MAX_NAMES = 6
+
+
+def matches(parameters: Mapping[str, Tensor], frozen: Sequence[str], values: Sequence[object]) -> list[str]:
+    """A line for what is trained, one for what is frozen, and one for each pattern in these values.
+
+    Args:
+        parameters: those that are trained.
+        frozen: the names of those that were frozen by pattern.
+        values: optimizers, transforms, penalties; patterns are the keys of their mappings, and fields called `pattern`.
+    """
+    numbers = sum(parameter.numel() for parameter in parameters.values())
+    lines = [f"trained: {len(parameters)} parameters, {numbers} numbers"]
+    if frozen:
+        lines.append(f"frozen: {_named(frozen)}")
+    for value in values:
+        for label, patterns in _patterns(value):
+            lines.append(f"{label}: {_named(selected(label, patterns, parameters))}")
+    return lines
+
+
+def _patterns(value: Any) -> Iterator[tuple[str, Any]]:
+    if not is_dataclass(value):
+        return
+    kind = type(value).__name__
+    for field in fields(value):
+        content = getattr(value, field.name)
+        if field.name == "pattern" and content:
+            yield f"{kind} {content!r}", content
+        elif isinstance(content, Mapping):
+            for pattern, entry in content.items():
+                yield f"{kind} {field.name} {pattern!r} = {entry}", pattern
+                yield from _patterns(entry)
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f", and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"{len(names)} parameter{'s' if len(names) > 1 else ''} ({', '.join(names[:MAX_NAMES])}{more})"
