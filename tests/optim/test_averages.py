@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lockstep as ls
+from lockstep.optim import MovingAverage
+from lockstep.training.attempt import Attempt
+
+DOUBLE = torch.float64
+
+
+def averaged(average: MovingAverage, values: list[float]) -> list[float]:
+    """The average of one number that starts at the first of the values and takes the others, after each update."""
+    parameter = torch.tensor(values[0], dtype=DOUBLE)
+    bound = average.bind({"p": parameter}, {})
+    averages = [float(bound.tensors["p"])]
+    for step, value in enumerate(values[1:], start=1):
+        parameter.fill_(value)
+        bound.update(step)
+        averages.append(float(bound.tensors["p"]))
+    return averages
+
+
+def test_a_constant_decay_averages_from_the_first_value_on() -> None:
+    expected = [1.0, 0.9 + 0.1 * 2.0, 0.9 * 1.1 - 0.1 * 4.0]
+    assert averaged(MovingAverage(0.9, dynamic=False), [1.0, 2.0, -4.0]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_dynamic_decay_grows_with_the_steps_up_to_its_limit() -> None:
+    average = MovingAverage(0.5)
+    assert [average.decay_at(step) for step in (0, 1, 2, 7, 8, 9, 1000)] == [
+        1 / 10,
+        2 / 11,
+        3 / 12,
+        8 / 17,
+        0.5,
+        0.5,
+        0.5,
+    ]
+    assert MovingAverage(0.5, dynamic=False).decay_at(1) == 0.5
+    values = [1.0, 3.0, -2.0, 5.0]
+    expected = [1.0]
+    for step, value in enumerate(values[1:], start=1):
+        decay = min(0.5, (1 + step) / (10 + step))
+        expected.append(decay * expected[-1] + (1 - decay) * value)
+    assert averaged(average, values) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_default_is_that_of_the_inception_trainer() -> None:
+    average = MovingAverage()
+    assert (average.decay, average.dynamic) == (0.9999, True)
+    assert average.decay_at(10**6) == 0.9999
+
+
+def tensors_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    return dict(model.named_parameters()), dict(model.named_buffers())
+
+
+def test_statistics_are_averaged_on_request() -> None:
+    model = nn.BatchNorm1d(2)
+    assert list(MovingAverage().bind(*tensors_of(model)).tensors) == ["weight", "bias"]
+    bound = MovingAverage(0.75, dynamic=False, statistics=True).bind(*tensors_of(model))
+    assert list(bound.tensors) == ["weight", "bias", "running_mean", "running_var"]
+    with torch.no_grad():
+        model.weight.fill_(5.0)
+        model.running_mean.fill_(8.0)  # type: ignore[union-attr]
+        bound.update(1)
+    assert bound.tensors["weight"].tolist() == [2.0, 2.0]
+    assert bound.tensors["bias"].tolist() == [0.0, 0.0]
+    assert bound.tensors["running_mean"].tolist() == [2.0, 2.0]
+    assert bound.tensors["running_var"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_averages_of_16_bits_are_kept_in_32(dtype: torch.dtype) -> None:
+    parameters = {"low": torch.full((3,), 1.0).to(dtype), "high": torch.ones(2), "double": torch.ones(2, dtype=DOUBLE)}
+    bound = MovingAverage(0.999, dynamic=False).bind(parameters, {})
+    assert [t.dtype for t in bound.tensors.values()] == [torch.float32, torch.float32, DOUBLE]
+    for parameter in parameters.values():
+        parameter.fill_(2.0)
+    for step in range(1, 11):
+        bound.update(step)
+    for average in bound.tensors.values():  # a step of 0.001 is lost in bfloat16
+        torch.testing.assert_close(average.double(), torch.full_like(average, 2.0 - 0.999**10, dtype=DOUBLE))
+    assert parameters["low"].dtype == dtype
+
+
+def test_an_average_starts_as_a_copy_that_needs_no_gradient() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    bound = MovingAverage().bind({"p": parameter}, {})
+    assert not bound.tensors["p"].requires_grad
+    bound.tensors["p"].fill_(7.0)
+    assert parameter.tolist() == [1.0, 1.0]
+
+
+def state_of(**options: Any) -> ls.TrainState:
+    model = nn.Sequential(nn.Linear(2, 1, bias=False), nn.BatchNorm1d(1))
+    nn.init.ones_(model[0].weight)  # type: ignore[arg-type]
+    average = MovingAverage(0.5, dynamic=False, **options)
+    return ls.TrainState(model, ls.optim.SGD(1.0), average=average)
+
+
+def attempt(first: Tensor | None, mean: float) -> Attempt:
+    statistics = [torch.tensor([mean]), torch.tensor([1.0]), torch.tensor(1)]
+    return Attempt([first, torch.zeros(1), torch.zeros(1)], statistics, {"loss": 1.0})
+
+
+def test_the_average_follows_what_the_update_has_made() -> None:
+    state = state_of(statistics=True)
+    state.apply(attempt(torch.full((1, 2), 2.0), mean=4.0))
+    saved = state.sections()
+    assert saved["parameters"]["0.weight"].tolist() == [[-1.0, -1.0]]
+    assert saved["average"]["0.weight"].tolist() == [[0.0, 0.0]]
+    assert saved["average"]["1.running_mean"].tolist() == [2.0]
+    assert "1.running_mean" not in state_of().sections()["average"]
+
+
+def test_the_average_of_a_parameter_that_stays_goes_on_towards_it() -> None:
+    state = state_of()
+    state.apply(attempt(torch.full((1, 2), 2.0), mean=0.0))
+    state.apply(attempt(None, mean=0.0))
+    assert state.sections()["parameters"]["0.weight"].tolist() == [[-1.0, -1.0]]
+    assert state.sections()["average"]["0.weight"].tolist() == [[-0.5, -0.5]]
+
+
+def test_a_run_without_average_keeps_none() -> None:
+    state = ls.TrainState(nn.Linear(2, 1), ls.optim.SGD(1.0))
+    assert not state.sections()["average"]
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.0, -0.1, 1.5, math.nan])
+def test_a_decay_outside_of_zero_to_one_is_refused(decay: float) -> None:
+    with pytest.raises(ls.InputError, match=r"decay is out of range.*\n.*\n.*above 0 and below 1\n.*0.9999"):
+        MovingAverage(decay)
