@@ -164,7 +164,7 @@ def test_an_initial_rate_below_that_of_a_warm_up_is_fine_where_there_is_none() -
 def test_a_cosine_resolves_all_its_lengths() -> None:
     schedule = Cosine(0.1, Epochs(90), warmup_steps=Epochs(5), hold_steps=Epochs(0.5))
     in_steps = Cosine(0.1, 9_000, warmup_steps=500, hold_steps=50)
-    assert schedule.resolve(1_000, 10) == resolved(schedule, 1_000, 10) == in_steps
+    assert resolved(schedule, 1_000, 10) == in_steps
 
 
 # Piecewise
