@@ -4,168 +4,30 @@
     /tmp/tensorflow/bin/pip install "tensorflow-cpu==2.21.*" tf-slim
     /tmp/tensorflow/bin/python tests/golden/make_update_golden.py
 
-It writes `update_golden.json` beside itself: the parameters along 25 updates by each optimizer, learning rates by each
-schedule, clipped and scaled gradients, averages, losses with their gradients, batch-norm statistics. Each is recorded
-in float64 and in float32. TensorFlow turns Python's numbers into float32, and some of its functions always calculate
-in float32 (the decay of an average, losses, a cosine). So the float64 runs are given numpy's float64 numbers, and those
-functions then find float64 where they ask for float32: the rules are TensorFlow's own code, with all the digits.
+It writes `update_golden.json` beside itself, in float64 and in float32: the parameters along 25 updates by each
+optimizer, learning rates by each schedule, clipped and scaled gradients, averages, losses with their gradients,
+batch-norm statistics.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
-os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # The kernels that TensorFlow had from the start, the same on each machine.
-
-import keras
 import numpy as np
-import tensorflow as tf2
-import tf_slim as slim
+import update_cases as cases
 import update_inputs as inputs
-from tensorflow.python.framework import ops
-from tensorflow.python.keras.optimizer_v2 import learning_rate_schedule
-from tensorflow.python.ops.losses import losses_impl
-from tensorflow.python.training import moving_averages
+from tensorflow_graphs import as_text, both, graph, in_both, keras, slim, tf, tf2, widened
 
-tf = tf2.compat.v1
-# TF-Slim 1.1 asks for these classes where TensorFlow no longer keeps them.
-ops.IndexedSlices, ops.Tensor = tf2.IndexedSlices, tf2.Tensor
 HERE = Path(__file__).parent
-DTYPES = ("float64", "float32")
-STAIRCASE = {"learning_rate": 0.1, "decay_steps": 4, "decay_rate": 0.5, "staircase": True}
-
-# name -> (class in tf.compat.v1.train, its arguments)
-OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gradient_descent": ("GradientDescentOptimizer", {"learning_rate": 0.05}),
-    "momentum": ("MomentumOptimizer", {"learning_rate": 0.02, "momentum": 0.9}),
-    "nesterov": ("MomentumOptimizer", {"learning_rate": 0.02, "momentum": 0.9, "use_nesterov": True}),
-    "rmsprop_inception": (
-        "RMSPropOptimizer",
-        {"learning_rate": 0.05, "decay": 0.9, "momentum": 0.9, "epsilon": 1.0},
-    ),
-    "rmsprop": ("RMSPropOptimizer", {"learning_rate": 0.05, "decay": 0.9, "momentum": 0.0, "epsilon": 1e-10}),
-    "rmsprop_inception_centered": (
-        "RMSPropOptimizer",
-        {"learning_rate": 0.05, "decay": 0.9, "momentum": 0.9, "epsilon": 1.0, "centered": True},
-    ),
-    "rmsprop_centered": (
-        "RMSPropOptimizer",
-        {"learning_rate": 0.05, "decay": 0.9, "momentum": 0.0, "epsilon": 1e-10, "centered": True},
-    ),
-    "adam": ("AdamOptimizer", {"learning_rate": 0.05, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}),
-    "adam_epsilon_1": ("AdamOptimizer", {"learning_rate": 0.5, "beta1": 0.9, "beta2": 0.999, "epsilon": 1.0}),
-    "adagrad": ("AdagradOptimizer", {"learning_rate": 0.1, "initial_accumulator_value": 0.1}),
-    "adadelta": ("AdadeltaOptimizer", {"learning_rate": 100.0, "rho": 0.95, "epsilon": 1e-8}),
-    "adadelta_epsilon_1": ("AdadeltaOptimizer", {"learning_rate": 0.05, "rho": 0.95, "epsilon": 1.0}),
-    "ftrl": (
-        "FtrlOptimizer",
-        {
-            "learning_rate": 0.1,
-            "learning_rate_power": -0.5,
-            "initial_accumulator_value": 0.1,
-            "l1_regularization_strength": 0.0,
-            "l2_regularization_strength": 0.0,
-        },
-    ),
-    "ftrl_l1_l2": (
-        "FtrlOptimizer",
-        {
-            "learning_rate": 0.1,
-            "learning_rate_power": -0.5,
-            "initial_accumulator_value": 0.1,
-            "l1_regularization_strength": 0.01,
-            "l2_regularization_strength": 0.02,
-        },
-    ),
-    # The one whose parameters come to lie at 0.
-    "ftrl_large_l1": (
-        "FtrlOptimizer",
-        {
-            "learning_rate": 0.1,
-            "learning_rate_power": -0.5,
-            "initial_accumulator_value": 0.1,
-            "l1_regularization_strength": 4.0,
-            "l2_regularization_strength": 0.0,
-        },
-    ),
-    "ftrl_l2_shrinkage": (
-        "FtrlOptimizer",
-        {
-            "learning_rate": 0.1,
-            "learning_rate_power": -0.5,
-            "initial_accumulator_value": 0.1,
-            "l1_regularization_strength": 0.01,
-            "l2_regularization_strength": 0.02,
-            "l2_shrinkage_regularization_strength": 0.03,
-        },
-    ),
-}
-SPARSE_OPTIMIZERS = ("gradient_descent", "adagrad")
-# name -> (class in keras.optimizers, its arguments); Keras's epsilon is added to the root, as TensorFlow 1's was:
-# AdamW's to the root before bias correction (epsilon-hat), Lamb's to the corrected one.
-KERAS_OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "adamw": (
-        "AdamW",
-        {"learning_rate": 0.05, "weight_decay": 0.1, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7},
-    ),
-    "adamw_epsilon_0.1": (
-        "AdamW",
-        {"learning_rate": 0.05, "weight_decay": 0.1, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 0.1},
-    ),
-    "lamb": ("Lamb", {"learning_rate": 0.05, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-6}),
-}
-# name -> (function in tf.compat.v1.train, its arguments)
-SCHEDULES: dict[str, tuple[str, dict[str, Any]]] = {
-    "exponential": ("exponential_decay", {**STAIRCASE, "staircase": False}),
-    "exponential_staircase": ("exponential_decay", STAIRCASE),
-    "polynomial": (
-        "polynomial_decay",
-        {"learning_rate": 0.1, "decay_steps": 12, "end_learning_rate": 0.01, "power": 1.0, "cycle": False},
-    ),
-    "polynomial_power_2": (
-        "polynomial_decay",
-        {"learning_rate": 0.1, "decay_steps": 12, "end_learning_rate": 0.01, "power": 2.0, "cycle": False},
-    ),
-    "polynomial_cycle": (
-        "polynomial_decay",
-        {"learning_rate": 0.1, "decay_steps": 12, "end_learning_rate": 0.01, "power": 1.0, "cycle": True},
-    ),
-    "polynomial_power_2_cycle": (
-        "polynomial_decay",
-        {"learning_rate": 0.1, "decay_steps": 12, "end_learning_rate": 0.01, "power": 2.0, "cycle": True},
-    ),
-    "cosine": ("cosine_decay", {"learning_rate": 0.1, "decay_steps": 30, "alpha": 0.0}),
-    "cosine_alpha": ("cosine_decay", {"learning_rate": 0.1, "decay_steps": 30, "alpha": 0.2}),
-    "piecewise_constant": ("piecewise_constant", {"boundaries": [3, 10, 25], "values": [1.0, 0.3, 0.1, 0.01]}),
-}
-SMOOTHED = {"label_smoothing": 0.1}
-# name -> (function in tf.compat.v1.losses and tf_slim.losses, predictions, labels, further arguments)
-LOSSES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
-    "softmax_cross_entropy": ("softmax_cross_entropy", "logits", "one_hot", {}),
-    "softmax_cross_entropy_smoothed": ("softmax_cross_entropy", "logits", "one_hot", SMOOTHED),
-    "sigmoid_cross_entropy": ("sigmoid_cross_entropy", "logits", "binary", {}),
-    "sigmoid_cross_entropy_smoothed": ("sigmoid_cross_entropy", "logits", "binary", SMOOTHED),
-    "log_loss": ("log_loss", "probabilities", "binary", {}),
-    "hinge_loss": ("hinge_loss", "logits", "binary", {}),
-    "absolute_difference": ("absolute_difference", "logits", "targets", {}),
-    "mean_squared_error": ("mean_squared_error", "logits", "targets", {}),
-    "cosine_distance": ("cosine_distance", "unit_predictions", "unit_targets", {}),
-}
 
 
 def main() -> None:
-    optimizers = {name: in_both(keras_path, *case) for name, case in KERAS_OPTIMIZERS.items()}
+    optimizers = {name: in_both(keras_path, *case) for name, case in cases.KERAS_OPTIMIZERS.items()}
     tf.disable_v2_behavior()  # After Keras, which wants TensorFlow 2.
-    optimizers |= {name: in_both(dense_path, *case) for name, case in OPTIMIZERS.items()}
-    sparse = {name: in_both(sparse_path, *OPTIMIZERS[name]) for name in SPARSE_OPTIMIZERS}
-    scheduled = {"kind": "MomentumOptimizer", "kwargs": {"momentum": 0.9}, "exponential_decay": STAIRCASE}
+    optimizers |= {name: in_both(dense_path, *case) for name, case in cases.OPTIMIZERS.items()}
+    sparse = {name: in_both(sparse_path, *cases.OPTIMIZERS[name]) for name in cases.SPARSE_OPTIMIZERS}
+    scheduled = {"kind": "MomentumOptimizer", "kwargs": {"momentum": 0.9}, "exponential_decay": cases.STAIRCASE}
     recorded = {
         "about": {
             "tensorflow": tf2.__version__,
@@ -176,7 +38,7 @@ def main() -> None:
         "optimizers": optimizers,
         "sparse_optimizers": sparse,
         "scheduled_momentum": {**scheduled, **both(scheduled_path)},
-        "schedules": {name: in_both(learning_rates, *case) for name, case in SCHEDULES.items()},
+        "schedules": {name: in_both(learning_rates, *case) for name, case in cases.SCHEDULES.items()},
         "gradients": both(clips_and_scales),
         "train_op": {
             "multipliers": inputs.MULTIPLIERS,
@@ -186,74 +48,11 @@ def main() -> None:
         },
         "averages": both(parameter_averages),
         "loss_averages": {"decay": 0.9, **both(loss_averages)},
-        "losses": {name: loss_case(*case) for name, case in LOSSES.items()},
+        "losses": {name: loss_case(*case) for name, case in cases.LOSSES.items()},
         "regularizers": {"l1": 0.3, "l2": 0.2, **both(regularizers)},
         "batch_norm": {"decay": inputs.BATCH_NORM_DECAY, "epsilon": 0.001, **batch_norm()},
     }
     (HERE / "update_golden.json").write_text(as_text(recorded) + "\n")
-
-
-def in_both(record: Callable[..., Any], kind: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {"kind": kind, "kwargs": kwargs, **both(lambda dtype: record(kind, kwargs, dtype))}
-
-
-def both(record: Callable[[str], Any]) -> dict[str, Any]:
-    return {dtype: record(dtype) for dtype in DTYPES}
-
-
-def as_text(value: Any, indent: str = "\n") -> str:
-    """JSON with a name's arrays on one line."""
-    if not isinstance(value, dict):
-        return json.dumps(as_numbers(value))
-    inner = indent + " "
-    return "{" + ",".join(f"{inner}{json.dumps(k)}: {as_text(v, inner)}" for k, v in value.items()) + indent + "}"
-
-
-def as_numbers(value: Any) -> Any:
-    """Lists of Python's numbers; those of float32 with as few digits as tell them apart."""
-    if isinstance(value, list | tuple):
-        return [as_numbers(v) for v in value]
-    if isinstance(value, np.ndarray | np.generic):
-        return as_numbers(value.tolist()) if value.dtype != np.float32 else as_numbers32(value)
-    return value
-
-
-def as_numbers32(value: Any) -> Any:
-    return [as_numbers32(v) for v in value] if np.ndim(value) else float(str(value))
-
-
-# TensorFlow, in graphs, in either width -----------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def graph(dtype: str) -> Iterator[Any]:
-    """A session in a graph of its own; with float64, TensorFlow's fixed float32 is float64 in what we record."""
-    config = tf.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
-    with contextlib.ExitStack() as stack:
-        for module in (moving_averages, losses_impl):
-            stack.enter_context(changed(module, "dtypes", float32=tf.as_dtype(dtype)))
-        stack.enter_context(changed(learning_rate_schedule, "math", pi=np.dtype(dtype).type(np.pi)))
-        stack.enter_context(changed(learning_rate_schedule, "array_ops", where_v2=where_of_one_dtype))
-        stack.enter_context(tf.Graph().as_default())
-        yield stack.enter_context(tf.Session(config=config))
-
-
-def changed(module: Any, name: str, **replacements: Any) -> Any:
-    """While it is entered, the module sees another module, by that name, with other values in it."""
-    return mock.patch.object(module, name, SimpleNamespace(**{**vars(getattr(module, name)), **replacements}))
-
-
-def where_of_one_dtype(condition: Any, number: float, tensor: Any) -> Any:
-    return tf2.where(condition, tf.cast(number, tensor.dtype), tensor)
-
-
-def widened(value: Any, dtype: str) -> Any:
-    """Numbers of that dtype: a plain Python number would be rounded to float32, whatever the variables are."""
-    if isinstance(value, float):
-        return np.dtype(dtype).type(value)
-    if isinstance(value, list):
-        return [widened(v, dtype) for v in value]
-    return {k: widened(v, dtype) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def optimizer_of(kind: str, kwargs: dict[str, Any], dtype: str) -> Any:
@@ -310,7 +109,7 @@ def sparse_path(kind: str, kwargs: dict[str, Any], dtype: str) -> dict[str, Any]
         rows, values = tf.placeholder(tf.int64, [4]), tf.placeholder(dtype, [4, 2])
         gradient = tf.IndexedSlices(values, rows, tf.constant(inputs.SHAPES["embedding"], tf.int64))
         update = optimizer_of(kind, kwargs, dtype).apply_gradients([(gradient, embedding)])
-        feeds = [{rows: r, values: v} for r, v in inputs.sparse_gradients(dtype)]
+        feeds = [{rows: r, values: v} for r, v in inputs.sparse_gradients(dtype, repeated=True)]
         return walk(session, update, {"embedding": embedding}, feeds)
 
 
@@ -319,7 +118,7 @@ def scheduled_path(dtype: str) -> dict[str, Any]:
     with graph(dtype) as session:
         variables, given = parameters(dtype), fed_gradients(dtype)
         global_step = tf.train.get_or_create_global_step()
-        rate = tf.train.exponential_decay(global_step=global_step, **widened(STAIRCASE, dtype))
+        rate = tf.train.exponential_decay(global_step=global_step, **widened(cases.STAIRCASE, dtype))
         optimizer = optimizer_of("MomentumOptimizer", {"learning_rate": rate, "momentum": 0.9}, dtype)
         update = optimizer.apply_gradients([(given[n], variables[n]) for n in variables], global_step)
         feeds = [{given[n]: step[n] for n in given} for step in inputs.gradients(dtype)]
@@ -386,13 +185,13 @@ def train_op_with_momentum(dtype: str) -> dict[str, Any]:
 
 
 def sparse_train_op(dtype: str) -> dict[str, Any]:
-    """The same with looked-up rows of the embedding, gradient descent."""
+    """The same with rows of the embedding that are looked up, each once a step, and gradient descent."""
     with graph(dtype) as session:
         embedding = parameters(dtype)["embedding"]
         rows, values = tf.placeholder(tf.int64, [4]), tf.placeholder(dtype, [4, 2])
         loss = tf.reduce_sum(values * tf.gather(embedding, rows))
         optimizer = optimizer_of("GradientDescentOptimizer", {"learning_rate": 0.05}, dtype)
-        feeds = [{rows: r, values: v} for r, v in inputs.sparse_gradients(dtype)]
+        feeds = [{rows: r, values: v} for r, v in inputs.sparse_gradients(dtype, repeated=False)]
         train_op = slim_train_op(loss, optimizer, variables_to_train=[embedding])
         return walk(session, train_op, {"embedding": embedding}, feeds)
 

@@ -47,13 +47,14 @@ def gradients(dtype: str) -> list[Named]:
     return steps
 
 
-def sparse_gradients(dtype: str) -> list[tuple[Indices, Array]]:
-    """Each step's gradient of the embedding as row numbers (4,) and rows (4, 2); in two of three a row comes twice."""
+def sparse_gradients(dtype: str, *, repeated: bool) -> list[tuple[Indices, Array]]:
+    """Each step's gradient of the embedding as row numbers (4,) and rows (4, 2); `repeated`: rows may come twice."""
     random = np.random.RandomState(13)
     steps = []
     for step in range(NUM_STEPS):
-        rows = np.array([step % 5, (step + 2) % 5, (step + 1) % 5, (step + 2 * (step % 3)) % 5], np.int64)
-        steps.append((rows, _uniform(random, (4, 2)).astype(dtype)))
+        last = 2 * (step % 3) if repeated else 4
+        rows = (step + np.array([0, 2, 1, last])) % 5
+        steps.append((rows.astype(np.int64), _uniform(random, (4, 2)).astype(dtype)))
     return steps
 
 
@@ -119,7 +120,8 @@ def loss_weights(dtype: str) -> dict[str, Any]:
 
 def digest() -> str:
     """SHA-256 over everything that the float64 runs are given."""
-    rows = [pair for part in (sparse_gradients("float64"), sparse_sets("float64").values()) for pair in part]
+    parts = [sparse_gradients("float64", repeated=repeated) for repeated in (False, True)]
+    rows = [pair for part in (*parts, sparse_sets("float64").values()) for pair in part]
     named = [initial("float64"), *gradients("float64"), *single_gradients("float64").values(), loss_inputs("float64")]
     arrays = [value for values in (*named, loss_weights("float64")) for value in values.values()]
     arrays += [array for pair in rows for array in pair]
