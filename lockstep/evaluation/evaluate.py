@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lockstep.checks import check_one_of
 from lockstep.data.loader import Loader
 from lockstep.errors import InputError
+from lockstep.evaluation.precise_statistics import PreciseStatistics, recompute_statistics
 from lockstep.training.state import TrainState
 from lockstep.workers.group import JSON
 from lockstep.workers.rank import join
@@ -46,7 +47,13 @@ class Evaluation:
 
 
 def evaluate(
-    state: TrainState, score: ScoreFunction, loader: Loader, *, weights: Weights = "raw", micro_batch: int | None = None
+    state: TrainState,
+    score: ScoreFunction,
+    loader: Loader,
+    *,
+    weights: Weights = "raw",
+    micro_batch: int | None = None,
+    statistics: PreciseStatistics | None = None,
 ) -> Evaluation:
     """Score a copy of the state's model, in evaluation mode, on every example of the loader's reader once.
 
@@ -60,15 +67,20 @@ def evaluate(
         loader: its reader is read in order, without augmentation.
         weights: the parameters as they are, or their moving averages.
         micro_batch: examples a forward pass; the loader's batch size by default.
+        statistics: the batch norm of the copy gets statistics computed afresh from these training batches.
 
     Raises:
-        InputError: a score is not one number an example, or the state keeps no average.
+        InputError: a score is not one number an example, the state keeps no average, or there is no batch norm whose
+            statistics could be computed.
     """
     check_one_of("weights", weights, ("raw", "average"))
     worker = join()
     before = worker.pulse.phase
     worker.pulse.at(state.step, "evaluate")
     model = _scored_copy(state, weights)
+    if statistics is not None:
+        recompute_statistics(model, score, statistics, worker)
+    model.eval()
     size = micro_batch or loader.batch_size
     with torch.inference_mode():
         mine: list[JSON] = [
@@ -84,7 +96,7 @@ def evaluate(
 def _scored_copy(state: TrainState, weights: Weights) -> nn.Module:
     # An activation that the model has kept belongs to a graph, and cannot be copied as it is.
     kept = [v for m in state.model.modules() for v in vars(m).values() if isinstance(v, Tensor) and not v.is_leaf]
-    model = copy.deepcopy(state.model, {id(value): value.detach().clone() for value in kept}).eval()
+    model = copy.deepcopy(state.model, {id(value): value.detach().clone() for value in kept})
     if weights == "average":
         parameters: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         with torch.no_grad():

@@ -6,6 +6,7 @@ adds up in the same order as the one that was stopped.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -29,7 +30,7 @@ class CollectiveTransport:
 
     def __init__(self, worker: Worker, backend: str) -> None:
         self._worker = worker
-        self._group = _process_group(worker, backend)
+        self._group = process_group(worker, backend)
         self._buckets: list[Tensor] = []
         self._views: list[Tensor] = []
 
@@ -39,25 +40,17 @@ class CollectiveTransport:
         if not self._views:
             self._open(Layout(tensors))
         torch._foreach_copy_(self._views, tensors)
-        try:
-            works = [dist.all_reduce(bucket, group=self._group, async_op=True) for bucket in self._buckets]
-            for work in works:
-                work.wait()
-        except RuntimeError as error:
-            said = str(error).splitlines()[0]
-        else:
-            return unpacked(self._views)
-        # Outside the except block: its traceback would keep the group's sockets open, and the others waiting.
-        raise PeerLostError(
-            f"{self._worker.name} lost another worker in the exchange.",
-            given=said,
-            expected="all workers to take part",
-            mend="read what the other workers said last; their launcher reports the cause",
-        )
+        together(self._worker, self._all_reduce)
+        return unpacked(self._views)
 
     def close(self) -> None:
         """Leave the group."""
         dist.destroy_process_group(self._group)
+
+    def _all_reduce(self) -> None:
+        works = [dist.all_reduce(bucket, group=self._group, async_op=True) for bucket in self._buckets]
+        for work in works:
+            work.wait()
 
     def _open(self, layout: Layout) -> None:
         self._worker.group.agree("the tensors to exchange", layout.describe())
@@ -67,7 +60,32 @@ class CollectiveTransport:
             self._buckets += torch.split(segment.of(block), BUCKET_BYTES // segment.dtype.itemsize)
 
 
-def _process_group(worker: Worker, backend: str) -> dist.ProcessGroup | None:
+def together(worker: Worker, collective: Callable[[], object]) -> None:
+    """Make a collective call.
+
+    Raises:
+        PeerLostError: another worker has not come, or is gone.
+    """
+    try:
+        collective()
+    except RuntimeError as error:
+        said = str(error).splitlines()[0]
+    else:
+        return
+    # Outside the except block: its traceback would keep the group's sockets open, and the others waiting.
+    raise PeerLostError(
+        f"{worker.name} lost another worker in the exchange.",
+        given=said,
+        expected="all workers to take part",
+        mend="read what the other workers said last; their launcher reports the cause",
+    )
+
+
+def process_group(worker: Worker, backend: str) -> dist.ProcessGroup | None:
+    """A group of all workers for calls of torch.distributed; all of them make it together.
+
+    It is another one each time, so that the calls of one part never meet those of another.
+    """
     if dist.is_initialized():
         group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=TIMEOUT)
         return group

@@ -1,7 +1,8 @@
 """What towers change in the buffers of a model: batch-norm statistics, above all.
 
 Buffers hold their values of the step's start before each tower and again at the end. What a tower has changed is part
-of what it returns, goes through the exchange, and is committed by the update alone.
+of what it returns, goes through the exchange, and is committed by the update alone. All of it is computed and sent as
+one tensor a dtype: a model has hundreds of buffers, each far smaller than the cost of touching it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.errors import InputError
+from lockstep.parallel.layout import Layout
 from lockstep.parallel.towers import BatchNorm
 
 
@@ -24,38 +26,49 @@ class Statistics:
         self._last = num_towers - 1
         self._held = list(model.buffers())
         self._buffers = changeable_buffers(model)
-        self._starts = [torch.empty_like(b) for b in self._buffers]
+        self._starts, self._values = _Block(self._buffers), _Block(self._buffers)
         self._checked = False
 
     def keep(self) -> None:
         """Remember the values: this is the start of a step."""
-        _copy(self._starts, self._buffers)
+        _copy(self._starts.views, self._buffers)
 
     def put_back(self) -> None:
         """Have the values of the step's start again."""
-        _copy(self._buffers, self._starts)
+        _copy(self._buffers, self._starts.views)
 
     def shares(self, tower: int, share: float) -> list[Tensor]:
-        """What a tower that has just run adds to the sum over all towers, of which it is a `share`."""
-        policy = self._policy
-        if policy in ("none", "frozen"):
+        """What a tower that has just run adds to the sum over all towers, of which it is a `share`: one tensor a dtype.
+
+        Nothing, where nothing is to be committed.
+        """
+        if self._policy in ("none", "frozen"):
             return []
+        _copy(self._values.views, self._buffers)
         shares: list[Tensor] = []
-        for buffer, start in zip(self._buffers, self._starts, strict=True):
-            if buffer.is_floating_point() and policy in ("mean", "sync"):
-                shares.append(torch.where(buffer == start, 0.0, buffer - start) * share)
-            elif tower == (self._last if buffer.is_floating_point() and policy == "last" else 0):
-                shares.append(buffer.clone())
+        for values, starts in zip(self._values.segments, self._starts.segments, strict=True):
+            if self._is_averaged(values):
+                # Not the plain difference: a mask that holds infinities would become NaN.
+                shares.append(torch.where(values == starts, 0.0, values - starts) * share)
+            elif tower == (self._last if values.is_floating_point() and self._policy == "last" else 0):
+                shares.append(values.clone())
             else:
-                shares.append(torch.zeros_like(buffer))
+                shares.append(torch.zeros_like(values))
         return shares
 
     def combined(self, sums: Sequence[Tensor]) -> list[Tensor]:
-        """The new values of the buffers, from the sums over all towers; what no tower has changed keeps its bits."""
-        if self._policy not in ("mean", "sync"):
-            return list(sums)
-        pairs = zip(self._buffers, sums, strict=True)
-        return [buffer + change if buffer.is_floating_point() else change for buffer, change in pairs]
+        """The new values of the buffers, from the sums over all towers; what no tower has changed keeps its bits.
+
+        Nothing, where nothing is to be committed; else valid until the next step.
+        """
+        if not sums:
+            return []
+        for values, starts, total in zip(self._values.segments, self._starts.segments, sums, strict=True):
+            if self._is_averaged(values):
+                torch.add(starts, total, out=values)
+            else:
+                values.copy_(total)
+        return self._values.views
 
     def check(self) -> None:
         """Refuse a model that has replaced a buffer, or made one, while it ran."""
@@ -71,6 +84,20 @@ class Statistics:
                 expected="buffers that are there from the start and change in place",
                 mend=f"register it in __init__, and write its values: self.{replaced[0].rpartition('.')[2]}.copy_(...)",
             )
+
+    def _is_averaged(self, values: Tensor) -> bool:
+        return values.is_floating_point() and self._policy in ("mean", "sync")
+
+
+class _Block:
+    """Room for the values of some tensors: one view for each of them, and all those of one dtype as one tensor."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        layout = Layout([torch.empty_like(tensor) for tensor in tensors])  # without the gaps that a slice has
+        device = tensors[0].device if tensors else "cpu"
+        block = torch.empty(layout.num_bytes, dtype=torch.uint8, device=device)
+        self.views = layout.views(block)
+        self.segments = [segment.of(block) for segment in layout.segments]
 
 
 def changeable_buffers(model: nn.Module) -> list[Tensor]:

@@ -1,0 +1,126 @@
+"""Batch-norm statistics computed afresh with the weights that are scored, instead of averaged while they changed."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.checks import check_range, check_type
+from lockstep.data.loader import Loader
+from lockstep.errors import InputError
+from lockstep.parallel.batch_norm import keeps_batch_statistics
+from lockstep.parallel.batch_norm_calls import BatchNormCall, BatchNormMode, moments
+from lockstep.workers.rank import Worker
+
+if TYPE_CHECKING:
+    from lockstep.types import ScoreFunction
+
+
+@dataclass(frozen=True)
+class PreciseStatistics:
+    """The running statistics of batch norm become the mean over some training batches.
+
+    The mean of the batches' means, and of their variances with Bessel's correction: what the moving averages would be
+    had the weights stood still ("precise BN": Wu and Johnson, "Rethinking 'Batch' in BatchNorm", 2021).
+    """
+
+    loader: Loader
+    """Gives the batches, with its augmentation and batch size; its position does not move."""
+    num_batches: int = 200
+    position: int = 0
+    """Of the first batch in the loader's stream."""
+
+    def __post_init__(self) -> None:
+        check_type("loader", self.loader, Loader, expected="a Loader", mend="give the loader of the training examples")
+        check_range("num_batches", self.num_batches, 1, float("inf"))
+        check_range("position", self.position, 0, float("inf"))
+
+
+@torch.no_grad()
+def recompute_statistics(model: nn.Module, score: ScoreFunction, statistics: PreciseStatistics, worker: Worker) -> None:
+    """Replace the running statistics of every batch norm of a model that takes part in its score; rest as it was.
+
+    Batch norm that is in evaluation mode keeps its statistics: training did not move them. All else runs in evaluation
+    mode, and the model is in it afterwards. Every worker runs all batches: their number does not show in any bit.
+
+    Args:
+        model: changed in place.
+        score: `score(model, batch)`, run on the training batches; what it returns is not looked at.
+        statistics: the batches.
+        worker: whose device the model is on.
+
+    Raises:
+        InputError: no batch norm took part.
+    """
+    measured = [module for module in model.modules() if keeps_batch_statistics(module) and module.training]
+    model.eval()
+    for module in measured:
+        module.training = True
+    stream = copy.copy(statistics.loader)
+    stream.position = statistics.position
+    batches = stream.batches(range(1), 1, worker.device, workers_on_host=worker.num_local_workers)
+    means = _Means()
+    with closing(batches), means:
+        for batch in islice(batches, statistics.num_batches):
+            score(model, batch)
+    model.eval()
+    means.commit()
+
+
+class _Means(BatchNormMode):
+    """A context that adds up, in float64, the statistics of every batch that passes a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sums: dict[int, _Sum] = {}
+
+    def normalise(self, call: BatchNormCall) -> Tensor:
+        """Normalise with the statistics of the batch, and add them up in the place of moving the running ones."""
+        output = call._replace(running_mean=None, running_var=None).normalised()
+        if call.running_mean is not None and call.running_var is not None:
+            total = self._sums.setdefault(id(call.running_mean), _Sum(call.running_mean, call.running_var))
+            total.add(call)
+        return output
+
+    def commit(self) -> None:
+        """Write the means to the running statistics.
+
+        Raises:
+            InputError: there are none.
+        """
+        if not self._sums:
+            raise InputError(
+                "There are no batch-norm statistics to compute afresh.",
+                given="a model whose score runs no batch norm that keeps statistics and is in training mode",
+                expected="batch norm with running statistics",
+                mend="leave the statistics out, or call model.train() first",
+            )
+        for total in self._sums.values():
+            total.commit()
+
+
+class _Sum:
+    """The statistics of the batches that passed one batch norm: each call counts as a batch."""
+
+    def __init__(self, running_mean: Tensor, running_var: Tensor) -> None:
+        self._running = running_mean, running_var
+        self._mean = torch.zeros_like(running_mean, dtype=torch.float64)
+        self._variance = torch.zeros_like(running_var, dtype=torch.float64)
+        self._count = 0
+
+    def add(self, call: BatchNormCall) -> None:
+        mean, variance = moments(call.input)
+        num_values = call.values_per_channel
+        self._mean += mean
+        self._variance += variance.double() * (num_values / (num_values - 1))
+        self._count += 1
+
+    def commit(self) -> None:
+        for running, total in zip(self._running, (self._mean, self._variance), strict=True):
+            running.copy_(total / self._count)

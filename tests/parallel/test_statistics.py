@@ -1,0 +1,90 @@
+"""The buffers of a model around its towers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lockstep.parallel.statistics import Statistics, changeable_buffers
+from lockstep.parallel.towers import BatchNorm
+
+
+class Buffers(nn.Module):
+    """Every dtype, a scalar, memory with gaps and in another order, and one buffer that cannot be written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([1.0, -2.0, 0.1]))
+        self.register_buffer("count", torch.tensor(7))
+        self.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+        self.register_buffer("wide", torch.ones(1).expand(4))
+        self.register_buffer("small", torch.full((3,), 6e-8, dtype=torch.float16))
+        self.register_buffer("slice", torch.arange(12.0).view(3, 4)[:, ::2])
+        self.register_buffer("image", torch.rand(2, 3, 2, 2).contiguous(memory_format=torch.channels_last))
+        self.register_buffer("seen", torch.tensor([False, True]))
+
+
+def run_towers(model: Buffers, policy: BatchNorm, changes: list[float]) -> dict[str, torch.Tensor]:
+    """Each tower adds its number to the mean and 1 to the count; returns what is to be committed, by name."""
+    statistics = Statistics(model, policy, len(changes))
+    statistics.keep()
+    sums: list[torch.Tensor] = []
+    for tower, change in enumerate(changes):
+        model.mean += change
+        model.count += 1
+        shares = statistics.shares(tower, 1 / len(changes))
+        sums = [a + b for a, b in zip(sums, shares, strict=True)] if tower else shares
+        statistics.put_back()
+    names = [name for name, _ in model.named_buffers() if name != "wide"]
+    combined = statistics.combined(sums)
+    return dict(zip(names if combined else [], combined, strict=True))
+
+
+@pytest.mark.parametrize(("policy", "change"), [("mean", 3.0), ("sync", 3.0), ("first", 1.0), ("last", 5.0)])
+def test_the_policy_says_whose_change_counts(policy: BatchNorm, change: float) -> None:
+    model = Buffers()
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    combined = run_towers(model, policy, [1.0, 3.0, 5.0])
+    torch.testing.assert_close(combined.pop("mean"), before["mean"] + change)
+    assert combined.pop("count") == 8
+    assert combined.keys() == before.keys() - {"mean", "count", "wide"}
+    for name, value in combined.items():
+        assert value.dtype == before[name].dtype, name
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("policy", ["none", "frozen"])
+def test_nothing_is_sent_and_nothing_committed(policy: BatchNorm) -> None:
+    assert run_towers(Buffers(), policy, [1.0, 3.0]) == {}
+
+
+def test_the_buffers_hold_the_values_of_the_start_again() -> None:
+    model = Buffers()
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    run_towers(model, "mean", [1.0, 3.0])
+    assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
+
+
+def test_one_tensor_is_sent_for_each_dtype() -> None:
+    statistics = Statistics(Buffers(), "mean", 2)
+    statistics.keep()
+    assert [share.dtype for share in statistics.shares(0, 0.5)] == [
+        torch.float32,
+        torch.int64,
+        torch.float16,
+        torch.bool,
+    ]
+
+
+def test_a_model_without_buffers_has_nothing_to_send() -> None:
+    statistics = Statistics(nn.Linear(2, 2), "mean", 2)
+    statistics.keep()
+    assert statistics.shares(0, 0.5) == []
+    assert statistics.combined([]) == []
+
+
+def test_what_is_expanded_cannot_change() -> None:
+    model = Buffers()
+    changeable = set(map(id, changeable_buffers(model)))
+    assert {name for name, buffer in model.named_buffers() if id(buffer) not in changeable} == {"wide"}
