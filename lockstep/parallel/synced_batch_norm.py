@@ -43,7 +43,7 @@ class SyncedBatchNorm(BatchNormMode):
             self._move_running_statistics(call, whole)
         ones = torch.ones_like(whole.mean)
         weight = ones if call.weight is None else call.weight.to(ones.dtype)
-        bias = ones - ones if call.bias is None else call.bias.to(ones.dtype)
+        bias = torch.zeros_like(ones) if call.bias is None else call.bias.to(ones.dtype)
         output: Tensor = _Normalisation.apply(call.input, weight, bias, whole, call.eps, self._summed)  # type: ignore[no-untyped-call]
         return output
 

@@ -62,7 +62,9 @@ def test_they_are_the_means_over_the_batches(augment: Any, factor: float, positi
 
 def test_the_sums_are_kept_in_float64() -> None:
     means = torch.tensor([2.0**24, *[1.0] * 7])  # in float32, 2**24 + 1 is 2**24
-    loader = ls.data.Loader(ls.data.Arrays({"x": means.repeat_interleave(2)[:, None]}), 2, order="sequential")
+    loader = ls.data.Loader(
+        ls.data.Arrays({"x": means.repeat_interleave(2)[:, None]}), batch_size=2, order="sequential"
+    )
     norm = nn.BatchNorm1d(1)
     recompute_statistics(norm, score, PreciseStatistics(loader, num_batches=8), ls.join())
     assert norm.running_mean.item() == torch.tensor((2**24 + 7) / 8).item()
