@@ -64,6 +64,11 @@ class BoundByName:
     def __init__(self, parts: Mapping[str, tuple[list[int], BoundOptimizer]]) -> None:
         self._parts = parts
 
+    @property
+    def kernels(self) -> str:
+        """Those of the optimizers, each once."""
+        return " and ".join(dict.fromkeys(optimizer.kernels for _, optimizer in self._parts.values()))
+
     def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
         """Turn lengths in epochs into steps; says how, a line for each."""
         return [

@@ -16,6 +16,11 @@ from lockstep.optim.schedules import Schedule
 class BoundOptimizer(Protocol):
     """An optimizer with its parameters and its slots: the tensors that it keeps for them."""
 
+    @property
+    def kernels(self) -> str:
+        """What computes the update, in a word: another kernel rounds otherwise."""
+        ...
+
     def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
         """Turn lengths in epochs into steps, once the stream is known; says how, a line for each."""
         ...

@@ -105,6 +105,11 @@ class BoundRule:
         self._divides = self._fused and all(p.dtype == torch.float32 for p in self._parameters)
         self._groups = [self._group(decay) for decay in dict.fromkeys(self._decays)]
 
+    @property
+    def kernels(self) -> str:
+        """Torch's fused kernel, or foreach operations."""
+        return "fused" if self._fused else "foreach"
+
     def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
         """Turn lengths in epochs into steps, once the stream is known; says how, a line for each."""
         lines = describe(self._schedule, epoch_size, batch_size)

@@ -10,7 +10,6 @@ import torch
 
 from lockstep.cores import usable_cores
 from lockstep.errors import WorkdirError
-from lockstep.optim.kernels import can_fuse
 from lockstep.parallel.towers import Towers
 from lockstep.training.state import TrainState
 from lockstep.version import __version__
@@ -76,7 +75,7 @@ def resolve(state: TrainState, towers: Towers, worker: Worker, *, exact: bool, s
         cpu=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         precision=towers.precision,
         memory_format="channels_last" if towers.channels_last else "contiguous",
-        kernels="fused" if can_fuse(list(state.parameters.values())) else "foreach",
+        kernels=state.kernels,
         compilation="on" if towers.compile else "off",
         decoder="none",
         torch=torch.__version__,

@@ -7,7 +7,9 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
+from lockstep.losses.regularization import Regularizer
 from lockstep.selection import selected
 
 MAX_NAMES = 6
@@ -21,11 +23,14 @@ def matches(parameters: Mapping[str, Tensor], frozen: Sequence[str], values: Seq
         frozen: the names of those that were frozen by pattern.
         values: optimizers, transforms, penalties; patterns are the keys of their mappings, and fields called `pattern`.
     """
-    numbers = sum(parameter.numel() for parameter in parameters.values())
+    numbers = sum(parameter.numel() for parameter in parameters.values() if not is_lazy(parameter))
     lines = [f"trained: {len(parameters)} parameters, {numbers} numbers"]
     if frozen:
         lines.append(f"frozen: {_named(frozen)}")
     for value in values:
+        if isinstance(value, Regularizer):
+            lines.append(f"{type(value).__name__} {value.weight:g}: {_named(list(value.chosen(parameters)))}")
+            continue
         for label, patterns in _patterns(value):
             lines.append(f"{label}: {_named(selected(label, patterns, parameters))}")
     return lines

@@ -44,9 +44,16 @@ def check_fit(state: TrainState, towers: Towers, exchange: Exchange) -> None:
     """Refuse parts that contradict each other.
 
     Raises:
-        InputError: batch norm is synchronised, and the exchange exact; or a penalty is on a parameter with sparse
-            gradients, whose other rows it would change too.
+        InputError: batch norm is synchronised, and the exchange exact, or each tower's gradients are transformed; or a
+            penalty is on a parameter with sparse gradients, whose other rows it would change too.
     """
+    if towers.joined and state.tower_transforms:
+        raise InputError(
+            "Towers that run as one batch have no gradients of their own.",
+            given=f"batch_norm={towers.batch_norm!r}, and tower_gradient_transforms",
+            expected="tower_gradient_transforms with towers that run one by one",
+            mend="use gradient_transforms, or another batch_norm",
+        )
     sparse = set(sparse_parameters(state.model)) & set(state.penalised)
     if sparse:
         raise InputError(

@@ -188,6 +188,11 @@ class TrainState:
         unfit = [*losses, *_unfit_gradients(gradients)] or ["the gradients are finite, and their global norm is not"]
         return outcome._replace(unfit=tuple(unfit), overflowed=overflowed)
 
+    @property
+    def kernels(self) -> str:
+        """What computes the optimizer's update, in a word."""
+        return self._optimizer.kernels
+
     def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
         """Turn what the optimizer says in epochs into steps, once the stream is known; says how, a line for each."""
         return self._optimizer.resolve(epoch_size, batch_size)

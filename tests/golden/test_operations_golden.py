@@ -9,7 +9,8 @@ from mnist_reference import golden
 
 from lockstep.metrics.top_k import in_top_k
 from lockstep.models.mnist import MnistNet, local_response_norm
-from lockstep.optim.optimizers import SGD
+from lockstep.optim.gradients import Gradients
+from lockstep.optim.sgd import SGD
 
 RECORDED = golden("operations_golden.json")
 
@@ -47,12 +48,13 @@ def test_nesterov_follows_a_rate_that_changes_at_each_step(whose: str) -> None:
     recorded = RECORDED["nesterov"]
     parameter = torch.nn.Parameter(torch.tensor(recorded["start"], dtype=torch.float64))
     theirs = torch.optim.SGD([parameter], lr=1.0, momentum=recorded["momentum"], nesterov=True)
-    ours = SGD(1.0, momentum=recorded["momentum"], nesterov=True).bind([parameter.data])
-    for rate, gradient, expected in zip(recorded["rates"], recorded["gradients"], recorded["path"], strict=True):
+    rates = recorded["rates"]
+    ours = SGD(rates.__getitem__, momentum=recorded["momentum"], nesterov=True).bind({"variable": parameter.data})
+    for step, (gradient, expected) in enumerate(zip(recorded["gradients"], recorded["path"], strict=True)):
         parameter.grad = torch.tensor(gradient, dtype=torch.float64)
         if whose == "torch":
-            theirs.param_groups[0]["lr"] = rate
+            theirs.param_groups[0]["lr"] = rates[step]
             theirs.step()
         else:
-            ours.update([parameter.grad], rate)
+            ours.update(Gradients(["variable"], [parameter.grad]), step)
         np.testing.assert_allclose(parameter.detach().numpy(), expected, rtol=0, atol=1e-14)

@@ -160,6 +160,20 @@ def test_a_transform_of_ones_own_is_a_function() -> None:
     assert seen[1][1] == last.gradient_norm
 
 
+def test_joined_towers_have_no_gradients_of_their_own() -> None:
+    state = ls.TrainState(make_model(), ls.optim.SGD(0.1), tower_gradient_transforms=[ls.optim.ClipNorm(1.0)])
+    with pytest.raises(ls.InputError, match=r"no gradients of their own.*\n.*sync"):
+        train(state, ls.Towers(2, batch_norm="sync"))
+
+
+def test_synchronised_batch_norm_cannot_be_exact() -> None:
+    state = ls.TrainState(make_model(), ls.optim.SGD(0.1))
+    with pytest.raises(ls.InputError, match=r"Synchronised batch norm cannot be exact.*\n.*exact=True"):
+        ls.train(
+            state, squares, make_loader(), ls.Towers(2, batch_norm="sync"), ls.AllReduce(exact=True), until=ls.Steps(1)
+        )
+
+
 # -- what is trained --------------------------------------------------------------------------------------------------
 
 
@@ -229,7 +243,7 @@ def test_the_log_says_what_the_patterns_have_matched(caplog: pytest.LogCaptureFi
     )
     assert "SGD weight_decay '2.weight' = 0.0001: 1 parameter (2.weight)" in said
     assert "ScaleGradients multipliers 'bias$' = 2.0: 1 parameter (2.bias)" in said
-    assert "L2 '0.weight': 1 parameter (0.weight)" in said
+    assert "L2 0.0001: 1 parameter (0.weight)" in said
 
 
 def test_the_log_says_what_epochs_mean(caplog: pytest.LogCaptureFixture) -> None:
