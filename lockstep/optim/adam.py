@@ -14,7 +14,7 @@ from lockstep.optim.lengths import check_switch
 from lockstep.optim.optimizers import LearningRate, WeightDecay, check_rates
 from lockstep.optim.rules import Chunk, Rule
 from lockstep.optim.settings import check_betas, check_number
-from lockstep.optim.widening import in_float32
+from lockstep.optim.widening import in_float32, slot
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Adam(Rule):
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
         """Both means, at 0."""
-        return {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+        return {"exp_avg": slot(parameter), "exp_avg_sq": slot(parameter)}
 
     def apply(self, chunk: Chunk, lr: float, step: int) -> None:
         """Update parameters and slots in place."""

@@ -14,7 +14,7 @@ from lockstep.optim.kernels import fused_adagrad
 from lockstep.optim.optimizers import LearningRate, WeightDecay, check_rates
 from lockstep.optim.rules import Chunk, Rule
 from lockstep.optim.settings import check_decay, check_number
-from lockstep.optim.widening import in_float32
+from lockstep.optim.widening import in_float32, slot
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Adagrad(Rule):
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
         """The sums."""
-        return {"sum": torch.full_like(parameter, self.initial_accumulator_value)}
+        return {"sum": slot(parameter, self.initial_accumulator_value)}
 
     def apply(self, chunk: Chunk, lr: float, step: int) -> None:
         """Update parameters and sums in place."""
@@ -111,7 +111,7 @@ class Adadelta(Rule):
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
         """The mean squares of gradients and updates, at 0."""
-        return {"square_avg": torch.zeros_like(parameter), "acc_delta": torch.zeros_like(parameter)}
+        return {"square_avg": slot(parameter), "acc_delta": slot(parameter)}
 
     def apply(self, chunk: Chunk, lr: float, step: int) -> None:
         """Update parameters and slots in place."""

@@ -13,7 +13,7 @@ from lockstep.errors import InputError
 from lockstep.optim.optimizers import LearningRate, WeightDecay, check_rates
 from lockstep.optim.rules import Chunk, Rule
 from lockstep.optim.settings import check_number
-from lockstep.optim.widening import in_float32
+from lockstep.optim.widening import in_float32, slot
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class FTRL(Rule):
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
         """The sums of squared gradients, and the linear terms at 0."""
-        sums = torch.full_like(parameter, self.initial_accumulator_value)
-        return {"accumulator": sums, "linear": torch.zeros_like(parameter)}
+        sums = slot(parameter, self.initial_accumulator_value)
+        return {"accumulator": sums, "linear": slot(parameter)}
 
     def apply(self, chunk: Chunk, lr: float, step: int) -> None:
         """Update parameters and slots in place.

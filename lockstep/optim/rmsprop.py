@@ -11,7 +11,7 @@ from lockstep.optim.lengths import check_switch
 from lockstep.optim.optimizers import LearningRate, WeightDecay, check_rates
 from lockstep.optim.rules import Chunk, Rule
 from lockstep.optim.settings import check_decay, check_number
-from lockstep.optim.widening import in_float32
+from lockstep.optim.widening import in_float32, slot
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class RMSProp(Rule):
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
         """The mean of the squares, and where they are used the momentum buffer and the mean of the gradients."""
-        slots = {"square_avg": torch.full_like(parameter, self.initial_accumulator_value)}
+        slots = {"square_avg": slot(parameter, self.initial_accumulator_value)}
         if self.momentum:
-            slots["momentum_buffer"] = torch.zeros_like(parameter)
+            slots["momentum_buffer"] = slot(parameter)
         if self.centered:
-            slots["grad_avg"] = torch.zeros_like(parameter)
+            slots["grad_avg"] = slot(parameter)
         return slots
 
     def apply(self, chunk: Chunk, lr: float, step: int) -> None:

@@ -1,4 +1,8 @@
-"""Updates of 16-bit parameters, calculated in 32 bits as torch's fused kernels do."""
+"""16-bit parameters are updated in 32 bits, from slots of 32 bits.
+
+In 16 bits an epsilon of 1e-8 is 0, the square of a small gradient is 0 too and that of a large one infinite, and a mean
+that decays by a thousandth at a time stands still.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +15,20 @@ from torch import Tensor
 from lockstep.optim.rules import Chunk
 
 
+def slot(parameter: Tensor, value: float = 0.0) -> Tensor:
+    """A slot of the parameter's shape and memory format, float32 or wider, filled with a value."""
+    return torch.full_like(parameter, value, dtype=torch.promote_types(parameter.dtype, torch.float32))
+
+
 @contextmanager
 def in_float32(chunk: Chunk) -> Iterator[Chunk]:
-    """The chunk with float32 copies of its 16-bit tensors; what they have become is rounded back at the end.
-
-    In 16 bits an epsilon of 1e-8 is 0, a mean that decays by a thousandth stands still, and squares overflow.
-    """
+    """The chunk with float32 copies of 16-bit parameters and gradients; the parameters are rounded back at the end."""
     if all(p.dtype.itemsize >= 4 for p in chunk.parameters):
         yield chunk
         return
-    wide = chunk._replace(
-        parameters=_widened(chunk.parameters),
-        gradients=_widened(chunk.gradients),
-        slots={slot: _widened(tensors) for slot, tensors in chunk.slots.items()},
-    )
-    yield wide
-    torch._foreach_copy_(chunk.parameters, wide.parameters)
-    for slot, tensors in chunk.slots.items():
-        torch._foreach_copy_(tensors, wide.slots[slot])
+    wide = _widened(chunk.parameters)
+    yield chunk._replace(parameters=wide, gradients=_widened(chunk.gradients))
+    torch._foreach_copy_(chunk.parameters, wide)
 
 
 def _widened(tensors: Sequence[Tensor]) -> list[Tensor]:

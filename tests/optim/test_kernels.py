@@ -8,6 +8,7 @@ import torch
 
 import lockstep as ls
 from lockstep.optim import kernels
+from lockstep.optim.gradients import Gradients
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -18,12 +19,12 @@ def test_every_dtype_is_updated_as_torch_does_without_fusing(dtype: torch.dtype,
     parameter = torch.randn(200).to(dtype)
     theirs = torch.nn.Parameter(parameter.clone())
     optimizer = torch.optim.SGD([theirs], lr=0.1, momentum=0.9, nesterov=nesterov, weight_decay=0.01, foreach=False)
-    ours = ls.optim.SGD(0.1, momentum=0.9, nesterov=nesterov, weight_decay=0.01).bind([parameter])
-    for _ in range(3):
+    ours = ls.optim.SGD(0.1, momentum=0.9, nesterov=nesterov, weight_decay=0.01).bind({"weight": parameter})
+    for step in range(3):
         gradient = torch.randn(200).to(dtype)
         theirs.grad = gradient.clone()
         optimizer.step()
-        ours.update([gradient], 0.1)
+        ours.update(Gradients(["weight"], [gradient]), step)
     rounding = 1e-6 if dtype.itemsize > 2 else 0.05
     torch.testing.assert_close(parameter, theirs.detach(), rtol=rounding, atol=rounding)
 
@@ -34,13 +35,20 @@ def test_what_the_kernels_cannot_do_is_not_fused() -> None:
     assert not kernels.can_fuse([dense, dense[:, ::2]])
     assert not kernels.can_fuse([torch.ones(1).expand(4)])
     assert not kernels.can_fuse([dense.bfloat16()])
+    assert not kernels.can_fuse([dense, dense.double()])
+    assert not kernels.can_fuse([dense], "no_such_rule")
+
+
+@pytest.mark.parametrize("kernel", ["sgd", "adam", "adamw", "adagrad"])
+def test_this_torch_has_the_kernels(kernel: str) -> None:
+    assert kernels.can_fuse([torch.zeros(3)], kernel)
 
 
 def test_a_parameter_that_is_not_dense_trains_as_a_dense_one() -> None:
     def trained(weight: torch.Tensor) -> torch.Tensor:
-        bound = ls.optim.SGD(0.1, momentum=0.9).bind([weight])
-        for _ in range(3):
-            bound.update([torch.arange(18.0).view(3, 6)], 0.1)
+        bound = ls.optim.SGD(0.1, momentum=0.9).bind({"weight": weight})
+        for step in range(3):
+            bound.update(Gradients(["weight"], [torch.arange(18.0).view(3, 6)]), step)
         return weight.clone()
 
     wide = torch.arange(36.0).view(3, 12)
@@ -54,7 +62,9 @@ def test_a_parameter_that_is_not_dense_trains_as_a_dense_one() -> None:
         (lambda: ls.optim.SGD(math.nan), "lr is out of range"),
         (lambda: ls.optim.SGD("0.1"), "lr is of the wrong type"),
         (lambda: ls.optim.SGD(0.1, momentum=5.0), r"momentum is out of range.*\n.*\n.*0 or more, below 1"),
+        (lambda: ls.optim.SGD(0.1, nesterov=True), "there is none"),
         (lambda: ls.optim.SGD(0.1, weight_decay=-1.0), "weight_decay is out of range"),
+        (lambda: ls.optim.SGD(0.1, weight_decay={"bias$": -1.0}), r"weight_decay of 'bias\$' is out of range"),
         (lambda: ls.optim.Cosine(-1.0, 10), "initial is out of range"),
         (lambda: ls.optim.Constant(math.inf), r"value is out of range.*\n.*\n.*finite"),
     ],

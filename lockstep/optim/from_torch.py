@@ -1,0 +1,253 @@
+"""Any optimizer class of torch's kind, as a value."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer as TorchOptimizer
+
+from lockstep.checks import wrong_type
+from lockstep.errors import InputError
+from lockstep.optim.gradients import Gradients
+from lockstep.optim.optimizers import check_rates
+from lockstep.optim.schedules import Constant, Schedule, describe, resolved
+
+_SCALARS = (bool, int, float, str, type(None))
+_UNUSED_RATE = 1e-3  # torch's classes want a number; each update sets the schedule's
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class FromTorch:
+    """A subclass of torch.optim.Optimizer with its arguments: FromTorch(torch.optim.Muon, lr=0.02, momentum=0.95).
+
+    `lr` may be a schedule; each update sets it. A class of another package gets copies of the gradients, which it may
+    change. All that the class keeps as `state` and in its parameter group is saved: tensors and plain values.
+
+    Args:
+        cls: the class; its `step` must work without a closure, on dense gradients.
+        arguments: those of the class, without the parameters.
+
+    Raises:
+        InputError: it is no such class, or refuses the arguments.
+    """
+
+    cls: type[TorchOptimizer]
+    arguments: Mapping[str, Any]
+
+    def __init__(self, cls: type[TorchOptimizer], /, **arguments: Any) -> None:
+        object.__setattr__(self, "cls", cls)
+        object.__setattr__(self, "arguments", arguments)
+        _check_class(cls)
+        if "lr" in arguments:
+            check_rates(arguments["lr"], 0.0)
+        trial = self._built([nn.Parameter(torch.zeros(1, 1))], mend="correct the arguments")
+        if not isinstance(trial.defaults.get("lr"), float | int):
+            raise InputError(
+                f"{cls.__name__} has no learning rate.",
+                given=f"{self}",
+                expected="a class whose parameter group has a number `lr`",
+                mend="use another optimizer",
+            )
+
+    def __repr__(self) -> str:
+        arguments = "".join(f", {name}={value!r}" for name, value in self.arguments.items())
+        return f"FromTorch({self.cls.__name__}{arguments})"
+
+    def bind(self, parameters: Mapping[str, Tensor]) -> BoundFromTorch:
+        """The optimizer of these parameters.
+
+        Raises:
+            InputError: the class refuses one of them.
+        """
+        mend = "give it those it takes, and the others another optimizer: ls.optim.ByName({pattern: optimizer, ...})"
+        built = self._built(list(parameters.values()), mend=mend)
+        lr = self.arguments.get("lr", built.defaults["lr"])
+        return BoundFromTorch(built, lr if callable(lr) else Constant(lr), parameters)
+
+    def _built(self, parameters: list[Tensor], *, mend: str) -> TorchOptimizer:
+        rate = {"lr": _UNUSED_RATE} if callable(self.arguments.get("lr")) else {}
+        make: Any = self.cls
+        try:
+            built: TorchOptimizer = make(parameters, **{**self.arguments, **rate})
+        except Exception as error:
+            raise InputError(
+                f"{self.cls.__name__} cannot be built: {error}",
+                given=f"{self}",
+                expected=f"{self.cls.__name__}{inspect.signature(make)}",
+                mend=mend,
+            ) from error
+        return built
+
+
+class BoundFromTorch:
+    """An optimizer of torch's kind; see `BoundOptimizer` for what each method does."""
+
+    def __init__(self, optimizer: TorchOptimizer, schedule: Schedule, parameters: Mapping[str, Tensor]) -> None:
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._parameters = dict(parameters)
+        self._kind = type(optimizer).__name__
+        self._copies = type(optimizer).__module__.partition(".")[0] != "torch"
+        self._groups = [dict(group) for group in optimizer.param_groups]
+        """As they were built."""
+        self._slots_at_first = list(self.slots())
+
+    def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
+        """Turn lengths in epochs into steps, once the stream is known; says how, a line for each."""
+        lines = describe(self._schedule, epoch_size, batch_size)
+        self._schedule = resolved(self._schedule, epoch_size, batch_size)
+        return lines
+
+    def learning_rates(self, step: int) -> dict[str, float]:
+        """The rate of the update that follows `step` completed ones, under ""."""
+        return {"": self._schedule(step)}
+
+    def update(self, gradients: Gradients, step: int) -> None:
+        """Make the update that follows `step` completed ones, in place.
+
+        Raises:
+            InputError: a gradient is sparse.
+        """
+        self._check_dense(gradients)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._schedule(step)
+        for parameter, gradient in zip(self._parameters.values(), gradients.tensors, strict=True):
+            parameter.grad = gradient.clone() if self._copies and gradient is not None else gradient
+        try:
+            self._optimizer.step()
+        finally:
+            for parameter in self._parameters.values():
+                parameter.grad = None
+
+    def slots(self) -> dict[str, Tensor]:
+        """What tensors it keeps, by `class.key/parameter`: most classes have none before the first update."""
+        return {
+            f"{self._kind}.{key}/{name}": value
+            for name, parameter in self._parameters.items()
+            for key, value in self._optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def values(self) -> dict[str, Any]:
+        """What the class keeps beside tensors, and what it has changed in its groups.
+
+        Raises:
+            InputError: something is no plain value.
+        """
+        states = {
+            name: {k: v for k, v in self._optimizer.state.get(parameter, {}).items() if not isinstance(v, Tensor)}
+            for name, parameter in self._parameters.items()
+        }
+        groups = [_changed(*pair) for pair in zip(self._optimizer.param_groups, self._groups, strict=True)]
+        self._check_plain([*groups, *states.values()])
+        return {"groups": groups, "state": {name: state for name, state in states.items() if state}}
+
+    def expects(self, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """What saved slots must be like: of this class, and in shape such as it may keep for these parameters."""
+        now = self.slots()
+        expected = {name: now[name] for name in self._slots_at_first}
+        for key, name, tensor in self._own(saved):
+            parameter = self._parameters[name]
+            expected[f"{self._kind}.{key}/{name}"] = tensor if _may_be_kept_for(parameter, tensor) else parameter
+        return expected
+
+    def load(self, saved: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Take over slots that are as expected, and the values saved with them."""
+        states: dict[str, dict[str, Any]] = {name: dict(state) for name, state in values.get("state", {}).items()}
+        for key, name, tensor in self._own(saved):
+            states.setdefault(name, {})[key] = self._restored(key, tensor, self._parameters[name])
+        self._optimizer.state.clear()
+        for name, state in states.items():
+            self._optimizer.state[self._parameters[name]] = state
+        changes = values.get("groups", [{}] * len(self._groups))
+        for group, before, changed in zip(self._optimizer.param_groups, self._groups, changes, strict=True):
+            group.clear()
+            group.update({**before, **changed})
+
+    def _own(self, saved: Mapping[str, Tensor]) -> list[tuple[str, str, Tensor]]:
+        """Those that this class has saved for these parameters, as key, name and tensor."""
+        split = [(*key.partition("/")[::2], tensor) for key, tensor in saved.items()]
+        prefix = f"{self._kind}."
+        return [
+            (slot.removeprefix(prefix), name, tensor)
+            for slot, name, tensor in split
+            if slot.startswith(prefix) and name in self._parameters
+        ]
+
+    def _restored(self, key: str, tensor: Tensor, parameter: Tensor) -> Tensor:
+        """A copy with the strides of the parameter, on its device; numbers stay on the CPU where torch keeps them."""
+        group = self._optimizer.param_groups[0]
+        is_number = not tensor.ndim and (key == "step" or parameter.ndim)
+        if is_number and not (group.get("capturable") or group.get("fused")):
+            return tensor.to("cpu", copy=True)
+        if tensor.shape == parameter.shape:
+            return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
+        return tensor.to(parameter.device, copy=True)
+
+    def _check_dense(self, gradients: Gradients) -> None:
+        for index in gradients.rows:
+            raise InputError(
+                f"{self._kind} cannot update {gradients.names[index]!r} from a sparse gradient.",
+                given=f"FromTorch({self._kind}, ...)",
+                expected="dense gradients",
+                mend="build the embedding with sparse=False, or give it ls.optim.SGD or ls.optim.Adagrad of its own",
+            )
+
+    def _check_plain(self, kept: Sequence[Mapping[str, Any]]) -> None:
+        for key, value in [item for values in kept for item in values.items()]:
+            if not isinstance(value, _SCALARS):
+                raise self._cannot_be_saved(f"{key!r}, which is {type(value).__name__}")
+        ids = {id(parameter) for parameter in self._parameters.values()}
+        others = [key for key in self._optimizer.state if id(key) not in ids]
+        if others:
+            raise self._cannot_be_saved(f"state of {others[0]!r}, which is no parameter")
+
+    def _cannot_be_saved(self, what: str) -> InputError:
+        return InputError(
+            f"What {self._kind} keeps cannot be saved.",
+            given=what,
+            expected="tensors, numbers, truth values, text and None, kept for each parameter",
+            mend="use another optimizer, or train without checkpoints",
+        )
+
+
+def _changed(group: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that the class has changed since it was built."""
+    return {
+        key: value
+        for key, value in group.items()
+        if key not in ("params", "lr") and (key not in before or _differ(value, before[key]))
+    }
+
+
+def _differ(value: Any, before: Any) -> bool:
+    return bool(value != before) if isinstance(value, _SCALARS) else value is not before
+
+
+def _may_be_kept_for(parameter: Tensor, tensor: Tensor) -> bool:
+    """Whether it is a number, or of the parameter's shape, or that with some lengths of 1 (as Adafactor's factors)."""
+    if tensor.numel() == 1:
+        return True
+    return tensor.ndim == parameter.ndim and all(
+        length in (1, whole) for length, whole in zip(tensor.shape, parameter.shape, strict=True)
+    )
+
+
+def _check_class(cls: object) -> None:
+    if not isinstance(cls, type) or not issubclass(cls, TorchOptimizer):
+        mend = "write FromTorch(torch.optim.NAdam, lr=0.002): the class, then its arguments"
+        raise wrong_type("cls", cls, expected="a subclass of torch.optim.Optimizer", mend=mend)
+    wanted = [p for p in list(inspect.signature(cls.step).parameters.values())[1:] if p.default is p.empty]
+    if wanted or issubclass(cls, torch.optim.SparseAdam):
+        needs = "sparse gradients" if not wanted else f"its step given {wanted[0].name!r}"
+        raise InputError(
+            f"{cls.__name__} needs {needs}.",
+            given=cls.__name__,
+            expected="a class that makes one update from gradients alone, dense ones",
+            mend="use another optimizer, such as ls.optim.AdamW",
+        )
