@@ -133,4 +133,5 @@ def _steps(step: int, parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _scale(divisor: float, like: Tensor) -> Tensor | None:
-    return None if divisor == 1.0 else torch.tensor(divisor, dtype=torch.float32, device=like.device)
+    # Filled on the device: a copy from the host would wait for all that the device still has to do.
+    return None if divisor == 1.0 else torch.full((), divisor, dtype=torch.float32, device=like.device)
