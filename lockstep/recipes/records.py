@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from lockstep.data.loader import Loader
-from lockstep.progress import Progress
+from lockstep.parallel.towers import Towers
+from lockstep.progress import Interval, Progress
 from lockstep.recipes.recipe import Watch
 from lockstep.reporting.jsonl import MetricsFile
 from lockstep.reporting.summaries import Summaries
 from lockstep.training.hooks import every
 from lockstep.training.loop import Hook
+from lockstep.training.observe import ActivationSource, GradientSource, Observer, Source, VariableSource
+from lockstep.training.state import TrainState
 
 
 class Records:
@@ -23,10 +26,30 @@ class Records:
         self._watch = watch
         self._metrics = MetricsFile(folder / "metrics.jsonl", from_position=start.position)
         self._summaries = Summaries(folder / "summaries", from_step=start.step, interval=watch.summaries)
+        self._observers: list[Observer] = []
 
     def hooks(self, start: Progress) -> list[Hook]:
         """What is to see each report."""
         return [every(self._watch.metrics, self._metrics.write, start=start), self._summaries]
+
+    def observe(self, state: TrainState, towers: Towers, start: Progress, batch_size: int) -> Sequence[Hook]:
+        """What is to see each report too, where the recipe wants to know more of the update than its scalars.
+
+        Raises:
+            InputError: activations are asked for, and the towers are compiled.
+        """
+        watch = self._watch
+        sources: list[tuple[Interval, Source]] = []
+        if watch.gradients.amount:
+            sources.append((watch.gradients, GradientSource(state)))
+        if watch.variables.amount:
+            sources.append((watch.variables, VariableSource(state)))
+        if watch.activations.amount:
+            sources.append((watch.activations, ActivationSource(state, towers)))
+        for interval, source in sources:
+            observer = Observer(source, interval, self._summaries, start=start, batch_size=batch_size)
+            self._observers.append(observer)
+        return self._observers
 
     def describe(self, recipe_toml: str, model: str, step: int) -> None:
         """Write down what runs."""
@@ -58,6 +81,8 @@ class Records:
         self._summaries.flush()
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files, and leave the model and its state alone."""
+        for observer in self._observers:
+            observer.close()
         self._summaries.close()
         self._metrics.close()

@@ -42,6 +42,7 @@ class MetricsFile:
     def write(self, report: StepReport) -> None:
         """Append the facts of an attempt."""
         self._evaluated.clear()
+        rates = {"learning_rates": dict(report.learning_rates)} if len(report.learning_rates) > 1 else {}
         self._append(
             {
                 "step": report.step,
@@ -51,6 +52,7 @@ class MetricsFile:
                 "total": report.total,
                 "metrics": dict(report.metrics),
                 "learning_rate": report.learning_rate,
+                **rates,
                 "gradient_norm": report.gradient_norm,
                 "refused": report.refused,
             }

@@ -16,6 +16,8 @@ from lockstep.types import StepReport
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from lockstep.reporting.histograms import Histogram
+
 TWO_MINUTES = Interval(120, "seconds")
 
 
@@ -67,6 +69,13 @@ class Summaries:
         """Write images (count, channels, height, width) of type uint8 or float; see `summary_values.images`."""
         self._file.write(summary_values.images(tag, images), step)
 
+    def write_histograms(self, histograms: Mapping[str, Histogram], scalars: Mapping[str, float], step: int) -> None:
+        """Write histograms and scalars by tag, and how many numbers of each histogram are not finite, if there are."""
+        unfit = {f"nonfinite/{tag}": float(h.num_nonfinite) for tag, h in histograms.items() if h.num_nonfinite}
+        summary = summary_values.histograms(histograms)
+        summary.MergeFrom(summary_values.scalars({**scalars, **unfit}))
+        self._file.write(summary, step)
+
     def flush(self) -> None:
         """Have everything on the disk, safe from a loss of power too."""
         self._file.flush()
@@ -87,12 +96,14 @@ class Summaries:
 
 
 def _scalars(report: StepReport, pace: Pace) -> dict[str, float]:
+    rates = report.learning_rates if len(report.learning_rates) > 1 else {}
     return {
         **{f"losses/{name}": value for name, value in report.losses.items()},
         "losses/total": report.total,
         **{f"losses_smoothed/{name}": value for name, value in report.smoothed.items()},
         **{f"metrics/{name}": value for name, value in report.metrics.items()},
         "learning_rate": report.learning_rate,
+        **{f"learning_rate/{pattern}": rate for pattern, rate in rates.items()},
         "gradient_norm": report.gradient_norm,
         "examples_per_second": pace.examples_per_second,
         "steps_per_second": pace.steps_per_second,

@@ -1,4 +1,4 @@
-"""Scalars, text and images as TensorBoard's `Summary` messages: pure functions.
+"""Scalars, histograms, text and images as TensorBoard's `Summary` messages: pure functions.
 
 The `tensorboard` package is imported by the first call, not with this module.
 """
@@ -14,7 +14,9 @@ from lockstep.errors import InputError
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+
+    from lockstep.reporting.histograms import Histogram
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
@@ -24,6 +26,14 @@ def scalars(values: Mapping[str, float]) -> Summary:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     return Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+
+
+def histograms(values: Mapping[str, Histogram]) -> Summary:
+    """Histograms by tag; one without a finite number is left out."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    shown = {tag: histogram for tag, histogram in values.items() if histogram.num_finite}
+    return Summary(value=[Summary.Value(tag=tag, histo=_histogram(histogram)) for tag, histogram in shown.items()])
 
 
 def text(tag: str, text: str) -> Summary:
@@ -71,6 +81,26 @@ def to_uint8(image: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     zero, room = (127, 127) if finite.min() < 0 else (0, 255)
     largest = np.abs(finite).max() or 1.0
     return np.round(zero + finite * (room / largest)).astype(np.uint8)
+
+
+def _histogram(histogram: Histogram) -> HistogramProto:
+    """The buckets as TensorFlow writes them: of each row of empty ones, the last."""
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto
+
+    from lockstep.reporting.histograms import BUCKET_LIMITS
+
+    is_filled = [count > 0 for count in histogram.counts]
+    next_is_filled = [*is_filled[1:], True]
+    kept = [i for i, filled in enumerate(is_filled) if filled or next_is_filled[i]]
+    return HistogramProto(
+        min=histogram.smallest,
+        max=histogram.largest,
+        num=histogram.num_finite,
+        sum=histogram.total,
+        sum_squares=histogram.total_of_squares,
+        bucket_limit=[BUCKET_LIMITS[i] for i in kept],
+        bucket=[histogram.counts[i] for i in kept],
+    )
 
 
 def _image(tag: str, image: npt.NDArray[np.uint8]) -> Any:

@@ -42,6 +42,17 @@ def test_a_line_holds_the_facts_of_an_attempt(tmp_path: Path, make_report) -> No
     )
 
 
+def test_learning_rates_are_there_where_they_are_several(tmp_path: Path, make_report) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl", from_position=0)
+    file.write(make_report(1, learning_rate=0.5, learning_rates={"^body": 0.5, "^head": 0.25}))
+    file.write(make_report(2, learning_rate=0.5, learning_rates={"": 0.5}))
+    file.close()
+    several, one = lines_of(tmp_path / "metrics.jsonl")
+    assert several["learning_rates"] == {"^body": 0.5, "^head": 0.25}
+    assert several["learning_rate"] == one["learning_rate"] == 0.5
+    assert "learning_rates" not in one
+
+
 def write_lines(path: Path, from_position: int, *reports: StepReport) -> None:
     with closing(MetricsFile(path, from_position=from_position)) as file:
         for report in reports:

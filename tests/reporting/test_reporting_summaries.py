@@ -59,6 +59,16 @@ def test_scalars_of_a_step(tmp_path: Path, make_report) -> None:
     )
 
 
+def test_each_of_several_optimizers_has_its_learning_rate(tmp_path: Path, make_report) -> None:
+    summaries = Summaries(tmp_path, from_step=0, interval=Interval(1))
+    summaries(make_report(1, learning_rate=0.5, learning_rates={"^body": 0.5, "^head": 0.25}))
+    summaries(make_report(2, learning_rate=0.125, learning_rates={"": 0.125}))
+    summaries.close()
+    events = read(tmp_path)
+    rates = {tag: [e.value for e in events.Scalars(tag)] for tag in events.Tags()["scalars"] if "learning_rate" in tag}
+    assert rates == {"learning_rate": [0.5, 0.125], "learning_rate/^body": [0.5], "learning_rate/^head": [0.25]}
+
+
 def test_rates_are_means_over_the_interval(tmp_path: Path, make_report) -> None:
     summaries = Summaries(tmp_path, from_step=0, interval=Interval(2))
     for step, step_seconds in enumerate([1.0, 1.0, 0.3, 0.1], start=1):

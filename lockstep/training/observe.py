@@ -1,0 +1,208 @@
+"""Histograms of what a step leaves behind or never shows: variables, gradients, activations.
+
+Before an attempt whose turn it is, an observer attaches itself to the state or to the modules; after it, nothing of it
+is left there. The steps in between cost nothing. What is computed is the same to the bit, observed or not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from lockstep.errors import InputError
+from lockstep.optim.gradients import Gradients
+from lockstep.parallel.towers import Towers
+from lockstep.progress import Interval, Progress
+from lockstep.reporting.histograms import Histogram, histograms
+from lockstep.reporting.summaries import Summaries
+from lockstep.training.state import TrainState
+from lockstep.types import StepReport
+
+log = logging.getLogger("lockstep")
+
+
+class Seen(NamedTuple):
+    """What is written of one step, by tag."""
+
+    histograms: Mapping[str, Histogram]
+    scalars: Mapping[str, float]
+
+
+class Source(Protocol):
+    """Something to be seen during an attempt, or after it."""
+
+    def attach(self) -> None:
+        """Be ready for the attempt that follows."""
+
+    def detach(self) -> None:
+        """Leave no trace; where nothing is attached, do nothing."""
+
+    def seen(self) -> Seen:
+        """What the attempt since `attach` showed."""
+
+
+class Observer:
+    """A hook that writes what its source shows at each step with which a multiple of the interval passes.
+
+    A refused attempt is no step: the next one that is made takes its place. Time is looked at before an attempt, so an
+    interval in seconds is noticed one step later. A run that is resumed writes at the same steps and epochs. A step
+    that raises leaves it attached: `close` it before training goes on.
+
+    Args:
+        source: what is looked at.
+        interval: how often; an amount of 0 is never.
+        summaries: where it is written.
+        start: where the run begins, or is resumed.
+        batch_size: examples an attempt, over all towers.
+    """
+
+    def __init__(
+        self, source: Source, interval: Interval, summaries: Summaries, *, start: Progress, batch_size: int
+    ) -> None:
+        self._source = source
+        self._interval = interval
+        self._summaries = summaries
+        self._is_due = False
+        self._expected = start
+        self._look_ahead(start, batch_size)
+
+    def __call__(self, report: StepReport) -> None:
+        """Write what the attempt showed, if it was to be seen, and attach to the next one, if that is."""
+        if self._is_due:
+            if not report.refused:
+                self._summaries.write_histograms(*self._source.seen(), report.step)
+                self._is_due = False
+            self._source.detach()
+        self._look_ahead(report.progress, report.num_examples)
+
+    def close(self) -> None:
+        """Leave no trace in the model and its state; called again, it goes on with the attempt after."""
+        self._source.detach()
+        self._is_due = False
+
+    def _look_ahead(self, now: Progress, batch_size: int) -> None:
+        before, self._expected = self._expected, now._replace(step=now.step + 1, position=now.position + batch_size)
+        self._is_due = self._is_due or self._interval.passed(before, self._expected)
+        if self._is_due:
+            self._source.attach()
+
+
+class VariableSource:
+    """All parameters and floating buffers after a step: `variables/NAME`, and their 2-norms `variable_norms/NAME`."""
+
+    def __init__(self, state: TrainState) -> None:
+        self._model = state.model
+
+    def attach(self) -> None:
+        """Nothing to do: they can be seen at any time."""
+
+    def detach(self) -> None:
+        """Nothing to do."""
+
+    def seen(self) -> Seen:
+        """What they are now."""
+        found = histograms({**dict(self._model.named_parameters()), **dict(self._model.named_buffers())})
+        return Seen(
+            {f"variables/{name}": histogram for name, histogram in found.items()},
+            {f"variable_norms/{name}": histogram.norm for name, histogram in found.items()},
+        )
+
+
+class GradientSource:
+    """The gradients that the optimizer gets, after all transforms: `gradients/NAME`, and `gradient_norms/NAME`.
+
+    Of a sparse gradient the rows that it has. A parameter without a gradient is named in the log, once. While it is
+    attached, the state's `watcher` is its own.
+    """
+
+    def __init__(self, state: TrainState) -> None:
+        self._state = state
+        self._found: dict[str, Histogram] = {}
+        self._without: set[str] = set()
+
+    def attach(self) -> None:
+        """Watch the next update."""
+        self._found = {}
+        self._state.watcher = self._look
+
+    def detach(self) -> None:
+        """Watch no more."""
+        if self._state.watcher == self._look:
+            self._state.watcher = None
+
+    def seen(self) -> Seen:
+        """What the last update got."""
+        return Seen(
+            {f"gradients/{name}": histogram for name, histogram in self._found.items()},
+            {f"gradient_norms/{name}": histogram.norm for name, histogram in self._found.items()},
+        )
+
+    def _look(self, gradients: Gradients) -> None:
+        # Reading the tensors makes a division that a fused update would make on the way, and round otherwise.
+        apart = gradients.subset(range(len(gradients.names)))
+        named = dict(zip(apart.names, apart.tensors, strict=True))
+        for name, gradient in named.items():
+            if gradient is None and name not in self._without:
+                self._without.add(name)
+                log.info("%s has no gradient: the summaries show none", name)
+        self._found = histograms({name: gradient for name, gradient in named.items() if gradient is not None})
+
+
+class ActivationSource:
+    """The outputs of the modules without children: `activations/MODULE`, and the share of zeros `sparsity/MODULE`.
+
+    Of each module the first call of the attempt: in the first of this worker's towers that calls it. Of several outputs
+    the first. A model that is such a module itself goes by the name of the state.
+
+    Raises:
+        InputError: the towers are compiled.
+    """
+
+    def __init__(self, state: TrainState, towers: Towers) -> None:
+        if towers.compile:
+            raise InputError(
+                "A compiled model does not show its activations.",
+                given="compile=True, and an interval for activations",
+                expected="a model that runs module by module, or no activations",
+                mend="set watch.activations=0, or towers.compile=false",
+            )
+        modules = state.model.named_modules()
+        self._modules = {name or state.name: m for name, m in modules if next(m.children(), None) is None}
+        self._handles: list[RemovableHandle] = []
+        self._found: dict[str, Histogram] = {}
+
+    def attach(self) -> None:
+        """Watch the forward pass that follows."""
+        self._found = {}
+        self._handles = [
+            module.register_forward_hook(_looking(name, module, self._found)) for name, module in self._modules.items()
+        ]
+
+    def detach(self) -> None:
+        """Watch no more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def seen(self) -> Seen:
+        """What the modules returned."""
+        return Seen(
+            {f"activations/{name}": histogram for name, histogram in self._found.items()},
+            {f"sparsity/{name}": histogram.sparsity for name, histogram in self._found.items()},
+        )
+
+
+def _looking(name: str, module: nn.Module, found: dict[str, Histogram]) -> Callable[[nn.Module, Any, Any], None]:
+    # A function, not a method: a copy of the model, made to be scored, takes its hooks along, and must not copy more.
+    def look(called: nn.Module, _: Any, output: Any) -> None:
+        if called is module and name not in found and torch.is_grad_enabled():
+            first = output[0] if isinstance(output, tuple | list) and output else output
+            if isinstance(first, Tensor):
+                found.update(histograms({name: first}))
+
+    return look
