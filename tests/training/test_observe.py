@@ -378,8 +378,10 @@ def test_closing_leaves_no_trace(observe: Observe) -> None:
 def test_a_step_that_raised_is_forgotten_by_closing(tmp_path: Path, observe: Observe) -> None:
     state = make_state(Scores)
     (hook,) = observe(ActivationSource(state, ls.Towers()), interval=Interval(1))
+    batch = make_batch()
+    batch["x"][0] = math.inf
     with pytest.raises(ls.NonFiniteError):
-        run(state, [hook], range(1), losses=lambda model, batch: {"bad": squared(model, batch)["squared"] * math.inf})
+        ls.train_step(state, squared, batch)
     hook.close()
     assert not attached(state)
     run(state, [hook], range(2))
