@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from lockstep.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from lockstep import data, metrics, models, optim
+    from lockstep import data, losses, metrics, models, optim
     from lockstep.errors import (
         CheckpointError,
         DataError,
@@ -24,19 +24,21 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from lockstep.evaluation.evaluate import Evaluation, evaluate
+    from lockstep.evaluation.precise_statistics import PreciseStatistics
     from lockstep.parallel.exchange import AllReduce, Alone
     from lockstep.parallel.towers import InTurn, Towers
     from lockstep.progress import Epochs, Hours, Interval, Progress, Steps
     from lockstep.training.hooks import every
     from lockstep.training.loop import batches, train, train_steps
     from lockstep.training.resume import resume, save
+    from lockstep.training.smoothing import LossAverage
     from lockstep.training.state import TrainState
     from lockstep.training.step import train_step
-    from lockstep.types import Batch, StepReport
+    from lockstep.types import Batch, Refusal, StepReport
     from lockstep.workers.rank import Worker, join
 
 _HOMES = {
-    "lockstep": ["data", "metrics", "models", "optim"],
+    "lockstep": ["data", "losses", "metrics", "models", "optim"],
     "lockstep.errors": [
         "CheckpointError",
         "DataError",
@@ -49,15 +51,17 @@ _HOMES = {
         "WorkerError",
     ],
     "lockstep.evaluation.evaluate": ["Evaluation", "evaluate"],
+    "lockstep.evaluation.precise_statistics": ["PreciseStatistics"],
     "lockstep.parallel.exchange": ["Alone", "AllReduce"],
     "lockstep.parallel.towers": ["InTurn", "Towers"],
     "lockstep.progress": ["Epochs", "Hours", "Interval", "Progress", "Steps"],
     "lockstep.training.hooks": ["every"],
     "lockstep.training.loop": ["batches", "train", "train_steps"],
     "lockstep.training.resume": ["resume", "save"],
+    "lockstep.training.smoothing": ["LossAverage"],
     "lockstep.training.state": ["TrainState"],
     "lockstep.training.step": ["train_step"],
-    "lockstep.types": ["Batch", "StepReport"],
+    "lockstep.types": ["Batch", "Refusal", "StepReport"],
     "lockstep.workers.rank": ["Worker", "join"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -75,10 +79,13 @@ __all__ = [
     "InputError",
     "Interval",
     "LockstepError",
+    "LossAverage",
     "NonFiniteError",
     "PeerLostError",
+    "PreciseStatistics",
     "Progress",
     "RecipeError",
+    "Refusal",
     "StepReport",
     "Steps",
     "Towers",
@@ -91,6 +98,7 @@ __all__ = [
     "evaluate",
     "every",
     "join",
+    "losses",
     "metrics",
     "models",
     "optim",

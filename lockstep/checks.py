@@ -30,6 +30,8 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
     Raises:
         InputError: naming the argument and the range.
     """
+    if not isinstance(value, int | float):
+        raise wrong_type(name, value, expected="a number", mend=f"give {name} as a number")
     if not low <= value < high:
         raise InputError(
             f"{name} is out of range.",

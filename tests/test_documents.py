@@ -30,7 +30,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_the_loop_of_the_readme_trains_and_saves(tmp_path: Path) -> None:
-    (code,) = blocks(README, "python")
+    code, _ = blocks(README, "python")
     short = code.replace("ls.Epochs(1)", "ls.Steps(2)").replace("% 100", "% 2")
     assert short.count("ls.Steps(2)") == short.count("% 2") == 1
     (tmp_path / "mine.py").write_text(short)
@@ -39,6 +39,23 @@ def test_the_loop_of_the_readme_trains_and_saves(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("2 {'cross_entropy': 2.3")
     assert (tmp_path / "runs/mine/checkpoints/step-00000002").is_dir()
+
+
+def test_the_update_of_the_readme_is_made(tmp_path: Path) -> None:
+    _, update = blocks(README, "python")
+    model = """
+import torch, lockstep as ls
+from torch.nn import BatchNorm1d, Linear
+model = torch.nn.ModuleDict({"stem": Linear(4, 4), "backbone": BatchNorm1d(4), "head": Linear(4, 1)})
+"""
+    run = """
+def losses(model, batch):
+    return {"square": model["head"](model["backbone"](model["stem"](batch["x"]))).square().mean()}
+loader = ls.data.Loader(ls.data.Arrays({"x": torch.ones(64, 4)}), batch_size=16)
+print(sorted(ls.train(state, losses, loader, towers, until=ls.Steps(2)).losses))
+"""
+    ran = subprocess.run([sys.executable, "-c", model + update + run], capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "['l2', 'square']\n", ran.stderr
 
 
 def commands() -> list[str]:

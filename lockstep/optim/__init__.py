@@ -6,6 +6,7 @@ from lockstep.optim.averages import MovingAverage
 from lockstep.optim.by_name import ByName
 from lockstep.optim.clipping import AdaptiveClip, ClipGlobalNorm, ClipNorm, ClipValue
 from lockstep.optim.decays import Cosine, Exponential, Polynomial
+from lockstep.optim.from_torch import FromTorch
 from lockstep.optim.ftrl import FTRL
 from lockstep.optim.layerwise import LAMB, LARS
 from lockstep.optim.piecewise import OneCycle, PiecewiseConstant
@@ -31,6 +32,7 @@ __all__ = [
     "Constant",
     "Cosine",
     "Exponential",
+    "FromTorch",
     "MovingAverage",
     "OneCycle",
     "PiecewiseConstant",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from torch import Tensor
 
@@ -80,7 +80,7 @@ def check_rates(lr: object, weight_decay: object) -> None:
         name = f"weight_decay of {pattern!r}" if pattern else "weight_decay"
         mend = 'give a number, or numbers by pattern: {r"weight$": 1e-4}'
         check_type(name, decay, (int, float), expected="a number", mend=mend)
-        check_range(name, float(str(decay)), 0.0, math.inf)
+        check_range(name, cast("float", decay), 0.0, math.inf)
 
 
 LearningRate = float | Schedule
