@@ -57,8 +57,8 @@ def test_training_by_parts_gets_as_far_as_training_at_once() -> None:
     weights = loss_after(200, make_state(model, train_only=WEIGHTS))
     biases = loss_after(100, make_state(unfrozen(model), train_only=BIASES))
     both = loss_after(400, make_state(unfrozen(model)))
-    assert 0.010 < biases <= weights < 0.05
-    assert both < 0.010
+    assert 0.015 < biases <= weights < 0.05
+    assert both < 0.015
 
 
 # Multipliers ---------------------------------------------------------------------------------------------------------
