@@ -7,17 +7,18 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, takewhile
-from typing import TYPE_CHECKING, TypeVar
+from itertools import count, filterfalse, islice, takewhile
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 
-from lockstep.checks import wrong_type
+from lockstep.checks import check_type, wrong_type
 from lockstep.data.augment import Augment
 from lockstep.data.order import Int64s, Order, order_of
 from lockstep.data.processes import Fields, check_num_processes, default_num_processes, map_leaves, read_in_order
-from lockstep.errors import DataError, InputError, LockstepError
+from lockstep.data.reading import read_examples
+from lockstep.errors import DataError, InputError
 from lockstep.randomness import Draws
 from lockstep.types import Batch
 
@@ -39,7 +40,7 @@ class EvaluationBatch(Batch):
 
 
 class Loader:
-    """Batches from a reader, in an order, augmented; its whole state is the seed and the position.
+    """Batches from a reader, in an order, augmented; its whole state is seed, position, and what is to be skipped.
 
     The stream has no end and every batch is full: it crosses from one epoch to the next. It is the same for any number
     of loader processes and of workers. A reader that has to decode is read ahead by `num_processes` loader processes
@@ -86,18 +87,40 @@ class Loader:
         self.prefetch = prefetch
         self.position = 0
         """The next example due: everything before it was attempted, whatever has been read ahead."""
+        self.skipped: list[int] = []
+        """Where the batches start that are left out of the stream, ascending; see `skip`."""
 
     @property
     def epoch_size(self) -> int:
         """Examples in an epoch."""
         return len(self.reader)
 
-    def state(self) -> dict[str, int]:
-        """What `load_state` needs to go on from here; plain numbers."""
-        return {"seed": self.seed, "position": self.position, "epoch_size": self.epoch_size}
+    def skip(self, position: int) -> None:
+        """Leave the batch that starts at a position out of the stream; on all workers alike.
 
-    def load_state(self, state: Mapping[str, int]) -> None:
-        """Go on where `state` was taken; batches already asked for do not move.
+        `batches` called from now on jump over it, and everything else stays as it is. After a change of the batch size
+        no batch may start there: then none is left out, and what was bad in it comes again.
+
+        Raises:
+            InputError: no batch of the stream starts there.
+        """
+        check_type("position", position, int, expected="a place in the stream", mend="give the position of a batch")
+        if position < 0 or (position - self.position) % self.batch_size:
+            raise InputError(
+                f"No batch starts at position {position}.",
+                given=f"position {position}, batches of {self.batch_size}, one of them from {self.position} on",
+                expected="the place of a batch's first example, from 0 on",
+                mend="give the position of the batch as its report names it",
+            )
+        self.skipped = sorted({*self.skipped, position})
+
+    def state(self) -> dict[str, Any]:
+        """What `load_state` needs to go on from here, as JSON."""
+        state: dict[str, Any] = {"seed": self.seed, "position": self.position, "epoch_size": self.epoch_size}
+        return {**state, "skipped": self.skipped} if self.skipped else state
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken, and skip what was skipped then too; batches already asked for do not move.
 
         Raises:
             InputError: it belongs to a stream of another seed or another number of examples.
@@ -112,6 +135,7 @@ class Loader:
                     mend="resume with the seed and the examples that the run began with, or start a new run",
                 )
         self.position = state["position"]
+        self.skipped = sorted({*self.skipped, *state.get("skipped", ())})
 
     def batches(
         self,
@@ -121,7 +145,7 @@ class Loader:
         stop: Callable[[int], bool] | None = None,
         workers_on_host: int | None = None,
     ) -> Generator[Batch, None, None]:
-        """Yield this worker's rows of every batch from `position` on, without end.
+        """Yield this worker's rows of every batch from `position` on but the skipped ones, without end.
 
         A batch is cut into `num_towers` equal slices in stream order; the rows are those of `towers`. Close the
         generator to end its loader processes. `position` moves when `batch.attempted()` is called, never before.
@@ -138,10 +162,9 @@ class Loader:
             LockstepError: an example cannot be read; or as `read_in_order` says.
         """
         offsets = _offsets(self.batch_size, towers, num_towers)
-        source = self._source(
-            self._training_rows(offsets, self.position), workers_on_host or -(-num_towers // len(towers))
-        )
-        positions: Iterator[int] = count(self.position, self.batch_size)
+        rows = self._training_rows(offsets, self._starts())
+        source = self._source(rows, workers_on_host or -(-num_towers // len(towers)))
+        positions = self._starts()
         if stop is not None:
             positions = takewhile(lambda position: not stop(position), positions)
         return _delivered(source, positions, device, partial(self._training_batch, towers))
@@ -186,14 +209,17 @@ class Loader:
             epoch_size=self.epoch_size,
         )
 
-    def _training_rows(self, offsets: Int64s, position: int) -> Iterator[_Rows]:
+    def _starts(self) -> Iterator[int]:
+        """Where the batches start that are due."""
+        return filterfalse(frozenset(self.skipped).__contains__, count(self.position, self.batch_size))
+
+    def _training_rows(self, offsets: Int64s, starts: Iterator[int]) -> Iterator[_Rows]:
         batches_at_once = max(1, _ROWS_AT_ONCE // len(offsets))
         while True:
-            starts = position + self.batch_size * np.arange(batches_at_once)
-            positions = starts[:, None] + offsets
+            some = np.fromiter(islice(starts, batches_at_once), np.int64)
+            positions = some[:, None] + offsets
             indices = self.order.indices(positions.ravel(), self.epoch_size, self.seed).reshape(positions.shape)
             yield from map(_Rows, positions, indices)
-            position += self.batch_size * batches_at_once
 
     def _evaluation_rows(self, micro_batch: int, start: int) -> _Rows:
         indices = np.minimum(np.arange(start, start + micro_batch), self.epoch_size - 1)
@@ -206,7 +232,7 @@ class Loader:
         return read_in_order(self._read, rows, num_processes, self.prefetch)
 
     def _read(self, rows: _Rows) -> Fields:
-        fields = _read_examples(self.reader, rows.indices)
+        fields = read_examples(self.reader, rows.indices)
         if self.augment:
             draws = Draws(self.seed, rows.positions)
             for augment in self.augment:
@@ -260,42 +286,6 @@ def _offsets(batch_size: int, towers: range, num_towers: int) -> Int64s:
         )
     share = batch_size // num_towers
     return (np.asarray(towers, dtype=np.int64)[:, None] * share + np.arange(share)).ravel()
-
-
-def _read_examples(reader: Reader, indices: Int64s) -> Fields:
-    try:
-        fields = reader.read_batch(indices)
-    except LockstepError:
-        raise
-    except Exception as error:
-        raise _unreadable(reader, indices, error) from error
-    for name, value in fields.items():
-        if len(value) != len(indices):
-            raise DataError(
-                f"The reader gave another number of {name!r} than examples asked for.",
-                given=f"{len(value)} of {name!r} for {len(indices)} examples",
-                expected="fields with the batch first: one entry for each example",
-                mend=f"mend read_batch of {type(reader).__name__}",
-            )
-    return fields
-
-
-def _unreadable(reader: Reader, indices: Int64s, error: Exception) -> DataError:
-    """Name the first example that cannot be read even alone; else the whole batch."""
-    culprits = indices
-    for place in range(len(indices)):
-        try:
-            reader.read_batch(indices[place : place + 1])
-        except Exception as alone:
-            culprits, error = indices[place : place + 1], alone
-            break
-    names = ", ".join(reader.example_id(int(index)) for index in culprits)
-    return DataError(
-        f"Example {names} cannot be read.",
-        given=f"{type(error).__name__}: {error}",
-        expected=f"an example that {type(reader).__name__} can read",
-        mend="repair it, or leave it out of the data",
-    )
 
 
 def _check_positive(**given: int) -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
+from lockstep.parallel.tower_losses import objective
 from lockstep.types import Batch
+
+if TYPE_CHECKING:
+    from lockstep.types import LossFunction, Scalars
 
 
 class Finding(NamedTuple):
     """The first thing in a tower that was not finite."""
 
     words: str
+    """Empty where nothing was, up to the losses."""
     tower: int
     positions: range
     """Of its examples in the stream."""
@@ -24,61 +30,111 @@ class Finding(NamedTuple):
     """Which of them are to blame, where that is known."""
 
 
+class Again:
+    """A loss function that makes the backward pass too, and tells what of both is not finite.
+
+    An error raised by the one it stands for is kept, and goes no further: who asks why a step failed is to get an
+    answer.
+    """
+
+    def __init__(self, losses: LossFunction) -> None:
+        self._losses = losses
+        self.unfit: str | None = None
+        """The first loss or gradient that is not finite; empty where all are, None where that is not known."""
+        self.error: Exception | None = None
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Scalars:
+        """Compute losses and gradients; returns no losses."""
+        try:
+            returned = self._losses(model, batch)
+            losses = returned[0] if isinstance(returned, tuple) else returned
+            unfit = unfit_losses({name: loss.item() for name, loss in losses.items()})
+            self.unfit = unfit[0] if unfit else _unfit_gradient(model, losses)
+        except Exception as error:
+            self.error = error
+        return {}
+
+
+def unfit_losses(losses: Mapping[str, float]) -> list[str]:
+    """The losses that are not finite, in words."""
+    return [f"loss {name!r} is {value}" for name, value in losses.items() if not math.isfinite(value)]
+
+
 def first_unfit(
     model: nn.Module, batch: Batch, run: Callable[[], object] | None, gradients: Mapping[str, Tensor]
 ) -> tuple[str, list[int] | None]:
-    """What is not finite first on the way of a tower: a value of the model, the examples, an output, a gradient.
+    """What is not finite first on the way of a tower to its losses: a value of the model, an example, an output.
 
     Args:
         model: as it was before the attempt.
         batch: the tower's examples.
-        run: computes the tower's losses again; None where it cannot be.
+        run: computes the tower's losses again; None where it cannot be: then the gradients have to say it.
         gradients: those it had, by parameter, in the order of the model.
 
     Returns:
-        The words, and the rows of the batch that are to blame where they are known.
+        The words, empty where there is nothing, and the rows of the batch that are to blame where they are known.
     """
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_floating_point() and tensor.isnan().any():
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            return f"{name!r} of the model holds values that are not finite", None
+    for name, buffer in model.named_buffers():  # a mask may well hold infinities
+        if buffer.isnan().any():
             return f"{name!r} of the model holds values that are not numbers", None
     for name, value in batch.items():
-        rows = _unfit_rows(value)
+        rows = _unfit_rows(value) if _has_rows(value) else []
         if rows:
             return f"the field {name!r} of the batch is not finite", rows
-    module = _first_unfit_output(model, run) if run else None
-    if module:
-        return f"the output of module {module} is not finite", None
+    return _first_unfit_output(model, run, batch) if run else (_last_unfit(gradients), None)
+
+
+def _unfit_gradient(model: nn.Module, losses: Mapping[str, Tensor]) -> str:
+    """The first gradient of a backward pass that is not finite, in words; empty where there is none."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found = torch.autograd.grad(objective(losses), [*parameters.values()], allow_unused=True)
+    return _last_unfit({name: g for name, g in zip(parameters, found, strict=True) if g is not None})
+
+
+def _last_unfit(gradients: Mapping[str, Tensor]) -> str:
     # The backward pass goes from the last parameter to the first: what is unfit last in the model was so first.
-    unfit = [name for name, gradient in gradients.items() if not gradient.isfinite().all()]
-    return (f"the gradient of {unfit[-1]!r} is the first that is not finite" if unfit else "the loss itself"), None
+    unfit = [name for name, gradient in gradients.items() if not all(_are_finite(gradient))]
+    return f"the gradient of {unfit[-1]!r} is not finite" if unfit else ""
 
 
-def _unfit_rows(value: object) -> list[int]:
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        return []
-    good = value.isfinite().reshape(len(value), -1).all(1)
-    rows: list[int] = (~good).nonzero()[:, 0].tolist()
-    return rows
-
-
-def _first_unfit_output(model: nn.Module, run: Callable[[], object]) -> str | None:
-    """The first module, in the order in which they end, whose output is not finite."""
-    found: list[str] = []
+def _first_unfit_output(model: nn.Module, run: Callable[[], object], batch: Batch) -> tuple[str, list[int] | None]:
+    """The first module, in the order in which they end, whose output is not finite, and the rows in which it is not."""
+    found: list[tuple[str, list[int] | None]] = []
+    num_rows = next((len(value) for value in batch.values() if _has_rows(value)), 0)
 
     def look(name: str, module: nn.Module, arguments: object, output: object) -> None:
-        if not found and not all(tensor.isfinite().all() for tensor in _tensors(output)):
-            found.append(f"{name!r} ({type(module).__name__})" if name else type(module).__name__)
+        if not found and not all(_are_finite(output)):
+            rows = _unfit_rows(output) if _has_rows(output) and len(output) == num_rows else []
+            called = f"{name!r} ({type(module).__name__})" if name else type(module).__name__
+            found.append((f"the output of module {called} is not finite", rows or None))
 
-    with ExitStack() as stack, torch.no_grad():
+    with ExitStack() as stack:
         for name, module in model.named_modules():
             stack.callback(module.register_forward_hook(partial(look, name)).remove)
         run()
-    return found[0] if found else None
+    return found[0] if found else ("", None)
 
 
-def _tensors(output: Any) -> list[Tensor]:
-    if isinstance(output, Tensor):
-        return [output] if output.is_floating_point() else []
-    if isinstance(output, Mapping):
-        output = list(output.values())
-    return [tensor for item in output for tensor in _tensors(item)] if isinstance(output, Sequence | tuple) else []
+def _unfit_rows(value: Any) -> list[int]:
+    """The rows of a field that are not finite: of a tensor with the batch first, or of a list."""
+    if not isinstance(value, Tensor):
+        return [row for row, item in enumerate(value) if not all(_are_finite(item))]
+    unfit = ~value.isfinite()
+    rows: list[int] = (unfit.flatten(1).any(1) if unfit.ndim > 1 else unfit).nonzero()[:, 0].tolist()
+    return rows
+
+
+def _has_rows(value: Any) -> TypeGuard[list[Any] | Tensor]:
+    return isinstance(value, list) or (isinstance(value, Tensor) and value.ndim > 0)
+
+
+def _are_finite(tree: Any) -> list[bool]:
+    """Whether they are, for each tensor in a tree of them."""
+    if isinstance(tree, Tensor):
+        return [bool((tree.coalesce().values() if tree.is_sparse else tree).isfinite().all())]
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    return [each for item in tree for each in _are_finite(item)] if isinstance(tree, list | tuple) else []

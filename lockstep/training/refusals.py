@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
-import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import torch
+
 from lockstep.errors import NonFiniteError
-from lockstep.parallel.diagnosis import Finding
+from lockstep.parallel.diagnosis import Again, Finding, unfit_losses
 from lockstep.parallel.hosting import TowerHost
+from lockstep.parallel.statistics import changeable_buffers
 from lockstep.parallel.tree import TreeSum
 from lockstep.training.attempt import Outcome
 from lockstep.training.state import TrainState
@@ -21,21 +25,27 @@ if TYPE_CHECKING:
 log = logging.getLogger("lockstep")
 
 MAX_EXAMPLES_NAMED = 8
+NO_TOWER = "no tower alone: the losses and gradients of each are finite"
 
 
 def explain(
     outcome: Outcome, host: TowerHost, losses: LossFunction, batch: Batch, sums: TreeSum, worker: Worker
 ) -> Refusal:
-    """Say what made an attempt unfit, and where, whoever hosts it; all workers come here together."""
-    towers = culprits(sums, host)
-    mine = [_in_words(host.explain(losses, batch, tower, sums), batch, worker) for tower in towers]
-    found = [line for lines in worker.group.gather(mine) for line in lines]
-    return Refusal(batch.position, outcome.unfit, tuple(found), batch if towers else None)
+    """Say what made an attempt unfit, and where, whoever hosts it; all workers come here together.
+
+    Towers under suspicion compute their losses and gradients again, from the same values and random numbers.
+    """
+    with _buffers_put_back():
+        mine = [_look_into(host, losses, batch, tower, sums, worker) for tower in suspects(host, sums)]
+    guilty = [line for line in mine if line]
+    found = [line for lines in worker.group.gather(guilty) for line in lines]
+    part = batch.rows(slice(None), batch.towers) if guilty else None
+    return Refusal(batch.position, outcome.unfit, tuple(found) or (NO_TOWER,), part)
 
 
-def culprits(sums: TreeSum, host: TowerHost) -> list[int]:
-    """The towers of this worker whose losses are not finite; where all are, those in whose sums a gradient is not."""
-    towers = [tower for tower, values in host.values.items() if not all(map(math.isfinite, values))]
+def suspects(host: TowerHost, sums: TreeSum) -> list[int]:
+    """The towers of this worker whose losses are not finite; where all are, those in whose sums something is not."""
+    towers = [tower for tower in host.values if _losses_of(host, tower)]
     for node, summand in [] if towers else sums.nodes:
         if not all(tensor.isfinite().all() for tensor in summand.tensors):
             towers += [tower for tower, place in host.places.items() if node.start <= place < node.start + node.span]
@@ -46,33 +56,88 @@ def act(state: TrainState, outcome: Outcome, refusal: Refusal, *, is_chief: bool
     """Do what the state was told to do about an attempt that was not finite.
 
     Raises:
-        NonFiniteError: the run is to end, or the budget of attempts to skip is used up.
+        NonFiniteError: the run is to end or to be rolled back, or the budget of attempts to skip is used up.
     """
-    where = f"{', '.join(refusal.reasons)}; from {'; '.join(refusal.culprits) or 'the sum over the towers'}"
     if outcome.overflowed:
         if is_chief:
             log.info("the gradients overflow in fp16: the loss scale is %g now", state.loss_scale.value)
         return
-    used_up = state.num_refused > state.nonfinite_budget
-    if state.nonfinite == "skip" and not used_up:
+    where = f"{', '.join(refusal.reasons)}; from {'; '.join(refusal.culprits)}"
+    skips, budget = state.nonfinite == "skip", state.nonfinite_budget
+    if skips and state.num_refused <= budget:
         if is_chief:
-            log.warning("the update after step %d is not finite, and was skipped: %s", state.step, where)
+            count = f"{state.num_refused} of at most {budget}"
+            log.warning("the update after step %d is not finite, and was skipped: %s (%s)", state.step, where, count)
         return
-    spent = f" after {state.nonfinite_budget} that were skipped" if state.nonfinite == "skip" else ""
+    spent = f" after {budget} that were skipped" if skips else ""
     raise NonFiniteError(
         f"The update after step {state.step} is not finite{spent}; nothing was changed.",
         given=where,
         expected="finite losses and gradients",
-        mend="lower the learning rate, clip the gradients, look at these examples, or set nonfinite='skip'"
-        + (" with a larger nonfinite_budget" if spent else ""),
+        mend=_mend(state),
     ).about(refusal)
 
 
-def _in_words(finding: Finding, batch: Batch, worker: Worker) -> str:
+def _mend(state: TrainState) -> str:
+    usual = "lower the learning rate, clip the gradients, look at these examples"
+    if state.nonfinite == "rollback":
+        return f"catch this error and call rollback, then train on; or {usual}"
+    return f"{usual}, or set nonfinite='skip'" + (
+        " with a larger nonfinite_budget" if state.nonfinite == "skip" else ""
+    )
+
+
+def _look_into(
+    host: TowerHost, losses: LossFunction, batch: Batch, tower: int, sums: TreeSum, worker: Worker
+) -> str | None:
+    """What is wrong with a tower, in words; None where it is innocent: its own losses and gradients are finite."""
+    again = Again(losses)
+    finding = host.explain(again, batch, tower, sums)
+    unfit = _losses_of(host, tower) or ([again.unfit] if again.unfit else [])
+    said = [*unfit, finding.words] if finding.words else unfit
+    if again.error:
+        said = [*said, f"run again, it raised {again.error!r}"]
+    elif again.unfit == "":
+        if not unfit:
+            return None
+        said = [*said, "run again, it is finite"]
+    return _in_words(finding, "; ".join(said), batch, worker) if said else None
+
+
+def _losses_of(host: TowerHost, tower: int) -> list[str]:
+    """The losses of a tower that are not finite, in words; metrics may be what they like."""
+    names = host.losses.names
+    assert names is not None, "the towers ran"
+    return unfit_losses(dict(zip(names.losses, host.values[tower], strict=False)))
+
+
+def _in_words(finding: Finding, what: str, batch: Batch, worker: Worker) -> str:
     first, count = finding.positions.start, len(finding.positions)
-    examples = batch.example_ids(first, count)
+    examples = _example_ids(batch, first, count)
     guilty = [examples[row] for row in finding.rows] if finding.rows and examples else examples
     more = f" and {len(guilty) - MAX_EXAMPLES_NAMED} more" if len(guilty) > MAX_EXAMPLES_NAMED else ""
     named = f"; examples {', '.join(guilty[:MAX_EXAMPLES_NAMED])}{more}" if guilty else ""
     where = f"tower {finding.tower} on {worker.name} (positions {first} to {first + count - 1} of the stream)"
-    return f"{where}: {finding.words}{named}"
+    return f"{where}: {what}{named}"
+
+
+def _example_ids(batch: Batch, position: int, count: int) -> list[str]:
+    """The names; none where they cannot be had: the others wait for what this worker has to say."""
+    try:
+        return batch.example_ids(position, count)
+    except Exception as error:
+        log.warning("the examples at positions %d to %d have no names: %r", position, position + count - 1, error)
+        return []
+
+
+@contextmanager
+def _buffers_put_back() -> Iterator[None]:
+    """What losses that are computed again change in the buffers of any state's model is put back in the end."""
+    buffers = [buffer for state in TrainState.living for buffer in changeable_buffers(state.model)]
+    kept = [buffer.clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(buffers, kept, strict=True):
+                buffer.copy_(value)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import lockstep as ls
@@ -72,3 +75,63 @@ def test_on_two_workers(run_workers: Callable[..., list[Any]]) -> None:
         assert refused == len(BAD_POSITIONS)
         assert position == (STEPS + refused) * BATCH_SIZE
         assert found == skipping()
+
+
+def facts(report: ls.StepReport) -> tuple[Any, ...]:
+    """What a log says of an attempt."""
+    return (
+        report.progress[:3],
+        dict(report.losses),
+        dict(report.smoothed),
+        report.gradient_norm,
+        report.learning_rate,
+    )
+
+
+def attempts(policy: str, bad: set[int], end: int = 80, *, told: bool = False) -> tuple[list[Any], list[Any], int]:
+    """Attempts up to a position, of which some are bad, or skipped where the loader was told so beforehand.
+
+    Returns what was learned, the log, and where the first attempt that ended the run was (-1: none).
+    """
+    torch.manual_seed(0)
+    state = ls.TrainState(
+        nn.Linear(1, 1),
+        ls.optim.SGD(ls.optim.Cosine(0.1, 40), momentum=0.9),
+        average=ls.optim.MovingAverage(0.9),
+        nonfinite=policy,  # type: ignore[arg-type]
+        nonfinite_budget=len(bad),
+    )
+    loader = Loader(Arrays({"x": torch.linspace(-1, 1, 11)[:, None]}), batch_size=2)
+    for position in bad if told else ():
+        loader.skip(position)
+
+    def spoiled(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        is_bad = not told and batch.position in bad and batch.towers.start == 1
+        return {"square": model(batch["x"]).square().mean() * (float("inf") if is_bad else 1.0)}
+
+    log = []
+    stopped_at = -1
+    try:
+        for batch in takewhile(lambda batch: batch.position < end, ls.batches(loader, ls.Towers(2))):
+            report = ls.train_step(state, spoiled, batch, ls.Towers(2))
+            if not report.refused:
+                log.append(facts(report))
+    except ls.NonFiniteError as error:
+        stopped_at = error.refusal.position if error.refusal else -2
+    return learned(state), log, stopped_at
+
+
+bad_positions = st.sets(st.sampled_from(range(0, 80, 2)), min_size=1, max_size=10)
+
+
+@settings(max_examples=20, deadline=None)
+@given(bad=bad_positions)
+def test_whatever_batches_are_bad_skipping_them_equals_never_seeing_them(bad: set[int]) -> None:
+    assert attempts("skip", bad) == attempts("skip", bad, told=True)
+
+
+@settings(max_examples=20, deadline=None)
+@given(bad=bad_positions)
+def test_whatever_batches_are_bad_a_stop_leaves_what_was_there_before_the_first(bad: set[int]) -> None:
+    first = min(bad)
+    assert attempts("stop", bad) == (*attempts("stop", set(), end=first)[:2], first)
