@@ -16,24 +16,32 @@ MAX_NAMES = 6
 
 
 def matches(parameters: Mapping[str, Tensor], frozen: Sequence[str], values: Sequence[object]) -> list[str]:
-    """A line for what is trained, one for what is frozen, and one for each pattern in these values.
+    """A line for each pattern in these values, after one for what is trained and one for what is frozen.
+
+    No line where there is no pattern and no penalty: then there is nothing that could have missed.
 
     Args:
         parameters: those that are trained.
         frozen: the names of those that were frozen by pattern.
         values: optimizers, transforms, penalties; patterns are the keys of their mappings, and fields called `pattern`.
     """
+    matched = list(_matched(parameters, values))
+    if not frozen and not matched:
+        return []
     numbers = sum(parameter.numel() for parameter in parameters.values() if not is_lazy(parameter))
     lines = [f"trained: {len(parameters)} parameters, {numbers} numbers"]
     if frozen:
         lines.append(f"frozen: {_named(frozen)}")
+    return lines + matched
+
+
+def _matched(parameters: Mapping[str, Tensor], values: Sequence[object]) -> Iterator[str]:
     for value in values:
         if isinstance(value, Regularizer):
-            lines.append(f"{type(value).__name__} {value.weight:g}: {_named(list(value.chosen(parameters)))}")
+            yield f"{type(value).__name__} {value.weight:g}: {_named(list(value.chosen(parameters)))}"
             continue
         for label, patterns in _patterns(value):
-            lines.append(f"{label}: {_named(selected(label, patterns, parameters))}")
-    return lines
+            yield f"{label}: {_named(selected(label, patterns, parameters))}"
 
 
 def _patterns(value: Any) -> Iterator[tuple[str, Any]]:

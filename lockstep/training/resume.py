@@ -60,6 +60,16 @@ def resume(states: States, loader: Loader, workdir: str | Path | Store) -> int |
         CheckpointError: there are checkpoints and none is intact, or it does not fit the states.
         InputError: the loader reads another data set, or with another seed.
     """
+    checkpoint = take_up(states, loader, workdir)
+    if checkpoint is None:
+        return None
+    if join().is_chief:
+        log.info("resumed at step %d, position %d, from %s", checkpoint.step, loader.position, checkpoint.path)
+    return checkpoint.step
+
+
+def take_up(states: States, loader: Loader, workdir: str | Path | Store) -> Checkpoint | None:
+    """What `resume` does, without a word; returns the checkpoint, or None where there is none."""
     worker, store = join(), _store(workdir)
     found = store.read() if worker.is_chief else None
     step = worker.group.broadcast(found.step if found else None)
@@ -69,9 +79,7 @@ def resume(states: States, loader: Loader, workdir: str | Path | Store) -> int |
     assert checkpoint is not None, "the chief has read it"
     restore(checkpoint, states)
     loader.load_state(checkpoint.values["loader"])
-    if worker.is_chief:
-        log.info("resumed at step %d, position %d, from %s", checkpoint.step, loader.position, checkpoint.path)
-    return checkpoint.step
+    return checkpoint
 
 
 def restore(checkpoint: Checkpoint, states: States) -> None:
