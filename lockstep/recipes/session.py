@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from lockstep.checkpoints.store import Store
-from lockstep.errors import WorkdirError
+from lockstep.errors import NonFiniteError, WorkdirError
 from lockstep.evaluation.evaluate import Evaluation, evaluate
-from lockstep.progress import Progress
+from lockstep.progress import End, Hours, Progress
 from lockstep.recipes.build import build, held_out, schedule_mismatch, score
+from lockstep.recipes.kept_batches import KeptBatches
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.records import Records
 from lockstep.recipes.toml import to_toml
@@ -23,6 +26,7 @@ from lockstep.training.choices import Choices
 from lockstep.training.hooks import every
 from lockstep.training.loop import Hook, train
 from lockstep.training.resume import resume, save
+from lockstep.training.rollback import rollback
 from lockstep.types import StepReport
 from lockstep.workers.rank import Worker
 
@@ -52,6 +56,9 @@ class Session:
         worker.group.agree("the recipe", to_toml(recipe).splitlines())
         self._parts = build(recipe, worker)
         self._store = Store(path / "checkpoints", recipe.checkpoints.retention) if path else None
+        self._kept = KeptBatches(path / "refused", self._parts.loader, worker) if path else None
+        self._end = recipe.end
+        self._latest: Progress | None = None
 
     def run(self) -> StepReport | None:
         """Train to the end of the recipe, or until stopped, with a checkpoint at the start and at the end.
@@ -59,7 +66,7 @@ class Session:
         Returns:
             The last report; None where no step was left to do.
         """
-        parts, recipe = self._parts, self._recipe
+        parts = self._parts
         with ExitStack() as stack:
             if self._workdir and self._worker.is_chief:
                 stack.enter_context(self._workdir.held())
@@ -69,19 +76,50 @@ class Session:
                 self._workdir.check_unstarted()
             # Only now: a start that is refused leaves the run as it was.
             if self._workdir and self._worker.is_chief:
-                self._workdir.write_recipe(recipe)
+                self._workdir.write_recipe(self._recipe)
                 self._workdir.write_choices(settled)
-            start = Progress(parts.state.step, parts.loader.position, parts.loader.epoch_size)
+            event, facts = "start" if resumed is None else "resume", {"changed": self._changed}
+            while True:
+                try:
+                    return self._train(event, facts)
+                except NonFiniteError as error:
+                    event, facts = "rollback", self._roll_back(error)
+
+    def _train(self, event: str, facts: Mapping[str, Any]) -> StepReport | None:
+        """Train from where the state stands to the end; records of an earlier stretch are cut there."""
+        parts, end = self._parts, self._end
+        self._latest = None
+        start = Progress(parts.state.step, parts.loader.position, parts.loader.epoch_size)
+        with ExitStack() as stack:
             self._records = self._open_records(stack, start)
-            self._mark("start" if resumed is None else "resume", start.step, changed=self._changed)
+            self._mark(event, start.step, **facts)
             self._save()
             hooks = self._hooks(stack, start)
+            if event == "rollback":
+                # The checkpoint it went back to stays as it is, so the next one is the first to say what is skipped.
+                hooks.append(lambda report: self._save() if report.step == start.step + 1 else None)
             last = train(
-                parts.state, parts.losses, parts.loader, parts.towers, recipe.exchange, until=recipe.end, hooks=hooks
+                parts.state, parts.losses, parts.loader, parts.towers, self._recipe.exchange, until=end, hooks=hooks
             )
             self._save()
             self._mark("stop" if last and last.stop_requested else "end", parts.state.step)
         return last
+
+    def _roll_back(self, error: NonFiniteError) -> dict[str, Any]:
+        """Keep the batch; go back to the last checkpoint if the recipe wants it, else raise the error again.
+
+        Returns:
+            What the history is to say.
+        """
+        state, refusal = self._parts.state, error.refusal
+        if self._kept and refusal:
+            self._kept.keep(refusal, state.step)
+        if self._store is None or refusal is None or self._recipe.nonfinite != "rollback":
+            raise error
+        from_step = state.step
+        rollback(state, self._parts.loader, self._store, error)
+        self._end = _rest(self._end, self._latest)
+        return {"from_step": from_step, "skipped": refusal.position, "why": [*refusal.reasons, *refusal.culprits]}
 
     def evaluate(self, split: str) -> Evaluation:
         """Score the weights as they are now on a split; all workers together."""
@@ -93,9 +131,9 @@ class Session:
     def _hooks(self, stack: ExitStack, start: Progress) -> list[Hook]:
         """In this order: what a checkpoint stands for is on the disk before it."""
         recipe = self._recipe
-        hooks: list[Hook] = []
+        hooks: list[Hook] = [self._look]
         if self._worker.is_chief:
-            console = Console(recipe.watch.console, batch_size=recipe.batch_size, end=recipe.end)
+            console = Console(recipe.watch.console, batch_size=recipe.batch_size, end=self._end)
             stack.callback(console.close)
             hooks.append(console)
         if self._records:
@@ -104,6 +142,11 @@ class Session:
         if self._store:
             hooks.append(every(recipe.checkpoints.every, lambda _: self._save(), start=start))
         return hooks
+
+    def _look(self, report: StepReport) -> None:
+        self._latest = report.progress
+        if self._kept and report.refusal and report.refusal.culprits:
+            self._kept.keep(report.refusal, report.step)
 
     def _validate(self, report: StepReport) -> None:
         result = self.evaluate("validation")
@@ -167,8 +210,15 @@ def check_needs_no_files(recipe: Recipe) -> None:
     """Refuse a recipe that asks for files where there is no workdir.
 
     Raises:
-        WorkdirError: checkpoints, summaries or metrics are asked for.
+        WorkdirError: checkpoints, summaries or metrics are asked for, or a policy that needs checkpoints.
     """
+    if recipe.nonfinite == "rollback":
+        raise WorkdirError(
+            "Without a workdir there is no checkpoint to go back to.",
+            given="nonfinite=rollback",
+            expected="a workdir, or another policy",
+            mend="name a --workdir, or add --set nonfinite=skip",
+        )
     watch = recipe.watch
     asked = {
         "checkpoints.every": recipe.checkpoints.every,
@@ -189,3 +239,10 @@ def check_needs_no_files(recipe: Recipe) -> None:
 def _crew(worker: Worker, num_towers: int) -> str:
     towers = f"{num_towers} tower{'s' if num_towers > 1 else ''}"
     return f"{towers} on {worker.num_workers} worker{'s' if worker.num_workers > 1 else ''}"
+
+
+def _rest(end: End | None, latest: Progress | None) -> End | None:
+    """What is left of an end after some steps of a start: its hours go on, whatever is done again."""
+    if latest is None or not isinstance(end, Hours):
+        return end
+    return Hours(max(end.count - latest.elapsed_seconds / 3600, 1e-9))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,8 +40,8 @@ def explain(
         mine = [_look_into(host, losses, batch, tower, sums, worker) for tower in suspects(host, sums)]
     guilty = [line for line in mine if line]
     found = [line for lines in worker.group.gather(guilty) for line in lines]
-    part = batch.rows(slice(None), batch.towers) if guilty else None
-    return Refusal(batch.position, outcome.unfit, tuple(found) or (NO_TOWER,), part)
+    # A copy: the batch itself is about to hold the report that holds this.
+    return Refusal(batch.position, outcome.unfit, tuple(found) or (NO_TOWER,), copy(batch) if guilty else None)
 
 
 def suspects(host: TowerHost, sums: TreeSum) -> list[int]:
@@ -62,20 +63,25 @@ def act(state: TrainState, outcome: Outcome, refusal: Refusal, *, is_chief: bool
         if is_chief:
             log.info("the gradients overflow in fp16: the loss scale is %g now", state.loss_scale.value)
         return
-    where = f"{', '.join(refusal.reasons)}; from {'; '.join(refusal.culprits)}"
     skips, budget = state.nonfinite == "skip", state.nonfinite_budget
     if skips and state.num_refused <= budget:
         if is_chief:
-            count = f"{state.num_refused} of at most {budget}"
-            log.warning("the update after step %d is not finite, and was skipped: %s (%s)", state.step, where, count)
+            count, why = f"{state.num_refused} of at most {budget}", in_short(refusal)
+            log.warning("the update after step %d is not finite, and was skipped: %s (%s)", state.step, why, count)
         return
     spent = f" after {budget} that were skipped" if skips else ""
     raise NonFiniteError(
         f"The update after step {state.step} is not finite{spent}; nothing was changed.",
-        given=where,
+        given=f"{', '.join(refusal.reasons)}; from {'; '.join(refusal.culprits)}",
         expected="finite losses and gradients",
         mend=_mend(state),
     ).about(refusal)
+
+
+def in_short(refusal: Refusal) -> str:
+    """What is not finite, and where that came from: enough for a line of the log."""
+    more = f" (and {len(refusal.reasons) - 1} more)" if len(refusal.reasons) > 1 else ""
+    return f"{refusal.reasons[0]}{more}; from {'; '.join(refusal.culprits)}"
 
 
 def _mend(state: TrainState) -> str:

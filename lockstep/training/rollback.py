@@ -1,0 +1,92 @@
+"""Going back to the last checkpoint, and on from there without the batch that was not finite."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from lockstep.checkpoints.store import Store
+from lockstep.data.loader import Loader
+from lockstep.errors import CheckpointError, InputError, NonFiniteError
+from lockstep.training.refusals import in_short
+from lockstep.training.resume import States, take_up
+from lockstep.training.state import TrainState
+from lockstep.types import Refusal
+from lockstep.workers.rank import join
+
+log = logging.getLogger("lockstep")
+
+
+def rollback(states: States, loader: Loader, workdir: str | Path | Store, error: NonFiniteError) -> int:
+    """Take up the newest intact checkpoint, and leave the batch of the error out of the stream from now on.
+
+    What follows is the run that was told from the start to skip that batch. All workers call it together, where they
+    have caught the error, and begin their loop anew: `batches` and `train_steps` called before still have the old
+    stream. What is skipped is saved with the next checkpoint; a run that is killed before comes to the batch again.
+
+    Args:
+        states: one state, or several by name, as they are saved.
+        loader: the one that the batch came from.
+        workdir: the run's folder, or its store.
+        error: what the attempt has raised.
+
+    Returns:
+        The step of the checkpoint.
+
+    Raises:
+        NonFiniteError: more batches would be skipped than the `nonfinite_budget` of the states allows; nothing has
+            changed.
+        CheckpointError: there is no checkpoint, none is intact, or it does not fit the states.
+        InputError: the error does not come from an attempt, or the batch was to be skipped already.
+    """
+    refusal = _refusal(error)
+    budget = min(state.nonfinite_budget for state in ([states] if isinstance(states, TrainState) else states.values()))
+    _check(refusal, loader, budget, error)
+    checkpoint = take_up(states, loader, workdir)
+    if checkpoint is None:
+        raise CheckpointError(
+            "There is no checkpoint to go back to.",
+            given=f"a batch at position {refusal.position} that is not finite, and {workdir} without checkpoints",
+            expected="a checkpoint saved before it",
+            mend="save before the first step: save(state, loader, workdir)",
+        ) from error
+    loader.skip(refusal.position)
+    if join().is_chief:
+        log.warning(
+            "%s Going back to step %d, position %d, and on without the batch at position %d (%s): %s",
+            error.what,
+            checkpoint.step,
+            loader.position,
+            refusal.position,
+            f"{len(loader.skipped)} of at most {budget}",
+            in_short(refusal),
+        )
+    return checkpoint.step
+
+
+def _refusal(error: NonFiniteError) -> Refusal:
+    if error.refusal is None:
+        raise InputError(
+            "This error does not say which batch was not finite.",
+            given=f"a {type(error).__name__} without a refusal",
+            expected="the error that train_step or train_steps has raised",
+            mend="pass on what was caught: except ls.NonFiniteError as error",
+        ) from error
+    return error.refusal
+
+
+def _check(refusal: Refusal, loader: Loader, budget: int, error: NonFiniteError) -> None:
+    if refusal.position in loader.skipped:
+        raise InputError(
+            "A batch has come that was to be skipped.",
+            given=f"the batch at position {refusal.position}, skipped: {', '.join(map(str, loader.skipped))}",
+            expected="batches from `batches` or `train_steps`, called after the last rollback",
+            mend="begin the loop anew after each rollback",
+        ) from error
+    if len(loader.skipped) >= budget:
+        raise NonFiniteError(
+            f"Another batch is not finite, and no more than {budget} may be skipped.",
+            given=error.given,
+            expected="no more batches that are not finite than the nonfinite_budget",
+            mend="lower the learning rate, clip the gradients, look at these examples, or raise nonfinite_budget",
+        ).about(refusal) from error
