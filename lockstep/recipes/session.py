@@ -137,7 +137,9 @@ class Session:
             stack.callback(console.close)
             hooks.append(console)
         if self._records:
+            parts = self._parts
             hooks += self._records.hooks(start)
+            hooks += self._records.observe(parts.state, parts.towers, start, parts.loader.batch_size)
         hooks.append(every(recipe.evaluate.every, self._validate, start=start))
         if self._store:
             hooks.append(every(recipe.checkpoints.every, lambda _: self._save(), start=start))
@@ -225,6 +227,9 @@ def check_needs_no_files(recipe: Recipe) -> None:
         "watch.summaries": watch.summaries,
         "watch.metrics": watch.metrics,
         "watch.images": watch.images,
+        "watch.gradients": watch.gradients,
+        "watch.variables": watch.variables,
+        "watch.activations": watch.activations,
     }
     wanted = [f"{field}={interval}" for field, interval in asked.items() if getattr(interval, "amount", interval)]
     if wanted:
