@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lockstep.training.hooks import every
     from lockstep.training.loop import batches, train, train_steps
     from lockstep.training.resume import resume, save
+    from lockstep.training.rollback import rollback
     from lockstep.training.smoothing import LossAverage
     from lockstep.training.state import TrainState
     from lockstep.training.step import train_step
@@ -58,6 +59,7 @@ _HOMES = {
     "lockstep.training.hooks": ["every"],
     "lockstep.training.loop": ["batches", "train", "train_steps"],
     "lockstep.training.resume": ["resume", "save"],
+    "lockstep.training.rollback": ["rollback"],
     "lockstep.training.smoothing": ["LossAverage"],
     "lockstep.training.state": ["TrainState"],
     "lockstep.training.step": ["train_step"],
@@ -103,6 +105,7 @@ __all__ = [
     "models",
     "optim",
     "resume",
+    "rollback",
     "save",
     "train",
     "train_step",

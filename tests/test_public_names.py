@@ -47,6 +47,7 @@ PUBLIC = [
     "models",
     "optim",
     "resume",
+    "rollback",
     "save",
     "train",
     "train_step",

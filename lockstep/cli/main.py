@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from lockstep import __version__
-from lockstep.errors import LockstepError
+from lockstep.errors import InputError, LockstepError
 from lockstep.reporting.log import configure
 
 EXIT_CODES = """exit codes:
@@ -101,5 +101,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = command.run(arguments, given)
     except LockstepError as error:
         logging.getLogger("lockstep").error("%s", error)
-        return 2
+        return 2 if isinstance(error, InputError) else 1
     return code

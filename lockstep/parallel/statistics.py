@@ -70,6 +70,10 @@ class Statistics:
                 values.copy_(total)
         return self._values.views
 
+    def fit(self, sums: Sequence[Tensor]) -> bool:
+        """Whether what the towers have changed is finite, where it is averaged; a mask may well hold infinities."""
+        return all(bool(total.isfinite().all()) for total in sums if self._is_averaged(total))
+
     def check(self) -> None:
         """Refuse a model that has replaced a buffer, or made one, while it ran."""
         if not self._buffers and self._checked:

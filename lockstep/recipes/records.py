@@ -17,6 +17,7 @@ from lockstep.training.hooks import every
 from lockstep.training.loop import Hook
 from lockstep.training.observe import ActivationSource, GradientSource, Observer, Source, VariableSource
 from lockstep.training.state import TrainState
+from lockstep.types import StepReport
 
 
 class Records:
@@ -30,7 +31,15 @@ class Records:
 
     def hooks(self, start: Progress) -> list[Hook]:
         """What is to see each report."""
-        return [every(self._watch.metrics, self._metrics.write, start=start), self._summaries]
+        when_due = every(self._watch.metrics, self._metrics.write, start=start)
+
+        def write(report: StepReport) -> None:
+            if report.refused and self._watch.metrics.amount:
+                self._metrics.write(report)  # a refused attempt is at the step of the one before, and never due
+            else:
+                when_due(report)
+
+        return [write, self._summaries]
 
     def observe(self, state: TrainState, towers: Towers, start: Progress, batch_size: int) -> Sequence[Hook]:
         """What is to see each report too, where the recipe wants to know more of the update than its scalars.

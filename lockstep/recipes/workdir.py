@@ -6,6 +6,7 @@ history.jsonl     each start, with the step it started from and what had changed
 checkpoints/      one folder a checkpoint
 metrics.jsonl     losses, learning rate, evaluations
 summaries/        the same for TensorBoard
+refused/          batches that were not finite, to be looked at
 .lock             held while the run is going on
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -24,6 +25,17 @@ class Attempt:
     """What the gradients are still to be divided by."""
     shared: bool = False
     """Other workers read the same tensors: nothing may change them in place."""
+    statistics_fit: bool = True
+    """What the towers change in the buffers is finite."""
+
+    def is_finite(self) -> bool:
+        """Whether all there is of it is finite, looked at tensor by tensor."""
+        gradients = all(bool(g.isfinite().all()) for g in self.gradients if g is not None)
+        return gradients and self.statistics_fit and all(map(math.isfinite, self.losses.values()))
+
+    def overflowed(self, losses: Mapping[str, float]) -> bool:
+        """Whether it may be the loss scale's fault that something is not finite: never where a loss is not."""
+        return self.loss_scale != 1.0 and all(map(math.isfinite, losses.values()))
 
 
 class Outcome(NamedTuple):

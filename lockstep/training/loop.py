@@ -100,7 +100,12 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
         return
     mine = deal(towers.count, worker.num_workers)[worker.rank]
     worker.pulse.at(now.step, "data")
-    for batch in loader.batches(mine, towers.count, worker.device):
+
+    def is_past_the_end(position: int) -> bool:
+        # Asked for the next batch, which is not where the last one ended if some in between are skipped.
+        return until is not None and until.reached(now._replace(position=position), loader.batch_size)
+
+    for batch in loader.batches(mine, towers.count, worker.device, stop=is_past_the_end):
         yield batch
         report = batch.report
         if report is None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from lockstep.checks import check_one_of, check_type, wrong_type
-from lockstep.errors import CheckpointError, InputError
+from lockstep.checks import check_one_of, check_range, check_type, wrong_type
+from lockstep.errors import InputError
 from lockstep.losses.regularization import L1, L2
 from lockstep.optim.averages import MovingAverage
 from lockstep.optim.by_name import ByName
@@ -23,8 +23,10 @@ from lockstep.selection import Patterns
 from lockstep.training.attempt import Attempt, Outcome
 from lockstep.training.loss_scale import LossScale
 from lockstep.training.matches import matches
+from lockstep.training.saved import check_fits
 from lockstep.training.smoothing import LossAverage, SmoothedLosses
 from lockstep.training.trained import choose_trained
+from lockstep.training.unfit import unfit_in_words, unfit_penalty
 
 Nonfinite = Literal["stop", "skip", "rollback", "off"]
 Update = Callable[[nn.Module, int], Mapping[str, Tensor]]
@@ -81,7 +83,8 @@ class TrainState:
         name: str = "model",
     ) -> None:
         check_type("model", model, nn.Module, expected="a torch.nn.Module", mend="pass the module to train")
-        check_one_of("nonfinite", nonfinite, ("stop", "skip", "rollback", "off"))
+        check_one_of("nonfinite", nonfinite, get_args(Nonfinite))
+        check_range("nonfinite_budget", nonfinite_budget, 0, math.inf)
         self.optimizer = _optimizer(optimizer)
         self.step = 0
         self.model = model.train()
@@ -122,7 +125,8 @@ class TrainState:
         rates = self._optimizer.learning_rates(self.step)
         losses, gradients = self._regularized(attempt)
         norm = gradients.norm
-        if self.nonfinite != "off" and not (math.isfinite(norm) and all(map(math.isfinite, losses.values()))):
+        fit = attempt.statistics_fit and math.isfinite(norm) and all(map(math.isfinite, losses.values()))
+        if self.nonfinite != "off" and not fit:
             return self._refused(Outcome(rates, norm, losses), gradients, attempt)
         changes = [change for update in self._updates for change in self._changes(update)]
         for transform in self._transforms:
@@ -178,15 +182,20 @@ class TrainState:
         return changes
 
     def _refused(self, outcome: Outcome, gradients: Gradients, attempt: Attempt) -> Outcome:
-        """Count the refusal: against the loss scale, where a smaller one may help, else against the budget."""
-        losses = [f"loss {name!r} is {value}" for name, value in outcome.losses.items() if not math.isfinite(value)]
-        overflowed = not losses and attempt.loss_scale != 1.0 and self.loss_scale.can_shrink
+        """Count the refusal: against the loss scale, where a smaller one may help, else against the budget.
+
+        Raises:
+            NonFiniteError: the penalty alone is not finite, for which no batch is to blame.
+        """
+        if self._regularization and attempt.is_finite():
+            raise unfit_penalty({name: self.parameters[name] for name in self.penalised})
+        overflowed = attempt.overflowed(outcome.losses) and self.loss_scale.can_shrink
         if overflowed:
             self.loss_scale.shrink()
         else:
             self.num_refused += 1
-        unfit = [*losses, *_unfit_gradients(gradients)] or ["the gradients are finite, and their global norm is not"]
-        return outcome._replace(unfit=tuple(unfit), overflowed=overflowed)
+        unfit = unfit_in_words(outcome.losses, gradients, statistics_fit=attempt.statistics_fit)
+        return outcome._replace(unfit=unfit, overflowed=overflowed)
 
     @property
     def kernels(self) -> str:
@@ -246,17 +255,7 @@ class TrainState:
             CheckpointError: a tensor is missing, left over, or of another shape or dtype.
         """
         own, slots = self.sections(), sections.get("slots", {})
-        wanted = {**own, "slots": self._optimizer.expects(slots)}
-        problems = [
-            line for name, tensors in wanted.items() for line in _compare(name, tensors, sections.get(name, {}))
-        ]
-        if problems:
-            raise CheckpointError(
-                "The checkpoint does not fit this model and optimizer.",
-                given="; ".join(problems[:10]) + (f"; and {len(problems) - 10} more" if len(problems) > 10 else ""),
-                expected="the same names, shapes and dtypes",
-                mend="resume with the model, optimizer and average of the run, or train in another workdir",
-            )
+        check_fits({**own, "slots": self._optimizer.expects(slots)}, sections)
         with torch.no_grad():
             for section in ("parameters", "buffers", "average"):
                 for name, tensor in own[section].items():
@@ -284,25 +283,3 @@ def _optimizer(given: Any) -> Optimizer:
             )
     optimizer: Optimizer = ByName(given) if isinstance(given, Mapping) else given
     return optimizer
-
-
-def _unfit_gradients(gradients: Gradients) -> list[str]:
-    """The gradients that are not finite, in words; eight at most."""
-    names = [
-        f"gradient of {name!r}"
-        for name, gradient in zip(gradients.names, gradients.tensors, strict=True)
-        if gradient is not None and not gradient.isfinite().all()
-    ]
-    return names[:8] + ([f"{len(names) - 8} gradients more"] if len(names) > 8 else [])
-
-
-def _compare(section: str, own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> list[str]:
-    lines = [f"{section}: {name!r} is missing" for name in own.keys() - saved.keys()]
-    lines += [f"{section}: {name!r} is not in the model" for name in saved.keys() - own.keys()]
-    for name in own.keys() & saved.keys():
-        wanted, found = own[name], saved[name]
-        if wanted.shape != found.shape or wanted.dtype != found.dtype:
-            lines.append(
-                f"{section}: {name!r} is {tuple(found.shape)} {found.dtype}, not {tuple(wanted.shape)} {wanted.dtype}"
-            )
-    return sorted(lines)

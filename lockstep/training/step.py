@@ -176,8 +176,17 @@ class BoundStep:
             rows[index], gradients[index] = rows_of(total.tensors[index], mark)
         if missing:
             gradients = self._without_missing(gradients)
-        statistics = self._host.statistics.combined(total.tensors[num_gradients + len(sparse) :])
-        return Attempt(gradients, statistics, losses, rows, loss_scale, self._exchange.shares_result)
+        changes = total.tensors[num_gradients + len(sparse) :]
+        statistics = self._host.statistics
+        return Attempt(
+            gradients,
+            statistics.combined(changes),
+            losses,
+            rows,
+            loss_scale,
+            self._exchange.shares_result,
+            statistics.fit(changes),
+        )
 
     def _cut_for_others(self, batch: Batch) -> InputError:
         return InputError(

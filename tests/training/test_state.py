@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 
 import lockstep as ls
+from lockstep.losses import L2
 from lockstep.training.attempt import Attempt
 
 
@@ -126,3 +128,24 @@ def test_channels_last_moves_weights_and_all_that_is_kept_for_them() -> None:
     kept = [t for members in state.sections().values() for t in members.values() if t.ndim == 4]
     assert len(kept) == 3
     assert all(t.is_contiguous(memory_format=torch.channels_last) for t in kept)
+
+
+def test_statistics_that_are_not_finite_are_not_committed() -> None:
+    state = make_state(nonfinite="skip")
+    before = everything(state)
+    outcome = state.apply(dataclasses.replace(attempt(state), statistics_fit=False))
+    assert outcome.unfit == ("the batch-norm statistics",)
+    assert all(torch.equal(before[name], tensor) for name, tensor in everything(state).items())
+
+
+def test_a_penalty_that_is_not_finite_ends_the_run_whatever_the_policy() -> None:
+    state = make_state(nonfinite="skip", regularization=[L2(1e-4)])
+    state.model.get_parameter("2.weight").data[0, 0] = math.nan
+    with pytest.raises(ls.NonFiniteError, match=r"penalty on the parameters is not finite.*\n.*2.weight"):
+        state.apply(attempt(state))
+    assert state.step == 0
+
+
+def test_a_negative_budget_is_refused() -> None:
+    with pytest.raises(ls.InputError, match="nonfinite_budget is out of range"):
+        make_state(nonfinite_budget=-1)
