@@ -47,7 +47,7 @@ class Loader:
     (chosen from the cores if None), `prefetch` batches each; one that reads from memory is read in the trainer's own.
 
     Raises:
-        InputError: a parameter is out of range, or there is no such order.
+        InputError: a parameter is out of range, there is no such order, or it is that of another number of examples.
         DataError: the reader holds no examples.
     """
 
@@ -83,17 +83,14 @@ class Loader:
         self.seed = seed
         self.order = order_of(order)
         self.augment: Sequence[Augment] = augment if isinstance(augment, Sequence) else [augment] if augment else []
+        self.epoch_size = self.order.epoch_size(len(reader))
+        """Positions in an epoch: as many as the reader has examples, or as an order that repeats some says."""
         self.num_processes = num_processes
         self.prefetch = prefetch
         self.position = 0
         """The next example due: everything before it was attempted, whatever has been read ahead."""
         self.skipped: list[int] = []
         """Where the batches start that are left out of the stream, ascending; see `skip`."""
-
-    @property
-    def epoch_size(self) -> int:
-        """Examples in an epoch."""
-        return len(self.reader)
 
     def skip(self, position: int) -> None:
         """Leave the batch that starts at a position out of the stream; on all workers alike.
@@ -179,13 +176,13 @@ class Loader:
         position = index, alike in every pass. The stream's own position does not move.
         """
         _check_positive(micro_batch=micro_batch, num_workers=num_workers)
-        starts = range(rank * micro_batch, self.epoch_size, num_workers * micro_batch)
+        starts = range(rank * micro_batch, len(self.reader), num_workers * micro_batch)
         source = self._source(map(partial(self._evaluation_rows, micro_batch), starts), num_workers)
         return _delivered(source, starts, device, partial(self._evaluation_batch, micro_batch))
 
     def example_ids(self, position: int, count: int) -> list[str]:
         """Names of the `count` examples from `position` of the stream on."""
-        indices = self.order.indices(np.arange(position, position + count), self.epoch_size, self.seed)
+        indices = self.order.indices(np.arange(position, position + count), len(self.reader), self.seed)
         return [self.reader.example_id(int(index)) for index in indices]
 
     def _training_batch(self, towers: range, fields: Fields, position: int) -> Batch:
@@ -196,7 +193,7 @@ class Loader:
 
     def _evaluation_batch(self, micro_batch: int, fields: Fields, position: int) -> EvaluationBatch:
         batch = self._batch(EvaluationBatch, fields, position, micro_batch, range(1))
-        batch.valid = min(micro_batch, self.epoch_size - position)
+        batch.valid = min(micro_batch, len(self.reader) - position)
         return batch
 
     def _batch(self, kind: type[AnyBatch], fields: Fields, position: int, batch_size: int, towers: range) -> AnyBatch:
@@ -218,11 +215,11 @@ class Loader:
         while True:
             some = np.fromiter(islice(starts, batches_at_once), np.int64)
             positions = some[:, None] + offsets
-            indices = self.order.indices(positions.ravel(), self.epoch_size, self.seed).reshape(positions.shape)
+            indices = self.order.indices(positions.ravel(), len(self.reader), self.seed).reshape(positions.shape)
             yield from map(_Rows, positions, indices)
 
     def _evaluation_rows(self, micro_batch: int, start: int) -> _Rows:
-        indices = np.minimum(np.arange(start, start + micro_batch), self.epoch_size - 1)
+        indices = np.minimum(np.arange(start, start + micro_batch), len(self.reader) - 1)
         return _Rows(indices, indices)
 
     def _source(self, rows: Iterator[_Rows], num_workers: int) -> Generator[Fields, None, None]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.order import Sequential, Shuffled, order_of
+from lockstep.data.order import Order, Sequential, Shuffled, order_of
 from lockstep.errors import InputError
 
 SEEDS = st.integers(-(2**63), 2**64 - 1)
@@ -69,6 +69,24 @@ def test_sequential_repeats_the_order_of_the_reader() -> None:
 def test_orders_are_values_with_names() -> None:
     assert order_of("shuffled") == Shuffled() == order_of(Shuffled())
     assert order_of("sequential") == Sequential() != Shuffled()
+
+
+@pytest.mark.parametrize("order", [Sequential(), Shuffled()])
+def test_these_orders_show_each_example_once_an_epoch(order: Order) -> None:
+    assert order.is_exactly_once
+    assert order.epoch_size(7) == 7
+
+
+def test_what_is_no_order_is_refused() -> None:
+    for order, found in ((Shuffled, "the class Shuffled"), (5, "int")):
+        with pytest.raises(InputError) as caught:
+            order_of(order)
+        assert str(caught.value) == (
+            "order is of the wrong type.\n"
+            f"  given:    order is {found}\n"
+            "  expected: a name, or an order: it has indices, epoch_size and is_exactly_once\n"
+            '  mend:     give "shuffled", "sequential", or an order such as BlockShuffled(block_size=32)'
+        )
 
 
 def test_an_unknown_order_is_refused() -> None:
