@@ -146,7 +146,8 @@ def _checked_weights(weights: Values) -> Float64s:
             mend="give the examples that shall come a weight above 0",
         )
     scaled: Float64s = array.astype(np.float64)
-    return scaled / scaled.max()
+    scaled /= scaled.max()
+    return scaled
 
 
 def _checked_labels(labels: Values) -> npt.NDArray[Any]:
