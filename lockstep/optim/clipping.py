@@ -84,7 +84,7 @@ class ClipValue:
         if large:
             clipped = torch._foreach_clamp_min(_present(gradients, large), -self.max_value)
             torch._foreach_clamp_max_(clipped, self.max_value)
-            gradients.put(dict(zip(large, clipped, strict=True)))
+            gradients.put(dict(zip(large, clipped, strict=True)), owned=True)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,8 @@ class AdaptiveClip:
         if divisors:
             before = _present(gradients, divisors)
             clipped = torch._foreach_div(before, list(divisors.values()))
-            gradients.put({i: c.to(b.dtype) for i, c, b in zip(divisors, clipped, before, strict=True)})
+            new = {i: c.to(b.dtype) for i, c, b in zip(divisors, clipped, before, strict=True)}
+            gradients.put(new, owned=True)
 
 
 def unit_norms(tensor: Tensor) -> Tensor:

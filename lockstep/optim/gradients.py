@@ -15,8 +15,9 @@ from lockstep.errors import InputError
 class Gradients:
     """The aggregated gradients of one attempt, in the order of the parameters.
 
-    The tensors may belong to the exchange, and other workers may be reading them: a transform puts new tensors in their
-    place and changes none. A division of all of them alike is kept back, for a fused update makes it on the way.
+    The tensors may be anybody's: the exchange's, of which other workers read, or what the backward pass has kept. A
+    transform puts new ones in their place and changes none. A division of all of them alike is kept back, for a fused
+    update makes it on the way. After the update they are used up: who is to keep one keeps a clone.
 
     Args:
         names: of the parameters.
@@ -24,7 +25,7 @@ class Gradients:
             these rows alone, shape (rows, ...).
         divisor: what all of them are still to be divided by: the scale of a mixed precision loss.
         rows: the rows of the parameters with sparse gradients, by index, shape (rows,), each row once.
-        shared: another worker reads these tensors too.
+        owned: nobody else holds the tensors, and no two share memory: they may be used up.
     """
 
     def __init__(
@@ -34,27 +35,24 @@ class Gradients:
         *,
         divisor: float = 1.0,
         rows: Mapping[int, Tensor] | None = None,
-        shared: bool = False,
+        owned: bool = False,
     ) -> None:
         self.names = names
         self.rows: Mapping[int, Tensor] = rows or {}
-        self._tensors = list(tensors)
+        self._tensors = tuple(tensors)
         self._divisor = divisor
-        self._shared = shared
+        self._owned = owned
         self._norms: list[float] | None = None
+        self._is_watched = False
+        self._read: list[tuple[tuple[Tensor | None, ...], list[int]]] = []
 
     @property
-    def tensors(self) -> list[Tensor | None]:
+    def tensors(self) -> Sequence[Tensor | None]:
         """The gradients as they are now; to change one, `put` another in its place."""
-        if self._divisor != 1.0:
-            present = {i: g for i, g in enumerate(self._tensors) if g is not None}
-            divided = torch._foreach_div(list(present.values()), self._divisor) if present else ()
-            for index, gradient in zip(present, divided, strict=True):
-                self._tensors[index] = gradient
-            if self._norms is not None:
-                self._norms = [norm / self._divisor for norm in self._norms]
-            self._divisor, self._shared = 1.0, False
-        return self._tensors
+        tensors = self._divided()
+        if self._is_watched and (not self._read or self._read[-1][0] is not tensors):
+            self._read.append((tensors, _versions(tensors)))
+        return tensors
 
     @property
     def norms(self) -> list[float]:
@@ -74,54 +72,83 @@ class Gradients:
         """Divide every gradient by a number above 0."""
         self._divisor *= divisor
 
-    def put(self, tensors: Mapping[int, Tensor]) -> None:
-        """Put other gradients in the place of some, by index; they are used up like those they replace.
+    def put(self, tensors: Mapping[int, Tensor], *, owned: bool = False) -> None:
+        """Put other gradients in the place of some, by index.
+
+        Args:
+            tensors: they are left as they are.
+            owned: nobody else holds them, and no two share memory: they may be used up instead.
 
         Raises:
             InputError: there is no gradient in a place, or one of another shape, dtype or device.
         """
-        current = self.tensors
-        for index, gradient in tensors.items():
-            current[index] = _in_place_of(current[index], gradient, self.names[index])
+        current = self._divided()
+        self._replace({i: _in_place_of(current[i], g, self.names[i]) for i, g in tensors.items()}, owned=owned)
         self._norms = None
-        self._shared = True  # what comes from outside may be a part of anything
 
     def multiply(self, factors: Mapping[int, float]) -> None:
         """Multiply some gradients, each by a number of its own; an index without a gradient is passed over."""
         some = {i: f for i, f in factors.items() if self._tensors[i] is not None}
         if not some:
             return
-        current = self.tensors
+        current = self._divided()
         scaled = torch._foreach_mul([g for i in some if (g := current[i]) is not None], list(some.values()))
-        for index, gradient in zip(some, scaled, strict=True):
-            current[index] = gradient
+        self._replace(dict(zip(some, scaled, strict=True)), owned=True)
         if self._norms is not None:
             self._norms = [norm * abs(some.get(index, 1.0)) for index, norm in enumerate(self._norms)]
 
     def subset(self, indices: Sequence[int]) -> Gradients:
         """Those of some parameters, in this order."""
-        rows = {place: self.rows[index] for place, index in enumerate(indices) if index in self.rows}
         return Gradients(
             [self.names[i] for i in indices],
             [self._tensors[i] for i in indices],
             divisor=self._divisor,
-            rows=rows,
-            shared=self._shared or self._overlap(),  # of two that are one tensor, each may go to another subset
+            rows={place: self.rows[index] for place, index in enumerate(indices) if index in self.rows},
+            owned=self._owned,
         )
 
-    def to_divide(self) -> tuple[list[Tensor | None], float]:
-        """The gradients as they lie there, to be used up, and what they are still to be divided by.
+    def to_divide(self) -> tuple[Sequence[Tensor | None], float]:
+        """The gradients to be used up, as they lie there, and what they are still to be divided by.
 
-        Where they may not be changed in place (another worker reads them, or two are one tensor), nothing is left to
-        divide by.
+        Where somebody else may hold one of them, nothing is left to divide by: then they stay as they are.
         """
-        if self._divisor != 1.0 and (self._shared or self._overlap()):
-            return self.tensors, 1.0
-        return self._tensors, self._divisor
+        return (self._tensors, self._divisor) if self._owned else (self._divided(), 1.0)
 
-    def _overlap(self) -> bool:
-        places = [g.data_ptr() for g in self._tensors if g is not None]
-        return len(set(places)) < len(places)
+    def watch(self) -> None:
+        """Note from now on which tensors are read, for `changed`."""
+        self._is_watched = True
+
+    def changed(self) -> list[str]:
+        """The parameters whose gradients were changed in place after they were read; the watch ends."""
+        changed = [
+            name
+            for tensors, versions in self._read
+            for name, before, now in zip(self.names, versions, _versions(tensors), strict=True)
+            if before != now
+        ]
+        self._is_watched, self._read = False, []
+        return changed
+
+    def _divided(self) -> tuple[Tensor | None, ...]:
+        """The gradients with the division made that was kept back."""
+        if self._divisor != 1.0:
+            present = {i: g for i, g in enumerate(self._tensors) if g is not None}
+            divided = torch._foreach_div(list(present.values()), self._divisor) if present else ()
+            self._replace(dict(zip(present, divided, strict=True)), owned=True)
+            if self._norms is not None:
+                self._norms = [norm / self._divisor for norm in self._norms]
+            self._divisor = 1.0
+        return self._tensors
+
+    def _replace(self, tensors: Mapping[int, Tensor], *, owned: bool) -> None:
+        kept = [g for i, g in enumerate(self._tensors) if i not in tensors and g is not None]
+        self._tensors = tuple([tensors.get(i, g) for i, g in enumerate(self._tensors)])
+        self._owned = owned and (self._owned or not kept)
+
+
+def _versions(tensors: Sequence[Tensor | None]) -> list[int]:
+    """How often torch has changed each in place; of what was made in inference mode it does not know."""
+    return [0 if g is None or g.is_inference() else g._version for g in tensors]
 
 
 def _in_place_of(old: Tensor | None, new: Tensor, name: str) -> Tensor:

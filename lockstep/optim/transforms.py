@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol, cast
 
 from torch import Tensor
@@ -23,7 +24,10 @@ class GradientTransform(Protocol):
 
 
 def bound(transform: GradientTransform | BoundTransform, parameters: Mapping[str, Tensor]) -> BoundTransform:
-    """A transform ready to use: values are bound, a function of one's own `(gradients, step)` is used as it is."""
+    """A transform ready to use: values are bound, a function of one's own `(gradients, step)` is used as it is.
+
+    It raises an InputError where it has changed a gradient in place instead of putting another one.
+    """
     bind: Callable[[Mapping[str, Tensor]], BoundTransform] | None = getattr(transform, "bind", None)
     if isinstance(transform, type) or not (bind or callable(transform)):
         raise InputError(
@@ -32,4 +36,18 @@ def bound(transform: GradientTransform | BoundTransform, parameters: Mapping[str
             expected="a value such as ls.optim.ClipGlobalNorm(10.0), or a function (gradients, step)",
             mend="write the value with its arguments",
         )
-    return bind(parameters) if bind else cast("BoundTransform", transform)
+    function = bind(parameters) if bind else cast("BoundTransform", transform)
+    return partial(_watched, function, getattr(transform, "__qualname__", repr(transform)))
+
+
+def _watched(function: BoundTransform, name: str, gradients: Gradients, step: int) -> None:
+    gradients.watch()
+    function(gradients, step)
+    changed = gradients.changed()
+    if changed:
+        raise InputError(
+            f"A gradient transform has changed the gradient of {changed[0]!r} in place.",
+            given=name,
+            expected="a transform that puts new tensors in the place of gradients: others may hold these",
+            mend="write gradients.put({index: gradient * 10}), with a tensor of its own",
+        )

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -31,14 +31,14 @@ def gradients_of(tensors: list[Tensor | None], **options: Any) -> Gradients:
     return Gradients([f"p{i}" for i in range(len(tensors))], tensors, **options)
 
 
-def assert_same(found: list[Tensor | None], expected: list[Tensor | None]) -> None:
+def assert_same(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> None:
     assert [g is None for g in found] == [g is None for g in expected]
     for one, other in zip(found, expected, strict=True):
         if one is not None and other is not None:
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-def norms_of(tensors: list[Tensor | None]) -> list[float]:
+def norms_of(tensors: Sequence[Tensor | None]) -> list[float]:
     return [0.0 if g is None else float(g.square().sum().sqrt()) for g in tensors]
 
 
@@ -66,10 +66,12 @@ def perform(plain: list[Tensor | None], name: str, argument: Any) -> list[Tensor
 
 
 @settings(max_examples=50, deadline=None)
-@given(operations, st.floats(0.01, 100))
-def test_any_sequence_of_changes_is_that_of_a_plain_list(steps: list[tuple[str, Any]], divisor: float) -> None:
+@given(operations, st.floats(0.01, 100), st.booleans())
+def test_any_sequence_of_changes_is_that_of_a_plain_list(
+    steps: list[tuple[str, Any]], divisor: float, owned: bool
+) -> None:
     given_, untouched = started(), started()
-    gradients = gradients_of(given_, divisor=divisor)
+    gradients = gradients_of(given_, divisor=divisor, owned=owned)
     plain = perform(started(), "divide", divisor)
     for name, argument in steps:
         plain = perform(plain, name, argument)
@@ -111,43 +113,105 @@ def test_norms_that_were_read_before_follow_every_change(read: str) -> None:
     assert gradients.norms == pytest.approx([1.0, 2.0])
 
 
-def test_a_division_is_kept_back_until_the_tensors_are_wanted() -> None:
+def test_a_division_of_tensors_that_nobody_else_holds_is_kept_back_until_they_are_wanted() -> None:
     given_ = tensor(2.0)
-    gradients = gradients_of([given_])
+    gradients = gradients_of([given_], owned=True)
     gradients.divide(4.0)
     gradients.divide(2.0)
     gradients.multiply({})
     tensors, divisor = gradients.to_divide()
     assert tensors[0] is given_
     assert divisor == 8.0
+    assert gradients.subset([0]).to_divide() == ((given_,), 8.0)
     assert gradients.tensors[0].tolist() == [0.25]  # type: ignore[union-attr]
     assert gradients.to_divide()[1] == 1.0
     assert given_.tolist() == [2.0]
 
 
-def test_nothing_is_left_to_divide_where_others_read_the_tensors() -> None:
-    given_ = tensor(2.0)
-    gradients = gradients_of([given_], divisor=4.0, shared=True)
-    tensors, divisor = gradients.to_divide()
-    assert (tensors[0].tolist(), divisor, given_.tolist()) == ([0.5], 1.0, [2.0])  # type: ignore[union-attr]
+@pytest.mark.parametrize("pick", [lambda gradients: gradients, lambda gradients: gradients.subset([0, 1])])
+def test_nothing_is_left_to_divide_where_somebody_else_may_hold_a_tensor(pick: Callable[[Gradients], Any]) -> None:
+    held = tensor(2.0)
+    tensors, divisor = pick(gradients_of([held, held], divisor=4.0)).to_divide()
+    assert_same(tensors, [tensor(0.5), tensor(0.5)])
+    assert (divisor, held.tolist()) == (1.0, [2.0])
+    undivided = pick(gradients_of([held, held])).to_divide()
+    assert undivided == ((held, held), 1.0)
 
 
-def test_nothing_is_left_to_divide_where_two_gradients_are_one_tensor() -> None:
-    one = tensor(2.0)
-    tensors, divisor = gradients_of([one, one], divisor=4.0).to_divide()
-    assert (tensors, divisor) == ([tensor(0.5), tensor(0.5)], 1.0)
-    subset = gradients_of([one, one], divisor=4.0).subset([1])
-    assert subset.to_divide() == ([tensor(0.5)], 1.0)
+def divided_by_two(gradients: Gradients) -> tuple[Sequence[Tensor | None], float]:
+    gradients.divide(2.0)
+    return gradients.to_divide()
 
 
-def test_nothing_is_left_to_divide_where_a_transform_put_parts_of_one_tensor() -> None:
+@pytest.mark.parametrize("change", ["divide", "multiply", "put"])
+def test_what_we_have_made_ourselves_may_be_used_up(change: str) -> None:
+    held = tensor(6.0)
+    gradients = gradients_of([held, None, held])
+    if change == "divide":
+        gradients.divide(3.0)
+        assert gradients.tensors[0].tolist() == [2.0]  # type: ignore[union-attr]
+    elif change == "multiply":
+        gradients.multiply({0: 1 / 3, 1: 5.0, 2: 1 / 3})
+    else:
+        gradients.put({0: tensor(2.0), 2: tensor(2.0)}, owned=True)
+    assert divided_by_two(gradients) == ((tensor(2.0), None, tensor(2.0)), 2.0)
+
+
+@pytest.mark.parametrize("change", ["multiply", "put"])
+def test_beside_what_others_may_hold_what_we_have_made_is_not_used_up(change: str) -> None:
+    held = tensor(6.0)
+    gradients = gradients_of([held, held])
+    if change == "multiply":
+        gradients.multiply({0: 1 / 3})
+    else:
+        gradients.put({0: tensor(2.0)}, owned=True)
+    assert_same(divided_by_two(gradients)[0], [tensor(1.0), tensor(3.0)])
+    assert held.tolist() == [6.0]
+
+
+def test_what_a_transform_has_put_is_its_own() -> None:
     whole = tensor(1.0, 2.0, 3.0)
-    gradients = gradients_of([tensor(0.0, 0.0), tensor(0.0, 0.0)])
+    gradients = gradients_of([tensor(0.0, 0.0), tensor(0.0, 0.0)], owned=True)
     gradients.put({0: whole[:2], 1: whole[1:]})
     gradients.divide(2.0)
     assert gradients.to_divide()[1] == 1.0
     assert_same(gradients.tensors, [tensor(0.5, 1.0), tensor(1.0, 1.5)])
     assert whole.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_no_item_of_the_tensors_can_be_assigned() -> None:
+    gradients: Any = gradients_of([tensor(1.0)])
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        gradients.tensors[0] = tensor(2.0)
+
+
+def test_what_is_changed_in_place_while_watched_is_named() -> None:
+    gradients = gradients_of([tensor(1.0), None, tensor(2.0), tensor(3.0)], divisor=2.0)
+    gradients.tensors[0].add_(1.0)  # type: ignore[union-attr]
+    gradients.watch()
+    assert gradients.changed() == []
+    gradients.watch()
+    gradients.tensors[2].add_(1.0)  # type: ignore[union-attr]
+    new = tensor(5.0)
+    gradients.put({3: new.mul_(2.0)})
+    gradients.multiply({0: 3.0})
+    assert gradients.changed() == ["p2"]
+    gradients.tensors[2].add_(1.0)  # type: ignore[union-attr]
+    assert gradients.changed() == []
+    gradients.watch()
+    gradients.divide(2.0)
+    gradients.tensors[0].zero_()  # type: ignore[union-attr]
+    assert gradients.changed() == ["p0"]
+
+
+def test_of_what_was_made_in_inference_mode_no_change_is_known() -> None:
+    with torch.inference_mode():
+        made = tensor(1.0)
+        gradients = gradients_of([made, tensor(1.0)])
+        gradients.watch()
+        _ = gradients.tensors
+        made.mul_(2.0)
+        assert gradients.changed() == []
 
 
 @pytest.mark.parametrize("tensors", [[], [None, None]])
@@ -156,7 +220,7 @@ def test_there_may_be_no_gradient_at_all(tensors: list[Tensor | None]) -> None:
     gradients.multiply(dict.fromkeys(range(len(tensors)), 3.0))
     assert gradients.norm == 0.0
     assert gradients.norms == [0.0] * len(tensors)
-    assert gradients.tensors == tensors
+    assert gradients.tensors == tuple(tensors)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -371,7 +371,7 @@ def test_transforms_work_in_the_order_of_their_list(transforms: list[Any], moved
 @given(st.lists(st.sampled_from([*ALL, ClipNorm(0.5, "bias"), halve_first]), max_size=5), st.floats(1e-3, 1e3))
 def test_any_list_of_transforms_is_one_after_the_other(transforms: list[Any], scale: float) -> None:
     found, parameters = drawn(5), drawn(6)
-    together = Gradients(list(found), [g * scale for g in found.values()], divisor=scale, shared=True)
+    together = Gradients(list(found), [g * scale for g in found.values()], divisor=scale)
     apart: Mapping[str, Tensor | None] = found
     for transform in transforms:
         bound(transform, parameters)(together, 1)
@@ -379,6 +379,60 @@ def test_any_list_of_transforms_is_one_after_the_other(transforms: list[Any], sc
     tensors, divisor = together.to_divide()
     after = {name: None if g is None else g / divisor for name, g in zip(found, tensors, strict=True)}
     assert_close(after, apart, rtol=1e-10)
+
+
+class TimesTen:
+    """A value of one's own."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        self.in_place = in_place
+
+    def __repr__(self) -> str:
+        return f"TimesTen(in_place={self.in_place})"
+
+    def bind(self, parameters: Mapping[str, Tensor]) -> Callable[[Gradients, int], None]:
+        return self
+
+    def __call__(self, gradients: Gradients, step: int) -> None:
+        if self.in_place:
+            for gradient in gradients.tensors:
+                if gradient is not None:
+                    gradient.mul_(10.0)
+        gradients.put({i: g.mul(10.0) for i, g in enumerate(gradients.tensors) if g is not None})
+
+
+def doubled_in_place(gradients: Gradients, step: int) -> None:
+    gradients.tensors[1].mul_(2.0)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (doubled_in_place, r"changed the gradient of 'b' in place.*\n.*doubled_in_place\n.*others.*\n.*gradients\.put"),
+        (TimesTen(in_place=True), r"changed the gradient of 'a' in place.*\n.*TimesTen\(in_place=True\)"),
+    ],
+)
+@pytest.mark.parametrize("divisor", [1.0, 2.0])
+def test_a_transform_that_changes_a_gradient_in_place_is_refused(transform: Any, message: str, divisor: float) -> None:
+    gradients = Gradients(["a", "b"], [tensor(1.0), tensor(1.0)], divisor=divisor)
+    with pytest.raises(ls.InputError, match=message):
+        bound(transform, {})(gradients, 0)
+
+
+def test_a_value_of_ones_own_puts_others_in_the_place_of_gradients() -> None:
+    found = {"a": tensor(1.0), "b": None}
+    assert transformed([TimesTen(in_place=False)] * 2, found) == {"a": tensor(100.0), "b": None}
+
+
+@pytest.mark.parametrize("puts_it", [False, True])
+def test_a_tensor_that_others_hold_is_not_used_up_by_the_update(puts_it: bool) -> None:
+    constant = torch.full((1, 2), 8.0)
+    put: list[Any] = [lambda gradients, step: gradients.put({0: constant})] if puts_it else []
+    model = nn.Linear(2, 1, bias=False)
+    state = ls.TrainState(model, ls.optim.SGD(1.0), gradient_transforms=[*put, ClipGlobalNorm(1.0)])
+    state.apply(Attempt([torch.ones(1, 2) if puts_it else constant], (), {"loss": 1.0}))
+    assert state.kernels == "fused"
+    assert constant.tolist() == [[8.0, 8.0]]
 
 
 # Errors
@@ -421,13 +475,22 @@ def test_transforms_that_cannot_be_meant_are_refused(make: Callable[[], object],
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (None, r"multiplier of 'a' is of the wrong type.*\n.*NoneType\n.*function of the step that returns one"),
-        (math.inf, r"multiplier of 'a' is not finite.*\n.*inf\n.*\n.*or the function"),
+        (
+            None,
+            r"multiplier of 'a' after 7 updates cannot be used.*\n.*None, from .*lambda.*\n.*a finite number\n.*step 7",
+        ),
+        (math.inf, r"multiplier of 'a' after 7 updates cannot be used.*\n.*inf, from .*\n.*a finite number\n"),
+        (-math.inf, r"multiplier of 'a' after 7 updates cannot be used.*\n.*-inf, from "),
     ],
 )
 def test_what_a_function_returns_is_checked(returned: Any, message: str) -> None:
     with pytest.raises(ls.InputError, match=message):
-        transformed(ScaleGradients({"a": lambda step: returned}), {"a": tensor(1.0)})
+        transformed(ScaleGradients({"a": lambda step: returned}), {"a": tensor(1.0)}, step=7)
+
+
+def test_a_multiplier_may_be_negative_at_some_steps() -> None:
+    transform = ScaleGradients({"a": lambda step: -2.0 if step else 1})
+    assert transformed(transform, {"a": tensor(1.0)}, step=7) == {"a": tensor(-2.0)}
 
 
 @pytest.mark.parametrize("wrong", [3, "clip", ClipNorm, ClipGlobalNorm, None])
