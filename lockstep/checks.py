@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from lockstep.errors import InputError
 
@@ -24,14 +25,13 @@ def check_one_of(name: str, value: object, choices: Sequence[str]) -> None:
         )
 
 
-def check_range(name: str, value: float, low: float, high: float) -> None:
-    """Refuse a number outside of low <= value < high, and one that is none.
+def check_range(name: str, value: float, low: float, high: float = math.inf) -> None:
+    """Refuse what is no number, and one outside of low <= value < high. True and False are no numbers.
 
     Raises:
         InputError: naming the argument and the range.
     """
-    if not isinstance(value, int | float):
-        raise wrong_type(name, value, expected="a number", mend=f"give {name} as a number")
+    check_type(name, value, (int, float), expected="a number", mend=f"give {name} as a number")
     if not low <= value < high:
         raise InputError(
             f"{name} is out of range.",
@@ -42,11 +42,12 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
 
 
 def check_open_unit(name: str, value: float, *, mend: str) -> None:
-    """Refuse a number outside of 0 < value < 1: the decay of a moving average.
+    """Refuse what is no number above 0 and below 1: the decay of a moving average.
 
     Raises:
         InputError: naming the argument.
     """
+    check_type(name, value, (int, float), expected="a number above 0 and below 1", mend=mend)
     if not 0 < value < 1:
         raise InputError(
             f"{name} is out of range.",
@@ -56,14 +57,37 @@ def check_open_unit(name: str, value: float, *, mend: str) -> None:
         )
 
 
+def check_switch(name: str, value: object) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        InputError: naming the argument.
+    """
+    check_type(name, value, bool, expected="True or False", mend=f"write {name}=True, or leave it out")
+
+
 def check_type(name: str, value: object, kind: type | tuple[type, ...], *, expected: str, mend: str) -> None:
-    """Refuse a value of another type.
+    """Refuse a value of another type. True and False are of type bool alone, and no numbers.
 
     Raises:
         InputError: naming the argument, the type given and the one expected.
     """
-    if not isinstance(value, kind):
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise wrong_type(name, value, expected=expected, mend=mend)
+
+
+def check_all(name: str, values: object, kind: Any, *, mend: str) -> None:
+    """Refuse what is no list, and items of another type than `kind`.
+
+    Raises:
+        InputError: naming the argument, and the place of the item.
+    """
+    if not isinstance(values, list | tuple):
+        raise wrong_type(name, values, expected="a list", mend=mend)
+    for index, value in enumerate(values):
+        if not isinstance(value, kind) or isinstance(value, type):
+            raise wrong_type(f"{name}[{index}]", value, expected="a value that belongs there", mend=mend)
 
 
 def wrong_type(name: str, value: object, *, expected: str, mend: str) -> InputError:

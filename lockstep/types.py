@@ -90,7 +90,7 @@ class StepReport(NamedTuple):
     progress: Progress
     losses: Mapping[str, float]
     smoothed: Mapping[str, float]
-    """Moving averages (0.9, bias corrected) of the losses and of `total`."""
+    """Moving averages of the losses and of `total`, as the state's `loss_average` says."""
     metrics: Mapping[str, float]
     learning_rate: float
     """The rate this update used; that of the first optimizer, where there are several."""

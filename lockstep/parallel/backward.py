@@ -24,3 +24,20 @@ def gradients(total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor) -> tu
     # Outputs, their gradients, keep the graph, build a graph of the gradients, inputs, some may be unreachable.
     found: tuple[Tensor | None, ...] = _run((total,), (seed,), False, False, parameters, True, accumulate_grad=False)
     return found
+
+
+def own_gradients(total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor) -> tuple[Tensor | None, ...]:
+    """The same, as tensors that nobody else holds: torch copies what is held elsewhere when it accumulates a gradient.
+
+    What the parameters have as their `grad` is dropped.
+    """
+    for parameter in parameters:
+        parameter.grad = None
+    if _run is None:
+        torch.autograd.backward(total, seed, inputs=list(parameters))
+    else:
+        _run((total,), (seed,), False, False, parameters, True, accumulate_grad=True)
+    found = tuple(parameter.grad for parameter in parameters)
+    for parameter in parameters:
+        parameter.grad = None
+    return found

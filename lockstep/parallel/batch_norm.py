@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor, nn
@@ -13,13 +14,21 @@ from lockstep.parallel.towers import Towers
 from lockstep.workers.rank import Worker
 
 
-def around_towers(model: nn.Module, towers: Towers, worker: Worker) -> AbstractContextManager[object]:
+def around_towers(
+    model: nn.Module, towers: Towers, worker: Worker, still: Sequence[nn.Module] = ()
+) -> AbstractContextManager[object]:
     """A reusable context for the forward and backward pass of a tower: batch norm does in it what the towers ask for.
 
-    All workers make it together; entering it costs nothing where torch's own batch norm is what is asked for.
+    The norms in `still` keep their statistics in any case. All workers make it together; entering it costs nothing
+    where torch's own batch norm is what is asked for.
     """
     if towers.batch_norm == "frozen":
-        return FrozenStatistics(model)
+        return FrozenStatistics([module for module in model.modules() if keeps_batch_statistics(module)])
+    policy = _policy(towers, worker)
+    return _Both(FrozenStatistics(still), policy) if still else policy
+
+
+def _policy(towers: Towers, worker: Worker) -> AbstractContextManager[object]:
     biased = towers.variance == "biased"
     if towers.batch_norm == "sync" and worker.num_workers > 1:
         return SyncedBatchNorm(worker, biased=biased)
@@ -32,11 +41,26 @@ def keeps_batch_statistics(module: nn.Module) -> bool:
     return {"running_mean", "running_var"} <= own.keys() and not isinstance(module, _InstanceNorm)
 
 
+class _Both:
+    """Two reusable contexts, one in the other, as a reusable one."""
+
+    def __init__(self, outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> None:
+        self._outer, self._inner = outer, inner
+
+    def __enter__(self) -> None:
+        self._outer.__enter__()
+        self._inner.__enter__()
+
+    def __exit__(self, *reason: object) -> None:
+        self._inner.__exit__(None, None, None)
+        self._outer.__exit__(None, None, None)
+
+
 class FrozenStatistics:
     """A context in which batch norm normalises with its running statistics, which stay; it may be entered again."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = [module for module in model.modules() if keeps_batch_statistics(module)]
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = modules
         self._switched: list[nn.Module] = []
 
     def __enter__(self) -> None:

@@ -26,8 +26,6 @@ TIMEOUT = timedelta(seconds=120)
 class CollectiveTransport:
     """Sums over all towers by all-reduce: the tree inside a worker, the library's order between workers."""
 
-    shares_result = False
-
     def __init__(self, worker: Worker, backend: str) -> None:
         self._worker = worker
         self._group = process_group(worker, backend)
@@ -41,7 +39,7 @@ class CollectiveTransport:
             self._open(Layout(tensors))
         torch._foreach_copy_(self._views, tensors)
         together(self._worker, self._all_reduce)
-        return unpacked(self._views)
+        return unpacked(self._views, owned=True)
 
     def close(self) -> None:
         """Leave the group."""

@@ -20,11 +20,10 @@ TransportName = Literal["shared_memory", "gloo", "nccl"]
 class Connection(Protocol):
     """An exchange between the workers of one run, for one list of tensors."""
 
-    shares_result: bool
-    """The workers read the same memory: what `total` returns must not be used up."""
-
     def total(self, sums: TreeSum) -> Summand:
-        """The sum over all towers of what each worker added up; valid until the next call, never to be changed.
+        """The sum over all towers of what each worker added up; valid until the next call.
+
+        It is never to be changed, but where it says that it is `owned`.
 
         Raises:
             PeerLostError: another worker is gone.
@@ -65,8 +64,6 @@ class Alone:
 
 
 class _NoTransport:
-    shares_result = False
-
     def total(self, sums: TreeSum) -> Summand:
         return sums.total()
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.transforms import BoundTransform
-from lockstep.parallel.backward import gradients
+from lockstep.parallel.backward import gradients, own_gradients
 from lockstep.parallel.batch_norm import around_towers
 from lockstep.parallel.diagnosis import Finding, first_unfit
 from lockstep.parallel.sparse import densified, sparse_parameters
@@ -40,8 +40,8 @@ class Terms:
     """Completed updates."""
     counts: Mapping[str, float] = field(default_factory=dict)
     """Of the losses that are sums: what they are divided by, over all towers."""
-    loss_scale: float = 1.0
-    """What the losses are multiplied by before the backward pass."""
+    loss_scale: float | None = None
+    """What the losses are multiplied by before the backward pass, if they are."""
     extras: Sequence[float] = ()
     """Numbers that the worker adds to the sum once."""
 
@@ -56,6 +56,7 @@ class TowerHost:
         worker: this one.
         name: of the state; keys the towers' random streams.
         transforms: of each tower's own gradients.
+        still: batch norm that keeps its statistics.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class TowerHost:
         worker: Worker,
         name: str,
         transforms: Sequence[BoundTransform] = (),
+        still: Sequence[nn.Module] = (),
     ) -> None:
         self.losses = TowerLosses()
         self.absent: dict[int, int] = {}
@@ -89,9 +91,11 @@ class TowerHost:
         self._generators = generators(device)
         dtype = _AUTOCAST.get(towers.precision)
         self._precision: AbstractContextManager[object] = torch.autocast(device.type, dtype) if dtype else nullcontext()
-        self._batch_norm = around_towers(model, towers, worker)
+        self._batch_norm = around_towers(model, towers, worker, still)
         hosted = len(deal(towers.count, worker.num_workers)[worker.rank]) if towers.joined else 1
         self._share = hosted / towers.count
+        # With nothing to add to it, what the update gets is what the backward pass made.
+        self._is_alone = hosted == towers.count
         self._rank = worker.rank
         self._seed_gradients: dict[tuple[torch.dtype, float], Tensor] = {}
 
@@ -109,7 +113,7 @@ class TowerHost:
         factors = {name: 1.0 / (count * self._share) if count else 0.0 for name, count in terms.counts.items()}
         extras = terms.extras
         with self._as_it_was():
-            for place, tower, part in self._parts(batch):
+            for place, tower, part in self.parts(batch):
                 self._seed(part, tower)
                 summand = self._tower(losses, part, place, tower, terms, factors)
                 self.statistics.put_back()
@@ -121,7 +125,7 @@ class TowerHost:
 
     def explain(self, losses: LossFunction, batch: Batch, tower: int, sums: TreeSum) -> Finding:
         """What was not finite first in a tower that has just run into these sums; its forward pass is run again."""
-        part = next(part for _, first, part in self._parts(batch) if first == tower)
+        part = next(part for _, first, part in self.parts(batch) if first == tower)
         place = self.places[tower]
         summand = next(summand for node, summand in sums.nodes if node.start <= place < node.start + node.span)
         found = dict(zip(self._names, summand.tensors, strict=False))
@@ -158,14 +162,15 @@ class TowerHost:
             with self._precision:
                 returned = losses(self._model, batch)
             named, metrics = self.losses.checked(returned, factors)
-            found = self._backward(objective(named), terms.loss_scale)
+            found = self._backward(objective(named), terms.loss_scale or 1.0)
         laid_out, marks, missing = self._laid_out(found)
         if self._transforms:
             laid_out = self._transformed(laid_out, terms)
         self.places[tower] = place
         values = self.values[tower] = _read((*named.values(), *metrics.values()))
         numbers = [*[value * self._share for value in values], float(missing)]
-        return Summand([*laid_out, *marks, *self.statistics.shares(place, self._share)], numbers)
+        tensors = [*laid_out, *marks, *self.statistics.shares(place, self._share)]
+        return Summand(tensors, numbers, owned=self._is_alone and not self._transforms)
 
     def _backward(self, total: Tensor, loss_scale: float) -> Sequence[Tensor | None]:
         """This tower's share of the mean's gradients, times the loss scale; with transforms, its own gradients."""
@@ -174,7 +179,8 @@ class TowerHost:
         if seed is None:
             seed = torch.full_like(total, start, requires_grad=False)
             self._seed_gradients[total.dtype, start] = seed
-        return gradients(total, self._parameters, seed)
+        compute = own_gradients if self._is_alone else gradients
+        return compute(total, self._parameters, seed)
 
     def _laid_out(self, found: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor], int]:
         """Dense gradients in the memory layout of their parameters, zeros for those missing; marks; how many miss."""
@@ -208,14 +214,15 @@ class TowerHost:
 
     def _transformed(self, found: list[Tensor], terms: Terms) -> list[Tensor]:
         """The share of the mean that a tower's gradients are after its transforms; as they are where not finite."""
-        own = Gradients(self._names, found, divisor=terms.loss_scale)
+        scale = terms.loss_scale or 1.0
+        own = Gradients(self._names, found, divisor=scale)
         if own.norm < float("inf"):  # not where it is NaN: a transform might hide what is wrong
             for transform in self._transforms:
                 transform(own, terms.step)
-        own.divide(1.0 / (self._share * terms.loss_scale))
+        own.divide(1.0 / (self._share * scale))
         return [g for g in own.tensors if g is not None]
 
-    def _parts(self, batch: Batch) -> Iterator[tuple[int, int, Batch]]:
+    def parts(self, batch: Batch) -> Iterator[tuple[int, int, Batch]]:
         """Each slice that runs at once: its place in the tree, its first tower, its examples."""
         size = batch.batch_size // self._towers.count
         for index, tower in enumerate(batch.towers):

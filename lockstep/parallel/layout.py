@@ -63,6 +63,6 @@ def packed(summand: Summand, device: torch.device | str = "cpu") -> list[Tensor]
     return [*summand.tensors, torch.tensor(summand.numbers, dtype=torch.float64, device=device)]
 
 
-def unpacked(tensors: Sequence[Tensor]) -> Summand:
-    """The operand that was packed."""
-    return Summand(list(tensors[:-1]), tensors[-1].tolist())
+def unpacked(tensors: Sequence[Tensor], *, owned: bool) -> Summand:
+    """The operand that was packed; `owned` if no other worker reads it."""
+    return Summand(list(tensors[:-1]), tensors[-1].tolist(), owned=owned)

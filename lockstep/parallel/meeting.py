@@ -2,44 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from lockstep.errors import InputError
 from lockstep.parallel.exchange import Connection, Exchange
-from lockstep.parallel.tree import Summand, TreeSum, deal
+from lockstep.parallel.tree import Summand, TreeSum
 from lockstep.workers.rank import Worker
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Counts = Mapping[str, "float | Tensor"]
+
 
 class Meeting:
     """The connections that one step has with the other workers; those for numbers alone are made when first used."""
 
-    def __init__(self, exchange: Exchange, worker: Worker, num_summands: int) -> None:
+    def __init__(self, exchange: Exchange, worker: Worker, num_summands: int, mine: Sequence[int]) -> None:
         self.num_summands = num_summands
         """Leaves of the tree: towers, or workers that run theirs as one."""
         self._exchange = exchange
         self._worker = worker
-        self._mine = deal(num_summands, worker.num_workers)[worker.rank]
+        self._mine = mine
         self._gradients = exchange.connect(worker, num_summands)
         self._numbers: dict[int, Connection] = {}
-        self.shares_result = self._gradients.shares_result
-        """Other workers read the sums that `total` returns."""
+        self._counted: tuple[str, ...] | None = None
 
     def total(self, sums: TreeSum) -> Summand:
-        """The sum over all towers; valid until the next call, never to be changed where the result is shared."""
+        """The sum over all towers; valid until the next call, to be changed only where it is owned."""
         return self._gradients.total(sums)
 
-    def numbers(self, mine: list[float]) -> list[float]:
-        """Numbers summed over the workers; all of them call it together, with as many."""
-        if len(mine) not in self._numbers:
-            self._numbers[len(mine)] = self._exchange.connect(self._worker, self.num_summands)
+    def numbers(self, of_each: Sequence[list[float]]) -> list[float]:
+        """Numbers of each of this worker's leaves summed over all; all workers call it together, with as many."""
+        count = len(of_each[0])
+        if count not in self._numbers:
+            self._numbers[count] = self._exchange.connect(self._worker, self.num_summands)
         sums = TreeSum()
-        for place in self._mine:
-            sums.add(place, Summand([], mine if place == self._mine.start else [0.0] * len(mine)))
-        return self._numbers[len(mine)].total(sums).numbers
+        for place, numbers in zip(self._mine, of_each, strict=True):
+            sums.add(place, Summand([], numbers))
+        return self._numbers[count].total(sums).numbers
 
-    def counted(self, mine: Mapping[str, float | Tensor]) -> dict[str, float]:
-        """Counts by name, summed over the workers."""
-        return dict(zip(mine, self.numbers([float(count) for count in mine.values()]), strict=True))
+    def counted(self, of_each: Sequence[Counts]) -> dict[str, float]:
+        """Counts by name, of each of this worker's leaves, summed over all.
+
+        Raises:
+            InputError: a count is negative or not finite, or the names are not those of the first time.
+            WorkerError: the workers count different things.
+        """
+        names = tuple(of_each[0])
+        if self._counted is None:
+            self._worker.group.agree("what is counted", list(names))
+            self._counted = names
+        for counts in of_each:
+            if tuple(counts) != self._counted:
+                raise _unlike(counts, self._counted)
+        values = [[_count(name, count) for name, count in counts.items()] for counts in of_each]
+        return dict(zip(names, self.numbers(values), strict=True)) if names else {}
+
+
+def _count(name: str, count: float | Tensor) -> float:
+    value = float(count)
+    if not 0 <= value < math.inf:
+        raise InputError(
+            f"The count of {name!r} is {value}.",
+            given=f"counts(batch)[{name!r}] = {value}",
+            expected="a finite number, 0 or more",
+            mend="count the things that the loss is a sum over",
+        )
+    return value
+
+
+def _unlike(counts: Counts, names: tuple[str, ...]) -> InputError:
+    return InputError(
+        "The count function returned other names than before.",
+        given=f"counts of {tuple(counts)}",
+        expected=f"counts of {names}, as at the start",
+        mend="return the same names for every batch, with 0 where there is nothing to count",
+    )

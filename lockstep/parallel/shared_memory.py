@@ -28,8 +28,6 @@ from lockstep.workers.rank import Worker
 class SharedMemoryTransport:
     """Sums over all towers through shared memory; always by the fixed tree."""
 
-    shares_result = True
-
     def __init__(self, worker: Worker, num_towers: int) -> None:
         self._worker = worker
         self._dealt = [aligned_nodes(towers) for towers in deal(num_towers, worker.num_workers)]
@@ -56,7 +54,7 @@ class SharedMemoryTransport:
         for share in self._shares:
             share()
         self._barrier.wait()
-        return unpacked(self._result)
+        return unpacked(self._result, owned=False)
 
     def close(self) -> None:
         """Let go of the block; it vanishes with the last worker."""

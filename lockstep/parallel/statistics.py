@@ -21,13 +21,13 @@ class Statistics:
     """The buffers of a model around its towers, and the share of each tower in their new values."""
 
     def __init__(self, model: nn.Module, policy: BatchNorm, num_towers: int) -> None:
-        self._model = model
+        self._owners = [
+            (name, module, tuple(map(id, module._buffers.values()))) for name, module in model.named_modules()
+        ]
         self._policy = policy
         self._last = num_towers - 1
-        self._held = list(model.buffers())
         self._buffers = changeable_buffers(model)
         self._starts, self._values = _Block(self._buffers), _Block(self._buffers)
-        self._checked = False
 
     def keep(self) -> None:
         """Remember the values: this is the start of a step."""
@@ -76,18 +76,15 @@ class Statistics:
 
     def check(self) -> None:
         """Refuse a model that has replaced a buffer, or made one, while it ran."""
-        if not self._buffers and self._checked:
-            return
-        self._checked = True
-        held = set(map(id, self._held))
-        replaced = [name for name, buffer in self._model.named_buffers() if id(buffer) not in held]
-        if replaced:
-            raise InputError(
-                "The model has replaced a buffer, or made one, while it ran.",
-                given=", ".join(replaced),
-                expected="buffers that are there from the start and change in place",
-                mend=f"register it in __init__, and write its values: self.{replaced[0].rpartition('.')[2]}.copy_(...)",
-            )
+        for prefix, module, held in self._owners:
+            if tuple(map(id, module._buffers.values())) != held:
+                new = [name for name, buffer in module._buffers.items() if id(buffer) not in held]
+                raise InputError(
+                    "The model has replaced a buffer, or made one, while it ran.",
+                    given=", ".join(f"{prefix}.{name}".lstrip(".") for name in new) or f"one of {prefix!r} is gone",
+                    expected="buffers that are there from the start and change in place",
+                    mend=f"register it in __init__, and write its values: self.{(new or ['buffer'])[0]}.copy_(...)",
+                )
 
     def _is_averaged(self, values: Tensor) -> bool:
         return values.is_floating_point() and self._policy in ("mean", "sync")

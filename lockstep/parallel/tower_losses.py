@@ -7,6 +7,7 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from lockstep.errors import InputError
@@ -29,18 +30,17 @@ class TowerLosses:
         self.names: ScalarNames | None = None
 
     def checked(self, returned: Any, factors: Mapping[str, float]) -> tuple[Scalars, Scalars]:
-        """Losses, each times its factor, and metrics; looked at closely the first time, later their names alone.
+        """Losses, each times its factor, and metrics, as scalar tensors; a plain number becomes one.
 
         Raises:
-            InputError: the names are not those of the first time, a factor belongs to no loss; or what was returned are
-                no named scalars.
+            InputError: what was returned are no named scalars, or not under the names of the first time; or a factor
+                belongs to no loss.
         """
+        losses, metrics = _losses_and_metrics(returned)
         names = self.names
         if names is None:
-            losses, metrics = _losses_and_metrics(returned)
             _check_factors(losses, factors)
             names = self.names = ScalarNames(tuple(losses), tuple(metrics))
-        losses, metrics = returned if isinstance(returned, tuple) else (returned, {})
         if tuple(losses) != names.losses or tuple(metrics) != names.metrics:
             raise InputError(
                 "The loss function returned other names than before.",
@@ -91,15 +91,25 @@ def _losses_and_metrics(returned: object) -> tuple[Scalars, Scalars]:
             expected="names of the single losses",
             mend="call it by what it measures, such as cross_entropy",
         )
-    for name, value in (*losses.items(), *metrics.items()):
-        if not isinstance(value, Tensor) or value.dim():
-            raise InputError(
-                f"{name!r} is not a scalar.",
-                given=f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:200],
-                expected="a tensor without dimensions, the mean over the tower's examples",
-                mend=f"reduce it: {name} = value.mean()",
-            )
-    return losses, metrics
+    return (
+        {name: _scalar(name, value) for name, value in losses.items()},
+        {name: _scalar(name, value) for name, value in metrics.items()},
+    )
+
+
+def _scalar(name: str, value: Any) -> Tensor:
+    if isinstance(value, Tensor) and not value.ndim and not value.is_complex():
+        return value
+    if isinstance(value, int | float):
+        return torch.tensor(float(value))
+    raise InputError(
+        f"{name!r} is not a scalar.",
+        given=f"a tensor of shape {tuple(value.shape)}, {value.dtype}"
+        if isinstance(value, Tensor)
+        else repr(value)[:200],
+        expected="a real tensor without dimensions, the mean over the tower's examples",
+        mend=f"reduce it: {name} = value.mean()",
+    )
 
 
 def _check_factors(losses: Scalars, factors: Mapping[str, float]) -> None:

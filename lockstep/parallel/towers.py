@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from lockstep.checks import check_one_of
+from lockstep.checks import check_one_of, wrong_type
 from lockstep.errors import InputError
 
 BatchNorm = Literal["mean", "first", "last", "none", "sync", "frozen"]
@@ -48,6 +48,8 @@ class Towers:
     hosting: InTurn = field(default_factory=InTurn)
 
     def __post_init__(self) -> None:
+        if type(self.count) is not int:
+            raise wrong_type("count", self.count, expected="a whole number", mend="write ls.Towers(4) for four")
         check_one_of("batch_norm", self.batch_norm, get_args(BatchNorm))
         check_one_of("variance", self.variance, get_args(Variance))
         check_one_of("precision", self.precision, get_args(Precision))

@@ -84,8 +84,10 @@ class TreeSum:
 
     def total(self) -> Summand:
         """The tree finished over what was added: all the towers there are. The nodes stay as they are."""
+        if len(self.nodes) == 1:
+            return self.nodes[0][1]
         sums = [Summand(summand.tensors, summand.numbers) for _, summand in self.nodes]
-        for i, j in additions([node for node, _ in self.nodes]) if len(sums) > 1 else ():
+        for i, j in additions([node for node, _ in self.nodes]):
             sums[i] = sums[i].plus(sums[j])
         return sums[0]
 
@@ -98,7 +100,7 @@ class Summand:
     def __init__(self, tensors: list[Tensor], numbers: list[float], *, owned: bool = False) -> None:
         self.tensors, self.numbers = tensors, numbers
         self.owned = owned
-        """The tensors are sums of the tree's own. A tower's gradients are not: d(a + b) is one tensor for both."""
+        """Nobody else holds the tensors: they are the tree's own. A tower's may be held: d(a + b) is one for both."""
 
     def plus(self, other: Summand) -> Summand:
         """The sum of two operands; the tensors of this one may be used up for it."""

@@ -21,10 +21,10 @@ class Attempt:
     losses: Mapping[str, float]
     rows: Mapping[int, Tensor] = field(default_factory=dict)
     """For the index of each parameter with a sparse gradient: the rows that its tensor holds."""
-    loss_scale: float = 1.0
-    """What the gradients are still to be divided by."""
-    shared: bool = False
-    """Other workers read the same tensors: nothing may change them in place."""
+    loss_scale: float | None = None
+    """What the gradients are still to be divided by; None where losses are not scaled."""
+    owned: bool = False
+    """Nobody else holds the gradients: they may be used up."""
     statistics_fit: bool = True
     """What the towers change in the buffers is finite."""
 
@@ -35,7 +35,7 @@ class Attempt:
 
     def overflowed(self, losses: Mapping[str, float]) -> bool:
         """Whether it may be the loss scale's fault that something is not finite: never where a loss is not."""
-        return self.loss_scale != 1.0 and all(map(math.isfinite, losses.values()))
+        return self.loss_scale is not None and all(map(math.isfinite, losses.values()))
 
 
 class Outcome(NamedTuple):

@@ -44,9 +44,11 @@ def check_fit(state: TrainState, towers: Towers, exchange: Exchange) -> None:
     """Refuse parts that contradict each other.
 
     Raises:
-        InputError: batch norm is synchronised, and the exchange exact, or each tower's gradients are transformed; or a
-            penalty is on a parameter with sparse gradients, whose other rows it would change too.
+        InputError: batch norm is synchronised, and the exchange exact, or each tower's gradients are transformed; a
+            penalty is on a parameter with sparse gradients, whose other rows it would change too, or the optimizer
+            cannot take these; or an embedding changes its weight as it is used.
     """
+    _check_embeddings(state)
     if towers.joined and state.tower_transforms:
         raise InputError(
             "Towers that run as one batch have no gradients of their own.",
@@ -54,7 +56,9 @@ def check_fit(state: TrainState, towers: Towers, exchange: Exchange) -> None:
             expected="tower_gradient_transforms with towers that run one by one",
             mend="use gradient_transforms, or another batch_norm",
         )
-    sparse = set(sparse_parameters(state.model)) & set(state.penalised)
+    with_rows = sparse_parameters(state.model)
+    state.check_rows(with_rows)
+    sparse = set(with_rows) & set(state.penalised)
     if sparse:
         raise InputError(
             "A penalty cannot be on a parameter that has sparse gradients.",
@@ -68,6 +72,17 @@ def check_fit(state: TrainState, towers: Towers, exchange: Exchange) -> None:
             given=f"batch_norm={towers.batch_norm!r}, {exchange}",
             expected='batch_norm="mean", "first", "last", "none" or "frozen" with an exact exchange',
             mend="set exact=False, or choose another batch_norm",
+        )
+
+
+def _check_embeddings(state: TrainState) -> None:
+    renormed = [name for name, module in state.model.named_modules() if getattr(module, "max_norm", None) is not None]
+    if renormed:
+        raise InputError(
+            "An embedding with max_norm changes its weight in the forward pass, which only the update may do.",
+            given=", ".join(renormed),
+            expected="embeddings without max_norm",
+            mend="leave max_norm out, or normalise the rows that are looked up",
         )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import NoneType
 from typing import Any, ClassVar, Literal, get_args
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from lockstep.checks import check_one_of, check_range, check_type, wrong_type
+from lockstep.checks import check_all, check_one_of, check_range, check_type, wrong_type
 from lockstep.errors import InputError
 from lockstep.losses.regularization import L1, L2
 from lockstep.optim.averages import MovingAverage
@@ -25,12 +26,15 @@ from lockstep.training.loss_scale import LossScale
 from lockstep.training.matches import matches
 from lockstep.training.saved import check_fits
 from lockstep.training.smoothing import LossAverage, SmoothedLosses
-from lockstep.training.trained import choose_trained
+from lockstep.training.trained import freeze
 from lockstep.training.unfit import unfit_in_words, unfit_penalty
 
 Nonfinite = Literal["stop", "skip", "rollback", "off"]
 Update = Callable[[nn.Module, int], Mapping[str, Tensor]]
 """`update(model, step)` returns new values of buffers by name, before the update that follows `step` completed ones."""
+_AVERAGE_MEND = "write average=ls.optim.MovingAverage(0.999), loss_average=ls.LossAverage(0.9)"
+_TRANSFORMS_MEND = "write a list: gradient_transforms=[ls.optim.ClipGlobalNorm(10.0)]"
+_UPDATE_MEND = 'return {"name.of.a.buffer": tensor}'
 Transforms = Sequence[GradientTransform | BoundTransform]
 
 
@@ -83,23 +87,30 @@ class TrainState:
         name: str = "model",
     ) -> None:
         check_type("model", model, nn.Module, expected="a torch.nn.Module", mend="pass the module to train")
+        check_type("average", average, (MovingAverage, NoneType), expected="a MovingAverage", mend=_AVERAGE_MEND)
+        check_type("loss_average", loss_average, (LossAverage, NoneType), expected="a LossAverage", mend=_AVERAGE_MEND)
+        check_all("regularization", regularization, (L1, L2), mend="write regularization=[ls.losses.L2(4e-5)]")
+        check_all("updates", updates, Callable, mend="write updates=[function], each called as function(model, step)")
+        check_all("gradient_transforms", gradient_transforms, object, mend=_TRANSFORMS_MEND)
+        check_all("tower_gradient_transforms", tower_gradient_transforms, object, mend=_TRANSFORMS_MEND)
         check_one_of("nonfinite", nonfinite, get_args(Nonfinite))
         check_range("nonfinite_budget", nonfinite_budget, 0, math.inf)
         self.optimizer = _optimizer(optimizer)
         self.step = 0
         self.model = model.train()
         self.name = name
-        self.frozen = choose_trained(model, frozen, train_only, freeze_statistics=freeze_statistics)
+        self.frozen = freeze(model, frozen, train_only, freeze_statistics=freeze_statistics)
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._names = list(self.parameters)
         changeable = set(map(id, changeable_buffers(model)))
-        self._buffers = {n: b for n, b in model.named_buffers() if id(b) in changeable}
+        self.buffers = {n: b for n, b in model.named_buffers() if id(b) in changeable}
         self._optimizer = self.optimizer.bind(self.parameters)
-        self._average = average.bind(self.parameters, self._buffers) if average else None
+        self._average = average.bind(self.parameters, self.buffers) if average else None
         self.matches = matches(
             self.parameters,
-            self.frozen,
-            [self.optimizer, *regularization, *tower_gradient_transforms, *gradient_transforms],
+            self.frozen.parameters,
+            self._optimizer.matched(),
+            [*regularization, *tower_gradient_transforms, *gradient_transforms],
         )
         """What the patterns have matched, a line each."""
         self._regularization = [each.bind(self.parameters) for each in regularization]
@@ -126,7 +137,7 @@ class TrainState:
         losses, gradients = self._regularized(attempt)
         norm = gradients.norm
         fit = attempt.statistics_fit and math.isfinite(norm) and all(map(math.isfinite, losses.values()))
-        if self.nonfinite != "off" and not fit:
+        if not fit and (self.nonfinite != "off" or self._has_overflowed(attempt, losses)):
             return self._refused(Outcome(rates, norm, losses), gradients, attempt)
         changes = [change for update in self._updates for change in self._changes(update)]
         for transform in self._transforms:
@@ -135,14 +146,14 @@ class TrainState:
             self.watcher(gradients)
         self._optimizer.update(gradients, self.step)
         self.step += 1
-        for buffer, new in zip(self._buffers.values() if attempt.statistics else (), attempt.statistics, strict=True):
+        for buffer, new in zip(self.buffers.values() if attempt.statistics else (), attempt.statistics, strict=True):
             buffer.copy_(new)
         for buffer, new in changes:
             buffer.copy_(new)
         if self._average:
             self._average.update(self.step)
         self.smoothed.update(losses)
-        if attempt.loss_scale != 1.0:
+        if attempt.loss_scale is not None:
             self.loss_scale.grow()
         return Outcome(rates, norm, losses)
 
@@ -153,12 +164,21 @@ class TrainState:
             return attempt.losses, gradients
         losses, tensors = dict(attempt.losses), gradients.tensors
         for each in self._regularization:
+            if each.name in attempt.losses:
+                raise InputError(
+                    f"A loss is called {each.name!r}, which is the name of a penalty.",
+                    given=f"losses {tuple(attempt.losses)}, and regularization",
+                    expected="another name",
+                    mend="rename the loss, or leave the penalty to one of the two",
+                )
             losses[each.name] = losses.get(each.name, 0.0) + each.loss().item()
             tensors = each.add_gradients(tensors)
-        return losses, Gradients(self._names, tensors, rows=attempt.rows)
+        return losses, Gradients(self._names, tensors, rows=attempt.rows, owned=attempt.owned)
 
     def _gradients(self, tensors: Sequence[Tensor | None], attempt: Attempt) -> Gradients:
-        return Gradients(self._names, tensors, divisor=attempt.loss_scale, rows=attempt.rows, shared=attempt.shared)
+        return Gradients(
+            self._names, tensors, divisor=attempt.loss_scale or 1.0, rows=attempt.rows, owned=attempt.owned
+        )
 
     def _changes(self, update: Update) -> list[tuple[Tensor, Tensor]]:
         """The buffers that an update of the user's own changes, with their new values.
@@ -166,20 +186,26 @@ class TrainState:
         Raises:
             InputError: it names something else than a buffer, or gives a value of another shape.
         """
-        changes = []
-        for name, value in update(self.model, self.step).items():
-            buffer = self._buffers.get(name)
-            if buffer is None or not isinstance(value, Tensor) or value.shape != buffer.shape:
-                shape = tuple(value.shape) if isinstance(value, Tensor) else value
-                raise InputError(
-                    f"An update of your own cannot change {name!r}.",
-                    given=f"{name!r}: {shape}",
-                    expected="buffers by name, with new values of their shape: "
-                    + ", ".join(f"{n!r} {tuple(b.shape)}" for n, b in list(self._buffers.items())[:8]),
-                    mend="register what it changes with register_buffer in the model",
-                )
-            changes.append((buffer, value))
-        return changes
+        returned = update(self.model, self.step)
+        check_type("what an update of your own returns", returned, Mapping, expected="a dict", mend=_UPDATE_MEND)
+        return [(self._buffer(name, value), value.detach().clone()) for name, value in returned.items()]
+
+    def _buffer(self, name: str, value: Any) -> Tensor:
+        buffer = self.buffers.get(name)
+        fits = buffer is not None and isinstance(value, Tensor) and value.shape == buffer.shape
+        if buffer is None or not fits or value.isnan().any():
+            shape = tuple(value.shape) if isinstance(value, Tensor) else value
+            raise InputError(
+                f"An update of your own cannot change {name!r}.",
+                given=f"{name!r}: {'values that are not numbers' if fits else shape}",
+                expected="buffers by name, with new values of their shape: "
+                + ", ".join(f"{n!r} {tuple(b.shape)}" for n, b in list(self.buffers.items())[:8]),
+                mend="register what it changes with register_buffer in the model",
+            )
+        return buffer
+
+    def _has_overflowed(self, attempt: Attempt, losses: Mapping[str, float]) -> bool:
+        return attempt.overflowed(losses) and self.loss_scale.can_shrink
 
     def _refused(self, outcome: Outcome, gradients: Gradients, attempt: Attempt) -> Outcome:
         """Count the refusal: against the loss scale, where a smaller one may help, else against the budget.
@@ -189,13 +215,17 @@ class TrainState:
         """
         if self._regularization and attempt.is_finite():
             raise unfit_penalty({name: self.parameters[name] for name in self.penalised})
-        overflowed = attempt.overflowed(outcome.losses) and self.loss_scale.can_shrink
+        overflowed = self._has_overflowed(attempt, outcome.losses)
         if overflowed:
             self.loss_scale.shrink()
         else:
             self.num_refused += 1
         unfit = unfit_in_words(outcome.losses, gradients, statistics_fit=attempt.statistics_fit)
         return outcome._replace(unfit=unfit, overflowed=overflowed)
+
+    def check_rows(self, names: Sequence[str]) -> None:
+        """Refuse parameters with sparse gradients that the optimizer cannot take; see `BoundOptimizer`."""
+        self._optimizer.check_rows(names)
 
     @property
     def kernels(self) -> str:

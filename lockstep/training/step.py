@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, cast
@@ -17,7 +18,6 @@ from lockstep.parallel.exchange import AllReduce, Exchange
 from lockstep.parallel.hosting import Terms, TowerHost
 from lockstep.parallel.meeting import Meeting
 from lockstep.parallel.sparse import rows_of
-from lockstep.parallel.statistics import changeable_buffers
 from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import Summand, TreeSum, deal
 from lockstep.progress import Progress
@@ -92,12 +92,17 @@ class BoundStep:
             state.to_channels_last()
         self.towers, self.worker = towers, worker
         self._mine = deal(towers.count, worker.num_workers)[worker.rank]
-        self._state = state
-        self._host = TowerHost(state.model, state.parameters, towers, worker, state.name, state.tower_transforms)
-        self._exchange = Meeting(exchange, worker, worker.num_workers if towers.joined else towers.count)
+        # The state keeps its steps; it is to be gone with its last name, not when cycles are collected.
+        self._state = cast("TrainState", weakref.proxy(state))
+        self._host = TowerHost(
+            state.model, state.parameters, towers, worker, state.name, state.tower_transforms, state.frozen.norms
+        )
+        num_summands, mine = (worker.num_workers, [worker.rank]) if towers.joined else (towers.count, list(self._mine))
+        self._exchange = Meeting(exchange, worker, num_summands, mine)
         self._untouched: list[str] = []
         self._started = time.perf_counter()
-        self._resolved = False
+        self._resolved_for: tuple[int, int] | None = None
+        self._layouts = [(p.stride(), p.dtype) for p in state.parameters.values()]
 
     def start(self) -> None:
         """Begin a stretch of steps: its clock starts at 0.
@@ -115,6 +120,15 @@ class BoundStep:
                 expected="requires_grad as it was when TrainState took the model",
                 mend="make a new TrainState after the change",
             )
+        pairs = zip(self._state.parameters.items(), self._layouts, strict=True)
+        relaid = [name for (name, p), layout in pairs if (p.stride(), p.dtype) != layout]
+        if relaid:
+            raise InputError(
+                "Parameters have another memory format or dtype than when their step was made.",
+                given=", ".join(relaid),
+                expected="parameters as they were: slots and gradients are laid out like them",
+                mend="change the model before TrainState, or use Towers(channels_last=True)",
+            )
 
     def __call__(self, losses: LossFunction, batch: Batch, counts: CountFunction | None = None) -> StepReport:
         """Make one attempt; see `train_step`."""
@@ -122,12 +136,17 @@ class BoundStep:
         state, pulse = self._state, self.worker.pulse
         if batch.towers != self._mine:
             raise self._cut_for_others(batch)
-        if not self._resolved:
+        if self._resolved_for != (batch.epoch_size, batch.batch_size):
             self._resolve(batch)
+        if len(TrainState.living) > 1:
+            self._check_trained()
         pulse.at(state.step, "compute")
         terms = self._terms(batch, counts, began)
+        is_first = self._host.losses.names is None
         sums = self._run_towers(losses, batch, terms)
         pulse.at(state.step, "exchange")
+        if is_first:
+            self.worker.group.agree("the names of losses and metrics", [list(n) for n in self._host.losses.names or ()])
         total = self._exchange.total(sums)
         named, metrics, (missing, elapsed_seconds, stops) = self._read(total.numbers)
         outcome = state.apply(self._attempt(total, named, terms.loss_scale, missing))
@@ -155,18 +174,29 @@ class BoundStep:
         for line in self._state.resolve(batch.epoch_size, batch.batch_size):
             if self.worker.is_chief:
                 log.info("%s", line)
-        self._resolved = True
+        self._resolved_for = (batch.epoch_size, batch.batch_size)
+
+    def _check_trained(self) -> None:
+        """Refuse what another state has frozen since."""
+        frozen = [name for name, parameter in self._state.parameters.items() if not parameter.requires_grad]
+        if frozen:
+            raise InputError(
+                "Parameters of this state were frozen after it was made.",
+                given=", ".join(frozen),
+                expected="parameters that one state trains and no other freezes",
+                mend="make the states again, each with its own frozen or train_only",
+            )
 
     def _terms(self, batch: Batch, counts: CountFunction | None, began: float) -> Terms:
         elapsed_seconds = began - self._started if self.worker.is_chief else 0.0
         return Terms(
             step=self._state.step,
-            counts=self._exchange.counted(counts(batch)) if counts else {},
-            loss_scale=self._state.loss_scale.value if self.towers.precision == "fp16" else 1.0,
+            counts=self._exchange.counted([counts(part) for _, _, part in self._host.parts(batch)]) if counts else {},
+            loss_scale=self._state.loss_scale.value if self.towers.precision == "fp16" else None,
             extras=(elapsed_seconds, float(self.worker.pulse.stop_requested is not None)),
         )
 
-    def _attempt(self, total: Summand, losses: dict[str, float], loss_scale: float, missing: float) -> Attempt:
+    def _attempt(self, total: Summand, losses: dict[str, float], loss_scale: float | None, missing: float) -> Attempt:
         """What the update is made from, out of the sum over all towers."""
         num_gradients, sparse = len(self._state.parameters), self._host.sparse
         gradients: list[Tensor | None] = list(total.tensors[:num_gradients])
@@ -184,7 +214,7 @@ class BoundStep:
             losses,
             rows,
             loss_scale,
-            self._exchange.shares_result,
+            total.owned,
             statistics.fit(changes),
         )
 
@@ -218,7 +248,8 @@ class BoundStep:
         """Run this worker's towers; the buffers of other states' models, if the loss uses them, are put back."""
         if len(TrainState.living) == 1:
             return self._host.run(losses, batch, terms)
-        others = [b for other in TrainState.living if other is not self._state for b in changeable_buffers(other.model)]
+        mine = self._state.model
+        others = [b for other in TrainState.living if other.model is not mine for b in other.buffers.values()]
         kept = [buffer.clone() for buffer in others]
         sums = self._host.run(losses, batch, terms)
         with torch.no_grad():
@@ -229,7 +260,9 @@ class BoundStep:
     def _without_missing(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients, None for each parameter that no tower of any worker had one for."""
         absent = [float(self._host.absent.get(index, 0)) for index in range(len(gradients))]
-        everywhere = [count == self._exchange.num_summands for count in self._exchange.numbers(absent)]
+        # The first of this worker's leaves tells what all of them lack.
+        of_each = [absent, *[[0.0] * len(absent)] * (len(self._host.places) - 1)]
+        everywhere = [count == self._exchange.num_summands for count in self._exchange.numbers(of_each)]
         untouched = [name for name, nowhere in zip(self._state.parameters, everywhere, strict=True) if nowhere]
         if untouched and untouched != self._untouched:
             self._untouched = untouched

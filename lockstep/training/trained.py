@@ -2,49 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import NamedTuple
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from lockstep.errors import InputError
+from lockstep.parallel.batch_norm import keeps_batch_statistics
 from lockstep.selection import Patterns, selected
 
 
-def choose_trained(model: nn.Module, frozen: Patterns, train_only: Patterns, *, freeze_statistics: bool) -> list[str]:
-    """Switch requires_grad off for what is not to be trained, and return the names of those frozen here.
+class Frozen(NamedTuple):
+    """What was frozen by pattern."""
+
+    parameters: list[str]
+    norms: list[nn.Module]
+    """Batch norm that is to normalise with its running statistics, which stay."""
+
+
+def freeze(model: nn.Module, frozen: Patterns, train_only: Patterns, *, freeze_statistics: bool) -> Frozen:
+    """Switch requires_grad off for what is not to be trained.
 
     Args:
         model: parameters that do not require a gradient already stay as they are.
         frozen: patterns of parameters that are not trained.
         train_only: patterns of those that are; all, if empty.
-        freeze_statistics: batch norm whose parameters are all frozen also keeps its statistics, and normalises with
-            them in training.
+        freeze_statistics: also of batch norm of which no parameter is trained.
 
     Raises:
-        InputError: a pattern matches nothing, or nothing is left to train.
+        InputError: a pattern matches nothing, nothing is left to train, or there is no such batch norm.
     """
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    _refuse_lazy(model)
+    names = [name for name, _ in model.named_parameters()]
     kept = set(selected("train_only", train_only, names) if train_only else names)
     kept -= set(selected("frozen", frozen, names) if frozen else [])
-    if not kept:
+    trained = [name for name, parameter in model.named_parameters() if name in kept and parameter.requires_grad]
+    if not trained:
         raise InputError(
             "The model has no parameter to train.",
-            given=f"{type(model).__name__} with {len(list(model.parameters()))} parameters, none to train",
+            given=f"{type(model).__name__} with {len(names)} parameters, none to train",
             expected="at least one parameter with requires_grad that is not frozen",
             mend="pass the model that is to be trained, and leave requires_grad on for what is to change",
         )
     left_out = [name for name in names if name not in kept]
     for name in left_out:
         model.get_parameter(name).requires_grad_(False)
-    if freeze_statistics:
-        for module in _frozen_batch_norms(model):
-            module.eval()
-    return left_out
+    return Frozen(left_out, _still_norms(model) if freeze_statistics else [])
 
 
-def _frozen_batch_norms(model: nn.Module) -> Iterator[nn.Module]:
-    for module in model.modules():
-        parameters = list(module.parameters(recurse=False))
-        if isinstance(module, _BatchNorm) and parameters and not any(p.requires_grad for p in parameters):
-            yield module
+def _refuse_lazy(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise InputError(
+                f"{name!r} cannot be trained.",
+                given="not initialised (a lazy module)",
+                expected="parameters with values",
+                mend="run one batch through the model before TrainState",
+            )
+
+
+def _still_norms(model: nn.Module) -> list[nn.Module]:
+    """Batch norm of which no parameter is trained, in evaluation mode."""
+    norms = [
+        module.eval()
+        for module in model.modules()
+        if keeps_batch_statistics(module) and not any(p.requires_grad for p in module.parameters(recurse=False))
+    ]
+    if not norms:
+        raise InputError(
+            "There is no batch norm whose statistics could be frozen.",
+            given="freeze_statistics=True",
+            expected="a batch norm of which no parameter is trained",
+            mend="freeze its weight and bias too, or leave freeze_statistics out",
+        )
+    return norms

@@ -17,6 +17,8 @@ import lockstep as ls
 from lockstep.parallel.batch_norm import BiasedVariance, FrozenStatistics, around_towers, keeps_batch_statistics
 from lockstep.parallel.batch_norm_calls import moments
 from lockstep.parallel.synced_batch_norm import pooled
+from lockstep.parallel.towers import Towers
+from lockstep.workers.rank import join
 
 SHAPES = [(6, 3), (4, 3, 5), (4, 3, 2, 5), (2, 3, 2, 3, 2)]
 NORMS: list[Callable[[int], nn.Module]] = [nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d]
@@ -113,7 +115,7 @@ class Mixed(nn.Module):
 def test_frozen_statistics_switch_batch_norm_alone() -> None:
     model = Mixed()
     modes = {name: module.training for name, module in model.named_modules()}
-    context = FrozenStatistics(model)
+    context = around_towers(model, Towers(batch_norm="frozen"), join())
     for _ in range(2):
         with context:
             switched = {n for n, m in model.named_modules() if m.training != modes[n]}
@@ -125,7 +127,7 @@ def test_frozen_statistics_are_what_is_normalised_with_and_stay() -> None:
     norm, x = nn.BatchNorm1d(3), random(6, 3)
     norm.running_mean.fill_(2.0)
     norm.running_var.fill_(4.0)
-    with FrozenStatistics(norm):
+    with FrozenStatistics([norm]):
         torch.testing.assert_close(norm(x), (x - 2) / (4 + norm.eps) ** 0.5)
     assert torch.equal(norm.running_mean, torch.full((3,), 2.0))
     assert norm.num_batches_tracked == 0
@@ -133,7 +135,7 @@ def test_frozen_statistics_are_what_is_normalised_with_and_stay() -> None:
 
 def test_batch_norm_is_in_training_again_after_an_error() -> None:
     norm = nn.BatchNorm1d(3)
-    with pytest.raises(ValueError, match="expected 2D or 3D"), FrozenStatistics(norm):
+    with pytest.raises(ValueError, match="expected 2D or 3D"), FrozenStatistics([norm]):
         norm(random(2, 3, 2, 2))
     assert norm.training
 

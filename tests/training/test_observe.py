@@ -187,7 +187,7 @@ def test_a_division_is_left_to_the_update() -> None:
     state = make_state(partial(nn.Linear, 3, 1))
     source = GradientSource(state)
     source.attach()
-    gradients = Gradients(["weight", "bias"], [torch.full((1, 3), 8.0), None], divisor=2.0)
+    gradients = Gradients(["weight", "bias"], [torch.full((1, 3), 8.0), None], divisor=2.0, owned=True)
     assert state.watcher is not None
     state.watcher(gradients)
     assert gradients.to_divide()[1] == 2.0

@@ -59,7 +59,8 @@ def test_losses_and_metrics_are_means_over_towers() -> None:
         (lambda m, b: m(b["x"]).sum(), "returned no named losses"),
         (lambda m, b: {}, "returned no named losses"),
         (lambda m, b: {"a": m(b["x"])}, r"'a' is not a scalar.*\n.*shape \(8, 1\)"),
-        (lambda m, b: {"a": 1.0}, "'a' is not a scalar"),
+        (lambda m, b: {"a": "1.0"}, "'a' is not a scalar"),
+        (lambda m, b: {"a": 1.0}, "do not depend on any trained parameter"),
         (lambda m, b: {"a": m(b["x"]).sum().detach()}, "do not depend on any trained parameter"),
     ],
 )

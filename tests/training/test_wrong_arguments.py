@@ -30,6 +30,8 @@ def score(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
     return {"one": torch.ones(len(batch["x"]))}
 
 
+SGD, CLIP = ls.optim.SGD(0.1), ls.optim.ClipGlobalNorm(1.0)
+
 MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "torch optimizer": (
         lambda: ls.TrainState(nn.Linear(3, 1), torch.optim.SGD([torch.ones(1)], lr=0.1)),  # type: ignore[arg-type]
@@ -60,6 +62,46 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: next(ls.train_steps(make_state(), losses, torch.utils.data.DataLoader([1]))),  # type: ignore[arg-type]
         "loader is DataLoader",
     ),
+    "average": (lambda: ls.TrainState(nn.Linear(2, 1), SGD, average=0.99), "average is float"),  # type: ignore[arg-type]
+    "class of an average": (
+        lambda: ls.TrainState(nn.Linear(2, 1), SGD, average=ls.optim.MovingAverage),  # type: ignore[arg-type]
+        "average is the class MovingAverage",
+    ),
+    "loss average": (
+        lambda: ls.TrainState(nn.Linear(2, 1), SGD, loss_average=0.9),  # type: ignore[arg-type]
+        "loss_average is float",
+    ),
+    "penalty without a list": (
+        lambda: ls.TrainState(nn.Linear(2, 1), SGD, regularization=ls.losses.L2(1e-4)),  # type: ignore[arg-type]
+        r"regularization is L2\n.*a list\n.*regularization=\[",
+    ),
+    "number for a penalty": (
+        lambda: ls.TrainState(nn.Linear(2, 1), SGD, regularization=[1e-4]),  # type: ignore[list-item]
+        r"regularization\[0\] is float",
+    ),
+    "transform without a list": (
+        lambda: ls.TrainState(nn.Linear(2, 1), SGD, gradient_transforms=CLIP),  # type: ignore[arg-type]
+        "gradient_transforms is ClipGlobalNorm",
+    ),
+    "class of a transform": (
+        lambda: ls.TrainState(nn.Linear(2, 1), SGD, tower_gradient_transforms=[type(CLIP)]),  # type: ignore[list-item]
+        r"tower_gradient_transforms\[0\] is the class ClipGlobalNorm",
+    ),
+    "update without a list": (
+        lambda: ls.TrainState(nn.Linear(2, 1), SGD, updates=lambda m, s: {}),  # type: ignore[arg-type]
+        "updates is function",
+    ),
+    "number for an update": (
+        lambda: ls.TrainState(nn.Linear(2, 1), SGD, updates=[3]),  # type: ignore[list-item]
+        r"updates\[0\] is int",
+    ),
+    "text for a budget": (
+        lambda: ls.TrainState(nn.Linear(2, 1), SGD, nonfinite_budget="x"),  # type: ignore[arg-type]
+        "nonfinite_budget is str",
+    ),
+    "text for towers": (lambda: ls.Towers("2"), "count is str"),  # type: ignore[arg-type]
+    "part of a tower": (lambda: ls.Towers(2.5), "count is float"),  # type: ignore[arg-type]
+    "yes for towers": (lambda: ls.Towers(True), "count is bool"),
     "batch norm": (
         lambda: ls.Towers(2, batch_norm="avg"),  # type: ignore[arg-type]
         "batch_norm cannot be 'avg'",
