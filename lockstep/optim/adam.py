@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from lockstep.checks import check_range, check_switch
 from lockstep.optim.kernels import fused_adam
-from lockstep.optim.lengths import check_switch
-from lockstep.optim.optimizers import LearningRate, WeightDecay, check_rates
+from lockstep.optim.optimizers import LearningRate, WeightDecay
 from lockstep.optim.rules import Chunk, Rule
-from lockstep.optim.settings import check_betas, check_number
+from lockstep.optim.settings import check_betas, check_rates
 from lockstep.optim.widening import in_float32, slot
 
 
@@ -41,7 +41,7 @@ class Adam(Rule):
     def __post_init__(self) -> None:
         check_rates(self.lr, self.weight_decay)
         check_betas(self.betas)
-        check_number("eps", self.eps)
+        check_range("eps", self.eps, 0.0)
         check_switch("epsilon_hat", self.epsilon_hat)
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from lockstep.checks import check_range
 from lockstep.errors import InputError
 from lockstep.optim.kernels import fused_adagrad
-from lockstep.optim.optimizers import LearningRate, WeightDecay, check_rates
+from lockstep.optim.optimizers import LearningRate, WeightDecay
 from lockstep.optim.rules import Chunk, Rule
-from lockstep.optim.settings import check_decay, check_number
+from lockstep.optim.settings import check_rates
 from lockstep.optim.widening import in_float32, slot
 
 
@@ -36,8 +36,8 @@ class Adagrad(Rule):
 
     def __post_init__(self) -> None:
         check_rates(self.lr, self.weight_decay)
-        check_number("initial_accumulator_value", self.initial_accumulator_value)
-        check_number("eps", self.eps)
+        check_range("initial_accumulator_value", self.initial_accumulator_value, 0.0)
+        check_range("eps", self.eps, 0.0)
         if not (self.eps or self.initial_accumulator_value):
             raise InputError(
                 "Adagrad would divide by 0 where a gradient is 0.",
@@ -45,6 +45,11 @@ class Adagrad(Rule):
                 expected="one of them above 0",
                 mend="set initial_accumulator_value=0.1 (TensorFlow's), or eps=1e-10 (torch's)",
             )
+
+    @property
+    def takes_rows(self) -> bool:
+        """Rows without a gradient stay, and so do their sums."""
+        return True
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
         """The sums."""
@@ -70,15 +75,6 @@ class Adagrad(Rule):
             torch._foreach_add_(root, self.eps)
             torch._foreach_addcdiv_(wide.parameters, gradients, root, value=-lr)
 
-    def apply_rows(
-        self, parameter: Tensor, rows: Tensor, values: Tensor, slots: Mapping[str, Tensor], lr: float
-    ) -> None:
-        """Move the rows that have a gradient, and their sums."""
-        touched = Chunk([parameter[rows]], [values], {"sum": [slots["sum"][rows]]}, 0.0, fused=False)
-        self.apply(touched, lr, 1)
-        parameter.index_copy_(0, rows, touched.parameters[0])
-        slots["sum"].index_copy_(0, rows, touched.slots["sum"][0])
-
 
 @dataclass(frozen=True)
 class Adadelta(Rule):
@@ -99,8 +95,8 @@ class Adadelta(Rule):
 
     def __post_init__(self) -> None:
         check_rates(self.lr, self.weight_decay)
-        check_decay("rho", self.rho)
-        check_number("eps", self.eps)
+        check_range("rho", self.rho, 0.0, 1.0)
+        check_range("eps", self.eps, 0.0)
         if not self.eps:
             raise InputError(
                 "Adadelta would never move: its first update is as large as the root of eps.",

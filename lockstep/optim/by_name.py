@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from lockstep.checks import check_type, wrong_type
 from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
-from lockstep.optim.optimizers import BoundOptimizer, Optimizer
+from lockstep.optim.optimizers import Optimizer, of_another
 from lockstep.selection import assigned
 
 
@@ -48,61 +48,113 @@ class ByName:
                 mend="add a pattern for these, or freeze them",
             )
         return BoundByName(
-            {
-                pattern: (
+            [
+                _Part(
+                    pattern,
+                    optimizer,
                     [index for index, name in enumerate(parameters) if optimizer_of[name] == pattern],
-                    optimizer.bind({n: p for n, p in parameters.items() if optimizer_of[n] == pattern}),
+                    {name: p for name, p in parameters.items() if optimizer_of[name] == pattern},
                 )
                 for pattern, optimizer in self.optimizers.items()
-            }
+            ]
         )
+
+
+class _Part:
+    """One of the optimizers, bound to its parameters; `indices` are their places among all."""
+
+    def __init__(
+        self, pattern: str, optimizer: Optimizer, indices: list[int], parameters: Mapping[str, Tensor]
+    ) -> None:
+        self.pattern = pattern
+        self.label = f"optimizer {pattern!r} = {optimizer}"
+        self.indices = indices
+        self.names = list(parameters)
+        self.bound = optimizer.bind(parameters)
 
 
 class BoundByName:
     """Several bound optimizers as one; see `BoundOptimizer` for what each method does."""
 
-    def __init__(self, parts: Mapping[str, tuple[list[int], BoundOptimizer]]) -> None:
+    def __init__(self, parts: Sequence[_Part]) -> None:
         self._parts = parts
 
     @property
     def kernels(self) -> str:
         """Those of the optimizers, each once."""
-        return " and ".join(dict.fromkeys(optimizer.kernels for _, optimizer in self._parts.values()))
+        return " and ".join(dict.fromkeys(part.bound.kernels for part in self._parts))
 
     def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
         """Turn lengths in epochs into steps; says how, a line for each."""
         return [
-            f"{pattern}: {line}"
-            for pattern, (_, optimizer) in self._parts.items()
-            for line in optimizer.resolve(epoch_size, batch_size)
+            f"{part.pattern}: {line}" for part in self._parts for line in part.bound.resolve(epoch_size, batch_size)
         ]
+
+    def matched(self) -> Iterator[tuple[str, list[str]]]:
+        """The pattern of each optimizer, then its own."""
+        for part in self._parts:
+            yield part.label, part.names
+            for label, names in part.bound.matched():
+                yield f"optimizer {part.pattern!r}: {label}", names
+
+    def check_rows(self, names: Collection[str]) -> None:
+        """Refuse sparse gradients of these parameters where their optimizer cannot take them."""
+        for part in self._parts:
+            part.bound.check_rows(names)
 
     def learning_rates(self, step: int) -> dict[str, float]:
         """The rates of the update that follows `step` completed ones, by pattern."""
-        return {
-            pattern: rate
-            for pattern, (_, optimizer) in self._parts.items()
-            for rate in optimizer.learning_rates(step).values()
-        }
+        return {part.pattern: rate for part in self._parts for rate in part.bound.learning_rates(step).values()}
 
     def update(self, gradients: Gradients, step: int) -> None:
         """Make the update that follows `step` completed ones, in place."""
-        for indices, optimizer in self._parts.values():
-            optimizer.update(gradients.subset(indices), step)
+        if gradients.rows:
+            self.check_rows([gradients.names[index] for index in gradients.rows])
+        for part in self._parts:
+            part.bound.update(gradients.subset(part.indices), step)
 
     def slots(self) -> dict[str, Tensor]:
         """The tensors to save, by `slot/parameter`."""
-        return {name: tensor for _, optimizer in self._parts.values() for name, tensor in optimizer.slots().items()}
+        return {name: tensor for part in self._parts for name, tensor in part.bound.slots().items()}
 
     def values(self) -> dict[str, Any]:
-        """What else has to be saved, by pattern."""
-        return {pattern: optimizer.values() for pattern, (_, optimizer) in self._parts.items()}
+        """What else has to be saved, each optimizer's beside the names of its parameters; nothing where there is none.
+
+        Not by pattern: another spelling of one would lose what was saved under the first.
+        """
+        parts = [
+            {"parameters": part.names, "values": values} for part in self._parts if (values := part.bound.values())
+        ]
+        return {"parts": parts} if parts else {}
 
     def expects(self, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """What saved slots must be like."""
-        return {name: tensor for _, part in self._parts.values() for name, tensor in part.expects(saved).items()}
+        return {name: tensor for part in self._parts for name, tensor in part.bound.expects(saved).items()}
+
+    def check_values(self, values: Mapping[str, Any]) -> None:
+        """Refuse values that are not those of optimizers with the same parameters.
+
+        Raises:
+            CheckpointError: some optimizer's are missing or left over, or one of them cannot take its own.
+        """
+        for part, own in zip(self._parts, self._divided(values), strict=True):
+            part.bound.check_values(own)
 
     def load(self, saved: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Take over slots that are as expected, and the values saved with them."""
-        for pattern, (_, optimizer) in self._parts.items():
-            optimizer.load(saved, values.get(pattern, {}))
+        self.check_values(values)
+        for part, own in zip(self._parts, self._divided(values), strict=True):
+            part.bound.load(saved, own)
+
+    def _divided(self, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """The values of each part."""
+        if values and "parts" not in values:
+            raise of_another(", ".join(values), "those of optimizers by name")
+        saved = {frozenset(entry["parameters"]): entry["values"] for entry in values.get("parts", [])}
+        unknown = saved.keys() - {frozenset(part.names) for part in self._parts}
+        if unknown:
+            raise of_another(
+                "; ".join(f"one optimizer of {', '.join(sorted(names))}" for names in unknown),
+                "; ".join(f"one of {', '.join(part.names)}" for part in self._parts),
+            )
+        return [saved.get(frozenset(part.names), {}) for part in self._parts]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from lockstep.checks import check_range, check_switch
 from lockstep.errors import InputError
-from lockstep.optim.lengths import check_length, check_rate, check_switch, longer, steps_of
+from lockstep.optim.lengths import check_length, longer, steps_of
 from lockstep.progress import Epochs
 
 
@@ -45,9 +46,9 @@ class Exponential:
 
     def __post_init__(self) -> None:
         for name in ("initial", "factor", "final"):
-            check_rate(name, getattr(self, name))
+            check_range(name, getattr(self, name), 0.0)
         if self.burn_in is not None:
-            check_rate("burn_in", self.burn_in)
+            check_range("burn_in", self.burn_in, 0.0)
         check_length("decay_steps", self.decay_steps, 1)
         check_length("burn_in_steps", self.burn_in_steps, 0)
         check_switch("staircase", self.staircase)
@@ -103,7 +104,7 @@ class Polynomial:
 
     def __post_init__(self) -> None:
         for name in ("initial", "final", "power"):
-            check_rate(name, getattr(self, name))
+            check_range(name, getattr(self, name), 0.0)
         check_length("steps", self.steps, 1)
         check_switch("cycle", self.cycle)
         if not self.power:
@@ -147,7 +148,7 @@ class Cosine:
 
     def __post_init__(self) -> None:
         for name in ("initial", "final", "warmup_initial"):
-            check_rate(name, getattr(self, name))
+            check_range(name, getattr(self, name), 0.0)
         check_length("steps", self.steps, 1)
         check_length("warmup_steps", self.warmup_steps, 0)
         check_length("hold_steps", self.hold_steps, 0)

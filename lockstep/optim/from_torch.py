@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,8 @@ from torch.optim import Optimizer as TorchOptimizer
 from lockstep.checks import wrong_type
 from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
-from lockstep.optim.optimizers import check_rates
-from lockstep.optim.schedules import Constant, Schedule, describe, resolved
+from lockstep.optim.optimizers import LearningRate, Scheduled, of_another
+from lockstep.optim.settings import check_rates
 
 _SCALARS = (bool, int, float, str, type(None))
 _UNUSED_RATE = 1e-3  # torch's classes want a number; each update sets the schedule's
@@ -26,7 +26,8 @@ class FromTorch:
     """A subclass of torch.optim.Optimizer with its arguments: FromTorch(torch.optim.Muon, lr=0.02, momentum=0.95).
 
     `lr` may be a schedule; each update sets it. A class of another package gets copies of the gradients, which it may
-    change. All that the class keeps as `state` and in its parameter group is saved: tensors and plain values.
+    change, and so does torch's SGD, which changes them too. All that the class keeps as `state` and in its parameter
+    group is saved: tensors and plain values.
 
     Args:
         cls: the class; its `step` must work without a closure, on dense gradients.
@@ -67,7 +68,7 @@ class FromTorch:
         mend = "give it those it takes, and the others another optimizer: ls.optim.ByName({pattern: optimizer, ...})"
         built = self._built(list(parameters.values()), mend=mend)
         lr = self.arguments.get("lr", built.defaults["lr"])
-        return BoundFromTorch(built, lr if callable(lr) else Constant(lr), parameters)
+        return BoundFromTorch(built, lr, parameters)
 
     def _built(self, parameters: list[Tensor], *, mend: str) -> TorchOptimizer:
         rate = {"lr": _UNUSED_RATE} if callable(self.arguments.get("lr")) else {}
@@ -84,38 +85,54 @@ class FromTorch:
         return built
 
 
-class BoundFromTorch:
+class BoundFromTorch(Scheduled):
     """An optimizer of torch's kind; see `BoundOptimizer` for what each method does."""
 
-    def __init__(self, optimizer: TorchOptimizer, schedule: Schedule, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, optimizer: TorchOptimizer, lr: LearningRate, parameters: Mapping[str, Tensor]) -> None:
+        super().__init__(lr)
         self._optimizer = optimizer
-        self._schedule = schedule
         self._parameters = dict(parameters)
         self._kind = type(optimizer).__name__
-        self._copies = type(optimizer).__module__.partition(".")[0] != "torch"
+        self._package = type(optimizer).__module__.partition(".")[0]
+        self._copies = self._package != "torch" or isinstance(optimizer, torch.optim.SGD)
         self._groups = [dict(group) for group in optimizer.param_groups]
         """As they were built."""
         self._slots_at_first = list(self.slots())
 
-    def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
-        """Turn lengths in epochs into steps, once the stream is known; says how, a line for each."""
-        lines = describe(self._schedule, epoch_size, batch_size)
-        self._schedule = resolved(self._schedule, epoch_size, batch_size)
-        return lines
+    @property
+    def kernels(self) -> str:
+        """The class, and whose it is."""
+        return f"{self._kind} of {self._package}"
 
-    def learning_rates(self, step: int) -> dict[str, float]:
-        """The rate of the update that follows `step` completed ones, under ""."""
-        return {"": self._schedule(step)}
+    def matched(self) -> Iterator[tuple[str, list[str]]]:
+        """No pattern: all parameters alike."""
+        return iter(())
+
+    def check_rows(self, names: Collection[str]) -> None:
+        """Refuse sparse gradients of any of its parameters.
+
+        Raises:
+            InputError: naming them.
+        """
+        refused = [name for name in self._parameters if name in names]
+        if refused:
+            raise InputError(
+                f"{self._kind} cannot update {', '.join(map(repr, refused))} from a sparse gradient.",
+                given=f"FromTorch({self._kind}, ...)",
+                expected="dense gradients",
+                mend="build the embedding with sparse=False, or give it ls.optim.SGD or ls.optim.Adagrad of its own",
+            )
 
     def update(self, gradients: Gradients, step: int) -> None:
         """Make the update that follows `step` completed ones, in place.
 
         Raises:
-            InputError: a gradient is sparse.
+            InputError: a gradient is sparse, or the schedule gives what is no rate.
         """
-        self._check_dense(gradients)
+        rate = self.rate(step)
+        self.check_rows([gradients.names[index] for index in gradients.rows])
         for group in self._optimizer.param_groups:
-            group["lr"] = self._schedule(step)
+            group["lr"] = rate
         for parameter, gradient in zip(self._parameters.values(), gradients.tensors, strict=True):
             parameter.grad = gradient.clone() if self._copies and gradient is not None else gradient
         try:
@@ -145,27 +162,35 @@ class BoundFromTorch:
         }
         groups = [_changed(*pair) for pair in zip(self._optimizer.param_groups, self._groups, strict=True)]
         self._check_plain([*groups, *states.values()])
+        self._check_keys()
         return {"groups": groups, "state": {name: state for name, state in states.items() if state}}
 
     def expects(self, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """What saved slots must be like: of this class, and in shape such as it may keep for these parameters."""
+        """What saved slots must be like: of this class and for these parameters; their shapes are its own affair."""
         now = self.slots()
         expected = {name: now[name] for name in self._slots_at_first}
-        for key, name, tensor in self._own(saved):
-            parameter = self._parameters[name]
-            expected[f"{self._kind}.{key}/{name}"] = tensor if _may_be_kept_for(parameter, tensor) else parameter
-        return expected
+        return expected | {f"{self._kind}.{key}/{name}": tensor for key, name, tensor in self._own(saved)}
+
+    def check_values(self, values: Mapping[str, Any]) -> None:
+        """Refuse values that are not this class's, for some of these parameters.
+
+        Raises:
+            CheckpointError: they are another optimizer's.
+        """
+        own = values.keys() == {"groups", "state"} and len(values["groups"]) == len(self._groups)
+        if not own or not values["state"].keys() <= self._parameters.keys():
+            raise of_another(", ".join(values) or "none", f"values of FromTorch({self._kind}, ...)")
 
     def load(self, saved: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Take over slots that are as expected, and the values saved with them."""
-        states: dict[str, dict[str, Any]] = {name: dict(state) for name, state in values.get("state", {}).items()}
+        self.check_values(values)
+        states: dict[str, dict[str, Any]] = {name: dict(state) for name, state in values["state"].items()}
         for key, name, tensor in self._own(saved):
             states.setdefault(name, {})[key] = self._restored(key, tensor, self._parameters[name])
         self._optimizer.state.clear()
         for name, state in states.items():
             self._optimizer.state[self._parameters[name]] = state
-        changes = values.get("groups", [{}] * len(self._groups))
-        for group, before, changed in zip(self._optimizer.param_groups, self._groups, changes, strict=True):
+        for group, before, changed in zip(self._optimizer.param_groups, self._groups, values["groups"], strict=True):
             group.clear()
             group.update({**before, **changed})
 
@@ -189,14 +214,12 @@ class BoundFromTorch:
             return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
         return tensor.to(parameter.device, copy=True)
 
-    def _check_dense(self, gradients: Gradients) -> None:
-        for index in gradients.rows:
-            raise InputError(
-                f"{self._kind} cannot update {gradients.names[index]!r} from a sparse gradient.",
-                given=f"FromTorch({self._kind}, ...)",
-                expected="dense gradients",
-                mend="build the embedding with sparse=False, or give it ls.optim.SGD or ls.optim.Adagrad of its own",
-            )
+    def _check_keys(self) -> None:
+        """Slots have the key in their names, and JSON has text for keys."""
+        keys = [key for state in self._optimizer.state.values() for key in state]
+        for key in keys:
+            if not isinstance(key, str) or "/" in key:
+                raise self._cannot_be_saved(f"state with the key {key!r}")
 
     def _check_plain(self, kept: Sequence[Mapping[str, Any]]) -> None:
         for key, value in [item for values in kept for item in values.items()]:
@@ -211,7 +234,7 @@ class BoundFromTorch:
         return InputError(
             f"What {self._kind} keeps cannot be saved.",
             given=what,
-            expected="tensors, numbers, truth values, text and None, kept for each parameter",
+            expected="tensors, numbers, truth values, text and None, kept for each parameter by text without slashes",
             mend="use another optimizer, or train without checkpoints",
         )
 
@@ -227,15 +250,6 @@ def _changed(group: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, A
 
 def _differ(value: Any, before: Any) -> bool:
     return bool(value != before) if isinstance(value, _SCALARS) else value is not before
-
-
-def _may_be_kept_for(parameter: Tensor, tensor: Tensor) -> bool:
-    """Whether it is a number, or of the parameter's shape, or that with some lengths of 1 (as Adafactor's factors)."""
-    if tensor.numel() == 1:
-        return True
-    return tensor.ndim == parameter.ndim and all(
-        length in (1, whole) for length, whole in zip(tensor.shape, parameter.shape, strict=True)
-    )
 
 
 def _check_class(cls: object) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.checks import wrong_type
+from lockstep.checks import check_range, check_type
 from lockstep.errors import InputError
-from lockstep.optim.optimizers import LearningRate, WeightDecay, check_rates
+from lockstep.optim.optimizers import LearningRate, WeightDecay
 from lockstep.optim.rules import Chunk, Rule
-from lockstep.optim.settings import check_number
+from lockstep.optim.settings import check_rates
 from lockstep.optim.widening import in_float32, slot
 
 
@@ -42,10 +42,9 @@ class FTRL(Rule):
     def __post_init__(self) -> None:
         check_rates(self.lr, self.weight_decay)
         for name in ("initial_accumulator_value", "l1", "l2", "l2_shrinkage"):
-            check_number(name, getattr(self, name))
+            check_range(name, getattr(self, name), 0.0)
         power = self.learning_rate_power
-        if isinstance(power, bool) or not isinstance(power, int | float):
-            raise wrong_type("learning_rate_power", power, expected="a number", mend="leave it at -0.5")
+        check_type("learning_rate_power", power, (int, float), expected="a number", mend="leave it at -0.5")
         if not -math.inf < power <= 0:
             raise InputError(
                 "learning_rate_power is out of range.",
@@ -62,14 +61,13 @@ class FTRL(Rule):
         sums = slot(parameter, self.initial_accumulator_value)
         return {"accumulator": sums, "linear": slot(parameter)}
 
-    def apply(self, chunk: Chunk, lr: float, step: int) -> None:
-        """Update parameters and slots in place.
-
-        Raises:
-            InputError: the learning rate is 0.
-        """
+    def check_rate(self, lr: float, step: int) -> None:
+        """Refuse a rate of 0."""
         if not lr > 0:
             raise _divides_by_zero("lr", f" in the update that makes step {step}")
+
+    def apply(self, chunk: Chunk, lr: float, step: int) -> None:
+        """Update parameters and slots in place."""
         with in_float32(chunk) as wide:
             root = self._move_slots(wide, lr)
             torch._foreach_div_(root, lr)

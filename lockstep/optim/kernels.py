@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-_WIDE = {torch.float32, torch.float64}
-# On a CPU the vectorised part of torch's kernel leaves 16-bit parameters as they are (seen in 2.13).
-_FUSED_DTYPES = {"cpu": _WIDE, "cuda": _WIDE | {torch.bfloat16, torch.float16}}
-_WIDE_ALONE = {"adam", "adamw", "adagrad"}  # which want slots of the parameters' dtype: 16 bits are too few for squares
-_CPU_ALONE = {"adagrad"}  # in torch 2.11, the oldest supported
+# The kernels want slots of the parameters' dtype, for which 16 bits are too few.
+_DTYPES = {torch.float32, torch.float64}
+_DEVICES = {"sgd": {"cpu", "cuda"}, "adam": {"cpu", "cuda"}, "adamw": {"cpu", "cuda"}, "adagrad": {"cpu"}}
+"""Of torch 2.11, the oldest supported."""
 
 
 def can_fuse(parameters: Sequence[Tensor], kernel: str = "sgd") -> bool:
@@ -24,9 +23,7 @@ def can_fuse(parameters: Sequence[Tensor], kernel: str = "sgd") -> bool:
     if not hasattr(torch, f"_fused_{kernel}_") or len({(p.device, p.dtype) for p in parameters}) != 1:
         return False
     device, dtype = parameters[0].device.type, parameters[0].dtype
-    if dtype not in _FUSED_DTYPES.get(device, ()):
-        return False
-    if (kernel in _WIDE_ALONE and dtype not in _WIDE) or (kernel in _CPU_ALONE and device != "cpu"):
+    if dtype not in _DTYPES or device not in _DEVICES[kernel]:
         return False
     return all(not is_lazy(p) and _is_dense(p) for p in parameters)
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lockstep.checks import check_range, check_switch
 from lockstep.optim.adam import corrections, update_means
-from lockstep.optim.lengths import check_switch
-from lockstep.optim.optimizers import LearningRate, WeightDecay, check_rates
+from lockstep.optim.optimizers import LearningRate, WeightDecay
 from lockstep.optim.rules import Chunk, Rule
-from lockstep.optim.settings import check_betas, check_decay, check_number
+from lockstep.optim.settings import check_betas, check_rates
 from lockstep.optim.widening import in_float32, slot
 
 
@@ -35,8 +35,8 @@ class LARS(Rule):
 
     def __post_init__(self) -> None:
         check_rates(self.lr, self.weight_decay)
-        check_decay("momentum", self.momentum)
-        check_number("trust_coefficient", self.trust_coefficient)
+        check_range("momentum", self.momentum, 0.0, 1.0)
+        check_range("trust_coefficient", self.trust_coefficient, 0.0)
         check_switch("skip_vectors", self.skip_vectors)
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
@@ -83,7 +83,7 @@ class LAMB(Rule):
     def __post_init__(self) -> None:
         check_rates(self.lr, self.weight_decay)
         check_betas(self.betas)
-        check_number("eps", self.eps)
+        check_range("eps", self.eps, 0.0)
         check_switch("skip_vectors", self.skip_vectors)
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:

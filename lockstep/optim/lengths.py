@@ -1,11 +1,10 @@
-"""What schedules are given: lengths in steps or epochs, rates, switches, and their checks."""
+"""Lengths of schedules, in steps or in epochs."""
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
-from lockstep.checks import check_range, check_type, wrong_type
+from lockstep.checks import check_range
 from lockstep.errors import InputError
 from lockstep.progress import Epochs
 
@@ -20,17 +19,6 @@ class Sizes(NamedTuple):
         return f"{self.epoch_size} examples, batches of {self.batch_size}"
 
 
-def check_rate(name: str, rate: object) -> None:
-    """Refuse what is not a finite number, 0 or more.
-
-    Raises:
-        InputError: naming the field.
-    """
-    if not isinstance(rate, int | float):
-        raise wrong_type(name, rate, expected="a number", mend=f"write it as {name}=0.1")
-    check_range(name, rate, 0.0, math.inf)
-
-
 def check_length(name: str, length: object, least: int) -> None:
     """Refuse what is neither epochs nor a whole number of at least so many steps.
 
@@ -38,7 +26,7 @@ def check_length(name: str, length: object, least: int) -> None:
         InputError: naming the field.
     """
     if isinstance(length, Epochs):
-        check_range(name, length.count, 0.0, math.inf)
+        check_range(name, length.count, 0.0)
     elif not isinstance(length, int) or isinstance(length, bool):
         raise InputError(
             f"{name} is not a length.",
@@ -47,16 +35,7 @@ def check_length(name: str, length: object, least: int) -> None:
             mend=f"write it as {name}=1000, or as {name}=ls.Epochs(30)",
         )
     else:
-        check_range(name, length, least, math.inf)
-
-
-def check_switch(name: str, value: object) -> None:
-    """Refuse what is neither True nor False.
-
-    Raises:
-        InputError: naming the field.
-    """
-    check_type(name, value, bool, expected="True or False", mend=f"write {name}=True, or leave it out")
+        check_range(name, length, least)
 
 
 def longer(first: int | Epochs, second: int | Epochs) -> bool:

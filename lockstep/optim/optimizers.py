@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from lockstep.checks import check_range, check_type, wrong_type
+from lockstep.errors import CheckpointError
 from lockstep.optim.gradients import Gradients
-from lockstep.optim.schedules import Schedule
+from lockstep.optim.schedules import Constant, Schedule, describe, rate_at, resolved
+
+WeightDecay = float | Mapping[str, float]
+"""One number for all parameters, or one a pattern: those that no pattern matches have none."""
+
+LearningRate = float | Schedule
 
 
 class BoundOptimizer(Protocol):
@@ -22,17 +26,39 @@ class BoundOptimizer(Protocol):
         ...
 
     def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
-        """Turn lengths in epochs into steps, once the stream is known; says how, a line for each."""
+        """Turn lengths in epochs into steps, once the stream is known; says how, a line for each.
+
+        A stream of other sizes may be next: lengths are resolved anew, from what the optimizer was given.
+        """
+        ...
+
+    def matched(self) -> Iterator[tuple[str, list[str]]]:
+        """Its patterns in words, each with the names of the parameters that it matches."""
+        ...
+
+    def check_rows(self, names: Collection[str]) -> None:
+        """Refuse sparse gradients of these parameters, as far as they are its own, if it cannot take them.
+
+        Raises:
+            InputError: naming them.
+        """
         ...
 
     def learning_rates(self, step: int) -> dict[str, float]:
-        """The rates of the update that follows `step` completed ones: by pattern, or that of all under ""."""
+        """The rates of the update that follows `step` completed ones: by pattern, or that of all under "".
+
+        Raises:
+            InputError: a schedule gives what is no rate.
+        """
         ...
 
     def update(self, gradients: Gradients, step: int) -> None:
         """Make the update that follows `step` completed ones, in place.
 
         Parameters whose gradient is None stay untouched, slots included. The gradients are used up.
+
+        Raises:
+            InputError: what `learning_rates` and `check_rows` refuse is refused here too.
         """
         ...
 
@@ -48,8 +74,20 @@ class BoundOptimizer(Protocol):
         """What slots that were saved must be like, in name, shape and dtype, for `load` to take them."""
         ...
 
+    def check_values(self, values: Mapping[str, Any]) -> None:
+        """Refuse values that `load` could not take over.
+
+        Raises:
+            CheckpointError: they were saved by another optimizer, or for other parameters.
+        """
+        ...
+
     def load(self, saved: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Take over slots that are as expected, and the values saved with them."""
+        """Take over slots that are as expected, and the values saved with them.
+
+        Raises:
+            CheckpointError: as `check_values`, before anything has changed.
+        """
         ...
 
 
@@ -61,26 +99,37 @@ class Optimizer(Protocol):
         ...
 
 
-WeightDecay = float | Mapping[str, float]
-"""One number for all parameters, or one a pattern: those that no pattern matches have none."""
+class Scheduled:
+    """The part of a bound optimizer that follows one schedule."""
+
+    def __init__(self, lr: LearningRate) -> None:
+        self._given: Schedule = Constant(lr) if isinstance(lr, int | float) else lr
+        self._schedule = self._given
+
+    def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
+        """Turn lengths in epochs into steps; says how, a line for each."""
+        lines = describe(self._given, epoch_size, batch_size)
+        self._schedule = resolved(self._given, epoch_size, batch_size)
+        return lines
+
+    def rate(self, step: int) -> float:
+        """The rate of the update that follows `step` completed ones.
+
+        Raises:
+            InputError: the schedule gives what is no rate.
+        """
+        return rate_at(self._schedule, step)
+
+    def learning_rates(self, step: int) -> dict[str, float]:
+        """The rate of the update that follows `step` completed ones, under ""."""
+        return {"": self.rate(step)}
 
 
-def check_rates(lr: object, weight_decay: object) -> None:
-    """Refuse what is no learning rate or no weight decay.
-
-    Raises:
-        InputError: one of them is of the wrong type or out of range.
-    """
-    if isinstance(lr, int | float):
-        check_range("lr", lr, 0.0, math.inf)
-    elif not callable(lr) or isinstance(lr, type):
-        raise wrong_type("lr", lr, expected="a number or a schedule", mend="write lr=0.1, or lr=ls.optim.Cosine(...)")
-    decays = weight_decay if isinstance(weight_decay, Mapping) else {"": weight_decay}
-    for pattern, decay in decays.items():
-        name = f"weight_decay of {pattern!r}" if pattern else "weight_decay"
-        mend = 'give a number, or numbers by pattern: {r"weight$": 1e-4}'
-        check_type(name, decay, (int, float), expected="a number", mend=mend)
-        check_range(name, cast("float", decay), 0.0, math.inf)
-
-
-LearningRate = float | Schedule
+def of_another(given: str, expected: str) -> CheckpointError:
+    """The error for values that another optimizer has saved."""
+    return CheckpointError(
+        "The checkpoint holds values of another optimizer.",
+        given=given,
+        expected=expected,
+        mend="resume with the optimizer of the run, or train in another workdir",
+    )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from lockstep.checks import check_one_of, check_range, check_type
+from lockstep.checks import check_one_of, check_range, check_switch, check_type
 from lockstep.errors import InputError
 from lockstep.optim.decays import half_cosine, linear
-from lockstep.optim.lengths import check_length, check_rate, check_switch, longer, steps_of
+from lockstep.optim.lengths import check_length, longer, steps_of
 from lockstep.progress import Epochs
 
 
@@ -40,7 +39,7 @@ class PiecewiseConstant:
         for index, boundary in enumerate(self.boundaries):
             check_length(f"boundaries[{index}]", boundary, 1)
         for index, value in enumerate(self.values):
-            check_rate(f"values[{index}]", value)
+            check_range(f"values[{index}]", value, 0.0)
         check_switch("warmup", self.warmup)
         self._check_order()
         self._check_counts()
@@ -106,12 +105,11 @@ class OneCycle:
     """The form of both halves."""
 
     def __post_init__(self) -> None:
-        for name in ("peak", "warmup_share", "div_factor", "final_div_factor"):
-            check_rate(name, getattr(self, name))
+        check_range("peak", self.peak, 0.0)
         check_length("steps", self.steps, 1)
         check_range("warmup_share", self.warmup_share, 0.0, 1.0)
-        check_range("div_factor", self.div_factor, 1.0, math.inf)
-        check_range("final_div_factor", self.final_div_factor, 1.0, math.inf)
+        check_range("div_factor", self.div_factor, 1.0)
+        check_range("final_div_factor", self.final_div_factor, 1.0)
         check_one_of("anneal", self.anneal, ("cosine", "linear"))
 
     def __call__(self, step: int) -> float:

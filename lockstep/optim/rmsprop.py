@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.optim.lengths import check_switch
-from lockstep.optim.optimizers import LearningRate, WeightDecay, check_rates
+from lockstep.checks import check_range, check_switch
+from lockstep.optim.optimizers import LearningRate, WeightDecay
 from lockstep.optim.rules import Chunk, Rule
-from lockstep.optim.settings import check_decay, check_number
+from lockstep.optim.settings import check_rates
 from lockstep.optim.widening import in_float32, slot
 
 
@@ -40,11 +40,11 @@ class RMSProp(Rule):
 
     def __post_init__(self) -> None:
         check_rates(self.lr, self.weight_decay)
-        check_decay("alpha", self.alpha)
-        check_number("eps", self.eps)
-        check_decay("momentum", self.momentum)
+        check_range("alpha", self.alpha, 0.0, 1.0)
+        check_range("eps", self.eps, 0.0)
+        check_range("momentum", self.momentum, 0.0, 1.0)
         check_switch("centered", self.centered)
-        check_number("initial_accumulator_value", self.initial_accumulator_value)
+        check_range("initial_accumulator_value", self.initial_accumulator_value, 0.0)
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
         """The mean of the squares, and where they are used the momentum buffer and the mean of the gradients."""

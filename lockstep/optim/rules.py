@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -12,9 +12,8 @@ from torch import Tensor
 from lockstep.errors import InputError
 from lockstep.optim import kernels
 from lockstep.optim.gradients import Gradients
-from lockstep.optim.optimizers import LearningRate, WeightDecay
-from lockstep.optim.schedules import Constant, Schedule, describe, resolved
-from lockstep.selection import assigned
+from lockstep.optim.optimizers import LearningRate, Scheduled, WeightDecay, of_another
+from lockstep.selection import assigned, selected
 
 
 class Chunk(NamedTuple):
@@ -43,6 +42,13 @@ class Rule(ABC):
     weight_decay: WeightDecay
     kernel: ClassVar[str | None] = None
     """The name of torch's fused kernel, if `apply` can use one."""
+    takes_complex: ClassVar[bool] = False
+    """It is right for complex parameters too: it takes no squares of gradients."""
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether it takes sparse gradients: rows without a gradient stay as they are, and so do their slots."""
+        return False
 
     @abstractmethod
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
@@ -52,18 +58,22 @@ class Rule(ABC):
     def apply(self, chunk: Chunk, lr: float, step: int) -> None:
         """Update parameters and slots in place; `step` counts this update too, so the first is 1."""
 
-    def apply_rows(
-        self, parameter: Tensor, rows: Tensor, values: Tensor, slots: Mapping[str, Tensor], lr: float
-    ) -> None:
-        """Update the rows of a parameter that has a sparse gradient: `values` (rows, ...) at `rows` (rows,).
+    def check_rate(self, lr: float, step: int) -> None:  # noqa: B027
+        """Refuse a rate that the update that makes `step` cannot use, though it is finite and 0 or more.
 
         Raises:
-            NotImplementedError: the rule has no such update.
+            InputError: naming the step.
         """
-        raise NotImplementedError
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundRule:
-        """The rule with these parameters and their slots."""
+        """The rule with these parameters and their slots.
+
+        Raises:
+            InputError: a parameter is complex and the rule is not right for it, or a pattern of the weight decay
+                matches nothing, or two of them the same parameter.
+        """
+        if not self.takes_complex:
+            _refuse_complex(self, parameters)
         return BoundRule(self, parameters)
 
 
@@ -90,12 +100,12 @@ class _Group:
         )
 
 
-class BoundRule:
+class BoundRule(Scheduled):
     """A rule with its parameters, in groups of equal weight decay, and their slots."""
 
     def __init__(self, rule: Rule, parameters: Mapping[str, Tensor]) -> None:
+        super().__init__(rule.lr)
         self._rule = rule
-        self._schedule: Schedule = Constant(rule.lr) if isinstance(rule.lr, int | float) else rule.lr
         self._names = list(parameters)
         self._parameters = list(parameters.values())
         starts = [rule.start(parameter) for parameter in self._parameters]
@@ -110,26 +120,51 @@ class BoundRule:
         """Torch's fused kernel, or foreach operations."""
         return "fused" if self._fused else "foreach"
 
-    def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
-        """Turn lengths in epochs into steps, once the stream is known; says how, a line for each."""
-        lines = describe(self._schedule, epoch_size, batch_size)
-        self._schedule = resolved(self._schedule, epoch_size, batch_size)
-        return lines
+    def rate(self, step: int) -> float:
+        """The rate of the update that follows `step` completed ones.
 
-    def learning_rates(self, step: int) -> dict[str, float]:
-        """The rate of the update that follows `step` completed ones, under ""."""
-        return {"": self._schedule(step)}
+        Raises:
+            InputError: the schedule gives what is no rate, or none for this rule.
+        """
+        lr = super().rate(step)
+        self._rule.check_rate(lr, step + 1)
+        return lr
+
+    def matched(self) -> Iterator[tuple[str, list[str]]]:
+        """The patterns of the weight decay."""
+        decays = self._rule.weight_decay
+        for pattern, decay in decays.items() if isinstance(decays, Mapping) else ():
+            label = f"{type(self._rule).__name__} weight_decay {pattern!r} = {decay}"
+            yield label, selected("weight_decay", pattern, self._names)
+
+    def check_rows(self, names: Collection[str]) -> None:
+        """Refuse sparse gradients of these parameters if the rule, or a weight decay, would move the other rows.
+
+        Raises:
+            InputError: naming them.
+        """
+        decay_of = dict(zip(self._names, self._decays, strict=True))
+        refused = [n for n in decay_of if n in names and (decay_of[n] or not self._rule.takes_rows)]
+        if refused:
+            raise InputError(
+                f"{type(self._rule).__name__} cannot update {', '.join(map(repr, refused))} from a sparse gradient.",
+                given=f"{self._rule}",
+                expected="SGD without momentum, or Adagrad, and no weight decay",
+                mend="build the embedding with sparse=False, or give it such an optimizer of its own",
+            )
 
     def update(self, gradients: Gradients, step: int) -> None:
         """Make the update that follows `step` completed ones, in place."""
-        lr = self._schedule(step)
+        lr = self.rate(step)
+        if gradients.rows:
+            self.check_rows([self._names[index] for index in gradients.rows])
         tensors, divisor = gradients.to_divide() if self._divides and not gradients.rows else (gradients.tensors, 1.0)
         for group in self._groups:
             chunk = group.chunk(tensors, divisor, gradients.rows)
             if chunk.gradients:
                 self._rule.apply(chunk, lr, step + 1)
         for index, rows in gradients.rows.items():
-            self._update_rows(index, rows, gradients.tensors[index], lr)
+            self._update_rows(index, rows, gradients.tensors[index], lr, step + 1)
 
     def slots(self) -> dict[str, Tensor]:
         """The tensors to save, by `slot/parameter`."""
@@ -147,8 +182,18 @@ class BoundRule:
         """The slots there are."""
         return self.slots()
 
+    def check_values(self, values: Mapping[str, Any]) -> None:
+        """Refuse any: a rule has none.
+
+        Raises:
+            CheckpointError: there are some.
+        """
+        if values:
+            raise of_another(", ".join(values), f"those of {type(self._rule).__name__}, which has slots alone")
+
     def load(self, saved: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Take over slots that are as expected."""
+        self.check_values(values)
         for name, tensor in self.slots().items():
             tensor.copy_(saved[name])
 
@@ -157,21 +202,27 @@ class BoundRule:
         slots = {slot: [tensors[i] for i in indices] for slot, tensors in self._slots.items()}
         return _Group(indices, Chunk([self._parameters[i] for i in indices], [], slots, decay, self._fused))
 
-    def _update_rows(self, index: int, rows: Tensor, values: Tensor | None, lr: float) -> None:
+    def _update_rows(self, index: int, rows: Tensor, values: Tensor | None, lr: float, step: int) -> None:
+        """Update `rows` (rows,) of a parameter and of its slots, from gradients `values` (rows, ...)."""
         if values is None:
             return
-        slots = {slot: tensors[index] for slot, tensors in self._slots.items()}
-        try:
-            if self._decays[index]:
-                raise NotImplementedError
-            self._rule.apply_rows(self._parameters[index], rows, values, slots, lr)
-        except NotImplementedError:
-            raise InputError(
-                f"{type(self._rule).__name__} cannot update {self._names[index]!r} from a sparse gradient.",
-                given=f"{self._rule}",
-                expected="SGD without momentum, or Adagrad, and no weight decay",
-                mend="build the embedding with sparse=False, or give it such an optimizer of its own",
-            ) from None
+        whole = [self._parameters[index], *[tensors[index] for tensors in self._slots.values()]]
+        parts = [tensor[rows] for tensor in whole]
+        slots = {slot: [part] for slot, part in zip(self._slots, parts[1:], strict=True)}
+        self._rule.apply(Chunk(parts[:1], [values], slots, 0.0, fused=False), lr, step)
+        for tensor, part in zip(whole, parts, strict=True):
+            tensor.index_copy_(0, rows, part)
+
+
+def _refuse_complex(rule: Rule, parameters: Mapping[str, Tensor]) -> None:
+    found = [name for name, parameter in parameters.items() if parameter.dtype.is_complex]
+    if found:
+        raise InputError(
+            f"{type(rule).__name__} cannot update complex parameters.",
+            given=", ".join(map(repr, found)),
+            expected="real parameters: it squares gradients, and those of complex ones have no sign",
+            mend="give them ls.optim.SGD by name, or hold their real and imaginary parts as a real parameter",
+        )
 
 
 def _decay_of_each(weight_decay: WeightDecay, names: Sequence[str]) -> list[float]:

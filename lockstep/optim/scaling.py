@@ -12,7 +12,7 @@ from torch import Tensor
 from lockstep.checks import check_type
 from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
-from lockstep.optim.schedules import Schedule
+from lockstep.optim.schedules import Schedule, rate_at
 from lockstep.optim.transforms import BoundTransform
 from lockstep.selection import assigned
 
@@ -61,17 +61,24 @@ class ScaleGradients:
     def _scale(self, indices_of: Mapping[str, Sequence[int]], gradients: Gradients, step: int) -> None:
         factors: dict[int, float] = {}
         for pattern, multiplier in self.multipliers.items():
-            factor = multiplier(step) if callable(multiplier) else multiplier
-            _check(pattern, factor)
+            factor = _factor(pattern, multiplier, step)
             if factor != 1:
                 factors.update(dict.fromkeys(indices_of[pattern], factor))
         gradients.multiply(factors)
 
 
+def _factor(pattern: str, multiplier: Multiplier, step: int) -> float:
+    if not callable(multiplier):
+        return multiplier
+    return rate_at(multiplier, step, name=_called(pattern), low=-math.inf)
+
+
 def _check(pattern: str, factor: object) -> None:
-    name = f"The multiplier of {pattern!r}"
+    name = _called(pattern)
     check_type(name, factor, (int, float), expected="a number, or a function of the step that returns one", mend=_MEND)
     if isinstance(factor, int | float) and not math.isfinite(factor):
-        raise InputError(
-            f"{name} is not finite.", given=str(factor), expected="a finite number", mend="correct it, or the function"
-        )
+        raise InputError(f"{name} is not finite.", given=str(factor), expected="a finite number", mend="correct it")
+
+
+def _called(pattern: str) -> str:
+    return f"The multiplier of {pattern!r}"

@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol, cast
 
 from lockstep.checks import check_range, check_type, wrong_type
-from lockstep.errors import InputError
+from lockstep.errors import InputError, LockstepError
 from lockstep.optim.decays import linear
-from lockstep.optim.lengths import Sizes, check_length, check_rate, in_steps, steps_of
+from lockstep.optim.lengths import Sizes, check_length, in_steps, steps_of
 from lockstep.progress import Epochs
 
 
@@ -34,7 +34,7 @@ class Constant:
     value: float
 
     def __post_init__(self) -> None:
-        check_rate("value", self.value)
+        check_range("value", self.value, 0.0)
 
     def __call__(self, step: int) -> float:
         """The rate after `step` completed updates."""
@@ -59,7 +59,7 @@ class Warmup:
     def __post_init__(self) -> None:
         _check_schedule(self.schedule)
         check_length("steps", self.steps, 1)
-        check_rate("initial", self.initial)
+        check_range("initial", self.initial, 0.0)
 
     def __call__(self, step: int) -> float:
         """The rate after `step` completed updates.
@@ -92,7 +92,7 @@ class ScaledByBatch:
     def __post_init__(self) -> None:
         _check_schedule(self.schedule)
         check_type("base_batch_size", self.base_batch_size, int, expected="a whole number", mend="write it as 256")
-        check_range("base_batch_size", self.base_batch_size, 1, math.inf)
+        check_range("base_batch_size", self.base_batch_size, 1)
 
     def __call__(self, step: int) -> float:
         """The rate is not known yet.
@@ -125,11 +125,34 @@ class Scaled:
 
     def __post_init__(self) -> None:
         _check_schedule(self.schedule)
-        check_rate("factor", self.factor)
+        check_range("factor", self.factor, 0.0)
 
     def __call__(self, step: int) -> float:
         """The rate after `step` completed updates."""
         return self.factor * _rate(self.schedule, step)
+
+
+def rate_at(schedule: Schedule, step: int, *, name: str = "The learning rate", low: float = 0.0) -> float:
+    """What the schedule gives after `step` completed updates; one of the user's own may give anything.
+
+    Args:
+        schedule: in steps by now.
+        step: completed updates.
+        name: what errors call that which is scheduled.
+        low: the least it may be.
+
+    Raises:
+        InputError: it gives no number, one that is not finite or below `low`, or raises an error.
+    """
+    try:
+        rate = schedule(step)
+    except LockstepError:
+        raise
+    except Exception as error:
+        raise _unusable(schedule, step, name, low, f"{type(error).__name__}: {error}") from error
+    if isinstance(rate, (int, float)) and not isinstance(rate, bool) and low <= rate < math.inf and -math.inf < rate:
+        return rate
+    raise _unusable(schedule, step, name, low, f"{rate!r}")
 
 
 def resolved(schedule: float | Schedule, epoch_size: int, batch_size: int) -> Schedule:
@@ -162,9 +185,20 @@ def describe(schedule: float | Schedule, epoch_size: int, batch_size: int) -> li
     return list(dict.fromkeys(_lines("schedule", schedule, sizes)))
 
 
+def _unusable(schedule: Schedule, step: int, name: str, low: float, result: str) -> InputError:
+    source = getattr(schedule, "__qualname__", None) or repr(schedule)
+    least = "" if low == -math.inf else f", {low:g} or more"
+    return InputError(
+        f"{name} after {step} updates cannot be used.",
+        given=f"{result}, from {source}",
+        expected=f"a finite number{least}",
+        mend=f"correct what the schedule returns for step {step}: a float or an int",
+    )
+
+
 def _check_schedule(schedule: object) -> None:
     if isinstance(schedule, int | float):
-        check_rate("schedule", schedule)
+        check_range("schedule", schedule, 0.0)
     elif not callable(schedule) or isinstance(schedule, type):
         raise wrong_type(
             "schedule", schedule, expected="a number or a schedule", mend="write 0.1, or ls.optim.Cosine(0.1, 1000)"
@@ -172,13 +206,13 @@ def _check_schedule(schedule: object) -> None:
 
 
 def _checked_sizes(epoch_size: int, batch_size: int) -> Sizes:
-    check_range("epoch_size", epoch_size, 0, math.inf)
-    check_range("batch_size", batch_size, 1, math.inf)
+    check_range("epoch_size", epoch_size, 0)
+    check_range("batch_size", batch_size, 1)
     return Sizes(epoch_size, batch_size)
 
 
 def _rate(schedule: float | Schedule, step: int) -> float:
-    return schedule if isinstance(schedule, int | float) else schedule(step)
+    return schedule if isinstance(schedule, int | float) else rate_at(schedule, step)
 
 
 def _fields(part: Any) -> dict[str, Any]:

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lockstep.checks import check_range, wrong_type
 from lockstep.errors import InputError
 
 
-def check_number(name: str, value: object, high: float = math.inf) -> None:
-    """Refuse what is not a number of 0 or more, below `high`.
+def check_rates(lr: Any, weight_decay: Any) -> None:
+    """Refuse what is no learning rate or no weight decay.
 
     Raises:
-        InputError: naming the field.
+        InputError: one of them is of the wrong type or out of range.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise wrong_type(name, value, expected="a number", mend=f"give {name} a number")
-    check_range(name, value, 0.0, high)
-
-
-def check_decay(name: str, decay: object) -> None:
-    """Refuse what is not the decay of a running mean: 0 or more, below 1.
-
-    Raises:
-        InputError: naming the field.
-    """
-    check_number(name, decay, 1.0)
+    if isinstance(lr, int | float):
+        check_range("lr", lr, 0.0)
+    elif not callable(lr) or isinstance(lr, type):
+        raise wrong_type("lr", lr, expected="a number or a schedule", mend="write lr=0.1, or lr=ls.optim.Cosine(...)")
+    decays = weight_decay if isinstance(weight_decay, Mapping) else {"": weight_decay}
+    for pattern, decay in decays.items():
+        check_range(f"weight_decay of {pattern!r}" if pattern else "weight_decay", decay, 0.0)
 
 
 def check_betas(betas: object) -> None:
-    """Refuse what is not two decays.
+    """Refuse what is not two decays of running means: 0 or more, below 1.
 
     Raises:
         InputError: it is no pair, or one of them is out of range.
@@ -43,4 +38,4 @@ def check_betas(betas: object) -> None:
             mend="write betas=(0.9, 0.999)",
         )
     for index, beta in enumerate(betas):
-        check_decay(f"betas[{index}]", beta)
+        check_range(f"betas[{index}]", beta, 0.0, 1.0)

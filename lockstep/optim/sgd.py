@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_range
+from lockstep.checks import check_range, check_switch
 from lockstep.errors import InputError
 from lockstep.optim.kernels import fused_sgd
-from lockstep.optim.optimizers import LearningRate, WeightDecay, check_rates
+from lockstep.optim.optimizers import LearningRate, WeightDecay
 from lockstep.optim.rules import Chunk, Rule
+from lockstep.optim.settings import check_rates
+from lockstep.optim.widening import in_float32, slot
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class SGD(Rule):
     """
 
     kernel: ClassVar[str | None] = "sgd"
+    takes_complex: ClassVar[bool] = True
 
     lr: LearningRate
     momentum: float = 0.0
@@ -35,6 +37,7 @@ class SGD(Rule):
     def __post_init__(self) -> None:
         check_rates(self.lr, self.weight_decay)
         check_range("momentum", self.momentum, 0.0, 1.0)
+        check_switch("nesterov", self.nesterov)
         if self.nesterov and not self.momentum > 0:
             raise InputError(
                 "Nesterov's update looks ahead along the momentum, and there is none.",
@@ -43,9 +46,14 @@ class SGD(Rule):
                 mend="set momentum (0.9 is usual), or nesterov=False",
             )
 
+    @property
+    def takes_rows(self) -> bool:
+        """Without momentum, rows without a gradient stay."""
+        return not self.momentum
+
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
         """A momentum buffer of zeros, if there is a momentum."""
-        return {"momentum_buffer": torch.zeros_like(parameter)} if self.momentum else {}
+        return {"momentum_buffer": slot(parameter)} if self.momentum else {}
 
     def apply(self, chunk: Chunk, lr: float, step: int) -> None:
         """Update parameters and buffers in place."""
@@ -62,17 +70,10 @@ class SGD(Rule):
                 divisor=chunk.divisor,
             )
             return
-        update = chunk.decayed()
-        if self.momentum:
-            torch._foreach_mul_(buffers, self.momentum)
-            torch._foreach_add_(buffers, update)
-            update = list(torch._foreach_add(update, buffers, alpha=self.momentum)) if self.nesterov else buffers
-        torch._foreach_add_(chunk.parameters, update, alpha=-lr)
-
-    def apply_rows(
-        self, parameter: Tensor, rows: Tensor, values: Tensor, slots: Mapping[str, Tensor], lr: float
-    ) -> None:
-        """Move the rows that have a gradient."""
-        if self.momentum:
-            raise NotImplementedError
-        parameter.index_add_(0, rows, values, alpha=-lr)
+        with in_float32(chunk) as wide:
+            update = wide.decayed()
+            if self.momentum:
+                torch._foreach_mul_(buffers, self.momentum)
+                torch._foreach_add_(buffers, update)
+                update = list(torch._foreach_add(update, buffers, alpha=self.momentum)) if self.nesterov else buffers
+            torch._foreach_add_(wide.parameters, update, alpha=-lr)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,8 +9,9 @@ import torch
 from torch import Tensor
 
 import lockstep as ls
-from lockstep.optim import SGD, ByName, ClipGlobalNorm, Constant, Cosine
+from lockstep.optim import SGD, AdamW, ByName, ClipGlobalNorm, Constant, Cosine, FromTorch
 from lockstep.optim.gradients import Gradients
+from lockstep.training.attempt import Attempt
 
 SHAPES = {"stem.weight": (3, 2), "stem.bias": (3,), "head.weight": (2, 3), "head.bias": (2,)}
 BOTH = ByName({"bias$": SGD(0.5), "weight$": SGD(0.1, momentum=0.9, weight_decay=0.01)})
@@ -104,13 +106,126 @@ def test_learning_rates_are_told_by_pattern() -> None:
     assert bound.learning_rates(10) == {"bias$": 0.5, "weight$": pytest.approx(0.0)}
 
 
-def test_epochs_are_resolved_for_each_optimizer() -> None:
+def test_epochs_are_resolved_for_each_optimizer_and_each_stream() -> None:
     both = ByName({"bias$": SGD(Constant(0.5)), "weight$": SGD(Cosine(1.0, ls.Epochs(2)))})
     bound = both.bind(drawn(0))
-    lines = bound.resolve(epoch_size=100, batch_size=20)
-    assert len(lines) == 1
-    assert lines[0].startswith("weight$: ")
-    assert bound.learning_rates(5)["weight$"] == pytest.approx(0.5)
+    for batch_size, num_steps in ((20, 10), (50, 4), (20, 10)):
+        lines = bound.resolve(100, batch_size)
+        assert len(lines) == 1
+        assert lines[0].startswith(f"weight$: 2 epochs are {num_steps} steps")
+        assert bound.learning_rates(num_steps // 2)["weight$"] == pytest.approx(0.5)
+
+
+class Numbered(torch.optim.SGD):
+    """Its update is as large as the number of those it has made."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+            for p in group["params"]:
+                p.data.add_(p.grad, alpha=-group["count"])
+
+
+def counted(names: Mapping[str, str]) -> ByName:
+    """Optimizers with values: SGD under "no values"."""
+    return ByName({p: SGD(0.5) if kind == "no values" else FromTorch(Numbered, lr=0.1) for p, kind in names.items()})
+
+
+def moved_once(optimizer: ByName, **more: Any) -> tuple[Any, dict[str, Any]]:
+    bound = optimizer.bind(drawn(0))
+    bound.update(gradients_of(drawn(1)), 0)
+    return bound, json.loads(json.dumps(bound.values()))
+
+
+def test_values_stay_with_their_parameters_however_patterns_are_written() -> None:
+    _, values = moved_once(counted({"bias$": "a", "stem.weight": "b", "head.weight": "no values"}))
+    first, second = drawn(0), drawn(0)
+    one = counted({"bias$": "a", "stem.weight": "b", "head.weight": "no values"}).bind(first)
+    two = counted({"head[.]weight": "no values", "^stem.w": "b", "[.]bias$": "a"}).bind(second)
+    one.load({}, values)
+    two.load({}, values)
+    for bound in (one, two):
+        bound.update(gradients_of(drawn(2)), 1)
+    for name in first:
+        assert torch.equal(first[name], second[name])
+    torch.testing.assert_close(first["stem.weight"], drawn(0)["stem.weight"] - 2.0 * drawn(2)["stem.weight"])
+
+
+def test_nothing_is_saved_where_no_optimizer_has_anything_to_save() -> None:
+    assert moved_once(BOTH)[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"weight$": "a", "stem.bias": "b", "head.bias": "c"}, r"given: *one optimizer of head.bias, stem.bias\n"),
+        ({"weight$": "a", "bias$": "no values"}, r"given: *groups, state\n.*those of SGD"),
+        (
+            {".": "a"},
+            r"given: *one optimizer of .*\n.*one of stem.weight, stem.bias, head.weight, head.bias\n.*resume with",
+        ),
+    ],
+)
+def test_values_of_other_parameters_are_refused_before_anything_changes(others: dict[str, str], message: str) -> None:
+    _, values = moved_once(counted({"weight$": "a", "bias$": "b"}))
+    bound, before = moved_once(counted(others))
+    for refuse in (bound.check_values, lambda values: bound.load({}, values)):
+        with pytest.raises(ls.CheckpointError, match=r"values of another optimizer(.|\n)*" + message):
+            refuse(values)
+    assert bound.values() == before
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, r"given: *none\n.*FromTorch\(Numbered"),
+        ({"groups": [{}], "state": {}}, r"given: *groups, state\n.*optimizers by name"),
+    ],
+)
+def test_values_of_an_optimizer_of_all_are_refused(values: dict[str, Any], message: str) -> None:
+    bound, _ = moved_once(counted({"weight$": "a", "bias$": "b"}))
+    with pytest.raises(ls.CheckpointError, match=message):
+        bound.check_values(values)
+
+
+def test_each_pattern_is_told_with_its_parameters_and_inner_ones_with_those_of_their_optimizer() -> None:
+    inner = AdamW(0.1, weight_decay={"weight$": 0.01})
+    nested = ByName({"bias$": SGD(0.5), "weight$": inner})
+    matched = list(ByName({"^stem": inner, "^head": nested}).bind(drawn(0)).matched())
+    assert matched == [
+        (f"optimizer '^stem' = {inner}", ["stem.weight", "stem.bias"]),
+        ("optimizer '^stem': AdamW weight_decay 'weight$' = 0.01", ["stem.weight"]),
+        (f"optimizer '^head' = {nested}", ["head.weight", "head.bias"]),
+        (f"optimizer '^head': optimizer 'bias$' = {SGD(0.5)}", ["head.bias"]),
+        (f"optimizer '^head': optimizer 'weight$' = {inner}", ["head.weight"]),
+        ("optimizer '^head': optimizer 'weight$': AdamW weight_decay 'weight$' = 0.01", ["head.weight"]),
+    ]
+
+
+def test_sparse_gradients_that_one_cannot_take_are_refused_before_anything_moves() -> None:
+    parameters = {"weight": torch.ones(2), "table": torch.zeros(5, 2), "other": torch.zeros(5, 2)}
+    both = {"weight|table": SGD(1.0), "other": SGD(1.0, momentum=0.9)}
+    bound = ByName(both).bind(parameters)
+    bound.check_rows(["weight", "table"])
+    with pytest.raises(ls.InputError, match="SGD cannot update 'other' from a sparse gradient"):
+        bound.check_rows(["table", "other"])
+    rows = {1: torch.tensor([3]), 2: torch.tensor([3])}
+    found = Gradients(list(parameters), [torch.ones(2), torch.ones(1, 2), torch.ones(1, 2)], rows=rows)
+    with pytest.raises(ls.InputError, match="SGD cannot update 'other' from a sparse gradient"):
+        bound.update(found, 0)
+    assert parameters["weight"].tolist() == [1.0, 1.0]
+    assert not parameters["table"].any()
+
+
+def test_the_rates_of_all_are_checked_before_anything_moves() -> None:
+    model = torch.nn.Linear(2, 2)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    state = ls.TrainState(model, {"weight": SGD(0.1), "bias": SGD(lambda step: -1.0)})
+    with pytest.raises(ls.InputError, match=r"learning rate after 0 updates cannot be used.*\n.*-1.0, from .*lambda"):
+        state.apply(Attempt([torch.ones(2, 2), torch.ones(2)], (), {"loss": 1.0}))
+    assert state.step == 0
+    for parameter, value in zip(model.parameters(), before, strict=True):
+        assert torch.equal(parameter, value)
 
 
 @pytest.mark.parametrize(

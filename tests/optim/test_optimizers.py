@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from lockstep.optim.gradients import Gradients
 from lockstep.optim.layerwise import LAMB, LARS
 from lockstep.optim.rmsprop import RMSProp
 from lockstep.optim.rules import Rule
+from lockstep.optim.schedules import ScaledByBatch, Warmup
 from lockstep.optim.sgd import SGD
 
 SHAPES = {"conv.weight": (6, 2, 3, 3), "conv.bias": (40,), "scale": ()}
@@ -147,11 +149,13 @@ def test_16_bit_parameters_are_updated_as_torch_updates_wide_ones(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", [name for name in RULES if name not in ("sgd", "nesterov")])
+@every_rule
 @pytest.mark.parametrize("fused", [False], ids=["foreach"], indirect=True)
-def test_an_update_of_16_bit_parameters_is_calculated_in_32_bits(name: str, dtype: torch.dtype, fused: bool) -> None:
+def test_an_update_of_16_bit_parameters_is_calculated_in_32_bits(
+    rule: Callable[..., Rule], dtype: torch.dtype, fused: bool
+) -> None:
     parameters, wide = start(dtype), {n: t.float() for n, t in start(dtype).items()}
-    bound, bound_wide = RULES[name](weight_decay=0.1).bind(parameters), RULES[name](weight_decay=0.1).bind(wide)
+    bound, bound_wide = rule(weight_decay=0.1).bind(parameters), rule(weight_decay=0.1).bind(wide)
     train(bound, drawn(1, dtype))
     train(bound_wide, [[g.float() for g in drawn(1, dtype)[0]]])
     assert_equal(parameters, {n: t.to(dtype) for n, t in wide.items()})
@@ -407,19 +411,113 @@ def test_rows_of_an_embedding_are_updated_as_torch_does(
     assert torch.equal(ours[1:3], table.to(dtype)[1:3])
 
 
-@pytest.mark.parametrize("rule", [Adagrad(0.1, weight_decay=0.1), SGD(0.1, momentum=0.9), Adam(0.1), RMSProp(0.1)])
-def test_other_rules_refuse_sparse_gradients(rule: Rule) -> None:
-    bound = rule.bind({"table": torch.zeros(5, 2)})
-    with pytest.raises(ls.InputError, match=r"cannot update 'table' from a sparse gradient.*\n.*\n.*or Adagrad"):
-        bound.update(Gradients(["table"], [torch.ones(1, 2)], rows={0: torch.tensor([2])}), 0)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Adagrad(0.1, weight_decay={"table": 0.1}),
+        SGD(0.1, momentum=0.9),
+        *[make() for n, make in RULES.items() if n[:3] not in ("sgd", "ada")],
+    ],
+    ids=lambda rule: type(rule).__name__,
+)
+def test_other_rules_refuse_sparse_gradients_before_anything_moves(rule: Rule) -> None:
+    parameters = {"weight": torch.ones(2), "table": torch.zeros(5, 2)}
+    bound = rule.bind(parameters)
+    bound.check_rows(["another"])
+    refused = r"cannot update 'table' from a sparse gradient.*\n.*\n.*or Adagrad"
+    with pytest.raises(ls.InputError, match=refused):
+        bound.check_rows({"table", "another"})
+    before = {name: slot.clone() for name, slot in bound.slots().items()}
+    with pytest.raises(ls.InputError, match=refused):
+        bound.update(Gradients(list(parameters), [torch.ones(2), torch.ones(1, 2)], rows={1: torch.tensor([2])}), 0)
+    assert parameters["weight"].tolist() == [1.0, 1.0]
+    assert_equal(bound.slots(), before)
+
+
+def test_a_weight_decay_of_other_parameters_does_not_matter_to_sparse_gradients() -> None:
+    bound = SGD(0.1, weight_decay={"weight": 0.1}).bind({"weight": torch.ones(2), "table": torch.zeros(5, 2)})
+    bound.check_rows(["table"])
+    with pytest.raises(ls.InputError, match="cannot update 'weight' from a sparse gradient"):
+        bound.check_rows(["weight", "table"])
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if name not in ("sgd", "nesterov")])
+def test_complex_parameters_are_refused_by_rules_that_square_gradients(name: str) -> None:
+    parameters = {"weight": torch.zeros(2), "spectrum": torch.zeros(2, dtype=torch.complex64)}
+    with pytest.raises(
+        ls.InputError, match=r"cannot update complex parameters.*\n.*'spectrum'\n.*real.*\n.*optim\.SGD"
+    ):
+        RULES[name]().bind(parameters)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}], ids=["plain", "all"]
+)
+def test_complex_parameters_are_updated_as_torch_does(arguments: dict[str, Any]) -> None:
+    random = torch.Generator().manual_seed(4)
+    values = torch.randn(4, 6, generator=random, dtype=torch.complex128)
+    ours, theirs = values[0].clone(), torch.nn.Parameter(values[0].clone())
+    bound, optimizer = SGD(0.1, **arguments).bind({"spectrum": ours}), torch.optim.SGD([theirs], 0.1, **arguments)
+    for step in range(3):
+        theirs.grad = values[step + 1].clone()
+        optimizer.step()
+        bound.update(Gradients(["spectrum"], [values[step + 1]]), step)
+    torch.testing.assert_close(ours, theirs.detach())
 
 
 def test_ftrl_says_at_which_step_the_rate_is_0() -> None:
     bound = FTRL(ls.optim.Cosine(0.1, 2)).bind({"weight": torch.zeros(2)})
     for step in range(2):
         bound.update(Gradients(["weight"], [torch.ones(2)]), step)
-    with pytest.raises(ls.InputError, match=r"is 0 in the update that makes step 3.*\n.*\n.*above 0"):
+    refused = r"is 0 in the update that makes step 3.*\n.*\n.*above 0"
+    with pytest.raises(ls.InputError, match=refused):
+        bound.learning_rates(2)
+    with pytest.raises(ls.InputError, match=refused):
         bound.update(Gradients(["weight"], [torch.ones(2)]), 2)
+
+
+@every_rule
+def test_what_a_schedule_gives_is_checked_before_anything_changes(rule: Callable[..., Rule]) -> None:
+    def schedule(step: int) -> Any:
+        return torch.tensor(0.1) if step else 0.1
+
+    parameters = start()
+    bound = replace(rule(), lr=schedule).bind(parameters)  # type: ignore[type-var]
+    train(bound, drawn(1))
+    before = {name: tensor.clone() for name, tensor in (parameters | bound.slots()).items()}
+    refused = r"learning rate after 1 updates cannot be used.*\n.*tensor\(0.1000\), from .*schedule\n"
+    with pytest.raises(ls.InputError, match=refused):
+        bound.learning_rates(1)
+    with pytest.raises(ls.InputError, match=refused):
+        train(bound, drawn(1), first=1)
+    assert_equal(parameters | bound.slots(), before)
+
+
+def test_lengths_are_resolved_anew_for_each_stream() -> None:
+    bound = SGD(ScaledByBatch(Warmup(0.1, ls.Epochs(2)), 10)).bind(start())
+    for batch_size, num_steps in ((10, 20), (50, 4), (10, 20)):
+        lines = bound.resolve(100, batch_size)
+        assert any(f"{num_steps} steps" in line for line in lines), lines
+        assert bound.learning_rates(num_steps // 2) == {"": pytest.approx(0.05 * batch_size / 10)}
+
+
+def test_the_patterns_of_a_weight_decay_are_told_with_their_parameters() -> None:
+    decays = {"weight$": 0.2, "scale": 0.7}
+    assert list(AdamW(0.1, weight_decay=decays).bind(start()).matched()) == [
+        ("AdamW weight_decay 'weight$' = 0.2", ["conv.weight"]),
+        ("AdamW weight_decay 'scale' = 0.7", ["scale"]),
+    ]
+    assert list(AdamW(0.1).bind(start()).matched()) == []
+
+
+def test_values_of_another_optimizer_are_refused() -> None:
+    bound = SGD(0.1).bind(start())
+    bound.check_values({})
+    for refuse in (bound.check_values, lambda values: bound.load({}, values)):
+        with pytest.raises(
+            ls.CheckpointError, match=r"values of another optimizer.*\n.*groups, state\n.*SGD.*\n.*resume"
+        ):
+            refuse({"groups": [{}], "state": {}})
 
 
 @pytest.mark.parametrize(
@@ -442,6 +540,12 @@ def test_ftrl_says_at_which_step_the_rate_is_0() -> None:
         (lambda: Adam(0.1, eps=math.nan), "eps is out of range"),
         (lambda: Adam(0.1, eps=True), "eps is of the wrong type"),
         (lambda: Adam(0.1, epsilon_hat=1e-8), "epsilon_hat is of the wrong type"),
+        (lambda: SGD(True), r"lr is of the wrong type.*\n.*lr is bool\n.*a number"),
+        (lambda: SGD(0.1, momentum=True), r"momentum is of the wrong type.*\n.*bool"),
+        (lambda: SGD(0.1, momentum=0.9, nesterov="no"), r"nesterov is of the wrong type.*\n.*str\n.*True or False"),
+        (lambda: SGD(0.1, weight_decay=True), r"weight_decay is of the wrong type.*\n.*bool"),
+        (lambda: SGD(0.1, weight_decay={"bias$": True}), r"weight_decay of 'bias\$' is of the wrong type.*\n.*bool"),
+        (lambda: FTRL(0.1, learning_rate_power=False), "learning_rate_power is of the wrong type"),
         (lambda: AdamW(0.1, weight_decay="x"), "weight_decay is of the wrong type"),
         (lambda: Adagrad(0.1, initial_accumulator_value=-0.1), "initial_accumulator_value is out of range"),
         (lambda: Adagrad(0.1, eps=-1e-10), "eps is out of range"),

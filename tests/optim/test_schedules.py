@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from lockstep.errors import InputError
 from lockstep.optim.decays import Cosine, Exponential, Polynomial
 from lockstep.optim.piecewise import OneCycle, PiecewiseConstant
-from lockstep.optim.schedules import Constant, Scaled, ScaledByBatch, Schedule, Warmup, describe, resolved
+from lockstep.optim.schedules import Constant, Scaled, ScaledByBatch, Schedule, Warmup, describe, rate_at, resolved
 from lockstep.progress import Epochs
 
 IMAGENET = 1_281_167
@@ -355,12 +356,58 @@ def test_what_was_resolved_is_said(schedule: Schedule, lines: list[str]) -> None
     assert describe(resolved(schedule, 55_000, 640), 55_000, 640) == []
 
 
+# What a schedule of the user's own gives
+
+
+@pytest.mark.parametrize("rate", [0, 0.0, 0.1, 3, float(np.float64(0.1)), np.float64(0.1)])
+def test_any_number_of_0_or_more_is_a_rate(rate: float) -> None:
+    assert rate_at(lambda step: rate, 5) == rate
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [math.nan, math.inf, -math.inf, -0.1, None, "0.1", True, torch.tensor(0.1), np.float32(0.1), [0.1]],
+    ids=repr,
+)
+@pytest.mark.parametrize("around", [lambda own: own, lambda own: Warmup(Scaled(own, 1.0), 2)], ids=["alone", "nested"])
+def test_what_is_no_rate_is_refused_with_its_step(wrong: Any, around: Callable[[Any], Any]) -> None:
+    def sawtooth(step: int) -> Any:
+        return wrong if step == 5 else 0.1
+
+    schedule = around(sawtooth)
+    assert rate_at(schedule, 4) == 0.1
+    with pytest.raises(InputError) as caught:
+        rate_at(schedule, 5)
+    error = caught.value
+    assert error.what == "The learning rate after 5 updates cannot be used."
+    assert "sawtooth" in str(error.given)
+    assert error.expected == "a finite number, 0 or more"
+    assert error.mend == "correct what the schedule returns for step 5: a float or an int"
+
+
+def test_what_a_schedule_raises_is_said_with_its_step() -> None:
+    def faulty(step: int) -> float:
+        return [0.1, 0.01][step]
+
+    with pytest.raises(InputError) as caught:
+        rate_at(faulty, 2)
+    assert caught.value.what == "The learning rate after 2 updates cannot be used."
+    assert str(caught.value.given).startswith("IndexError: list index out of range, from ")
+    assert isinstance(caught.value.__cause__, IndexError)
+
+
+def test_a_schedule_that_has_no_steps_yet_says_so_itself() -> None:
+    with pytest.raises(InputError, match="This schedule counts in epochs"):
+        rate_at(Cosine(0.1, Epochs(4)), 0)
+
+
 # Refusals
 
 REFUSED: list[tuple[Callable[[], Any], str, str, str]] = [
     (lambda: Constant(-0.1), "value is out of range.", "value=-0.1", "0 or more, finite"),
     (lambda: Constant(math.nan), "value is out of range.", "value=nan", "0 or more, finite"),
     (lambda: Constant("0.1"), "value is of the wrong type.", "value is str", "a number"),  # type: ignore[arg-type]
+    (lambda: Constant(True), "value is of the wrong type.", "value is bool", "a number"),
     (lambda: Exponential(-1.0, 3, 0.1), "initial is out of range.", "initial=-1.0", "0 or more, finite"),
     (lambda: Exponential(1.0, 0, 0.1), "decay_steps is out of range.", "decay_steps=0", "1 or more, finite"),
     (
@@ -541,6 +588,12 @@ REFUSED: list[tuple[Callable[[], Any], str, str, str]] = [
         "base_batch_size is float",
         "a whole number",
     ),
+    (
+        lambda: ScaledByBatch(0.1, True),
+        "base_batch_size is of the wrong type.",
+        "base_batch_size is bool",
+        "a whole number",
+    ),
     (lambda: Scaled(0.1, -2.0), "factor is out of range.", "factor=-2.0", "0 or more, finite"),
     (lambda: resolved(0.1, -1, 10), "epoch_size is out of range.", "epoch_size=-1", "0 or more, finite"),
     (lambda: resolved(0.1, 100, 0), "batch_size is out of range.", "batch_size=0", "1 or more, finite"),
@@ -591,8 +644,8 @@ REFUSED: list[tuple[Callable[[], Any], str, str, str]] = [
 
 
 MENDS = {
-    "value is of the wrong type.": "write it as value=0.1",
-    "values[1] is of the wrong type.": "write it as values[1]=0.1",
+    "value is of the wrong type.": "give value as a number",
+    "values[1] is of the wrong type.": "give values[1] as a number",
     "decay_steps is not a length.": "write it as decay_steps=1000, or as decay_steps=ls.Epochs(30)",
     "steps is not a length.": "write it as steps=1000, or as steps=ls.Epochs(30)",
     "boundaries[0] is not a length.": "write it as boundaries[0]=1000, or as boundaries[0]=ls.Epochs(30)",
