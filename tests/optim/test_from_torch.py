@@ -371,7 +371,9 @@ def test_it_has_no_patterns() -> None:
     assert list(CLASSES["adamw"].bind(start()).matched()) == []
 
 
-SWITCHES = ("foreach", "fused", "nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay", "capturable")
+SWITCHES = {"weight_decay": 0.1} | dict.fromkeys(
+    ("foreach", "fused", "nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay", "capturable"), True
+)
 TORCHS = [
     cls
     for cls in vars(torch.optim).values()
@@ -385,10 +387,10 @@ every_class_of_torch = pytest.mark.parametrize("cls", TORCHS, ids=lambda cls: cl
 def ways_of(cls: type[torch.optim.Optimizer]) -> list[dict[str, Any]]:
     """Arguments that each switch on one or two of the things that the class can do."""
     known = inspect.signature(cls).parameters
-    always = {name: value for name, value in (("momentum", 0.9), ("weight_decay", 0.1)) if name in known}
+    momentum = {"momentum": 0.9} if "momentum" in known else {}
     switches = [name for name in SWITCHES if name in known]
     chosen = [*[()], *[(s,) for s in switches], *itertools.combinations(switches, 2)]
-    return [always | dict.fromkeys(names, True) for names in chosen if not {"foreach", "fused"} <= set(names)]
+    return [momentum | {name: SWITCHES[name] for name in names} for names in chosen if names != ("foreach", "fused")]
 
 
 @every_class_of_torch
