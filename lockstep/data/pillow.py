@@ -1,0 +1,82 @@
+"""Images by Pillow: opened, which reads the header alone, and decoded to a raster.
+
+Its plugins are called by hand, chosen by the first bytes of a file. `PIL.Image.open` would ask every plugin there is,
+some of which run other programs, and would warn of sizes by a limit of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+
+import numpy as np
+import PIL
+import torch
+from PIL import features
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.PpmImagePlugin import PpmImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+from torch import Tensor
+
+_OPENERS: dict[bytes, Callable[[BytesIO], ImageFile]] = {
+    b"\xff\xd8\xff": JpegImageFile,
+    b"\x89PNG\r\n\x1a\n": PngImageFile,
+    b"RIFF": WebPImageFile,
+    b"GIF8": GifImageFile,
+    b"BM": BmpImageFile,
+    b"II*\0": TiffImageFile,
+    b"MM\0*": TiffImageFile,
+    **{b"P%d" % number: PpmImageFile for number in range(1, 7)},
+}
+FORMATS = "JPEG, PNG, WebP, GIF, BMP, TIFF or PNM"
+
+_8_BITS = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
+
+
+def open_image(data: bytes) -> ImageFile:
+    """The image, its pixels not decoded yet.
+
+    Raises:
+        ValueError: the first bytes are those of no format known here.
+        Exception: anything, where the data is damaged.
+    """
+    for start, opener in _OPENERS.items():
+        if data.startswith(start):
+            return opener(BytesIO(data))
+    raise ValueError(f"the first bytes {data[:12].hex(' ')}" if data else "no bytes")
+
+
+def shrunk(image: ImageFile, factor: int) -> ImageFile:
+    """The same JPEG, to be decoded at a 1st, 2nd, 4th or 8th of its size, rounded up; `factor` is at most its size."""
+    # Pillow takes the largest factor whose result is not below the size asked for: for this size that is `factor`.
+    image.draft(None, (image.width // factor, image.height // factor))
+    return image
+
+
+def raster_of(image: ImageFile) -> Tensor:
+    """Decode: uint8 of shape (3, height, width), red, green and blue; channels last in memory.
+
+    Raises:
+        Exception: anything, where the data is damaged, or has pixels without a range that could be mapped to 8 bits.
+    """
+    image.load()
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format != "TIFF"):
+        grey = torch.from_numpy((np.asarray(image) >> 8).astype(np.uint8))
+        return grey.repeat(3, 1, 1)
+    if image.mode not in _8_BITS:
+        raise ValueError(f"pixels of Pillow's mode {image.mode}, whose range is not known")
+    image.info.pop("transparency", None)  # It is dropped anyway, and Pillow would warn of some.
+    colours = image if image.mode == "RGB" else image.convert("RGB")
+    pixels = bytearray(colours.tobytes())
+    return torch.frombuffer(pixels, dtype=torch.uint8).view(image.height, image.width, 3).permute(2, 0, 1)
+
+
+def version() -> str:
+    """Pillow, and what it decodes JPEG by."""
+    turbo = features.version("libjpeg_turbo")
+    return f"pillow {PIL.__version__}, " + (f"libjpeg-turbo {turbo}" if turbo else f"libjpeg {features.version('jpg')}")
