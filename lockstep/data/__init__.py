@@ -1,21 +1,49 @@
-"""Examples: readers, augmentations, and the loader that makes the exact stream of batches of them."""
+"""Examples: readers, orders, augmentations, and the loader that makes the exact stream of batches of them."""
 
 from lockstep.data.augment import Augment, RandomShift
+from lockstep.data.block_order import BlockShuffled
+from lockstep.data.combine import Concatenated, Subset, one_of, split
+from lockstep.data.decode import Decoding, Region
+from lockstep.data.image_folder import ImageFolder
+from lockstep.data.images import EncodedImage
+from lockstep.data.label_map import Label, LabelMap, read_label_map, read_labels, write_label_map
 from lockstep.data.loader import Loader
+from lockstep.data.mixture import Mixture
 from lockstep.data.mnist import mnist_reader
+from lockstep.data.order import Sequential, Shuffled
 from lockstep.data.readers import Arrays, Reader, TorchDataset
 from lockstep.data.records import Records
+from lockstep.data.repeating_orders import Balanced, Weighted
 from lockstep.data.template import Integer, Pixels
 
 __all__ = [
     "Arrays",
     "Augment",
+    "Balanced",
+    "BlockShuffled",
+    "Concatenated",
+    "Decoding",
+    "EncodedImage",
+    "ImageFolder",
     "Integer",
+    "Label",
+    "LabelMap",
     "Loader",
+    "Mixture",
     "Pixels",
     "RandomShift",
     "Reader",
     "Records",
+    "Region",
+    "Sequential",
+    "Shuffled",
+    "Subset",
     "TorchDataset",
+    "Weighted",
     "mnist_reader",
+    "one_of",
+    "read_label_map",
+    "read_labels",
+    "split",
+    "write_label_map",
 ]

@@ -286,6 +286,7 @@ class TrainState:
         """
         own, slots = self.sections(), sections.get("slots", {})
         check_fits({**own, "slots": self._optimizer.expects(slots)}, sections)
+        self._optimizer.check_values(values["optimizer"])
         with torch.no_grad():
             for section in ("parameters", "buffers", "average"):
                 for name, tensor in own[section].items():
