@@ -46,7 +46,8 @@ def test_the_update_of_the_readme_is_made(tmp_path: Path) -> None:
     model = """
 import torch, lockstep as ls
 from torch.nn import BatchNorm1d, Linear
-model = torch.nn.ModuleDict({"stem": Linear(4, 4), "backbone": BatchNorm1d(4), "head": Linear(4, 1)})
+stem, backbone = torch.nn.Sequential(Linear(4, 4), BatchNorm1d(4)), BatchNorm1d(4)
+model = torch.nn.ModuleDict({"stem": stem, "backbone": backbone, "head": Linear(4, 1)})
 """
     run = """
 def losses(model, batch):
