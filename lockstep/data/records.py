@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +13,35 @@ from torch import Tensor
 
 from lockstep.data.readers import Cost
 from lockstep.data.template import Field, Template, UInt8s, read_each
-from lockstep.data.tfrecord import HEAD_BYTES, TAIL_BYTES, Int64s, RecordFile
+from lockstep.data.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, Int64s, RecordFile, RecordFiles
 
 
 class Records:
     """Small examples, all of the same fields, in files of `tf.train.Example` records.
 
     The files are mapped into memory: they may be replaced by others while they are read, but not cut short.
-    Every record's checksum is verified when it is first read.
+    Compressed ones are decompressed into memory. Every record's checksum is verified when it is first read.
 
     Args:
-        paths: the files, whose records follow one another.
+        paths: the files, whose records follow one another: a path, a pattern such as "train-*", or several of these.
         fields: which feature becomes which field of a batch.
+        verify: whether checksums of records are looked at.
 
     Raises:
-        DataError: a file cannot be opened, is cut short, or holds something else than records.
+        DataError: as `RecordFiles`: a file cannot be opened, is cut short, or holds something else than records.
     """
 
     cost: Cost = "memory"
 
-    def __init__(self, paths: Sequence[Path], fields: Mapping[str, Field]) -> None:
-        self._files = [_File(path, fields) for path in paths]
-        self._starts = np.cumsum([0, *map(len, self._files)])
+    def __init__(
+        self, paths: str | Path | Sequence[str | Path], fields: Mapping[str, Field], *, verify: bool = True
+    ) -> None:
+        self._records = RecordFiles(paths)
+        self._files = [_File(file, fields, verify) for file in self._records.files]
+        self._starts = np.array(self._records.starts)
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return len(self._records)
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """The fields of these examples.
@@ -56,8 +59,7 @@ class Records:
 
     def example_id(self, index: int) -> str:
         """Its file, and its number in there."""
-        file = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return f"{self._files[file].path.name}:{index - self._starts[file]}"
+        return self._records.example_id(index)
 
     def _part(self, file: int, indices: Int64s) -> dict[str, Any]:
         return self._files[file].read(indices - self._starts[file])
@@ -66,14 +68,10 @@ class Records:
 class _File:
     """One of the files, and what has been found out about it."""
 
-    def __init__(self, path: Path, fields: Mapping[str, Field]) -> None:
-        self.path = path
-        self._records = RecordFile(path)
+    def __init__(self, records: RecordFile, fields: Mapping[str, Field], verify: bool) -> None:
+        self._records = records
         self._fields = fields
-        self._verified = np.zeros(len(self._records), dtype=np.bool_)
-
-    def __len__(self) -> int:
-        return len(self._records)
+        self._verified = np.full(len(records), not verify)
 
     def read(self, indices: Int64s) -> dict[str, Tensor]:
         """The fields of these records of the file, by template if they follow it."""
@@ -82,7 +80,8 @@ class _File:
         if self._rows is not None:
             fields = self._template.read(self._rows[indices])
         if fields is None:
-            fields = read_each(((self._records.read(i, verify=False), self._name(i)) for i in indices), self._fields)
+            records = ((self._records.read(i, verify=False), self._records.place(i)) for i in indices)
+            fields = read_each(records, self._fields)
         return fields
 
     def _verify(self, indices: Int64s) -> None:
@@ -93,18 +92,13 @@ class _File:
 
     @cached_property
     def _template(self) -> Template:
-        return Template(self._records.read(0), self._fields, self._name(0))
+        return Template(self._records.read(0), self._fields, self._records.place(0))
 
     @cached_property
     def _rows(self) -> UInt8s | None:
         """The payloads as an array of shape (records, length); None where their lengths differ."""
-        length = int(self._records.lengths[0])
-        if (self._records.lengths != length).any():
+        lengths = self._records.index.lengths
+        if (lengths != lengths[0]).any():
             return None
-        shape = len(self), HEAD_BYTES + length + TAIL_BYTES
-        with self.path.open("rb") as file:
-            data = np.frombuffer(mmap(file.fileno(), shape[0] * shape[1], access=ACCESS_READ), dtype=np.uint8)
-        return data.reshape(shape)[:, HEAD_BYTES:-TAIL_BYTES]
-
-    def _name(self, record: int) -> str:
-        return f"Record {record} of {self.path}"
+        rows = self._records.contents().reshape(len(lengths), FRAME_BYTES + int(lengths[0]))
+        return rows[:, HEAD_BYTES:-TAIL_BYTES]

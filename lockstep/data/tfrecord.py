@@ -1,193 +1,230 @@
-"""TFRecord files, as TensorFlow writes them: one record after the other, each framed by its length and two checksums.
+"""TFRecord files, as TensorFlow writes them: records one after the other, plain or in one gzip or zlib stream.
 
-8 bytes         length of the payload, little-endian
-4 bytes         masked CRC-32C of these 8 bytes
-length bytes    the payload
-4 bytes         masked CRC-32C of the payload
+In turn they are read by `read_all`, which holds one record in memory; in any order by `RecordFiles`.
 """
 
 from __future__ import annotations
 
-import os
-import struct
-import weakref
-from array import array
-from collections.abc import Iterable, Iterator
-from functools import cached_property
+import logging
+from bisect import bisect_right
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import accumulate
+from mmap import mmap
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from lockstep.data.atomic import replacing
-from lockstep.errors import DataError
+from lockstep.data.compressed import InflateError, inflated_blocks
+from lockstep.data.framing import (
+    FRAME_BYTES,
+    HEAD_BYTES,
+    TAIL_BYTES,
+    Compression,
+    Source,
+    frame,
+    masked_crc32c,
+    payload_of,
+)
+from lockstep.data.open_files import OpenFiles
+from lockstep.data.record_index import MEMORY_LIMIT_BYTES, Int64s, build_index, check_version, index_of, too_large
+from lockstep.data.record_streams import opened, read_all, write_records
+from lockstep.data.shards import find_shards
 
-Int64s = npt.NDArray[np.int64]
+__all__ = [
+    "FRAME_BYTES",
+    "HEAD_BYTES",
+    "MEMORY_LIMIT_BYTES",
+    "TAIL_BYTES",
+    "Compression",
+    "Int64s",
+    "RecordFile",
+    "RecordFiles",
+    "build_index",
+    "find_shards",
+    "frame",
+    "masked_crc32c",
+    "read_all",
+    "write_records",
+]
 
-_LENGTH = struct.Struct("<Q")
-_CRC = struct.Struct("<I")
-_HEAD = struct.Struct("<QI")
-HEAD_BYTES, TAIL_BYTES = _HEAD.size, _CRC.size
+UInt8s = npt.NDArray[np.uint8]
 
+_THREADS = 8
 
-def masked_crc32c(data: bytes) -> int:
-    """The checksum of the format: CRC-32C rotated by 15 bits plus a constant."""
-    crc: int = google_crc32c.value(data)
-    return (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF
-
-
-def frame(payload: bytes) -> bytes:
-    """A payload as a record."""
-    length = _LENGTH.pack(len(payload))
-    return length + _CRC.pack(masked_crc32c(length)) + payload + _CRC.pack(masked_crc32c(payload))
-
-
-def write_records(path: Path, payloads: Iterable[bytes]) -> int:
-    """Write a file of records, whole or not at all, and return their number.
-
-    Raises:
-        DataError: the system refuses to write it.
-    """
-    count = 0
-    with replacing(path) as file:
-        for payload in payloads:
-            file.write(frame(payload))
-            count += 1
-    return count
-
-
-def build_index(path: Path) -> tuple[Int64s, Int64s]:
-    """Offset and length in bytes of every payload, from the headers alone.
-
-    Raises:
-        DataError: the file cannot be opened, is cut short, or holds something else than records.
-    """
-    offsets, lengths = array("q"), array("q")
-    with _opened(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        start = 0
-        while start < size:
-            length = _payload_length(_read_at(file, HEAD_BYTES, start), path, len(offsets), start, size)
-            offsets.append(start + HEAD_BYTES)
-            lengths.append(length)
-            start += HEAD_BYTES + length + TAIL_BYTES
-    return np.array(offsets, dtype=np.int64), np.array(lengths, dtype=np.int64)
-
-
-def read_all(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset of its end in the file, payload) of every record in turn.
-
-    Raises:
-        DataError: the file cannot be opened; or, after all that is whole before it, a record that is cut short or
-            damaged.
-    """
-    with _opened(path, buffering=-1) as file:
-        size = os.fstat(file.fileno()).st_size
-        start = record = 0
-        while start < size:
-            length = _payload_length(file.read(HEAD_BYTES), path, record, start, size)
-            payload = _verified(file.read(length + TAIL_BYTES), path, record, start)
-            start += HEAD_BYTES + length + TAIL_BYTES
-            record += 1
-            yield start, payload
+_logger = logging.getLogger("lockstep")
 
 
 class RecordFile:
-    """The records of one file, in any order. It may be forked, and read by several threads.
+    """The records of one file, in any order. It may be forked and pickled, and read by several threads.
+
+    A plain file is read record by record. A compressed one is decompressed into memory when it is first read.
+
+    Args:
+        path: of the file.
+        memory_limit_bytes: refuse a compressed file that takes more; it is found out before memory is taken.
+        open_files: what opens it, shared by many files so that few are open at a time.
 
     Raises:
-        DataError: as `build_index`.
+        DataError: the file cannot be opened, is cut short, holds something else than records, or expands to more.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, *, memory_limit_bytes: int = MEMORY_LIMIT_BYTES, open_files: OpenFiles | None = None
+    ) -> None:
         self.path = path
-        self.offsets, self.lengths = build_index(path)
-        """Of the payloads, in bytes."""
+        self.index = index_of(path, memory_limit_bytes)
+        self._source = Source(path, self.index.compression)
+        self._open_files = open_files or OpenFiles()
+        self._memory: mmap | None = None
 
     def __len__(self) -> int:
-        return len(self.offsets)
+        return len(self.index.lengths)
 
     def read(self, record: int, verify: bool = True) -> bytes:
         """The payload of a record, its checksum verified.
 
         Raises:
-            DataError: the record is damaged, or the file was cut short since it was opened.
+            DataError: the record is damaged, or the file has changed since it was opened.
         """
-        offset, length = int(self.offsets[record]), int(self.lengths[record])
-        data = _read_at(self._file, length + TAIL_BYTES, offset)
+        offset, size = int(self.index.offsets[record]), int(self.index.lengths[record]) + TAIL_BYTES
+        if self.index.compression:
+            data = self.memory[offset : offset + size]
+        else:
+            data = self._open_files.read(self.path, self.index.version, size, offset)
         start = offset - HEAD_BYTES
-        if len(data) < length + TAIL_BYTES:
-            raise _cut_short(self.path, record, start, length, len(data) + HEAD_BYTES)
-        return _verified(data, self.path, record, start) if verify else data[:-TAIL_BYTES]
+        if len(data) < size:
+            raise self._source.cut_short(record, start, HEAD_BYTES + size, HEAD_BYTES + len(data))
+        return payload_of(data, verify, self._source, record, start)
 
-    @cached_property
-    def _file(self) -> BinaryIO:
-        file = _opened(self.path)
-        weakref.finalize(self, file.close)
-        return file
+    def place(self, record: int) -> str:
+        """A record by its number, file and byte: the subject of a sentence, for errors."""
+        return self._source.place(record, int(self.index.offsets[record]) - HEAD_BYTES)
 
+    def contents(self) -> UInt8s:
+        """All bytes of the file, to be read only: a plain one mapped, a compressed one decompressed.
 
-def _opened(path: Path, buffering: int = 0) -> BinaryIO:
-    try:
-        return path.open("rb", buffering=buffering)
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be opened.",
-            given=str(error),
-            expected="a file of records that may be read",
-            mend="check the path, and who may read it",
-        ) from error
+        Raises:
+            DataError: as `memory`.
+        """
+        index = self.index
+        if index.compression:
+            return np.frombuffer(self.memory, dtype=np.uint8, count=index.size_bytes)
+        with opened(self.path) as file:
+            check_version(file, self.path, index.version)
+        # Python's mmap would hold a descriptor for each file.
+        contents = torch.from_file(str(self.path), shared=False, size=index.size_bytes, dtype=torch.uint8)
+        return np.asarray(contents)
 
+    @property
+    def memory(self) -> mmap:
+        """What a compressed file holds, decompressed now if it was not yet; processes forked later share it.
 
-def _read_at(file: BinaryIO, size: int, offset: int) -> bytes:
-    """Bytes from an offset on, fewer at the end of the file."""
-    if hasattr(os, "pread"):
-        return os.pread(file.fileno(), size, offset)
-    file.seek(offset)  # Windows has no pread.
-    return file.read(size)
+        Raises:
+            DataError: the file is damaged, has changed since it was opened, or there is no memory for it.
+        """
+        if self._memory is None:
+            self._memory = self._decompressed()
+        return self._memory
 
+    def _decompressed(self) -> mmap:
+        index = self.index
+        try:
+            memory = mmap(-1, max(1, index.size_bytes))
+        except OSError as error:
+            raise too_large(str(self.path), f"{index.size_bytes} bytes", f"no more than is free: {error}") from error
+        with opened(self.path) as file:
+            check_version(file, self.path, index.version)
+            try:
+                for block in inflated_blocks(file):
+                    memory.write(block)
+            except InflateError as error:
+                ends = index.offsets + index.lengths + TAIL_BYTES
+                whole = int(np.searchsorted(ends, memory.tell(), side="right"))
+                raise error.of(self._source, whole, int(ends[whole - 1]) if whole else 0) from None
+        return memory
 
-def _payload_length(head: bytes, path: Path, record: int, start: int, size: int) -> int:
-    """The length that a header tells, once it is known to be true and to fit into the file."""
-    left = size - start
-    if len(head) < HEAD_BYTES:
-        raise _cut_short(path, record, start, 0, left)
-    length: int
-    length, crc = _HEAD.unpack(head)
-    if masked_crc32c(head[: _LENGTH.size]) != crc:
-        raise DataError(
-            f"Record {record} of {path}, at byte {start}, has no valid header.",
-            given=f"the bytes {head.hex(' ')}",
-            expected="the length of a record and its checksum",
-            mend="copy or convert the file again"
-            if record
-            else "check that this is a TFRecord file, and not a compressed one",
-        )
-    if HEAD_BYTES + length + TAIL_BYTES > left:
-        raise _cut_short(path, record, start, length, left)
-    return length
-
-
-def _verified(data: bytes, path: Path, record: int, start: int) -> bytes:
-    """The payload of (payload, checksum)."""
-    payload = data[:-TAIL_BYTES]
-    (expected,) = _CRC.unpack(data[-TAIL_BYTES:])
-    if (crc := masked_crc32c(payload)) != expected:
-        raise DataError(
-            f"Record {record} of {path}, at byte {start}, is damaged.",
-            given=f"{len(payload)} bytes with the checksum {crc:#010x}",
-            expected=f"the checksum {expected:#010x}, which was written with them",
-            mend="copy or convert the file again",
-        )
-    return payload
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_memory": None}
 
 
-def _cut_short(path: Path, record: int, start: int, length: int, left: int) -> DataError:
-    return DataError(
-        f"{path} is cut short: record {record}, at byte {start}, is not whole.",
-        given=f"{left} bytes up to the end of the file",
-        expected=f"at least {HEAD_BYTES + length + TAIL_BYTES} bytes",
-        mend="copy or convert the file again",
-    )
+class RecordFiles:
+    """The records of many files, one after the other, in any order. It may be forked and pickled, and read by threads.
+
+    At most 128 files are open at a time. Compressed files are decompressed into memory at once, so that loader
+    processes share it; each worker has its own.
+
+    Args:
+        paths: a path, a pattern such as "train-*" or "train-?????-of-00128", or several of these.
+        verify: compare the checksums of payloads when they are read; those of lengths always are.
+        memory_limit_bytes: what the compressed files may take together; it is found out before memory is taken.
+
+    Raises:
+        DataError: as `find_shards` and `RecordFile`.
+    """
+
+    def __init__(
+        self,
+        paths: str | Path | Sequence[str | Path],
+        *,
+        verify: bool = True,
+        memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+    ) -> None:
+        self.verify = verify
+        open_file = partial(RecordFile, memory_limit_bytes=memory_limit_bytes, open_files=OpenFiles())
+        with ThreadPoolExecutor(_THREADS) as pool:
+            self.files = list(pool.map(open_file, find_shards(paths)))
+            compressed = [file for file in self.files if file.index.compression]
+            _check_memory(compressed, memory_limit_bytes)
+            for _ in pool.map(lambda file: file.memory, compressed):
+                pass
+        self.starts = [0, *accumulate(map(len, self.files))]
+        """Number of the first record of each file; and of all records."""
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def read(self, index: int) -> bytes:
+        """The payload of a record.
+
+        Raises:
+            IndexError: there is none of this number.
+            DataError: as `RecordFile.read`.
+        """
+        file, record = self.locate(index)
+        return file.read(record, self.verify)
+
+    def locate(self, index: int) -> tuple[RecordFile, int]:
+        """Which file holds a record, and its number in there.
+
+        Raises:
+            IndexError: there is none of this number.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"there is no record {index} in {len(self)} records")
+        file = bisect_right(self.starts, index) - 1
+        return self.files[file], index - self.starts[file]
+
+    def place(self, index: int) -> str:
+        """A record by its number in its file, the file and the byte: the subject of a sentence, for errors."""
+        file, record = self.locate(index)
+        return file.place(record)
+
+    def example_id(self, index: int) -> str:
+        """The name of a record's file, and its number in there."""
+        file, record = self.locate(index)
+        return f"{file.path.name}:{record}"
+
+
+def _check_memory(files: Sequence[RecordFile], limit_bytes: int) -> None:
+    """Refuse compressed files that together take too much."""
+    total = sum(file.index.size_bytes for file in files)
+    if files:
+        _logger.info("%d compressed files take %.1f MB of memory", len(files), total / 1e6)
+    if total > limit_bytes:
+        others = f" (and {len(files) - 1} other files)" if len(files) > 1 else ""
+        raise too_large(f"{files[0].path}{others}", f"{total} bytes", f"at most {limit_bytes} bytes")

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from lockstep.data import records as records_module
 from lockstep.data.example import serialize_example
+from lockstep.data.framing import Compression
 from lockstep.data.readers import Reader
 from lockstep.data.records import Records
 from lockstep.data.template import Field, Integer, Pixels, Template, read_each
-from lockstep.data.tfrecord import RecordFile, write_records
+from lockstep.data.tfrecord import RecordFile, frame, write_records
 from lockstep.errors import DataError
 
 FIELDS: dict[str, Field] = {"image": Pixels("image_raw", (1, 2, 3)), "label": Integer("label")}
@@ -166,6 +167,43 @@ def test_each_checksum_is_verified_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert read == [2]
 
 
+def test_checksums_may_be_left_alone(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, [payload(label) for label in range(5)])
+    path.write_bytes(path.read_bytes().replace(bytes([3]) * 6, bytes([9]) * 6))
+    batch = Records([path], FIELDS, verify=False).read_batch(np.array([3]))
+    assert batch["image"].unique().tolist() == [9]
+
+
+@pytest.mark.usefixtures("no_parsing")
+@pytest.mark.parametrize("compression", ["gzip", "zlib"])
+def test_compressed_records_are_read_by_template_too(tmp_path: Path, compression: Compression) -> None:
+    write_records(tmp_path / "x-0-of-2", [payload(label) for label in range(5)], compression)
+    write_records(tmp_path / "x-1-of-2", [payload(label) for label in range(5, 9)], compression)
+    reader = Records(f"{tmp_path}/x-*", FIELDS)
+    assert labels(reader, 7, 0, 3, 8) == [7, 0, 3, 8]
+
+
+def test_shards_of_a_pattern_must_be_there(tmp_path: Path) -> None:
+    write_records(tmp_path / "x-0-of-2", [payload(0)])
+    with pytest.raises(DataError, match=f"Shards are missing in {tmp_path}: x-1-of-2"):
+        Records(tmp_path / "x-*", FIELDS)
+
+
+def test_no_descriptor_is_held_for_a_file_that_is_mapped(tmp_path: Path) -> None:
+    reader = Records(write(tmp_path, *([payload(label)] for label in range(150))), FIELDS)
+    assert labels(reader, *range(150)) == list(range(150))
+    held = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink() and path.resolve().parent == tmp_path]
+    assert len(held) == 128
+
+
+def test_a_file_that_changes_before_it_is_mapped_is_noticed(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, [payload(1), payload(2)])
+    reader = Records([path], FIELDS, verify=False)
+    write(tmp_path, [payload(3)])
+    with pytest.raises(DataError, match=f"{path} has changed since its records were counted"):
+        reader.read_batch(np.array([0]))
+
+
 def test_a_file_that_is_replaced_is_read_on_as_it_was(tmp_path: Path) -> None:
     (path,) = write(tmp_path, [payload(label) for label in range(5)])
     reader = Records([path], FIELDS)
@@ -197,12 +235,14 @@ def test_a_record_without_a_field_is_named(
     paths = write(tmp_path, [payload(1)] * before + [serialize_example(features)])
     with pytest.raises(DataError) as caught:
         Records(paths, FIELDS).read_batch(np.arange(before + 1))
-    assert caught.value.what == f"Record {before} of {paths[0]} has no usable feature {key!r}."
+    start = before * len(frame(payload(1)))
+    assert caught.value.what == f"Record {before} of {paths[0]}, at byte {start}, has no usable feature {key!r}."
     assert (caught.value.given, caught.value.expected) == (given_, expected)
     assert caught.value.mend == "name the feature that holds it, or write the records again"
 
 
 def test_a_record_that_is_no_example_is_named(tmp_path: Path) -> None:
     paths = write(tmp_path, [payload(1), b"\xff"])
-    with pytest.raises(DataError, match=rf"Record 1 of {paths[0]} is not a tf.train.Example."):
+    start = len(frame(payload(1)))
+    with pytest.raises(DataError, match=rf"Record 1 of {paths[0]}, at byte {start}, is not a tf.train.Example."):
         Records(paths, FIELDS).read_batch(np.array([1]))

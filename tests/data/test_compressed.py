@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import gzip
+import io
+import random
+import zlib
+from pathlib import Path
+
+import pytest
+
+from lockstep.data.compressed import Inflated, InflateError, compression_of, inflated_blocks
+from lockstep.data.framing import Compression, Source, frame
+from lockstep.errors import DataError
+
+SOURCE = Source(Path("x"))
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", None),
+        (frame(b"payload"), None),
+        (frame(b"p" * 0x9C78), None),  # its length begins as zlib does
+        (gzip.compress(b"", mtime=0), "gzip"),
+        (gzip.compress(b"payload"), "gzip"),
+        (zlib.compress(b""), "zlib"),
+        (zlib.compress(b"payload", 0), "zlib"),
+        (zlib.compress(b"payload", 9), "zlib"),
+        (zlib.compress(b"payload", wbits=9), "zlib"),
+        (b"\x1f", "gzip"),
+        (frame(b"payload")[:11], None),
+    ],
+)
+def test_a_file_is_known_by_its_first_bytes(data: bytes, expected: Compression | None) -> None:
+    assert compression_of(data[:12], SOURCE) == expected
+
+
+@pytest.mark.parametrize("data", [b"BZh91AY&SY and more", b"\x28\xb5\x2f\xfd zstandard", b"\x1f\x8b\x07 no deflate"])
+def test_other_compressions_are_none(data: bytes) -> None:
+    with pytest.raises(DataError, match="Record 0 of x, at byte 0, has no valid header"):
+        compression_of(data[:12], SOURCE)
+
+
+def test_a_bomb_is_given_out_in_small_blocks() -> None:
+    bomb = zlib.compress(bytes(10**7), 9)
+    blocks = list(inflated_blocks(io.BytesIO(bomb)))
+    assert sum(map(len, blocks)) == 10**7
+    assert max(map(len, blocks)) <= 1 << 16
+
+
+@pytest.mark.parametrize("level", [0, 1, 9])
+def test_what_is_read_in_pieces_is_the_whole(level: int) -> None:
+    draw = random.Random(level)
+    data = draw.randbytes(200_000) + bytes(300_000)
+    stream = Inflated(io.BytesIO(gzip.compress(data, level)))
+    pieces = []
+    while piece := stream.read(draw.choice([1, 12, 70_000])):
+        pieces.append(piece)
+    assert b"".join(pieces) == data
+    assert stream.read(1) == b""
+
+
+def test_streams_may_follow_one_another_but_nothing_else() -> None:
+    streams = [gzip.compress(b"a"), zlib.compress(b"b"), zlib.compress(b""), gzip.compress(b"c")]
+    assert b"".join(inflated_blocks(io.BytesIO(b"".join(streams)))) == b"abc"
+    blocks = inflated_blocks(io.BytesIO(streams[0] + b"garbage"))
+    assert next(blocks) == b"a"
+    with pytest.raises(InflateError, match="Error -3"):
+        next(blocks)
+
+
+def test_a_stream_that_needs_a_dictionary_is_refused() -> None:
+    stream = zlib.compressobj(zdict=b"words")
+    data = stream.compress(b"some words") + stream.flush()
+    with pytest.raises(DataError, match="has no valid header"):
+        compression_of(data[:12], SOURCE)

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.data import record_index
+from lockstep.data.framing import Compression
+from lockstep.data.record_index import build_index, index_of
+from lockstep.data.tfrecord import RecordFile, frame, write_records
+from lockstep.errors import DataError
+
+LIMIT = 1 << 20
+PAYLOADS = [b"first", b"", b"the third one"]
+
+
+@pytest.fixture(autouse=True)
+def user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache; every index is worth keeping."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(record_index, "_WORTH_KEEPING_BYTES", 1)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "data" / "some.tfrecord"
+    write_records(path, PAYLOADS)
+    return path
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files whose records were counted, instead of their index read."""
+    paths = []
+
+    def counting(path: Path, limit_bytes: int) -> Any:
+        paths.append(path)
+        return build_index(path, limit_bytes)
+
+    monkeypatch.setattr(record_index, "build_index", counting)
+    return paths
+
+
+def kept_beside(path: Path) -> Path:
+    return path.parent / ".lockstep-index" / path.name
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def same(one: Any, other: Any) -> bool:
+    return bool(
+        np.array_equal(one.offsets, other.offsets)
+        and np.array_equal(one.lengths, other.lengths)
+        and one[2:] == other[2:]
+    )
+
+
+@given(lengths=st.lists(st.integers(0, 300) | st.integers(8_000, 9_000), max_size=12), block=st.integers(12, 600))
+@settings(max_examples=50, deadline=None)
+def test_records_are_counted_however_they_lie_in_blocks(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], block: int
+) -> None:
+    path = tmp_path_factory.mktemp("blocks") / "x"
+    path.write_bytes(b"".join(frame(bytes(length)) for length in lengths))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_index, "_BLOCK_BYTES", block)
+        index = build_index(path)
+    assert index.lengths.tolist() == lengths
+    starts = np.cumsum([0, *(length + 16 for length in lengths)])
+    assert index.offsets.tolist() == (starts[:-1] + 12).tolist()
+    assert index.size_bytes == path.stat().st_size == starts[-1]
+
+
+@pytest.mark.parametrize("compression", [None, "gzip", "zlib"])
+def test_an_index_is_kept_beside_its_file_and_read_the_next_time(
+    path: Path, counted: list[Path], user_cache: Path, compression: Compression | None
+) -> None:
+    write_records(path, PAYLOADS, compression)
+    first = index_of(path, LIMIT)
+    assert files_in(path.parent) == [kept_beside(path), path]
+    second = index_of(path, LIMIT)
+    assert counted == [path]
+    assert same(first, second)
+    assert second.compression == compression
+    assert not user_cache.exists()
+
+
+def test_a_small_plain_file_is_counted_each_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_index, "_WORTH_KEEPING_BYTES", path.stat().st_size + 1)
+    index_of(path, LIMIT)
+    assert files_in(path.parent) == [path]
+
+
+def test_a_folder_that_is_not_to_be_written_is_not(path: Path, counted: list[Path], user_cache: Path) -> None:
+    path.parent.chmod(0o555)
+    first = index_of(path, LIMIT)
+    assert files_in(path.parent) == [path]
+    assert len(files_in(user_cache / "lockstep" / "record-index")) == 1
+    assert same(first, index_of(path, LIMIT))
+    assert counted == [path]
+    path.parent.chmod(0o755)
+
+
+def test_the_users_cache_is_by_default_in_their_home(
+    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    path.parent.chmod(0o555)
+    index_of(path, LIMIT)
+    assert len(files_in(tmp_path / "home" / ".cache" / "lockstep" / "record-index")) == 1
+    path.parent.chmod(0o755)
+
+
+def test_an_index_that_can_be_kept_nowhere_is_used_all_the_same(
+    path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[Path]
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    (path.parent / ".lockstep-index").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
+    assert len(index_of(path, LIMIT).lengths) == 3
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    assert len(index_of(path, LIMIT).lengths) == 3
+    assert counted == [path, path]
+
+
+def test_a_file_of_another_size_or_time_is_counted_again(path: Path, counted: list[Path]) -> None:
+    index_of(path, LIMIT)
+    with path.open("ab") as file:
+        file.write(frame(b"more"))
+    assert len(index_of(path, LIMIT).lengths) == 4
+    status = path.stat()
+    path.write_bytes(frame(bytes(status.st_size - 16)))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert len(index_of(path, LIMIT).lengths) == 1
+    assert len(counted) == 3
+    index_of(path, LIMIT)
+    assert len(counted) == 3
+
+
+def test_a_damaged_index_is_said_and_made_again(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = index_of(path, LIMIT)
+    kept = kept_beside(path)
+    data = kept.read_bytes()
+    flipped = [data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :] for place in range(len(data))]
+    for damaged in [*flipped, b"", data[:10], data[:-1], data + b"x"]:
+        kept.write_bytes(damaged)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "lockstep"):
+            assert same(index_of(path, LIMIT), expected)
+        assert caplog.messages == [f"{kept} is damaged: the records are counted again"]
+        assert kept.read_bytes() == data
+
+
+def test_an_index_of_other_records_is_said_and_made_again(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = index_of(path, LIMIT)
+    record_index._keep(expected._replace(lengths=np.append(expected.lengths, 1)), path)
+    with caplog.at_level(logging.WARNING, "lockstep"):
+        assert same(index_of(path, LIMIT), expected)
+    assert caplog.messages == [f"{kept_beside(path)} is damaged: the records are counted again"]
+
+
+def test_half_an_index_is_none(path: Path, counted: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            index_of(path, LIMIT)
+    assert not kept_beside(path).exists()
+    index_of(path, LIMIT)
+    index_of(path, LIMIT)
+    assert len(counted) == 2
+
+
+def test_processes_and_threads_write_an_index_at_once(path: Path) -> None:
+    expected = build_index(path)
+
+    def read_there() -> None:
+        for _ in range(20):
+            assert same(index_of(path, LIMIT), expected)
+            kept_beside(path).unlink(missing_ok=True)
+
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=read_there) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    with ThreadPoolExecutor(4) as pool:
+        assert all(same(index, expected) for index in pool.map(lambda _: index_of(path, LIMIT), range(20)))
+    assert files_in(path.parent) == [kept_beside(path), path]
+
+
+def test_a_kept_index_of_a_compressed_file_tells_what_memory_it_takes(path: Path, counted: list[Path]) -> None:
+    write_records(path, [bytes(1000)], "gzip")
+    assert index_of(path, 1016).size_bytes == 1016
+    with pytest.raises(DataError, match=rf"{path} cannot be decompressed into memory[\s\S]*given: +1016 bytes after"):
+        index_of(path, 1015)
+    assert counted == [path]
+
+
+def test_files_are_read_by_an_index_that_was_kept(path: Path, counted: list[Path]) -> None:
+    for _ in range(2):
+        file = RecordFile(path)
+        assert [file.read(record) for record in range(len(file))] == PAYLOADS
+    assert counted == [path]

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.data.shards import check_local, find_shards
+from lockstep.errors import DataError
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+def named(paths: list[Path]) -> list[str]:
+    return [path.name for path in paths]
+
+
+SHARDS = [f"train-{number:05}-of-00012" for number in range(12)]
+
+
+def test_the_files_of_a_pattern_come_sorted(tmp_path: Path) -> None:
+    touch(tmp_path, "b.tfrecord", "a.tfrecord", "c.txt", ".hidden.tfrecord", ".lockstep-index/a.tfrecord")
+    (tmp_path / "folder.tfrecord").mkdir()
+    assert named(find_shards(f"{tmp_path}/*.tfrecord")) == ["a.tfrecord", "b.tfrecord"]
+    assert named(find_shards(tmp_path / "[bc].*")) == ["b.tfrecord", "c.txt"]
+    assert named(find_shards([f"{tmp_path}/*.txt", tmp_path / "a.tfrecord"])) == ["c.txt", "a.tfrecord"]
+    assert named(find_shards(f"{tmp_path}/**/?.txt")) == ["c.txt"]
+
+
+def test_a_path_without_a_pattern_is_the_file_itself(tmp_path: Path) -> None:
+    touch(tmp_path, "train[1]*")
+    assert find_shards(tmp_path / "train[1]*") == [tmp_path / "train[1]*"]
+    assert find_shards(str(tmp_path / "none")) == [tmp_path / "none"]
+
+
+@pytest.mark.parametrize("pattern", ["train-*", "train-?????-of-00012", "*"])
+def test_all_shards_of_a_set(tmp_path: Path, pattern: str) -> None:
+    touch(tmp_path, *SHARDS, "validation-00000-of-00001")
+    assert set(SHARDS) <= set(named(find_shards(tmp_path / pattern)))
+
+
+@pytest.mark.parametrize(
+    ("absent", "said"),
+    [
+        ([7], "train-00007-of-00012"),
+        ([0, 11], "train-00000-of-00012, train-00011-of-00012"),
+        (range(1, 7), ", ".join(SHARDS[1:6]) + " and more"),
+    ],
+)
+def test_missing_shards_are_named(tmp_path: Path, absent: list[int], said: str) -> None:
+    touch(tmp_path, *(name for number, name in enumerate(SHARDS) if number not in absent))
+    with pytest.raises(DataError) as caught:
+        find_shards(f"{tmp_path}/train-*")
+    assert caught.value.what == f"Shards are missing in {tmp_path}: {said}"
+    assert caught.value.given == f"{12 - len(absent)} files that are named -of-00012"
+    assert caught.value.expected == "all 12 of them, or those that train-* stands for"
+    assert caught.value.mend == "copy the missing ones, or name fewer by the pattern, such as train-0000?-of-00128"
+
+
+def test_a_pattern_may_stand_for_some_shards(tmp_path: Path) -> None:
+    touch(tmp_path, *SHARDS[:10])
+    assert named(find_shards(tmp_path / "train-0000?-of-00012")) == SHARDS[:10]
+    (tmp_path / SHARDS[3]).unlink()
+    with pytest.raises(DataError, match=f"missing in {tmp_path}: {SHARDS[3]}\n"):
+        find_shards(tmp_path / "train-0000?-of-00012")
+    with pytest.raises(DataError, match=SHARDS[3]):
+        find_shards(tmp_path / "train-*[3-5]-of-*")
+
+
+@pytest.mark.parametrize("name", ["data_{}-of-00002.gz", "2024-{}-of-00002", "x{}-of-00002.tfrecord"])
+def test_shards_by_other_names(tmp_path: Path, name: str) -> None:
+    touch(tmp_path, name.format("00001"))
+    with pytest.raises(DataError) as caught:
+        find_shards(tmp_path / "*")
+    assert caught.value.what.endswith(": " + name.format("00000"))
+
+
+def test_numbers_without_leading_zeros(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"part-{number}-of-12" for number in range(12) if number != 10))
+    with pytest.raises(DataError, match=r"missing in .*: part-10-of-12\n"):
+        find_shards(tmp_path / "part-*")
+
+
+@pytest.mark.parametrize("name", ["train-00000-of-99999999999", "a-of-b", "123456789-of-00002"])
+def test_names_that_only_look_like_shards(tmp_path: Path, name: str) -> None:
+    touch(tmp_path, name)
+    assert named(find_shards(tmp_path / "*")) == [name]
+
+
+def test_each_folder_has_its_own_set(tmp_path: Path) -> None:
+    touch(tmp_path, "a/x-0-of-1", "b/x-0-of-2", "b/x-1-of-2")
+    assert len(find_shards(tmp_path / "*" / "x-*")) == 3
+
+
+def test_two_sets_in_one_folder_are_refused(tmp_path: Path) -> None:
+    touch(tmp_path, "x-0-of-1", "x-0-of-2", "x-1-of-2", "y-0-of-1")
+    with pytest.raises(DataError) as caught:
+        find_shards(tmp_path / "*")
+    assert caught.value.what == f"There are two sets of shards in {tmp_path}."
+    assert caught.value.given == "files that are named -of-1, and x-0-of-2"
+    assert caught.value.expected == "one set: the other may hold the same examples"
+    assert caught.value.mend == "name one by the pattern, such as *-of-2*"
+    assert len(find_shards(tmp_path / "x-*-of-2")) == 2
+
+
+def test_no_file_of_a_pattern_says_what_is_there(tmp_path: Path) -> None:
+    touch(tmp_path, *"abcdef")
+    with pytest.raises(DataError) as caught:
+        find_shards(tmp_path / "train-*")
+    assert caught.value.what == f"No file is named like {tmp_path}/train-*"
+    assert caught.value.given == "a folder that holds a, b, c, d, e and more"
+    assert (caught.value.expected, caught.value.mend) == ("one file or more", "check the pattern")
+    with pytest.raises(DataError, match=rf"given: +there is no folder {tmp_path}/none\n"):
+        find_shards(tmp_path / "none" / "train-*")
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        find_shards([tmp_path])
+    assert caught.value.what == f"{tmp_path} is a folder."
+    assert caught.value.given == "a folder that holds nothing"
+    assert caught.value.expected == "a file, or a pattern of files"
+    assert caught.value.mend == f"name its files, such as {tmp_path}/train-*"
+
+
+@pytest.mark.parametrize(
+    ("address", "scheme", "mend"),
+    [
+        ("s3://bucket/train-*", "s3", "mount the bucket (mount-s3 BUCKET FOLDER), or copy it (aws s3 sync),"),
+        ("gs://bucket/x", "gs", "mount the bucket (gcsfuse BUCKET FOLDER), or copy it (gcloud storage rsync),"),
+        (Path("gs://bucket/x"), "gs", "mount the bucket (gcsfuse BUCKET FOLDER), or copy it (gcloud storage rsync),"),
+        ("HDFS://x", "hdfs", "mount it, or copy it,"),
+    ],
+)
+def test_an_address_is_refused_with_what_to_mount(address: str | Path, scheme: str, mend: str) -> None:
+    for refuse in (find_shards, check_local):
+        with pytest.raises(DataError) as caught:
+            refuse(address)
+        assert caught.value.what == f"{address} is not on this machine."
+        assert caught.value.given == f"an address that begins with {scheme}:"
+        assert caught.value.expected == "a path in the file system"
+        assert caught.value.mend == f"{mend} and give the path of the folder"
