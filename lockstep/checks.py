@@ -57,6 +57,17 @@ def check_open_unit(name: str, value: float, *, mend: str) -> None:
         )
 
 
+def check_positive(name: str, value: float, *, mend: str) -> None:
+    """Refuse what is no number above 0; infinity is one.
+
+    Raises:
+        InputError: naming the argument.
+    """
+    check_type(name, value, (int, float), expected="a number above 0", mend=mend)
+    if not value > 0:
+        raise InputError(f"{name} is out of range.", given=f"{name}={value}", expected="a number above 0", mend=mend)
+
+
 def check_switch(name: str, value: object) -> None:
     """Refuse what is neither True nor False.
 

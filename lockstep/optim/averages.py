@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_open_unit
+from lockstep.checks import check_open_unit, check_switch
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,14 @@ class MovingAverage:
     decay: float = 0.9999
     dynamic: bool = True
     statistics: bool = False
-    """Average the batch-norm statistics too (all floating-point buffers), as the Inception trainer did."""
+    """Average the batch-norm statistics too, as the Inception trainer did: all floating-point buffers.
+
+    A buffer that is not finite at the start, such as a mask of -inf, has no average: its values are copied."""
 
     def __post_init__(self) -> None:
         check_open_unit("decay", self.decay, mend="give a decay such as 0.999 or 0.9999")
+        check_switch("dynamic", self.dynamic)
+        check_switch("statistics", self.statistics)
 
     def decay_at(self, step: int) -> float:
         """The decay used by the update that makes `step`."""
@@ -33,23 +37,30 @@ class MovingAverage:
 
     def bind(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> BoundAverage:
         """The averages, starting at the present values, kept in float32 or wider."""
-        floating = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
-        return BoundAverage(self, {**parameters, **floating} if self.statistics else parameters)
+        floating = {n: b for n, b in buffers.items() if b.is_floating_point()} if self.statistics else {}
+        copied = {name for name, buffer in floating.items() if not buffer.isfinite().all()}
+        return BoundAverage(self, {**parameters, **floating}, copied)
 
 
 class BoundAverage:
-    """The averages of some tensors, by name."""
+    """The averages of some tensors, by name; of those named in `copied` the present values."""
 
-    def __init__(self, value: MovingAverage, sources: Mapping[str, Tensor]) -> None:
+    def __init__(self, value: MovingAverage, sources: Mapping[str, Tensor], copied: Collection[str]) -> None:
         self._value = value
-        self._sources = list(sources.values())
-        self._needs_cast = any(s.dtype.itemsize < 4 for s in self._sources)
-        self._tensors = [s.detach().to(torch.promote_types(s.dtype, torch.float32), copy=True) for s in self._sources]
-        self.tensors = dict(zip(sources, self._tensors, strict=True))
+        self.tensors = {
+            name: source.detach().to(torch.promote_types(source.dtype, torch.float32), copy=True)
+            for name, source in sources.items()
+        }
+        self._averages = [average for name, average in self.tensors.items() if name not in copied]
+        self._sources = [source for name, source in sources.items() if name not in copied]
+        self._needs_cast = any(source.dtype.itemsize < 4 for source in self._sources)
+        self._copies = [(self.tensors[name], sources[name]) for name in copied]
 
     def update(self, step: int) -> None:
         """Move towards the values as they are after the update that made `step`."""
         sources = self._sources
         if self._needs_cast:
-            sources = [s.to(a.dtype) for s, a in zip(sources, self._tensors, strict=True)]
-        torch._foreach_lerp_(self._tensors, sources, 1.0 - self._value.decay_at(step))
+            sources = [s.to(a.dtype) for s, a in zip(sources, self._averages, strict=True)]
+        torch._foreach_lerp_(self._averages, sources, 1.0 - self._value.decay_at(step))
+        for copy, source in self._copies:
+            copy.copy_(source)

@@ -9,11 +9,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_type
+from lockstep.checks import check_positive
 from lockstep.errors import InputError
-from lockstep.optim.gradients import Gradients
+from lockstep.optim.gradients import Gradients, norms_of
 from lockstep.optim.transforms import BoundTransform
 from lockstep.selection import Patterns, selected
+
+_MEND = "give the largest allowed, or leave the transform out"
+_SMALL = 4096
+"""Tensors of at most so many elements are sooner copied into one than measured each alone."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class ClipGlobalNorm:
     max_norm: float
 
     def __post_init__(self) -> None:
-        check_limit("max_norm", self.max_norm)
+        check_positive("max_norm", self.max_norm, mend=_MEND)
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
         """The same for any parameters."""
@@ -50,7 +54,7 @@ class ClipNorm:
     """The parameters it is for, by regular expression or exact name; None: all."""
 
     def __post_init__(self) -> None:
-        check_limit("max_norm", self.max_norm)
+        check_positive("max_norm", self.max_norm, mend=_MEND)
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
         """The clip of those that the pattern matches.
@@ -72,7 +76,7 @@ class ClipValue:
     max_value: float
 
     def __post_init__(self) -> None:
-        check_limit("max_value", self.max_value)
+        check_positive("max_value", self.max_value, mend=_MEND)
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
         """The same for any parameters."""
@@ -106,8 +110,8 @@ class AdaptiveClip:
     """The parameters it is for, by regular expression or exact name; None: all."""
 
     def __post_init__(self) -> None:
-        check_limit("clip_factor", self.clip_factor)
-        check_limit("eps", self.eps, mend="give a small norm, such as 1e-3")
+        check_positive("clip_factor", self.clip_factor, mend=_MEND)
+        check_positive("eps", self.eps, mend="give a small norm, such as 1e-3")
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
         """The clip of those that the pattern matches, by their weights as they are at each update.
@@ -116,47 +120,72 @@ class AdaptiveClip:
             InputError: it matches none.
         """
         tensors = list(parameters.values())
-        return partial(self._clip, {i: tensors[i] for i in _indices("AdaptiveClip", self.pattern, parameters)})
+        return _UnitClip(self, {i: tensors[i] for i in _indices("AdaptiveClip", self.pattern, parameters)})
+
+
+class _UnitClip:
+    """`AdaptiveClip` of some parameters, by index: as few calls as torch allows, for each has a cost."""
+
+    def __init__(self, value: AdaptiveClip, weights: Mapping[int, Tensor]) -> None:
+        self._value = value
+        self._weights = weights
+        self._one_unit = {i for i, w in weights.items() if sum(size != 1 for size in w.shape) <= 1}
+        self._num_units = {i: len(w) for i, w in weights.items() if i not in self._one_unit}
+        self._runs = _runs({i: weights[i] for i in self._num_units})
 
     @torch.no_grad()
-    def _clip(self, weights: Mapping[int, Tensor], gradients: Gradients, step: int) -> None:
-        _refuse_rows([gradients.names[i] for i in gradients.rows if i in weights])
-        given = [i for i in weights if (g := gradients.tensors[i]) is not None and g.numel()]
-        if not given:
+    def __call__(self, gradients: Gradients, step: int) -> None:
+        """Clip the units whose norms are above their limits."""
+        _refuse_rows([gradients.names[i] for i in gradients.rows if i in self._weights])
+        norms = gradients.norms
+        # No limit is lower than this, and no norm of a unit higher than that of the whole.
+        suspects = {i for i in self._weights if norms[i] > self._value.clip_factor * self._value.eps}
+        self._clip_units([kept for run in self._runs if (kept := [i for i in run if i in suspects])], gradients)
+        self._clip_wholes(sorted(self._one_unit & suspects), norms, gradients)
+
+    def _clip_wholes(self, indices: Sequence[int], norms: Sequence[float], gradients: Gradients) -> None:
+        sizes = norms_of([self._weights[i] for i in indices])
+        limits = {i: self._value.clip_factor * max(n, self._value.eps) for i, n in zip(indices, sizes, strict=True)}
+        gradients.multiply({i: limit / norms[i] for i, limit in limits.items() if norms[i] > limit})
+
+    def _clip_units(self, runs: Sequence[Sequence[int]], gradients: Gradients) -> None:
+        if not runs:
             return
-        limits = torch._foreach_clamp_min([unit_norms(weights[i]) for i in given], self.eps)
-        torch._foreach_mul_(limits, self.clip_factor)
-        ratios = torch._foreach_div([unit_norms(g) for g in _present(gradients, given)], limits)
-        largest = torch.stack(torch._foreach_max(ratios)).tolist()
-        divisors = {i: ratio.clamp_(min=1.0) for i, ratio, most in zip(given, ratios, largest, strict=True) if most > 1}
-        if divisors:
-            before = _present(gradients, divisors)
-            clipped = torch._foreach_div(before, list(divisors.values()))
-            new = {i: c.to(b.dtype) for i, c, b in zip(divisors, clipped, before, strict=True)}
-            gradients.put(new, owned=True)
+        order = [i for run in runs for i in run]
+        before = dict(zip(order, _present(gradients, order), strict=True))
+        limits = _unit_norms(self._weights, runs).clamp_(min=self._value.eps).mul_(self._value.clip_factor)
+        divisors = _unit_norms(before, runs).div_(limits).clamp_(min=1.0)
+        num_units = [self._num_units[i] for i in order]
+        owners = torch.repeat_interleave(torch.tensor(order), torch.tensor(num_units))
+        exceeding = set(owners[(divisors > 1.0).cpu()].tolist())
+        if exceeding:
+            divisors_of = dict(zip(order, divisors.split_with_sizes(num_units), strict=True))
+            gradients.put(_divided({i: before[i] for i in exceeding}, divisors_of), owned=True)
 
 
-def unit_norms(tensor: Tensor) -> Tensor:
-    """The 2-norm of each unit of `AdaptiveClip`, in float32 or wider, shape (units, 1, ...), or () where all is one."""
-    dtype = torch.promote_types(tensor.dtype, torch.float32)
-    if sum(size != 1 for size in tensor.shape) <= 1:
-        norms: Tensor = torch.linalg.vector_norm(tensor, dtype=dtype)
-    else:
-        norms = torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.ndim)), keepdim=True, dtype=dtype)
-    return norms
+def _runs(tensors: Mapping[int, Tensor]) -> list[list[int]]:
+    """The indices of small tensors with units of one shape together, to be joined; those of large ones alone."""
+    runs: dict[object, list[int]] = {}
+    for index, tensor in tensors.items():
+        runs.setdefault(tensor.shape[1:] if tensor.numel() <= _SMALL else index, []).append(index)
+    return list(runs.values())
 
 
-def check_limit(name: str, limit: float, *, mend: str = "give the largest allowed, or leave the transform out") -> None:
-    """Refuse a limit that would clip everything away.
+def _unit_norms(tensors: Mapping[int, Tensor], runs: Sequence[Sequence[int]]) -> Tensor:
+    """The 2-norms of all units of the tensors in the order of the runs, in float32 or wider, shape (units,)."""
+    norms = []
+    for run in runs:
+        joined = torch.cat([tensors[i] for i in run]) if len(run) > 1 else tensors[run[0]]
+        dtype = torch.float32 if joined.dtype.itemsize < 4 else None
+        norms.append(torch.linalg.vector_norm(joined, 2, list(range(1, joined.ndim)), dtype=dtype))
+    return torch.cat(norms)
 
-    Raises:
-        InputError: it is not above 0, or no number.
-    """
-    check_type(name, limit, (int, float), expected="a number above 0", mend=mend)
-    if not limit > 0:
-        raise InputError(
-            "Gradients cannot be clipped to this.", given=f"{name}={limit}", expected="a number above 0", mend=mend
-        )
+
+def _divided(tensors: Mapping[int, Tensor], divisors: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """The tensors, each divided by a number for each unit."""
+    shaped = [divisors[i].view(-1, *[1] * (t.ndim - 1)) for i, t in tensors.items()]
+    divided = torch._foreach_div(list(tensors.values()), shaped)
+    return {i: new.to(old.dtype) for (i, old), new in zip(tensors.items(), divided, strict=True)}
 
 
 def _indices(field: str, pattern: Patterns | None, parameters: Mapping[str, Tensor]) -> list[int]:

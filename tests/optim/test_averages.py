@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -76,6 +77,24 @@ def test_statistics_are_averaged_on_request() -> None:
     assert bound.tensors["running_var"].tolist() == [1.0, 1.0]
 
 
+def test_a_buffer_that_is_not_finite_at_the_start_is_copied() -> None:
+    mask = torch.triu(torch.full((2, 2), -math.inf), diagonal=1)
+    buffers = {"mask": mask, "mean": torch.zeros(2), "low": torch.tensor([math.inf], dtype=torch.bfloat16)}
+    bound = MovingAverage(0.75, dynamic=False, statistics=True).bind({"p": torch.zeros(1)}, buffers)
+    assert list(bound.tensors) == ["p", "mask", "mean", "low"]
+    for step in (1, 2):
+        buffers["mean"].fill_(4.0 * step)
+        bound.update(step)
+    assert torch.equal(bound.tensors["mask"], mask)
+    assert bound.tensors["mean"].tolist() == [0.75 * 1.0 + 0.25 * 8.0] * 2
+    mask[0, 0] = 5.0
+    buffers["low"].fill_(3.0)
+    bound.update(3)
+    assert bound.tensors["mask"].tolist() == [[5.0, -math.inf], [0.0, 0.0]]
+    assert bound.tensors["low"].tolist() == [3.0]
+    assert bound.tensors["low"].dtype == torch.float32
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_averages_of_16_bits_are_kept_in_32(dtype: torch.dtype) -> None:
     parameters = {"low": torch.full((3,), 1.0).to(dtype), "high": torch.ones(2), "double": torch.ones(2, dtype=DOUBLE)}
@@ -137,3 +156,17 @@ def test_a_run_without_average_keeps_none() -> None:
 def test_a_decay_outside_of_zero_to_one_is_refused(decay: float) -> None:
     with pytest.raises(ls.InputError, match=r"decay is out of range.*\n.*\n.*above 0 and below 1\n.*0.9999"):
         MovingAverage(decay)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MovingAverage("x"), r"decay is of the wrong type.*\n.*str\n.*a number above 0 and below 1\n.*0.9999"),
+        (lambda: MovingAverage(True), r"decay is of the wrong type.*\n.*bool"),
+        (lambda: MovingAverage(dynamic="no"), r"dynamic is of the wrong type.*\n.*str\n.*True or False"),
+        (lambda: MovingAverage(statistics=1), r"statistics is of the wrong type.*\n.*int\n.*True or False"),
+    ],
+)
+def test_an_average_that_cannot_be_meant_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ls.InputError, match=message):
+        make()

@@ -232,6 +232,46 @@ def test_norms_of_16_bits_are_taken_in_more(dtype: torch.dtype) -> None:
     assert gradients.norm == pytest.approx(math.hypot(*expected), rel=1e-6)
 
 
+def strided(name: str) -> Tensor:
+    """More elements than are added up at once, in float32."""
+    values = torch.rand(600_000, generator=torch.Generator().manual_seed(0)) + 0.1
+    if name == "channels_last":
+        return values[: 64 * 600 * 9].view(64, 600, 3, 3).to(memory_format=torch.channels_last)
+    if name == "transposed":
+        return values[:300_000].view(600, 500).t()
+    return values.view(300_000, 2)[:, 1] if name == "every second" else values[3 : 3 + 2**18 + int(name)]
+
+
+@pytest.mark.parametrize("name", ["0", "1", "2048", "2049", "channels_last", "transposed", "every second"])
+def test_the_norm_of_a_large_tensor_is_right_in_any_layout(name: str) -> None:
+    large = strided(name)
+    tensors: list[Tensor | None] = [large, torch.full((3,), 2.0), None]
+    for found in (tensors, [*tensors, large.bfloat16()]):
+        expected = norms_of([None if g is None else g.double() for g in found])
+        gradients = gradients_of(found)
+        assert gradients.norms == pytest.approx(expected, rel=2e-5 if name == "0" else 2e-6)
+        assert gradients.norm == pytest.approx(math.hypot(*expected), rel=2e-5 if name == "0" else 2e-6)
+
+
+def test_the_elements_of_a_large_tensor_are_added_up_as_they_lie_in_memory() -> None:
+    large = strided("channels_last")
+    in_order = large.permute(0, 2, 3, 1)
+    assert in_order.is_contiguous()
+    assert gradients_of([large]).norms == gradients_of([in_order]).norms != gradients_of([large.contiguous()]).norms
+
+
+def test_norms_of_many_elements_do_not_drift() -> None:
+    tenths = torch.full((4_000_000,), 0.1)
+    assert gradients_of([tenths]).norm == pytest.approx(2000.0 * float(tenths[0]), rel=1e-6)
+
+
+def test_a_large_tensor_that_is_not_finite_has_no_finite_norm() -> None:
+    for value in (math.inf, math.nan):
+        large = torch.zeros(2**18 + 5)
+        large[-1] = value
+        assert not math.isfinite(gradients_of([large]).norm)
+
+
 def test_rows_follow_their_parameters_into_a_subset() -> None:
     rows = torch.tensor([4, 7])
     gradients = Gradients(["a", "b", "c"], [tensor(1.0), tensor(2.0, 3.0), tensor(4.0)], divisor=2.0, rows={1: rows})

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import lockstep as ls
 from lockstep.optim import AdaptiveClip, ClipGlobalNorm, ClipNorm, ClipValue, ScaleGradients
@@ -301,6 +302,44 @@ def test_gradients_are_clipped_by_the_norm_of_their_units(shape: tuple[int, ...]
     torch.testing.assert_close(after["a"], clipped_by_units(weights, gradient, 0.1, 1e-2), rtol=1e-12, atol=0.0)
 
 
+def test_many_tensors_are_clipped_as_each_alone() -> None:
+    shapes = [(4, 3), (2, 3), (5, 1), (), (70, 60), (4, 3), (2, 2, 3), (3, 2, 3), (70, 60), (7,), (4, 3)]
+    generator = torch.Generator().manual_seed(0)
+    parameters, found = {}, {}
+    for index, shape in enumerate(shapes):
+        weights, gradient = (torch.randn(shape, generator=generator, dtype=DOUBLE) for _ in range(2))
+        parameters[f"p{index}"] = weights
+        found[f"p{index}"] = gradient * (0.0, 1e-3, 1.0)[index % 3]
+    after = transformed(AdaptiveClip(0.1), {**found, "p5": None}, parameters=parameters)
+    assert after.pop("p5") is None
+    for name, gradient in after.items():
+        expected = clipped_by_units(parameters[name], found[name], 0.1, 1e-3)
+        torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=0.0)
+        assert (gradient is found[name]) == torch.equal(expected, found[name])
+
+
+@pytest.mark.parametrize("scale", [1e-4, 100.0])
+def test_small_tensors_of_one_shape_take_no_more_calls_than_two_of_them(scale: float) -> None:
+    class Calls(TorchFunctionMode):
+        count = 0
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.count += func in (torch.linalg.vector_norm, torch.cat, torch._foreach_div)
+            return func(*args, **(kwargs or {}))
+
+    def calls(num_tensors: int) -> int:
+        parameters = {f"p{i}": torch.ones(4, 3) for i in range(num_tensors)}
+        gradients = Gradients(list(parameters), [torch.full((4, 3), scale) for _ in parameters])
+        assert gradients.norm > 0.0
+        transform = AdaptiveClip().bind(parameters)
+        with Calls() as counted:
+            transform(gradients, 0)
+        assert (gradients.tensors[-1][0, 0] == scale) == (scale < 1.0)  # type: ignore[index]
+        return counted.count
+
+    assert 0 < calls(20) == calls(2)
+
+
 def test_units_within_their_limit_are_left_alone() -> None:
     weights = torch.ones(2, 4, dtype=DOUBLE)
     gradient = torch.stack([torch.full((4,), 0.01, dtype=DOUBLE), torch.full((4,), 5.0, dtype=DOUBLE)])
@@ -458,13 +497,17 @@ def test_a_tensor_that_others_hold_is_not_used_up_by_the_update(puts_it: bool) -
             lambda: AdaptiveClip(pattern=["a", "b"]).bind({"a": tensor(1)}),
             "pattern of AdaptiveClip matches no parameter",
         ),
-        (lambda: ClipNorm(0.0), r"cannot be clipped to this.*\n.*max_norm=0.0\n.*above 0\n.*largest allowed"),
-        (lambda: ClipGlobalNorm(-1.0), r"cannot be clipped to this.*\n.*max_norm=-1.0"),
-        (lambda: ClipGlobalNorm(math.nan), r"cannot be clipped to this.*\n.*max_norm=nan"),
+        (lambda: ClipNorm(0.0), r"max_norm is out of range.*\n.*max_norm=0.0\n.*above 0\n.*largest allowed"),
+        (lambda: ClipGlobalNorm(-1.0), r"max_norm is out of range.*\n.*max_norm=-1.0"),
+        (lambda: ClipGlobalNorm(math.nan), r"max_norm is out of range.*\n.*max_norm=nan"),
+        (
+            lambda: ClipGlobalNorm(True),
+            r"max_norm is of the wrong type.*\n.*bool\n.*a number above 0\n.*largest allowed",
+        ),
         (lambda: ClipValue("1"), r"max_value is of the wrong type.*\n.*str\n.*a number above 0"),
-        (lambda: ClipValue(0), r"cannot be clipped to this.*\n.*max_value=0"),
-        (lambda: AdaptiveClip(0.0), r"cannot be clipped to this.*\n.*clip_factor=0.0"),
-        (lambda: AdaptiveClip(eps=0.0), r"cannot be clipped to this.*\n.*eps=0.0\n.*above 0\n.*small norm"),
+        (lambda: ClipValue(0), r"max_value is out of range.*\n.*max_value=0"),
+        (lambda: AdaptiveClip(0.0), r"clip_factor is out of range.*\n.*clip_factor=0.0"),
+        (lambda: AdaptiveClip(eps=0.0), r"eps is out of range.*\n.*eps=0.0\n.*above 0\n.*small norm"),
     ],
 )
 def test_transforms_that_cannot_be_meant_are_refused(make: Callable[[], object], message: str) -> None:
