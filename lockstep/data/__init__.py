@@ -4,6 +4,7 @@ from lockstep.data.augment import Augment, RandomShift
 from lockstep.data.block_order import BlockShuffled
 from lockstep.data.combine import Concatenated, Subset, one_of, split
 from lockstep.data.decode import Decoding, Region
+from lockstep.data.example import parse_example, serialize_example
 from lockstep.data.image_folder import ImageFolder
 from lockstep.data.images import EncodedImage
 from lockstep.data.label_map import Label, LabelMap, read_label_map, read_labels, write_label_map
@@ -14,7 +15,14 @@ from lockstep.data.order import Sequential, Shuffled
 from lockstep.data.readers import Arrays, Reader, TorchDataset
 from lockstep.data.records import Records
 from lockstep.data.repeating_orders import Balanced, Weighted
+from lockstep.data.sequence_example import (
+    SequenceExample,
+    parse_sequence_example,
+    serialize_sequence_example,
+)
+from lockstep.data.shards import find_shards
 from lockstep.data.template import Integer, Pixels
+from lockstep.data.tfrecord import RecordFiles, read_all, write_records
 
 __all__ = [
     "Arrays",
@@ -33,17 +41,26 @@ __all__ = [
     "Pixels",
     "RandomShift",
     "Reader",
+    "RecordFiles",
     "Records",
     "Region",
+    "SequenceExample",
     "Sequential",
     "Shuffled",
     "Subset",
     "TorchDataset",
     "Weighted",
+    "find_shards",
     "mnist_reader",
     "one_of",
+    "parse_example",
+    "parse_sequence_example",
+    "read_all",
     "read_label_map",
     "read_labels",
+    "serialize_example",
+    "serialize_sequence_example",
     "split",
     "write_label_map",
+    "write_records",
 ]

@@ -16,6 +16,7 @@ from lockstep.data.images import EncodedImage
 from lockstep.data.label_map import BACKGROUND, read_labels
 from lockstep.data.order import Int64s
 from lockstep.data.readers import Cost
+from lockstep.data.shards import check_local
 from lockstep.errors import DataError
 
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
@@ -54,6 +55,7 @@ class ImageFolder:
         background: bool = False,
         decoding: Decoding = AS_STORED,
     ) -> None:
+        check_local(path)
         self._root = os.fspath(path)
         self._decoding = decoding
         # Looked up now: loader processes are forked from this one, and must find the decoder's library loaded.
