@@ -31,8 +31,9 @@ check: $(SETUP) ## formatting, lint, types, spelling
 	$(BIN)/mypy
 	$(BIN)/codespell
 
-bench: $(SETUP) ## measure a step against hand-written PyTorch
+bench: $(SETUP) ## measure a step, and its update, against hand-written PyTorch
 	$(BIN)/python benchmarks/parity_step.py
+	$(BIN)/python benchmarks/update.py
 
 clean: ## remove the virtual environments (runs and data stay)
 	rm -rf .venv .venv-oldest

@@ -11,21 +11,13 @@ printed and appended to benchmarks/results/parity_step.jsonl.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import socket
-import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from measuring import compared, interleave, record, report, run_part, show
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -33,10 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 import lockstep as ls
 from lockstep.models.mnist import MnistNet
 from lockstep.training.step import bind
-from lockstep.workers.devices import describe
 
-RESULTS = Path(__file__).parent / "results" / "parity_step.jsonl"
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "2147483647"}
 LR, MOMENTUM = 0.01, 0.9
 Step = Callable[[], float]
 
@@ -51,34 +40,12 @@ def main() -> None:
     if arguments.part:
         PARTS[arguments.part](rounds)
         return
-    lines = run_part("alone", rounds, num_workers=1) + run_part("workers", rounds, num_workers=2)
+    lines = run_part(__file__, "alone", rounds, threads=2)
+    lines += run_part(__file__, "workers", rounds, threads=1, num_workers=2)
     for line in lines:
-        print(
-            f"{line['comparison']:34} {line['ours_ms']:8.3f} ms / {line['theirs_ms']:8.3f} ms = "
-            f"{line['ratio']:.2f} (rounds {line['ratio_low']:.2f} to {line['ratio_high']:.2f})"
-        )
+        show(line)
     if not arguments.quick:
-        record(lines)
-
-
-def run_part(part: str, rounds: int, num_workers: int) -> list[dict[str, Any]]:
-    """Run one part in fresh processes, whose allocator keeps its pages, and return the lines of its first."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    threads = 2 if part == "alone" else 1
-    command = [sys.executable, __file__, "--part", part, "--rounds", str(rounds)]
-    processes = []
-    for rank in range(num_workers):
-        seat = {} if num_workers == 1 else {
-            "RANK": str(rank), "WORLD_SIZE": str(num_workers), "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(num_workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-        }  # fmt: skip
-        environment = {**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": str(threads), **seat}
-        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    outputs = [process.communicate()[0] for process in processes]
-    assert all(process.returncode == 0 for process in processes), f"{part} failed"
-    return [json.loads(line) for line in outputs[0].splitlines() if line.startswith("{")]
+        record(__file__, lines)
 
 
 # The two nets and their data --------------------------------------------------------------------------------------
@@ -184,51 +151,13 @@ PARTS = {"alone": alone, "workers": workers}
 def compare(
     steps: dict[str, Step], rounds: int, per_round: int, before_round: Callable[[], object] = lambda: None
 ) -> dict[str, Any]:
-    """Time the contenders round by round, the order reversed every other round, after two rounds to warm up."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    first, last = {}, {}
-    for number in range(rounds + 2):
-        for name in list(steps)[:: 1 if number % 2 else -1]:
-            before_round()
-            began = time.perf_counter()
-            for _ in range(per_round):
-                last[name] = steps[name]()
-            times[name].append((time.perf_counter() - began) / per_round * 1000)
-            first.setdefault(name, last[name])
-    for name in steps:
-        assert last[name] < first[name], f"{name} does not learn: loss {first[name]} -> {last[name]}"
-    kept = {name: values[2:] for name, values in times.items()}
-    ratios = sorted(a / b for a, b in zip(kept["ours"], kept["theirs"], strict=True))
-    return {
-        "ours_ms": statistics.median(kept["ours"]),
-        "theirs_ms": statistics.median(kept["theirs"]),
-        "ratio": statistics.median(ratios),
-        "ratio_low": ratios[len(ratios) // 4],
-        "ratio_high": ratios[-1 - len(ratios) // 4],
-        "rounds": rounds,
-        "final_losses": last,
-        "threads": torch.get_num_threads(),
-    }
-
-
-def report(comparison: str, result: dict[str, Any]) -> None:
-    print(json.dumps({"comparison": comparison, **result}), flush=True)
-
-
-def record(lines: list[dict[str, Any]]) -> None:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    about = {
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit.stdout.strip(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": describe(),
-        "cores": os.cpu_count(),
-        "allocator": ALLOCATOR,
-    }
-    with RESULTS.open("a") as file:
-        for line in lines:
-            file.write(json.dumps({**about, **line}) + "\n")
+    """Time the contenders in turn; each has to learn."""
+    losses_of: dict[str, list[float]] = {name: [] for name in steps}
+    contenders = {name: lambda name=name: losses_of[name].append(steps[name]()) for name in steps}
+    times = interleave(contenders, rounds, per_round=per_round, before=lambda name: before_round())
+    for name, values in losses_of.items():
+        assert values[-1] < values[0], f"{name} does not learn: loss {values[0]} -> {values[-1]}"
+    return {**compared(times), "final_losses": {name: values[-1] for name, values in losses_of.items()}}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,118 @@
+"""How the benchmarks here measure: parts in fresh processes, contenders in turn, ratios of neighbouring rounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lockstep.parallel.forkserver import ENVIRONMENT
+from lockstep.workers.devices import describe
+
+ALLOCATOR = {name: value for name, value in ENVIRONMENT.items() if name.startswith("MALLOC_")}
+"""What `lockstep run` sets for its workers, and so for every contender."""
+WARM_UP_ROUNDS = 2
+Line = dict[str, Any]
+
+
+def run_part(script: str, part: str, rounds: int, *, threads: int, num_workers: int = 1) -> list[Line]:
+    """Run one part of a script in fresh processes, whose allocator keeps its pages; the lines that the first reports.
+
+    The script is called with `--part` and `--rounds`.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, script, "--part", part, "--rounds", str(rounds)]
+    processes = []
+    for rank in range(num_workers):
+        seat = {} if num_workers == 1 else {
+            "RANK": str(rank), "WORLD_SIZE": str(num_workers), "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(num_workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+        }  # fmt: skip
+        environment = {**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": str(threads), **seat}
+        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    outputs = [process.communicate()[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes), f"{part} failed"
+    return [json.loads(line) for line in outputs[0].splitlines() if line.startswith("{")]
+
+
+def interleave(
+    contenders: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    per_round: int = 1,
+    before: Callable[[str], object] = lambda name: None,
+) -> dict[str, list[float]]:
+    """Milliseconds of each contender, round by round, the order reversed every other round, after a warm-up.
+
+    Args:
+        contenders: by name.
+        rounds: that are kept.
+        per_round: calls in a row, of which the mean is taken.
+        before: called with the name before each contender's turn, outside its time.
+    """
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds + WARM_UP_ROUNDS):
+        for name in list(contenders)[:: 1 if number % 2 else -1]:
+            before(name)
+            began = time.perf_counter()
+            for _ in range(per_round):
+                contenders[name]()
+            times[name].append((time.perf_counter() - began) / per_round * 1000)
+    return {name: values[WARM_UP_ROUNDS:] for name, values in times.items()}
+
+
+def compared(times: Mapping[str, list[float]]) -> Line:
+    """Medians, the range they lie in, and the ratio of ours to theirs where there are both."""
+    line: Line = {"rounds": len(times["ours"]), "threads": torch.get_num_threads()}
+    for name, values in times.items():
+        line |= {f"{name}_ms": statistics.median(values), f"{name}_min_ms": min(values), f"{name}_max_ms": max(values)}
+    if "theirs" in times:
+        ratios = sorted(a / b for a, b in zip(times["ours"], times["theirs"], strict=True))
+        line["ratio"] = statistics.median(ratios)
+        line["ratio_low"], line["ratio_high"] = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+    return line
+
+
+def report(comparison: str, line: Line) -> None:
+    """Hand a line from a part to `run_part`."""
+    print(json.dumps({"comparison": comparison, **line}), flush=True)
+
+
+def show(line: Line) -> None:
+    """Print a line for people."""
+    ours, theirs, threads = f"{line['ours_ms']:8.3f} ms", f"{line.get('theirs_ms', 0.0):8.3f} ms", line["threads"]
+    text = f"{line['comparison']:50} {threads} {'thread ' if threads == 1 else 'threads'} {ours}"
+    if "ratio" in line:
+        low, high = line["ratio_low"], line["ratio_high"]
+        text += f" / {theirs} = {line['ratio']:.2f} (rounds {low:.2f} to {high:.2f})"
+    print(text)
+
+
+def record(script: str, lines: list[Line]) -> None:
+    """Append lines to the results of a script, with what they were measured on."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    about = {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit.stdout.strip(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": describe(),
+        "cores": os.cpu_count(),
+        "allocator": ALLOCATOR,
+    }
+    results = Path(script).parent / "results" / f"{Path(script).stem}.jsonl"
+    with results.open("a") as file:
+        for line in lines:
+            file.write(json.dumps({**about, **line}) + "\n")
