@@ -1,0 +1,291 @@
+"""Crops and sizes: augmentations that decode the encoded images of a batch to uint8 of one size.
+
+A field of `EncodedImage`s becomes a tensor of shape (batch, 3, size, size). Images of different sizes make no batch, so
+one of these values, or a function of the user's own, must come first among a loader's augmentations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.checks import check_all, check_one_of, check_range, check_type
+from lockstep.data.crop_laws import DistortedLaw, Objects, central_region, resized_crop_windows
+from lockstep.data.decode import Region
+from lockstep.data.images import EncodedImage
+from lockstep.data.order import Int64s
+from lockstep.data.resizing import ANTIALIASED, LEGACY_METHODS, resized
+from lockstep.errors import DataError, InputError
+from lockstep.randomness import Draws
+
+Fields = dict[str, Any]
+
+RANDOM = "random"
+
+_METHODS = (ANTIALIASED, *LEGACY_METHODS)
+
+
+@dataclass(frozen=True)
+class DistortedCrop:
+    """The random crop of the Inception systems, resized without regard to its aspect.
+
+    It is drawn by TensorFlow's `sample_distorted_bounding_box`; see `crop_laws.DistortedLaw`. Those systems resize by
+    "bilinear" in their fast mode, else by "random".
+
+    Raises:
+        InputError: a parameter is out of range.
+    """
+
+    size: int
+    """Height and width of the result, in pixels."""
+    min_object_covered: float = 0.1
+    """The share of one of the boxes, or of the image where it has none, that a crop has to show."""
+    aspect: tuple[float, float] = (0.75, 1.33)
+    """Width / height of a crop, at least and at most."""
+    area: tuple[float, float] = (0.05, 1.0)
+    """The share of the image that a crop takes, at least and at most."""
+    max_attempts: int = 100
+    """After so many the whole image is taken."""
+    boxes_field: str | None = None
+    """The field of the boxes: for each image a float tensor of shape (boxes, 4) of top, left, bottom and right, as
+    shares of its height and width. The returned batch has it no longer: the boxes are not those of the crop."""
+    resize: str = ANTIALIASED
+    """"antialiased"; "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias; or
+    "random": one of these four for each image."""
+    field: str = "image"
+
+    def __post_init__(self) -> None:
+        _check_whole("size", self.size)
+        check_range("min_object_covered", self.min_object_covered, 0)
+        _check_whole("max_attempts", self.max_attempts)
+        _check_bounds("aspect", self.aspect)
+        _check_bounds("area", self.area, most=1)
+        check_one_of("resize", self.resize, (*_METHODS, RANDOM))
+
+    def __call__(self, batch: Fields, draws: Draws) -> Fields:
+        """Return the batch with its images decoded, cropped and resized.
+
+        Raises:
+            InputError: a field is missing, or is not what it has to be.
+            DataError: an image cannot be decoded, or a box does not lie within its image.
+        """
+        images = encoded_images(batch, self.field, self)
+        width, height = _sizes(images)
+        objects = _objects(self._boxes(batch, images), images, height, width)
+        law = DistortedLaw(self.min_object_covered, self.aspect, self.area, self.max_attempts)
+        windows = law.windows(height, width, objects, draws, f"DistortedCrop {self.field}")
+        pixels = _decoded(images, windows.regions(), self.size, self._methods(draws))
+        rest = {name: value for name, value in batch.items() if name != self.boxes_field}
+        return {**rest, self.field: pixels}
+
+    def _methods(self, draws: Draws) -> Iterable[str]:
+        if self.resize != RANDOM:
+            return repeat(self.resize)
+        chosen = draws.integers(f"DistortedCrop {self.field} resize", 0, len(LEGACY_METHODS))
+        return [LEGACY_METHODS[number] for number in chosen]
+
+    def _boxes(self, batch: Fields, images: Sequence[EncodedImage]) -> Sequence[Tensor]:
+        """The boxes of each image; of one without any, all of it."""
+        whole = torch.tensor([[0.0, 0.0, 1.0, 1.0]])
+        if self.boxes_field is None:
+            return [whole] * len(images)
+        boxes = batch.get(self.boxes_field)
+        if not isinstance(boxes, list) or len(boxes) != len(images) or not all(map(_is_boxes, boxes)):
+            raise InputError(
+                f"DistortedCrop finds no boxes in the field {self.boxes_field!r}.",
+                given=f"{self.boxes_field!r} is {_kind(batch, self.boxes_field)}; the fields are {', '.join(batch)}",
+                expected="a list with a tensor of shape (boxes, 4) for each image",
+                mend="name the field of the boxes: boxes_field=..., or leave it out",
+            )
+        return [each if len(each) else whole for each in boxes]
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop:
+    """A random crop by the law of torchvision's transform of this name, resized without regard to its aspect.
+
+    Raises:
+        InputError: a parameter is out of range.
+    """
+
+    size: int
+    """Height and width of the result, in pixels."""
+    scale: tuple[float, float] = (0.08, 1.0)
+    """The share of the image that a crop takes, at least and at most."""
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Width / height of a crop, at least and at most."""
+    resize: str = ANTIALIASED
+    """"antialiased"; or "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias."""
+    field: str = "image"
+
+    def __post_init__(self) -> None:
+        _check_whole("size", self.size)
+        _check_bounds("scale", self.scale, most=1)
+        _check_bounds("ratio", self.ratio)
+        check_one_of("resize", self.resize, _METHODS)
+
+    def __call__(self, batch: Fields, draws: Draws) -> Fields:
+        """Return the batch with its images decoded, cropped and resized.
+
+        Raises:
+            InputError: the field holds no encoded images.
+            DataError: an image cannot be decoded.
+        """
+        images = encoded_images(batch, self.field, self)
+        width, height = _sizes(images)
+        column = f"RandomResizedCrop {self.field}"
+        windows = resized_crop_windows(height, width, self.scale, self.ratio, draws, column)
+        return {**batch, self.field: _decoded(images, windows.regions(), self.size, repeat(self.resize))}
+
+
+@dataclass(frozen=True)
+class CentralCrop:
+    """The middle of each image, resized without regard to its aspect: how the Inception systems evaluate.
+
+    Raises:
+        InputError: a parameter is out of range.
+    """
+
+    size: int
+    """Height and width of the result, in pixels."""
+    fraction: float = 0.875
+    """Of each side, not of the area."""
+    resize: str = ANTIALIASED
+    """"antialiased"; or "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias."""
+    field: str = "image"
+
+    def __post_init__(self) -> None:
+        _check_whole("size", self.size)
+        _check_bounds("fraction", (self.fraction, self.fraction), most=1)
+        check_one_of("resize", self.resize, _METHODS)
+
+    def __call__(self, batch: Fields, draws: Draws) -> Fields:
+        """Return the batch with its images decoded, cropped and resized; nothing is drawn.
+
+        Raises:
+            InputError: the field holds no encoded images.
+            DataError: an image cannot be decoded.
+        """
+        images = encoded_images(batch, self.field, self)
+        regions = [central_region(height, width, self.fraction) for width, height in (image.size for image in images)]
+        return {**batch, self.field: _decoded(images, regions, self.size, repeat(self.resize))}
+
+
+@dataclass(frozen=True)
+class Resize:
+    """All of each image, resized without regard to its aspect.
+
+    Raises:
+        InputError: a parameter is out of range.
+    """
+
+    size: int
+    """Height and width of the result, in pixels."""
+    resize: str = ANTIALIASED
+    """"antialiased"; or "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias."""
+    field: str = "image"
+
+    def __post_init__(self) -> None:
+        _check_whole("size", self.size)
+        check_one_of("resize", self.resize, _METHODS)
+
+    def __call__(self, batch: Fields, draws: Draws) -> Fields:
+        """Return the batch with its images decoded and resized; nothing is drawn.
+
+        Raises:
+            InputError: the field holds no encoded images.
+            DataError: an image cannot be decoded.
+        """
+        images = encoded_images(batch, self.field, self)
+        return {**batch, self.field: _decoded(images, repeat(None), self.size, repeat(self.resize))}
+
+
+def encoded_images(batch: Fields, field: str, wanted_by: object) -> list[EncodedImage]:
+    """The encoded images in a field of a batch.
+
+    Raises:
+        InputError: it is missing, or holds something else; the class of `wanted_by` is named.
+    """
+    images = batch.get(field)
+    if isinstance(images, list) and all(isinstance(image, EncodedImage) for image in images):
+        return images
+    name = type(wanted_by).__name__
+    raise InputError(
+        f"{name} finds no encoded images in the field {field!r}.",
+        given=f"{field!r} is {_kind(batch, field)}; the fields are {', '.join(batch)}",
+        expected="a list of encoded images, as ImageFolder reads them",
+        mend=f"name their field: {name}(..., field=...); let one augmentation alone decode them",
+    )
+
+
+def _is_boxes(value: object) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == 4
+
+
+def _kind(batch: Fields, field: str) -> str:
+    value = batch.get(field)
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, list) and value:
+        return f"a list of {', '.join(sorted({type(item).__name__ for item in value}))}"
+    return type(value).__name__ if field in batch else "missing"
+
+
+def _check_whole(name: str, value: int) -> None:
+    check_type(name, value, int, expected="a whole number of 1 or more", mend=f"give {name} as a whole number")
+    check_range(name, value, 1)
+
+
+def _check_bounds(name: str, bounds: tuple[float, float], most: float = np.inf) -> None:
+    """Refuse what is not 0 < low <= high <= most."""
+    check_all(name, bounds, (int, float), mend=f"give {name}=(least, most)")
+    if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] <= most or bounds[1] == np.inf:
+        limit = f" <= {most:g}" if most < np.inf else ", finite"
+        raise InputError(
+            f"{name} is out of range.",
+            given=f"{name}={bounds}",
+            expected=f"0 < least <= most{limit}",
+            mend=f"give {name} within these bounds",
+        )
+
+
+def _sizes(images: Sequence[EncodedImage]) -> tuple[Int64s, Int64s]:
+    """Widths and heights in pixels."""
+    width, height = np.array([image.size for image in images], dtype=np.int64).T
+    return width, height
+
+
+def _objects(boxes: Sequence[Tensor], images: Sequence[EncodedImage], height: Int64s, width: Int64s) -> Objects:
+    """The boxes in pixels, rounded down.
+
+    Raises:
+        DataError: one does not lie within its image.
+    """
+    owner = np.repeat(np.arange(len(boxes)), [len(each) for each in boxes])
+    shares = torch.cat([*boxes]).numpy().astype(np.float32)
+    if not (inside := (shares >= 0) & (shares <= 1)).all():
+        wrong = int((~inside).any(1).argmax())
+        raise DataError(
+            f"A box does not lie within {images[owner[wrong]].source}.",
+            given=f"top, left, bottom and right {', '.join(f'{share:g}' for share in shares[wrong])}",
+            expected="shares of its height and width, from 0 to 1",
+            mend="divide pixels by the size of the image, clip the boxes, or leave them out",
+        )
+    sides = np.stack([height, width, height, width], axis=1)[owner]
+    return Objects(owner, *(shares * sides.astype(np.float32)).astype(np.int64).T)
+
+
+def _decoded(
+    images: Sequence[EncodedImage], regions: Iterable[Region | None], size: int, methods: Iterable[str]
+) -> Tensor:
+    """uint8 of shape (batch, 3, size, size)."""
+    pixels = torch.empty(len(images), 3, size, size, dtype=torch.uint8)
+    for row, image, region, method in zip(pixels, images, regions, methods, strict=False):
+        row.copy_(resized(image.decode(region), size, size, method))
+    return pixels

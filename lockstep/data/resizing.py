@@ -1,0 +1,100 @@
+"""Images to another size: torch's antialiased kernel, and the four methods of TensorFlow 1, which alias.
+
+Those four sample the image at i * (from / to), without half a pixel's offset; bicubic has a = -0.75 and weights at
+1/1024 of a pixel. They are what `tf.compat.v1.image.resize_images` computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+ANTIALIASED = "antialiased"
+
+# For lengths from and to: the places to read, and their weights, both of shape (taps, to).
+_Taps = tuple[Tensor, Tensor]
+
+
+def resized(image: Tensor, height: int, width: int, method: str = ANTIALIASED) -> Tensor:
+    """An image of shape (3, height, width), ignoring its aspect; uint8 in and out.
+
+    Args:
+        image: uint8 of shape (3, any, any).
+        height: of the result, in pixels.
+        width: of the result, in pixels.
+        method: "antialiased" (bilinear, over all pixels that a pixel of the result covers), or one of
+            `LEGACY_METHODS`, whose results are rounded and clipped to 0 to 255.
+    """
+    if image.shape[1:] == (height, width):
+        return image
+    if method == ANTIALIASED:
+        return interpolate(image[None], (height, width), mode="bilinear", antialias=True)[0]
+    return resampled(image.contiguous().float(), height, width, method).round_().clamp_(0, 255).to(torch.uint8)
+
+
+def resampled(values: Tensor, height: int, width: int, method: str) -> Tensor:
+    """Floats of shape (..., any, any) at another size, by one of `LEGACY_METHODS`; bicubic overshoots."""
+    for axis, length in ((-2, height), (-1, width)):
+        places, weights = _TAPS[method](values.shape[axis], length)
+        weights = weights[..., None] if axis == -2 else weights
+        values, read = torch.zeros(()), values
+        for place, weight in zip(places, weights, strict=True):
+            values = torch.addcmul(values, read.index_select(axis, place), weight)
+    return values
+
+
+def _sampled(length: int, to: int) -> _Taps:
+    """The pixel to read from for each of the result, and how far beyond it, in pixels."""
+    # In 32 bits, as TensorFlow: in 64 some samples fall on the other side of a pixel's edge.
+    at = torch.arange(to, dtype=torch.float32) * _scale(length, to)
+    low = at.floor()
+    return low.long(), at - low
+
+
+def _scale(length: int, to: int) -> Tensor:
+    return torch.tensor(length, dtype=torch.float32) / to
+
+
+def _bilinear(length: int, to: int) -> _Taps:
+    low, beyond = _sampled(length, to)
+    return torch.stack([low, low + 1]).clamp_(max=length - 1), torch.stack([1 - beyond, beyond])
+
+
+def _nearest(length: int, to: int) -> _Taps:
+    low, beyond = _sampled(length, to)
+    return low[None].clamp(max=length - 1), torch.ones_like(beyond)[None]
+
+
+def _bicubic(length: int, to: int) -> _Taps:
+    low, beyond = _sampled(length, to)
+    places = low + torch.arange(-1, 3)[:, None]
+    near = (beyond * 1024).round() / 1024
+    distances = torch.stack([1 + near, near, 1 - near, 2 - near])
+    inner = (1.25 * distances - 2.25) * distances**2 + 1
+    outer = ((-0.75 * distances + 3.75) * distances - 6) * distances + 3
+    return places.clamp_(0, length - 1), torch.where(distances <= 1, inner, outer)
+
+
+def _area(length: int, to: int) -> _Taps:
+    """Weights are the shares of a pixel of the result that each pixel of the image covers."""
+    scale = _scale(length, to)
+    edges = torch.arange(to + 1, dtype=torch.float32) * scale
+    start, end = edges[:-1], edges[1:]
+    most = int((end.ceil() - start.floor()).max())
+    places = start.floor() + torch.arange(most)[:, None]
+    covered = (torch.minimum(places + 1, end) - torch.maximum(places, start)).clamp_(min=0)
+    return places.long().clamp_(max=length - 1), covered / scale
+
+
+_TAPS: dict[str, Callable[[int, int], _Taps]] = {
+    "bilinear": _bilinear,
+    "nearest": _nearest,
+    "bicubic": _bicubic,
+    "area": _area,
+}
+
+LEGACY_METHODS = tuple(_TAPS)
+"""As TensorFlow numbers them."""
