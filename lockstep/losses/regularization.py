@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lockstep.errors import InputError
 from lockstep.losses.weighting import widened
+from lockstep.norms import norms_of
 from lockstep.selection import Patterns, selected
 
 
@@ -30,6 +31,8 @@ class Regularizer(ABC):
     """What is penalised, by name; by default each trained parameter of two or more dimensions: no bias, no scale."""
     name: ClassVar[str]
     """What this loss is called among the losses."""
+    order: ClassVar[int]
+    """It is weight / order * sum(|w| ** order)."""
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < math.inf:
@@ -92,7 +95,7 @@ class L2(Regularizer):
     Weight decay as a loss: unlike an optimizer's, it is part of the total, and of the gradients that are clipped.
     """
 
-    name = "l2"
+    name, order = "l2", 2
 
     def penalty(self, tensors: Sequence[Tensor]) -> Tensor:
         """The penalty on these tensors; a scalar."""
@@ -106,7 +109,7 @@ class L2(Regularizer):
 class L1(Regularizer):
     """weight * sum(|w|), whose gradient is weight * sign(w) and 0 at 0 (tf.contrib.layers.l1_regularizer)."""
 
-    name = "l1"
+    name, order = "l1", 1
 
     def penalty(self, tensors: Sequence[Tensor]) -> Tensor:
         """The penalty on these tensors; a scalar."""
@@ -130,22 +133,27 @@ class BoundRegularizer:
         self._tensors = {i: chosen[name] for i, name in enumerate(parameters) if name in chosen}
 
     @torch.no_grad()
-    def loss(self) -> Tensor:
-        """The penalty on the parameters as they are now; a scalar without a graph."""
-        return self._value.penalty(list(self._tensors.values()))
+    def loss(self) -> float:
+        """The penalty on the parameters as they are now."""
+        norms = norms_of([tensor.detach() for tensor in self._tensors.values()], self._value.order)
+        return self._value.weight / self._value.order * sum(norm**self._value.order for norm in norms)
 
     @torch.no_grad()
-    def add_gradients(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients with the penalty's own added to them, in a new list; none is changed in place.
+    def add_gradients(self, gradients: Sequence[Tensor | None], *, owned: bool = False) -> list[Tensor | None]:
+        """The gradients with the penalty's own added to them, in a new list; changed in place only if they are owned.
 
         Args:
             gradients: dense, in the order of the parameters. One that is None stays None: that parameter is left
                 untouched by the update.
+            owned: nobody else holds them.
         """
         added = list(gradients)
         given = {i: g for i in self._tensors if (g := added[i]) is not None}
         if given:  # torch refuses empty lists
             slopes = self._value.slopes([self._tensors[i] for i in given])
+            if owned:
+                torch._foreach_add_(list(given.values()), list(slopes), alpha=self._value.weight)
+                return added
             sums = torch._foreach_add(list(given.values()), list(slopes), alpha=self._value.weight)
             for index, gradient in zip(given, sums, strict=True):
                 added[index] = gradient

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lockstep.checks import check_positive
 from lockstep.errors import InputError
-from lockstep.optim.gradients import Gradients, norms_of
+from lockstep.norms import norms_of
+from lockstep.optim.gradients import Gradients
 from lockstep.optim.transforms import BoundTransform
 from lockstep.selection import Patterns, selected
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from lockstep.errors import InputError
 from lockstep.optim import kernels
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.optimizers import LearningRate, Scheduled, WeightDecay, of_another
 from lockstep.selection import assigned, selected
+
+_CACHED_ELEMENTS = 1 << 18
 
 
 class Chunk(NamedTuple):
@@ -78,7 +82,7 @@ class Rule(ABC):
 
 
 class _Group:
-    """Parameters of one weight decay, by their indices."""
+    """Parameters of one weight decay that are updated together, by their indices."""
 
     def __init__(self, indices: Sequence[int], everything: Chunk) -> None:
         self.indices = indices
@@ -101,7 +105,7 @@ class _Group:
 
 
 class BoundRule(Scheduled):
-    """A rule with its parameters, in groups of equal weight decay, and their slots."""
+    """A rule with its parameters, in groups that are updated together, and their slots."""
 
     def __init__(self, rule: Rule, parameters: Mapping[str, Tensor]) -> None:
         super().__init__(rule.lr)
@@ -113,7 +117,7 @@ class BoundRule(Scheduled):
         self._decays = _decay_of_each(rule.weight_decay, self._names)
         self._fused = rule.kernel is not None and kernels.can_fuse(self._parameters, rule.kernel)
         self._divides = self._fused and all(p.dtype == torch.float32 for p in self._parameters)
-        self._groups = [self._group(decay) for decay in dict.fromkeys(self._decays)]
+        self._groups = [self._group(block) for block in self._blocks()]
 
     @property
     def kernels(self) -> str:
@@ -197,10 +201,27 @@ class BoundRule(Scheduled):
         for name, tensor in self.slots().items():
             tensor.copy_(saved[name])
 
-    def _group(self, decay: float) -> _Group:
-        indices = [i for i, each in enumerate(self._decays) if each == decay]
+    def _blocks(self) -> list[list[int]]:
+        """The indices of the parameters that are updated together: of one weight decay.
+
+        On a CPU an update of several operations takes few parameters at a time, which stay in the cache in between.
+        """
+        full = _CACHED_ELEMENTS if not self._fused and self._parameters[0].device.type == "cpu" else math.inf
+        blocks: list[list[int]] = []
+        for decay in dict.fromkeys(self._decays):
+            size = full
+            for index in [i for i, each in enumerate(self._decays) if each == decay]:
+                if size >= full:
+                    blocks.append([])
+                    size = 0
+                blocks[-1].append(index)
+                size += 0 if is_lazy(p := self._parameters[index]) else p.numel()
+        return blocks
+
+    def _group(self, indices: list[int]) -> _Group:
         slots = {slot: [tensors[i] for i in indices] for slot, tensors in self._slots.items()}
-        return _Group(indices, Chunk([self._parameters[i] for i in indices], [], slots, decay, self._fused))
+        whole = Chunk([self._parameters[i] for i in indices], [], slots, self._decays[indices[0]], self._fused)
+        return _Group(indices, whole)
 
     def _update_rows(self, index: int, rows: Tensor, values: Tensor | None, lr: float, step: int) -> None:
         """Update `rows` (rows,) of a parameter and of its slots, from gradients `values` (rows, ...)."""

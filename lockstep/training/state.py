@@ -171,8 +171,8 @@ class TrainState:
                     expected="another name",
                     mend="rename the loss, or leave the penalty to one of the two",
                 )
-            losses[each.name] = losses.get(each.name, 0.0) + each.loss().item()
-            tensors = each.add_gradients(tensors)
+            losses[each.name] = losses.get(each.name, 0.0) + each.loss()
+            tensors = each.add_gradients(tensors, owned=attempt.owned)
         return losses, Gradients(self._names, tensors, rows=attempt.rows, owned=attempt.owned)
 
     def _gradients(self, tensors: Sequence[Tensor | None], attempt: Attempt) -> Gradients:

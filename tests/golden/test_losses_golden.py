@@ -78,7 +78,7 @@ def test_regularizer_and_its_gradients(name: str, dtype: str) -> None:
     total, gradients = 0.0, torch.zeros_like(weights)
     for kind in REGULARIZERS[name]:
         penalty = kind(recorded[kind.name]).bind({"weights": weights})
-        total += penalty.loss().item()
+        total += penalty.loss()
         (added,) = penalty.add_gradients([gradients])
         assert added is not None
         gradients = added

@@ -48,7 +48,7 @@ def test_l2_is_half_the_sum_of_squares_of_weights_alone() -> None:
     bound = L2(4e-5).bind(parameters_of(net))
     assert bound.parameter_names == ("conv.weight", "head.weight")
     assert bound.name == "l2"
-    for loss in (L2(4e-5)(net), bound.loss()):
+    for loss in (L2(4e-5)(net), torch.tensor(bound.loss(), dtype=torch.float64)):
         torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
 
 
@@ -57,20 +57,19 @@ def test_l1_is_the_sum_of_sizes_of_weights_alone() -> None:
     expected = 4e-5 * (net.conv.weight.abs().sum() + net.head.weight.abs().sum())
     bound = L1(4e-5).bind(parameters_of(net))
     assert bound.name == "l1"
-    for loss in (L1(4e-5)(net), bound.loss()):
+    for loss in (L1(4e-5)(net), torch.tensor(bound.loss(), dtype=torch.float64)):
         torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
 
 
 @each_kind
-def test_the_loss_follows_the_parameters_and_has_no_graph(kind: type[Regularizer]) -> None:
+def test_the_loss_follows_the_parameters(kind: type[Regularizer]) -> None:
     net = make_net()
     bound = kind(0.5).bind(parameters_of(net))
     with torch.no_grad():
         net.conv.weight.zero_()
         net.head.weight.fill_(2.0)
     net.head.weight.data = net.head.weight.data.clone().add_(1.0)  # what a change of memory format does
-    assert bound.loss().item() == pytest.approx(0.5 * 48 * (3.0 if kind is L1 else 4.5))
-    assert not bound.loss().requires_grad
+    assert bound.loss() == pytest.approx(0.5 * 48 * (3.0 if kind is L1 else 4.5))
 
 
 @each_kind
@@ -141,7 +140,7 @@ def test_parameters_are_chosen_by_name(kind: type[Regularizer], pattern: Any, ch
     assert bound.parameter_names == tuple(chosen)
     alone = value.penalty([parameters_of(net)[name] for name in chosen])
     torch.testing.assert_close(value(net), alone)
-    torch.testing.assert_close(bound.loss(), alone.detach())
+    assert bound.loss() == pytest.approx(alone.item(), rel=1e-6)
     before = random_gradients(net)
     pairs = zip(net.named_parameters(), before, bound.add_gradients(before), strict=True)
     assert [name for (name, _), gradient, total in pairs if total is not gradient] == chosen
@@ -186,8 +185,7 @@ def test_the_loss_of_a_large_tensor_does_not_drift(kind: type[Regularizer]) -> N
 def test_16_bit_parameters_are_added_up_in_float32_and_keep_16_bit_gradients(kind: type[Regularizer]) -> None:
     net = make_net(torch.bfloat16)
     bound = kind(0.5).bind(parameters_of(net))
-    assert bound.loss().dtype == torch.float32
-    assert bound.loss().item() == pytest.approx(kind(0.5)(make_net().bfloat16().double()).item(), rel=1e-6)
+    assert bound.loss() == pytest.approx(kind(0.5)(make_net().bfloat16().double()).item(), rel=1e-6)
     assert {g.dtype for g in bound.add_gradients(random_gradients(net)) if g is not None} == {torch.bfloat16}
 
 

@@ -1,0 +1,50 @@
+"""Norms of tensors that do not drift: torch adds up the squares of a CPU tensor one by one, in its own precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+_WIDE = {torch.float32, torch.float64}
+_LARGE = 2**18
+"""A tensor of more elements is added up by parts."""
+_PART = 2**11
+"""Elements a part: about the square root of how many a large parameter has."""
+
+
+def norms_of(tensors: Sequence[Tensor | None], order: int = 2) -> list[float]:
+    """The norm of each, of order 1 or 2, in float32 or wider; 0 for those that are None."""
+    present = [t for t in tensors if t is not None]
+    norms = _norms(present, order) if present else []
+    if len(norms) == len(tensors):
+        return norms
+    values = iter(norms)
+    return [0.0 if t is None else next(values) for t in tensors]
+
+
+def _norms(tensors: list[Tensor], order: int) -> list[float]:
+    dtypes = {t.dtype for t in tensors}
+    # In 16 bits a norm has two or three digits, or overflows.
+    wide = None if dtypes <= _WIDE else reduce(torch.promote_types, dtypes, torch.float32)
+    if tensors[0].device.type != "cpu":
+        values: list[float] = torch.stack(torch._foreach_norm(tensors, order, wide)).tolist()
+        return values
+    parts = [_norms_of_parts(t, order, wide) if t.numel() > _LARGE else t for t in tensors]
+    # Reading a number costs less here than one more operation.
+    return [norm.item() for norm in torch._foreach_norm(parts, order, wide)]
+
+
+def _norms_of_parts(tensor: Tensor, order: int, dtype: torch.dtype | None) -> Tensor:
+    """Norms of some elements each, whose norm is that of the tensor, for a CPU; in the order of its memory.
+
+    There torch adds up squares one by one: of four million float32 numbers the norm is 2e-3 off, and by parts 1e-6.
+    """
+    if not tensor.is_contiguous():
+        tensor = tensor.permute(sorted(range(tensor.ndim), key=tensor.stride, reverse=True))
+    rest = tensor.numel() % _PART
+    elements = tensor.reshape(-1)[rest:] if rest else tensor
+    norms: Tensor = torch.linalg.vector_norm(elements.reshape(-1, _PART), order, 1, dtype=dtype)
+    return torch.cat([tensor.reshape(-1)[:rest], norms]) if rest else norms
