@@ -35,6 +35,7 @@ CROPS: dict[str, tuple[int, int, DistortedLaw, list[list[float]]]] = {
     "whole": (375, 500, INCEPTION, [[0, 0, 1, 1]]),
     "flat": (60, 300, INCEPTION, [[0, 0, 1, 1]]),
     "tiny": (7, 5, INCEPTION, [[0, 0, 1, 1]]),
+    "narrow": (9, 8, DistortedLaw(0.1, (0.75, 1.33), (0.4, 0.5), 100), [[0, 0, 1, 1]]),
     "boxes": (375, 500, DistortedLaw(0.3, (0.75, 1.33), (0.05, 1.0), 100), BOXES),
     "seldom": (200, 200, DistortedLaw(0.6, (0.75, 1.33), (0.05, 0.5), 3), [[0, 0, 0.7, 0.7]]),
 }
@@ -140,6 +141,13 @@ def test_windows_by_the_law_of_torchvision() -> None:
     assert (windows.top >= 0).all()
     assert (windows.top + windows.height).max() == 300
     assert (windows.left + windows.width).max() == 400
+
+
+def test_a_window_by_the_law_of_torchvision_that_does_not_fit_is_drawn_again() -> None:
+    count = 2000
+    windows = resized_crop_windows(*sized(count, 100, 100), (0.7, 1.0), (3 / 4, 4 / 3), draws(count), "crop")
+    whole = (windows.height == 100) & (windows.width == 100)
+    assert whole.mean() < 0.02  # Of the first attempts half do not fit.
 
 
 @pytest.mark.parametrize(
