@@ -2,9 +2,12 @@
 
 from lockstep.data.augment import Augment, RandomShift
 from lockstep.data.block_order import BlockShuffled
+from lockstep.data.colour import FAST_ORDERS, INCEPTION_ORDERS, SLIM_ORDERS, ColourDraws, centred, distort, scaled
 from lockstep.data.combine import Concatenated, Subset, one_of, split
+from lockstep.data.crops import CentralCrop, DistortedCrop, RandomResizedCrop, Resize
 from lockstep.data.decode import Decoding, Region
 from lockstep.data.example import parse_example, serialize_example
+from lockstep.data.flips import HorizontalFlip
 from lockstep.data.image_folder import ImageFolder
 from lockstep.data.images import EncodedImage
 from lockstep.data.label_map import Label, LabelMap, read_label_map, read_labels, write_label_map
@@ -25,13 +28,20 @@ from lockstep.data.template import Integer, Pixels
 from lockstep.data.tfrecord import RecordFiles, read_all, write_records
 
 __all__ = [
+    "FAST_ORDERS",
+    "INCEPTION_ORDERS",
+    "SLIM_ORDERS",
     "Arrays",
     "Augment",
     "Balanced",
     "BlockShuffled",
+    "CentralCrop",
+    "ColourDraws",
     "Concatenated",
     "Decoding",
+    "DistortedCrop",
     "EncodedImage",
+    "HorizontalFlip",
     "ImageFolder",
     "Integer",
     "Label",
@@ -39,17 +49,21 @@ __all__ = [
     "Loader",
     "Mixture",
     "Pixels",
+    "RandomResizedCrop",
     "RandomShift",
     "Reader",
     "RecordFiles",
     "Records",
     "Region",
+    "Resize",
     "SequenceExample",
     "Sequential",
     "Shuffled",
     "Subset",
     "TorchDataset",
     "Weighted",
+    "centred",
+    "distort",
     "find_shards",
     "mnist_reader",
     "one_of",
@@ -58,6 +72,7 @@ __all__ = [
     "read_all",
     "read_label_map",
     "read_labels",
+    "scaled",
     "serialize_example",
     "serialize_sequence_example",
     "split",
