@@ -87,6 +87,7 @@ class Loader:
         """Positions in an epoch: as many as the reader has examples, or as an order that repeats some says."""
         self.num_processes = num_processes
         self.prefetch = prefetch
+        self._moves = 0
         self.position = 0
         """The next example due: everything before it was attempted, whatever has been read ahead."""
         self.skipped: list[int] = []
@@ -117,7 +118,7 @@ class Loader:
         return {**state, "skipped": self.skipped} if self.skipped else state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, and skip what was skipped then too; batches already asked for do not move.
+        """Go on where `state` was taken, and skip what was skipped then too; batches asked for before are refused.
 
         Raises:
             InputError: it belongs to a stream of another seed or another number of examples.
@@ -132,6 +133,7 @@ class Loader:
                     mend="resume with the seed and the examples that the run began with, or start a new run",
                 )
         self.position = state["position"]
+        self._moves += 1
         self.skipped = sorted({*self.skipped, *state.get("skipped", ())})
 
     def batches(
@@ -164,7 +166,22 @@ class Loader:
         positions = self._starts()
         if stop is not None:
             positions = takewhile(lambda position: not stop(position), positions)
-        return _delivered(source, positions, device, partial(self._training_batch, towers))
+        delivered = _delivered(source, positions, device, partial(self._training_batch, towers))
+        return self._while_current(delivered)
+
+    def _while_current(self, batches: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
+        """The batches, until the loader is set to another place: what comes then is not what is due."""
+        moves = self._moves
+        with closing(batches):
+            for batch in batches:
+                if self._moves != moves:
+                    raise InputError(
+                        "The stream was set to another place while its batches were used.",
+                        given=f"the batch at position {batch.position}, asked for before",
+                        expected="batches asked for after resume, rollback or load_state",
+                        mend="begin the loop anew after each of them",
+                    )
+                yield batch
 
     def evaluation_batches(
         self, micro_batch: int, rank: int = 0, num_workers: int = 1, device: torch.device = _CPU

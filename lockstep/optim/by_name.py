@@ -27,6 +27,10 @@ class ByName:
     def __post_init__(self) -> None:
         mend = 'write ByName({r"bias$": SGD(0.1), r"weight$": SGD(0.01)})'
         check_type("optimizers", self.optimizers, Mapping, expected="optimizers by pattern", mend=mend)
+        if not self.optimizers:
+            raise InputError(
+                "There is no optimizer.", given="optimizers={}", expected="one by pattern, or more", mend=mend
+            )
         for pattern, optimizer in self.optimizers.items():
             if isinstance(optimizer, type) or not hasattr(optimizer, "bind"):
                 name = f"The optimizer of {pattern!r}"

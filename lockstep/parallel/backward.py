@@ -15,6 +15,7 @@ from torch import Tensor
 
 _engine = getattr(torch.autograd.Variable, "_execution_engine", None)
 _run: Callable[..., Any] | None = getattr(_engine, "run_backward", None)
+_use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 
 
 def gradients(total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor) -> tuple[Tensor | None, ...]:
@@ -26,18 +27,31 @@ def gradients(total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor) -> tu
     return found
 
 
-def own_gradients(total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor) -> tuple[Tensor | None, ...]:
-    """The same, as tensors that nobody else holds: torch copies what is held elsewhere when it accumulates a gradient.
+def own_gradients(
+    total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor
+) -> tuple[tuple[Tensor | None, ...], bool]:
+    """The same as they come, and whether nobody else holds them; those that are held elsewhere are copied.
 
-    What the parameters have as their `grad` is dropped.
+    Torch copies a gradient that is held as a tensor when it accumulates it, but not one whose memory is: a view, or
+    what a hook has detached. The parameters keep what they have as their `grad`.
     """
+    if _run is None or _use_count is None or any(p._post_accumulate_grad_hooks for p in parameters):
+        return gradients(total, parameters, seed), False
+    kept = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
-    if _run is None:
-        torch.autograd.backward(total, seed, inputs=list(parameters))
-    else:
+    try:
         _run((total,), (seed,), False, False, parameters, True, accumulate_grad=True)
-    found = tuple(parameter.grad for parameter in parameters)
-    for parameter in parameters:
-        parameter.grad = None
-    return found
+        found = tuple(parameter.grad for parameter in parameters)
+    finally:
+        for parameter, grad in zip(parameters, kept, strict=True):
+            parameter.grad = grad
+    alone = _holders(torch.empty(1))
+    return tuple(g.clone() if g is not None and _holders(g) > alone else g for g in found), True
+
+
+def _holders(tensor: Tensor) -> int:
+    """How many hold the memory of a tensor, the one who asks among them; a sparse one has no memory of its own."""
+    if tensor.layout != torch.strided or _use_count is None:
+        return 0
+    return _use_count(tensor.untyped_storage()._cdata)

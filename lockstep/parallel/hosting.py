@@ -162,7 +162,7 @@ class TowerHost:
             with self._precision:
                 returned = losses(self._model, batch)
             named, metrics = self.losses.checked(returned, factors)
-            found = self._backward(objective(named), terms.loss_scale or 1.0)
+            found, owned = self._backward(objective(named), terms.loss_scale or 1.0)
         laid_out, marks, missing = self._laid_out(found)
         if self._transforms:
             laid_out = self._transformed(laid_out, terms)
@@ -170,17 +170,21 @@ class TowerHost:
         values = self.values[tower] = _read((*named.values(), *metrics.values()))
         numbers = [*[value * self._share for value in values], float(missing)]
         tensors = [*laid_out, *marks, *self.statistics.shares(place, self._share)]
-        return Summand(tensors, numbers, owned=self._is_alone and not self._transforms)
+        return Summand(tensors, numbers, owned=owned and not self._transforms)
 
-    def _backward(self, total: Tensor, loss_scale: float) -> Sequence[Tensor | None]:
-        """This tower's share of the mean's gradients, times the loss scale; with transforms, its own gradients."""
+    def _backward(self, total: Tensor, loss_scale: float) -> tuple[Sequence[Tensor | None], bool]:
+        """This tower's share of the mean's gradients, times the loss scale; with transforms, its own gradients.
+
+        And whether nobody else holds them.
+        """
         start = loss_scale if self._transforms else loss_scale * self._share
         seed = self._seed_gradients.get((total.dtype, start))
         if seed is None:
             seed = torch.full_like(total, start, requires_grad=False)
             self._seed_gradients[total.dtype, start] = seed
-        compute = own_gradients if self._is_alone else gradients
-        return compute(total, self._parameters, seed)
+        if self._is_alone:
+            return own_gradients(total, self._parameters, seed)
+        return gradients(total, self._parameters, seed), False
 
     def _laid_out(self, found: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor], int]:
         """Dense gradients in the memory layout of their parameters, zeros for those missing; marks; how many miss."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from lockstep.checks import check_type, wrong_type
 from lockstep.errors import InputError
 from lockstep.parallel.exchange import Connection, Exchange
 from lockstep.parallel.tree import Summand, TreeSum
@@ -14,6 +15,7 @@ from lockstep.workers.rank import Worker
 if TYPE_CHECKING:
     from torch import Tensor
 
+_MEND = 'return {"name of a loss": how many things it is a sum over}'
 Counts = Mapping[str, "float | Tensor"]
 
 
@@ -51,19 +53,23 @@ class Meeting:
             InputError: a count is negative or not finite, or the names are not those of the first time.
             WorkerError: the workers count different things.
         """
-        names = tuple(of_each[0])
+        for counts in of_each:
+            check_type("what counts(batch) returns", counts, Mapping, expected="a dict", mend=_MEND)
+        names = tuple(sorted(of_each[0]))
         if self._counted is None:
             self._worker.group.agree("what is counted", list(names))
             self._counted = names
         for counts in of_each:
-            if tuple(counts) != self._counted:
+            if tuple(sorted(counts)) != self._counted:
                 raise _unlike(counts, self._counted)
-        values = [[_count(name, count) for name, count in counts.items()] for counts in of_each]
+        values = [[_count(name, counts[name]) for name in names] for counts in of_each]
         return dict(zip(names, self.numbers(values), strict=True)) if names else {}
 
 
 def _count(name: str, count: float | Tensor) -> float:
-    value = float(count)
+    if not isinstance(count, int | float) and (not hasattr(count, "item") or count.numel() != 1):
+        raise wrong_type(f"the count of {name!r}", count, expected="a number, or a tensor of one", mend=_MEND)
+    value = float(count if isinstance(count, int | float) else count.item())
     if not 0 <= value < math.inf:
         raise InputError(
             f"The count of {name!r} is {value}.",

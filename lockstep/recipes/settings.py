@@ -5,6 +5,7 @@ The value is TOML, or text where it is not. `none` is no value at all: `average=
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -38,16 +39,26 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     return changed
 
 
+_KEY = re.compile(r"""\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^."'=]+?))\s*([.=])""")
+"""One key of a path, as in TOML: in quotes where it holds a dot, and the dot or = after it."""
+
+
 def _parsed(setting: str) -> _Setting:
-    path, equals, text = setting.partition("=")
-    if not path or not equals:
+    keys, text = [], setting
+    while match := _KEY.match(text):
+        basic, literal, bare, after = match.groups()
+        keys.append(tomllib.loads(f'key = "{basic}"')["key"] if basic is not None else literal or bare)
+        text = text[match.end() :]
+        if after == "=":
+            break
+    else:
         raise RecipeError(
             f"--set {setting}: this sets nothing.",
             given=setting,
             expected="path.to.field=value, such as optimizer.lr.initial=0.1",
             mend="name the field, and give its value after =",
         )
-    return _Setting(path.strip().split("."), _value(text.strip()))
+    return _Setting(keys, _value(text.strip()))
 
 
 def _value(text: str) -> Any:

@@ -130,6 +130,14 @@ class TrainState:
         """The steps bound to this state, by their towers and exchange (see `lockstep.training.step`)."""
         self.living.add(self)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has steps of its own, and nobody watches it.
+        return {**self.__dict__, "steps": {}, "watcher": None}
+
+    def __setstate__(self, values: dict[str, Any]) -> None:
+        self.__dict__.update(values)
+        self.living.add(self)
+
     @torch.no_grad()
     def apply(self, attempt: Attempt) -> Outcome:
         """Make one update of everything, or none at all where a loss or a gradient is not finite."""

@@ -6,11 +6,12 @@ import pytest
 
 from lockstep.data.augment import RandomShift
 from lockstep.errors import RecipeError
-from lockstep.optim import ClipGlobalNorm, Constant, Cosine, MovingAverage
+from lockstep.optim import SGD, ByName, ClipGlobalNorm, Constant, Cosine, MovingAverage
 from lockstep.parallel.exchange import Alone
 from lockstep.progress import Epochs, Interval, Steps
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
+from lockstep.recipes.shipped import recipe
 
 
 @pytest.mark.parametrize(
@@ -157,3 +158,13 @@ def test_a_wrong_setting_is_named(mnist: Recipe, setting: str, text: str) -> Non
     with pytest.raises(RecipeError) as caught:
         with_settings(mnist, [setting])
     assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("key", [r'"^conv1\\."', r"'^conv1\.'"])
+def test_a_pattern_in_quotes_is_one_key(key: str) -> None:
+    settings = [
+        "optimizer.kind=by_name",
+        f'optimizer.optimizers.{key}.kind="sgd"',
+        f"optimizer.optimizers.{key}.lr=0.2",
+    ]
+    assert with_settings(recipe("mnist"), settings).optimizer == ByName({r"^conv1\.": SGD(0.2)})

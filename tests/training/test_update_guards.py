@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,10 +78,68 @@ def test_clipping_changes_no_tensor_that_is_held_elsewhere(num_towers: int) -> N
         assert torch.equal(model.left, model.right)
 
 
-def test_a_step_leaves_no_gradient_behind() -> None:
+class Views(nn.Module):
+    """Two parameters whose gradients are views of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.row, self.table = nn.Parameter(torch.randn(1, 4)), nn.Parameter(torch.randn(2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.row.squeeze(0) + self.table.view(-1)) * x.sum()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_transforms": [ls.optim.ClipGlobalNorm(0.1)]},
+        {"regularization": [ls.losses.L2(0.1), ls.losses.L1(0.1)]},
+    ],
+)
+@pytest.mark.parametrize("optimizer", [ls.optim.SGD(0.1, momentum=0.9), ls.optim.AdamW(0.1), ls.optim.RMSProp(0.1)])
+def test_gradients_that_are_views_of_one_tensor_are_used_up_one_by_one(optimizer: Any, options: dict[str, Any]) -> None:
+    trained = []
+    for num_towers in (1, 2):
+        state = make_state(Views(), optimizer=optimizer, **options)
+        for _ in range(3):
+            ls.train_step(
+                state,
+                lambda m, b: {"a": m(torch.ones(1)).square().mean()},
+                make_batch(num_towers),
+                ls.Towers(num_towers),
+            )
+        trained.append(torch.cat([p.detach().flatten() for p in state.model.parameters()]))
+    torch.testing.assert_close(trained[0], trained[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_gradients_that_a_hook_keeps_stay_as_they_were(num_towers: int) -> None:
+    state = make_state(gradient_transforms=[ls.optim.ClipGlobalNorm(0.01)])
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def keep(gradient: Tensor) -> None:
+        kept.append((gradient.detach(), gradient.clone()))
+
+    state.model.weight.register_hook(keep)
+    ls.train_step(state, squares, make_batch(num_towers), ls.Towers(num_towers))
+    assert all(torch.equal(seen, copy) for seen, copy in kept)
+
+
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_gradients_of_the_users_own_are_left_where_they_are(num_towers: int) -> None:
     state = make_state()
+    state.model.weight.grad = torch.ones(1, 3)
+    ls.train_step(state, squares, make_batch(num_towers), ls.Towers(num_towers))
+    assert torch.equal(state.model.weight.grad, torch.ones(1, 3))
+    assert state.model.bias.grad is None
+
+
+def test_hooks_after_accumulation_are_not_called() -> None:
+    state, called = make_state(), []
+    state.model.weight.register_post_accumulate_grad_hook(called.append)
     ls.train_step(state, squares, make_batch())
-    assert all(parameter.grad is None for parameter in state.model.parameters())
+    assert not called
 
 
 # -- parts that contradict each other ---------------------------------------------------------------------------------
@@ -278,3 +338,46 @@ def test_a_state_that_nobody_holds_is_gone_at_once() -> None:
     gone = weakref.ref(state)
     del state
     assert gone() is None
+
+
+def test_a_copy_of_a_state_is_one_of_its_own() -> None:
+    state = make_state()
+    ls.train(state, squares, make_loader(), until=ls.Steps(1))
+    other = copy.deepcopy(state)
+    before = state.model.weight.detach().clone()
+    ls.train(other, squares, make_loader(), until=ls.Steps(2))
+    assert (state.step, other.step) == (1, 2)
+    assert torch.equal(state.model.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "counts.batch. returns is of the wrong type"),
+        ({"square": "a"}, "the count of 'square' is of the wrong type"),
+        ({"square": torch.ones(3)}, "the count of 'square' is of the wrong type"),
+        ({"square": -1}, "count of 'square' is -1"),
+        ({"square": math.inf}, "count of 'square' is inf"),
+    ],
+)
+def test_what_is_no_count_is_refused(returned: Any, message: str) -> None:
+    with pytest.raises(ls.InputError, match=message):
+        ls.train_step(make_state(), squares, make_batch(), counts=lambda b: returned)
+
+
+def test_batches_asked_for_before_a_rollback_are_refused(tmp_path: Path) -> None:
+    state, loader = make_state(), make_loader()
+    ls.save(state, loader, tmp_path)
+
+    def spoiled(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        return {"a": squares(model, batch)["square"] * (math.nan if batch.position == 4 else 1)}
+
+    def go_on() -> None:
+        for batch in ls.batches(loader, until=ls.Steps(4)):
+            try:
+                ls.train_step(state, spoiled, batch)
+            except ls.NonFiniteError as error:
+                ls.rollback(state, loader, tmp_path, error)
+
+    with pytest.raises(ls.InputError, match=r"set to another place.*\n.*position 8"):
+        go_on()
