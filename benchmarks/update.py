@@ -234,7 +234,7 @@ def gradient_parts() -> Iterator[tuple[str, dict[str, Contender]]]:
     yield "AdaptiveClip", transform(ls.optim.AdaptiveClip(0.01))
     yield (
         "L2 penalty",
-        pair(lambda gradients: (penalty.loss().item(), penalty.add_gradients(gradients.tensors)), no_grad(decay)),
+        pair(lambda g: (penalty.loss(), penalty.add_gradients(g.tensors, owned=True)), no_grad(decay)),
     )
     yield (
         "moving average",
