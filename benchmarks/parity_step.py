@@ -112,7 +112,11 @@ def ours(model: nn.Module, data: dict[str, Tensor], bf16: bool, everything: bool
     rank = ls.join().rank
     size = len(data["label"]) * num_workers
     batch = ls.Batch(data, position=0, batch_size=size, towers=range(rank, rank + 1), epoch_size=size)
-    return lambda: bound(losses, batch).total
+
+    def step(state: ls.TrainState = state) -> float:  # held here: its step does not keep it alive
+        return bound(losses, batch).total
+
+    return step
 
 
 def alone(rounds: int) -> None:

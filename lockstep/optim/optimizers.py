@@ -105,11 +105,13 @@ class Scheduled:
     def __init__(self, lr: LearningRate) -> None:
         self._given: Schedule = Constant(lr) if isinstance(lr, int | float) else lr
         self._schedule = self._given
+        self._latest: tuple[int, float] | None = None
 
     def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
         """Turn lengths in epochs into steps; says how, a line for each."""
         lines = describe(self._given, epoch_size, batch_size)
         self._schedule = resolved(self._given, epoch_size, batch_size)
+        self._latest = None
         return lines
 
     def rate(self, step: int) -> float:
@@ -118,7 +120,9 @@ class Scheduled:
         Raises:
             InputError: the schedule gives what is no rate.
         """
-        return rate_at(self._schedule, step)
+        if self._latest is None or self._latest[0] != step:  # asked for twice a step: for the report, and to use it
+            self._latest = (step, rate_at(self._schedule, step))
+        return self._latest[1]
 
     def learning_rates(self, step: int) -> dict[str, float]:
         """The rate of the update that follows `step` completed ones, under ""."""

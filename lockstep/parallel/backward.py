@@ -8,6 +8,7 @@ releases; where it is missing the public function is used.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -46,8 +47,13 @@ def own_gradients(
     finally:
         for parameter, grad in zip(parameters, kept, strict=True):
             parameter.grad = grad
-    alone = _holders(torch.empty(1))
+    alone = _alone()
     return tuple(g.clone() if g is not None and _holders(g) > alone else g for g in found), True
+
+
+@cache
+def _alone() -> int:
+    return _holders(torch.empty(1))
 
 
 def _holders(tensor: Tensor) -> int:

@@ -29,6 +29,7 @@ from lockstep.workers.rank import Worker
 if TYPE_CHECKING:
     from lockstep.types import LossFunction
 
+OWNING_PAYS_FROM_ELEMENTS = 2**16
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -94,8 +95,10 @@ class TowerHost:
         self._batch_norm = around_towers(model, towers, worker, still)
         hosted = len(deal(towers.count, worker.num_workers)[worker.rank]) if towers.joined else 1
         self._share = hosted / towers.count
-        # With nothing to add to it, what the update gets is what the backward pass made.
-        self._is_alone = hosted == towers.count
+        # With nothing to add to it, the update gets what the backward pass made, and may use it up once what is held
+        # elsewhere is copied: to look for that costs more than it saves where there is little to use up.
+        num_elements = sum(p.numel() for p in self._parameters)
+        self._owns = hosted == towers.count and num_elements >= OWNING_PAYS_FROM_ELEMENTS
         self._rank = worker.rank
         self._seed_gradients: dict[tuple[torch.dtype, float], Tensor] = {}
 
@@ -182,7 +185,7 @@ class TowerHost:
         if seed is None:
             seed = torch.full_like(total, start, requires_grad=False)
             self._seed_gradients[total.dtype, start] = seed
-        if self._is_alone:
+        if self._owns:
             return own_gradients(total, self._parameters, seed)
         return gradients(total, self._parameters, seed), False
 
