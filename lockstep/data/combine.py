@@ -11,7 +11,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from lockstep.checks import check_range, check_type, wrong_type
-from lockstep.data.joining import Fields, Int64s, Part, joined
+from lockstep.data.joining import Fields, Int64s, read_by_source, source_of
 from lockstep.data.readers import Cost, Reader
 from lockstep.errors import InputError
 from lockstep.randomness import Draws
@@ -63,21 +63,12 @@ class Concatenated:
         Raises:
             DataError: as `joined` says.
         """
-        sources = self._sources(indices)
-        parts = []
-        for source in np.unique(sources).tolist():
-            rows = np.flatnonzero(sources == source)
-            fields = self._readers[source].read_batch(indices[rows] - self._starts[source])
-            parts.append(Part(self._names[source], rows, fields))
-        return parts[0].fields if len(parts) == 1 else joined(parts)
+        return read_by_source(self._starts, indices, self._names, lambda i, own: self._readers[i].read_batch(own))
 
     def example_id(self, index: int) -> str:
         """Its source, and its name there."""
-        source = int(self._sources(np.array([index]))[0])
+        source = int(source_of(self._starts, np.array([index]))[0])
         return f"{self._names[source]}:{self._readers[source].example_id(index - int(self._starts[source]))}"
-
-    def _sources(self, indices: Int64s) -> npt.NDArray[np.intp]:
-        return np.searchsorted(self._starts, indices, side="right") - 1
 
 
 class Subset:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,33 @@ class Part:
     rows: npt.NDArray[np.intp]
     """Where they stand in the batch; each row of it belongs to one part."""
     fields: Fields
+
+
+def read_by_source(
+    starts: Int64s, indices: Int64s, names: Sequence[str], read: Callable[[int, Int64s], Fields]
+) -> Fields:
+    """A batch of examples of several sources, one after another: each source is asked once, for all that are its own.
+
+    Args:
+        starts: the index of each source's first example.
+        indices: of the examples.
+        names: of the sources, for errors.
+        read: `read(source, indices)` of a source by its number, with indices that count from its own first example.
+
+    Raises:
+        DataError: as `joined` says.
+    """
+    sources = source_of(starts, indices)
+    parts = []
+    for source in np.unique(sources).tolist():
+        rows = np.flatnonzero(sources == source)
+        parts.append(Part(names[source], rows, read(source, indices[rows] - starts[source])))
+    return parts[0].fields if len(parts) == 1 else joined(parts)
+
+
+def source_of(starts: Int64s, indices: Int64s) -> npt.NDArray[np.intp]:
+    """The number of the source that each example is in."""
+    return np.searchsorted(starts, indices, side="right") - 1
 
 
 def joined(parts: Sequence[Part]) -> Fields:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from lockstep.data.joining import read_by_source
 from lockstep.data.readers import Cost
 from lockstep.data.template import Field, Template, UInt8s, read_each
 from lockstep.data.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, Int64s, RecordFile, RecordFiles
@@ -38,6 +38,7 @@ class Records:
     ) -> None:
         self._records = RecordFiles(paths)
         self._files = [_File(file, fields, verify) for file in self._records.files]
+        self._names = [str(file.path) for file in self._records.files]
         self._starts = np.array(self._records.starts)
 
     def __len__(self) -> int:
@@ -49,20 +50,11 @@ class Records:
         Raises:
             DataError: a record is damaged, is no example, or has not got the fields.
         """
-        files = np.searchsorted(self._starts, indices, side="right") - 1
-        places = [np.flatnonzero(files == file) for file in np.unique(files)]
-        parts = [self._part(int(files[rows[0]]), indices[rows]) for rows in places]
-        if len(parts) == 1:
-            return parts[0]
-        back = torch.from_numpy(np.argsort(np.concatenate(places)))
-        return {name: torch.cat([part[name] for part in parts])[back] for name in parts[0]}
+        return read_by_source(self._starts, indices, self._names, lambda i, own: self._files[i].read(own))
 
     def example_id(self, index: int) -> str:
         """Its file, and its number in there."""
         return self._records.example_id(index)
-
-    def _part(self, file: int, indices: Int64s) -> dict[str, Any]:
-        return self._files[file].read(indices - self._starts[file])
 
 
 class _File:
