@@ -38,21 +38,30 @@ def assigned(field: str, table: Mapping[str, T], names: Iterable[str]) -> dict[s
     """The value of the one pattern that matches each name, in the order of the names; those of none are left out.
 
     Raises:
+        InputError: as `pattern_of_each` says.
+    """
+    return {name: table[pattern] for name, pattern in pattern_of_each(field, table, names).items()}
+
+
+def pattern_of_each(field: str, patterns: Iterable[str], names: Iterable[str]) -> dict[str, str]:
+    """The one pattern that matches each name, in the order of the names; those that none matches are left out.
+
+    Raises:
         InputError: a pattern matches nothing or is no regular expression, or two of them match the same name.
     """
     names = list(names)
-    pattern_of: dict[str, str] = {}
-    for pattern in table:
+    found: dict[str, str] = {}
+    for pattern in patterns:
         for name in _matches(field, pattern, names):
-            if name in pattern_of:
+            if name in found:
                 raise InputError(
                     f"{name!r} is matched by two patterns of {field}.",
-                    given=f"{pattern_of[name]!r} and {pattern!r}",
+                    given=f"{found[name]!r} and {pattern!r}",
                     expected="one pattern at most for each parameter",
                     mend="make one of them narrower",
                 )
-            pattern_of[name] = pattern
-    return {name: table[pattern_of[name]] for name in names if name in pattern_of}
+            found[name] = pattern
+    return {name: found[name] for name in names if name in found}
 
 
 def _matches(field: str, pattern: str, names: Sequence[str]) -> list[str]:

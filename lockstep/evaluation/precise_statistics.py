@@ -38,8 +38,8 @@ class PreciseStatistics:
 
     def __post_init__(self) -> None:
         check_type("loader", self.loader, Loader, expected="a Loader", mend="give the loader of the training examples")
-        check_range("num_batches", self.num_batches, 1, float("inf"))
-        check_range("position", self.position, 0, float("inf"))
+        check_range("num_batches", self.num_batches, 1)
+        check_range("position", self.position, 0)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from lockstep.checks import check_type, wrong_type
 from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.optimizers import Optimizer, of_another
-from lockstep.selection import assigned
+from lockstep.selection import pattern_of_each
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ByName:
         Raises:
             InputError: a parameter is matched by none of the patterns or by two, or a pattern matches none.
         """
-        optimizer_of = assigned("optimizer", {pattern: pattern for pattern in self.optimizers}, parameters)
+        optimizer_of = pattern_of_each("optimizer", self.optimizers, parameters)
         forgotten = [name for name in parameters if name not in optimizer_of]
         if forgotten:
             raise InputError(

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 # The kernels want slots of the parameters' dtype, for which 16 bits are too few.
 _DTYPES = {torch.float32, torch.float64}
@@ -25,7 +24,7 @@ def can_fuse(parameters: Sequence[Tensor], kernel: str = "sgd") -> bool:
     device, dtype = parameters[0].device.type, parameters[0].dtype
     if dtype not in _DTYPES or device not in _DEVICES[kernel]:
         return False
-    return all(not is_lazy(p) and _is_dense(p) for p in parameters)
+    return all(map(_is_dense, parameters))
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 from lockstep.errors import InputError
 from lockstep.optim import kernels
@@ -215,7 +214,7 @@ class BoundRule(Scheduled):
                     blocks.append([])
                     size = 0
                 blocks[-1].append(index)
-                size += 0 if is_lazy(p := self._parameters[index]) else p.numel()
+                size += self._parameters[index].numel()
         return blocks
 
     def _group(self, indices: list[int]) -> _Group:

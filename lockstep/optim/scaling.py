@@ -14,7 +14,7 @@ from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.schedules import Schedule, rate_at
 from lockstep.optim.transforms import BoundTransform
-from lockstep.selection import assigned
+from lockstep.selection import pattern_of_each
 
 Multiplier = float | Schedule
 """A number, or a function of the completed updates that returns one."""
@@ -52,7 +52,7 @@ class ScaleGradients:
         Raises:
             InputError: a pattern matches nothing, or two of them the same parameter.
         """
-        pattern_of = assigned("ScaleGradients", {pattern: pattern for pattern in self.multipliers}, parameters)
+        pattern_of = pattern_of_each("ScaleGradients", self.multipliers, parameters)
         return partial(
             self._scale,
             {p: [i for i, name in enumerate(parameters) if pattern_of.get(name) == p] for p in self.multipliers},

@@ -232,14 +232,14 @@ class TowerHost:
     def parts(self, batch: Batch) -> Iterator[tuple[int, int, Batch]]:
         """Each slice that runs at once: its place in the tree, its first tower, its examples."""
         size = batch.batch_size // self._towers.count
+        if self._towers.channels_last:
+            _to_channels_last(batch)
         for index, tower in enumerate(batch.towers):
             place, part = tower, batch
             if self._towers.joined:
                 place = self._rank
             elif len(batch.towers) > 1:
                 part = batch.rows(slice(index * size, (index + 1) * size), range(tower, tower + 1))
-            if self._towers.channels_last:
-                part = _channels_last(part)
             yield place, tower, part
             if self._towers.joined:
                 return
@@ -258,9 +258,8 @@ def _read(scalars: Sequence[Tensor]) -> list[float]:
     return values
 
 
-def _channels_last(batch: Batch) -> Batch:
-    """The same batch, its image tensors (batch, channels, height, width) in the channels_last memory format."""
+def _to_channels_last(batch: Batch) -> None:
+    """Lay image tensors (batch, channels, height, width) out in channels_last, once for all towers."""
     for name, value in batch.items():
         if isinstance(value, Tensor) and value.ndim == 4:
             batch[name] = value.contiguous(memory_format=torch.channels_last)
-    return batch

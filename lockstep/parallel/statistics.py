@@ -7,7 +7,8 @@ one tensor a dtype: a model has hundreds of buffers, each far smaller than the c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -99,6 +100,18 @@ class _Block:
         block = torch.empty(layout.num_bytes, dtype=torch.uint8, device=device)
         self.views = layout.views(block)
         self.segments = [segment.of(block) for segment in layout.segments]
+
+
+@contextmanager
+def put_back(buffers: Sequence[Tensor]) -> Iterator[None]:
+    """Whatever happens inside, the buffers hold in the end what they held at first."""
+    kept = [buffer.clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(buffers, kept, strict=True):
+                buffer.copy_(value)
 
 
 def changeable_buffers(model: nn.Module) -> list[Tensor]:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 from lockstep.errors import InputError
 from lockstep.parallel.exchange import Exchange
@@ -22,7 +21,7 @@ def check_start(state: TrainState, worker: Worker) -> None:
     """Refuse to train what has no values yet, or what differs between workers.
 
     Raises:
-        InputError: a parameter or buffer is uninitialised, on the meta device, on another device or not finite.
+        InputError: a parameter or buffer is on the meta device, on another device or not finite.
         WorkerError: the workers' parameters differ in name, shape, dtype or value.
     """
     parameters: dict[str, Tensor] = dict(state.model.named_parameters())
@@ -93,9 +92,7 @@ def _digest(tensor: Tensor) -> str:
 
 def _check_value(name: str, tensor: Tensor, worker: Worker, is_good: Callable[[Tensor], Tensor]) -> None:
     given = None
-    if is_lazy(tensor):
-        given, mend = "not initialised (a lazy module)", "run one batch through the model before TrainState"
-    elif tensor.is_meta:
+    if tensor.is_meta:
         given, mend = "on the meta device", "build the model on a real device, or load its weights"
     elif tensor.device != worker.device:
         given, mend = f"on {tensor.device}", "move the model with .to(ls.join().device) before TrainState"

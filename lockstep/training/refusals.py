@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING
-
-import torch
 
 from lockstep.errors import NonFiniteError
 from lockstep.parallel.diagnosis import Again, Finding, unfit_losses
 from lockstep.parallel.hosting import TowerHost
-from lockstep.parallel.statistics import changeable_buffers
+from lockstep.parallel.statistics import put_back
 from lockstep.parallel.tree import TreeSum
 from lockstep.training.attempt import Outcome
 from lockstep.training.state import TrainState
@@ -36,7 +32,7 @@ def explain(
 
     Towers under suspicion compute their losses and gradients again, from the same values and random numbers.
     """
-    with _buffers_put_back():
+    with put_back([buffer for state in TrainState.living for buffer in state.buffers.values()]):
         mine = [_look_into(host, losses, batch, tower, sums, worker) for tower in suspects(host, sums)]
     guilty = [line for line in mine if line]
     found = [line for lines in worker.group.gather(guilty) for line in lines]
@@ -134,16 +130,3 @@ def _example_ids(batch: Batch, position: int, count: int) -> list[str]:
     except Exception as error:
         log.warning("the examples at positions %d to %d have no names: %r", position, position + count - 1, error)
         return []
-
-
-@contextmanager
-def _buffers_put_back() -> Iterator[None]:
-    """What losses that are computed again change in the buffers of any state's model is put back in the end."""
-    buffers = [buffer for state in TrainState.living for buffer in changeable_buffers(state.model)]
-    kept = [buffer.clone() for buffer in buffers]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in zip(buffers, kept, strict=True):
-                buffer.copy_(value)

@@ -94,8 +94,7 @@ class TrainState:
         check_all("gradient_transforms", gradient_transforms, object, mend=_TRANSFORMS_MEND)
         check_all("tower_gradient_transforms", tower_gradient_transforms, object, mend=_TRANSFORMS_MEND)
         check_one_of("nonfinite", nonfinite, get_args(Nonfinite))
-        check_range("nonfinite_budget", nonfinite_budget, 0, math.inf)
-        self.optimizer = _optimizer(optimizer)
+        check_range("nonfinite_budget", nonfinite_budget, 0)
         self.step = 0
         self.model = model.train()
         self.name = name
@@ -104,7 +103,7 @@ class TrainState:
         self._names = list(self.parameters)
         changeable = set(map(id, changeable_buffers(model)))
         self.buffers = {n: b for n, b in model.named_buffers() if id(b) in changeable}
-        self._optimizer = self.optimizer.bind(self.parameters)
+        self._optimizer = _optimizer(optimizer).bind(self.parameters)
         self._average = average.bind(self.parameters, self.buffers) if average else None
         self.matches = matches(
             self.parameters,
@@ -167,7 +166,13 @@ class TrainState:
 
     def _regularized(self, attempt: Attempt) -> tuple[Mapping[str, float], Gradients]:
         """The losses and gradients of the attempt, with those of the parameters themselves."""
-        gradients = self._gradients(attempt.gradients, attempt)
+        gradients = Gradients(
+            self._names,
+            attempt.gradients,
+            divisor=attempt.loss_scale or 1.0,
+            rows=attempt.rows,
+            owned=attempt.owned,
+        )
         if not self._regularization:
             return attempt.losses, gradients
         losses, tensors = dict(attempt.losses), gradients.tensors
@@ -182,11 +187,6 @@ class TrainState:
             losses[each.name] = losses.get(each.name, 0.0) + each.loss()
             tensors = each.add_gradients(tensors, owned=attempt.owned)
         return losses, Gradients(self._names, tensors, rows=attempt.rows, owned=attempt.owned)
-
-    def _gradients(self, tensors: Sequence[Tensor | None], attempt: Attempt) -> Gradients:
-        return Gradients(
-            self._names, tensors, divisor=attempt.loss_scale or 1.0, rows=attempt.rows, owned=attempt.owned
-        )
 
     def _changes(self, update: Update) -> list[tuple[Tensor, Tensor]]:
         """The buffers that an update of the user's own changes, with their new values.

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, cast
 
-import torch
 from torch import Tensor
 
 from lockstep.checks import check_type
@@ -18,6 +17,7 @@ from lockstep.parallel.exchange import AllReduce, Exchange
 from lockstep.parallel.hosting import Terms, TowerHost
 from lockstep.parallel.meeting import Meeting
 from lockstep.parallel.sparse import rows_of
+from lockstep.parallel.statistics import put_back
 from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import Summand, TreeSum, deal
 from lockstep.progress import Progress
@@ -250,12 +250,8 @@ class BoundStep:
             return self._host.run(losses, batch, terms)
         mine = self._state.model
         others = [b for other in TrainState.living if other.model is not mine for b in other.buffers.values()]
-        kept = [buffer.clone() for buffer in others]
-        sums = self._host.run(losses, batch, terms)
-        with torch.no_grad():
-            for buffer, value in zip(others, kept, strict=True):
-                buffer.copy_(value)
-        return sums
+        with put_back(others):
+            return self._host.run(losses, batch, terms)
 
     def _without_missing(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients, None for each parameter that no tower of any worker had one for."""

@@ -51,8 +51,8 @@ def freeze(model: nn.Module, frozen: Patterns, train_only: Patterns, *, freeze_s
 
 
 def _refuse_lazy(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
             raise InputError(
                 f"{name!r} cannot be trained.",
                 given="not initialised (a lazy module)",

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from torch import Tensor
 
 from lockstep.errors import NonFiniteError
 from lockstep.optim.gradients import Gradients
+from lockstep.parallel.diagnosis import unfit_losses
 
 MAX_NAMES = 8
 
 
 def unfit_in_words(losses: Mapping[str, float], gradients: Gradients, *, statistics_fit: bool) -> tuple[str, ...]:
     """A part for each loss and gradient that is not finite, at most eight gradients, and for the statistics."""
-    words = [f"loss {name!r} is {value}" for name, value in losses.items() if not math.isfinite(value)]
+    words = unfit_losses(losses)
     names = [
         f"gradient of {name!r}"
         for name, gradient in zip(gradients.names, gradients.tensors, strict=True)
