@@ -10,9 +10,9 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "lockstep"
 LAYERS = {
     0: {""},
-    1: {"workers", "data", "losses", "metrics", "optim"},
-    2: {"models", "parallel", "checkpoints", "reporting"},
-    3: {"training", "evaluation"},
+    1: {"workers", "records", "images", "losses", "metrics", "optim"},
+    2: {"data", "models", "parallel", "checkpoints", "reporting"},
+    3: {"convert", "training", "evaluation"},
     4: {"recipes"},
     5: {"cli"},
 }

@@ -1,15 +1,8 @@
 """Examples: readers, orders, augmentations, and the loader that makes the exact stream of batches of them."""
 
-from lockstep.data.augment import Augment, RandomShift
 from lockstep.data.block_order import BlockShuffled
-from lockstep.data.colour import FAST_ORDERS, INCEPTION_ORDERS, SLIM_ORDERS, ColourDraws, centred, distort, scaled
 from lockstep.data.combine import Concatenated, Subset, one_of, split
-from lockstep.data.crops import CentralCrop, DistortedCrop, RandomResizedCrop, Resize
-from lockstep.data.decode import Decoding, Region
-from lockstep.data.example import parse_example, serialize_example
-from lockstep.data.flips import HorizontalFlip
 from lockstep.data.image_folder import ImageFolder
-from lockstep.data.images import EncodedImage
 from lockstep.data.label_map import Label, LabelMap, read_label_map, read_labels, write_label_map
 from lockstep.data.loader import Loader
 from lockstep.data.mixture import Mixture
@@ -18,14 +11,21 @@ from lockstep.data.order import Sequential, Shuffled
 from lockstep.data.readers import Arrays, Reader, TorchDataset
 from lockstep.data.records import Records
 from lockstep.data.repeating_orders import Balanced, Weighted
-from lockstep.data.sequence_example import (
+from lockstep.images.augment import Augment, RandomShift
+from lockstep.images.colour import FAST_ORDERS, INCEPTION_ORDERS, SLIM_ORDERS, ColourDraws, centred, distort, scaled
+from lockstep.images.crops import CentralCrop, DistortedCrop, RandomResizedCrop, Resize
+from lockstep.images.decode import Decoding, Region
+from lockstep.images.encoded import EncodedImage
+from lockstep.images.flips import HorizontalFlip
+from lockstep.records.example import parse_example, serialize_example
+from lockstep.records.sequence_example import (
     SequenceExample,
     parse_sequence_example,
     serialize_sequence_example,
 )
-from lockstep.data.shards import find_shards
-from lockstep.data.template import Integer, Pixels
-from lockstep.data.tfrecord import RecordFiles, read_all, write_records
+from lockstep.records.shards import find_shards
+from lockstep.records.template import Integer, Pixels
+from lockstep.records.tfrecord import RecordFiles, read_all, write_records
 
 __all__ = [
     "FAST_ORDERS",

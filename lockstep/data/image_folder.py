@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep.data.decode import AS_STORED, Decoding
-from lockstep.data.images import EncodedImage
 from lockstep.data.label_map import BACKGROUND, read_labels
 from lockstep.data.order import Int64s
 from lockstep.data.readers import Cost
-from lockstep.data.shards import check_local
 from lockstep.errors import DataError
+from lockstep.images.decode import AS_STORED, Decoding
+from lockstep.images.encoded import EncodedImage
+from lockstep.records.shards import check_local
 
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from lockstep.data.atomic import replacing
 from lockstep.data.text_format import Field, Word, parse_text_format, quoted
 from lockstep.errors import DataError
+from lockstep.records.atomic import replacing
 
 BACKGROUND = "background"
 

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from lockstep.checks import check_type, wrong_type
-from lockstep.data.augment import Augment
 from lockstep.data.order import Int64s, Order, order_of
 from lockstep.data.processes import Fields, check_num_processes, default_num_processes, map_leaves, read_in_order
 from lockstep.data.reading import read_examples
 from lockstep.errors import DataError, InputError
+from lockstep.images.augment import Augment
 from lockstep.randomness import Draws
 from lockstep.types import Batch
 

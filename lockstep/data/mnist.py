@@ -21,13 +21,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lockstep.data.atomic import replacing
-from lockstep.data.example import serialize_example
 from lockstep.data.readers import Reader
 from lockstep.data.records import Records
-from lockstep.data.template import Field, Integer, Pixels
-from lockstep.data.tfrecord import write_records
 from lockstep.errors import DataError, InputError
+from lockstep.records.atomic import replacing
+from lockstep.records.example import serialize_example
+from lockstep.records.template import Field, Integer, Pixels
+from lockstep.records.tfrecord import write_records
 
 UInt8s = npt.NDArray[np.uint8]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lockstep.data.joining import read_by_source
 from lockstep.data.readers import Cost
-from lockstep.data.template import Field, Template, UInt8s, read_each
-from lockstep.data.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, Int64s, RecordFile, RecordFiles
+from lockstep.records.template import Field, Template, UInt8s, read_each
+from lockstep.records.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, Int64s, RecordFile, RecordFiles
 
 
 class Records:

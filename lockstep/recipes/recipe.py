@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from lockstep.checkpoints.retention import Retention
-from lockstep.data.augment import RandomShift
 from lockstep.errors import InputError
 from lockstep.evaluation.evaluate import Weights
+from lockstep.images.augment import RandomShift
 from lockstep.losses.regularization import L1, L2
 from lockstep.models.mnist import Mnist
 from lockstep.optim import (

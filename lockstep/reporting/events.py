@@ -28,7 +28,7 @@ class EventFile:
         # Imported by those alone who write events: the command line needs neither torch nor tensorboard for --help.
         from tensorboard.compat.proto.event_pb2 import Event
 
-        from lockstep.data.tfrecord import frame
+        from lockstep.records.tfrecord import frame
 
         self._event, self._frame = Event, frame
         self._file = AppendOnly(_new_path(folder))
@@ -89,7 +89,7 @@ def cut_events(path: Path, from_step: int) -> set[str]:
 def _events(path: Path) -> Iterator[tuple[int, Event]]:
     from tensorboard.compat.proto.event_pb2 import Event
 
-    from lockstep.data.tfrecord import read_all
+    from lockstep.records.tfrecord import read_all
 
     for end, message in read_all(path):
         yield end, Event.FromString(message)

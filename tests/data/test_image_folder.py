@@ -11,12 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from lockstep.data.decode import Decoding
 from lockstep.data.image_folder import ImageFolder
-from lockstep.data.images import EncodedImage
 from lockstep.data.loader import Loader
 from lockstep.data.readers import Reader
 from lockstep.errors import DataError
+from lockstep.images.decode import Decoding
+from lockstep.images.encoded import EncodedImage
 
 
 def image_bytes(shade: int) -> bytes:

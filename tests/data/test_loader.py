@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data.augment import RandomShift
 from lockstep.data.loader import Loader
 from lockstep.data.order import Sequential
 from lockstep.errors import DataError, InputError
+from lockstep.images.augment import RandomShift
 from lockstep.randomness import Draws
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data.example import parse_example
 from lockstep.data.mnist import FILES, SPLITS, ensure_files, load_idx, mnist_reader, prepare_records, scale_image
-from lockstep.data.tfrecord import RecordFile, build_index, write_records
 from lockstep.errors import DataError, InputError
+from lockstep.records.example import parse_example
+from lockstep.records.tfrecord import RecordFile, build_index, write_records
 
 ORIGINALS = Path(__file__).parents[2] / "data" / "mnist"
 TEST_IMAGES, TEST_LABELS = FILES[2], FILES[3]
@@ -217,12 +217,12 @@ DEFLATED = gzip.compress(HEAD + b"abcde", mtime=0)
 @pytest.mark.parametrize(
     ("data", "given_"),
     [
-        (gzip.compress(b""), r"the first bytes \(none\)"),
-        (gzip.compress(b"\0\0\x0d\x01"), "the first bytes 00 00 0d 01"),
-        (gzip.compress(HEAD[:6]), "a header of 6 bytes"),
-        (gzip.compress(HEAD + b"abcd"), "only 4 values, announced as 5"),
-        (gzip.compress(HEAD + b"abcdef"), "more than 5 values, announced as 5"),
-        (gzip.compress(b"\0\0\x08\x02" + b"\xff" * 8), f"a header that announces {(2**32 - 1) ** 2} values, in"),
+        (gzip.compress(b"", mtime=0), r"the first bytes \(none\)"),
+        (gzip.compress(b"\0\0\x0d\x01", mtime=0), "the first bytes 00 00 0d 01"),
+        (gzip.compress(HEAD[:6], mtime=0), "a header of 6 bytes"),
+        (gzip.compress(HEAD + b"abcd", mtime=0), "only 4 values, announced as 5"),
+        (gzip.compress(HEAD + b"abcdef", mtime=0), "more than 5 values, announced as 5"),
+        (gzip.compress(b"\0\0\x08\x02" + b"\xff" * 8, mtime=0), "a header that announces 18446744065119617025 values"),
         (DEFLATED[:-9], "EOFError: Compressed file ended"),
         (DEFLATED[:-8] + bytes(8), "BadGzipFile: CRC check failed"),
         (DEFLATED[:10] + b"\xff" * 10, "error: Error -3 while decompressing"),

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lockstep.data import records as records_module
-from lockstep.data.example import serialize_example
-from lockstep.data.framing import Compression
 from lockstep.data.readers import Reader
 from lockstep.data.records import Records
-from lockstep.data.template import Field, Integer, Pixels, Template, read_each
-from lockstep.data.tfrecord import RecordFile, frame, write_records
 from lockstep.errors import DataError
+from lockstep.records.example import serialize_example
+from lockstep.records.framing import Compression
+from lockstep.records.template import Field, Integer, Pixels, Template, read_each
+from lockstep.records.tfrecord import RecordFile, frame, write_records
 
 FIELDS: dict[str, Field] = {"image": Pixels("image_raw", (1, 2, 3)), "label": Integer("label")}
 

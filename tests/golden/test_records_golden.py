@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.data.example import parse_example, serialize_example
-from lockstep.data.framing import Compression
-from lockstep.data.sequence_example import parse_sequence_example, serialize_sequence_example
-from lockstep.data.tfrecord import RecordFiles, read_all, write_records
+from lockstep.records.example import parse_example, serialize_example
+from lockstep.records.framing import Compression
+from lockstep.records.sequence_example import parse_sequence_example, serialize_sequence_example
+from lockstep.records.tfrecord import RecordFiles, read_all, write_records
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE / "records_golden.json").read_text())

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lockstep as ls
-from lockstep.data.augment import RandomShift
 from lockstep.data.loader import Loader
 from lockstep.data.readers import Arrays
+from lockstep.images.augment import RandomShift
 from lockstep.reporting.jsonl import MetricsFile
 
 SAVE_EVERY = 4

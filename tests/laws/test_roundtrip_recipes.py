@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.checkpoints.retention import Retention
-from lockstep.data.augment import RandomShift
+from lockstep.images.augment import RandomShift
 from lockstep.losses.regularization import L1, L2
 from lockstep.models.mnist import Mnist
 from lockstep.optim import (

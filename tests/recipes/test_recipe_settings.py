@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.data.augment import RandomShift
 from lockstep.errors import RecipeError
+from lockstep.images.augment import RandomShift
 from lockstep.optim import SGD, ByName, ClipGlobalNorm, Constant, Cosine, MovingAverage
 from lockstep.parallel.exchange import Alone
 from lockstep.progress import Epochs, Interval, Steps

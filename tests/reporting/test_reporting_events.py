@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from lockstep.data.tfrecord import frame, read_all
 from lockstep.errors import WorkdirError
+from lockstep.records.tfrecord import frame, read_all
 from lockstep.reporting.events import EventFile, cut_events, event_paths
 from lockstep.reporting.summary_values import scalars
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data.augment import RandomShift
 from lockstep.errors import InputError
+from lockstep.images.augment import RandomShift
 from lockstep.randomness import Draws
 
 DTYPES = [torch.uint8, torch.bool, torch.float32, torch.bfloat16, torch.int64]

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lockstep.data.wire import (
+from lockstep.errors import InputError
+from lockstep.records.wire import (
     FIRST,
     FOUR_BYTES,
     SECOND,
@@ -30,7 +31,6 @@ from lockstep.data.wire import (
     read_varint,
     varint_bytes,
 )
-from lockstep.errors import InputError
 
 Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.data.shards import check_local, find_shards
 from lockstep.errors import DataError
+from lockstep.records.shards import check_local, find_shards
 
 
 def touch(folder: Path, *names: str) -> None:

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data import record_index
-from lockstep.data.framing import Compression
-from lockstep.data.record_index import build_index, index_of
-from lockstep.data.tfrecord import RecordFile, frame, write_records
 from lockstep.errors import DataError
+from lockstep.records import record_index
+from lockstep.records.framing import Compression
+from lockstep.records.record_index import build_index, index_of
+from lockstep.records.tfrecord import RecordFile, frame, write_records
 
 LIMIT = 1 << 20
 PAYLOADS = [b"first", b"", b"the third one"]

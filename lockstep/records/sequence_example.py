@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from lockstep.data.example import Values, entries_bytes, entries_of, feature_at, feature_bytes, values_of
-from lockstep.data.wire import FIRST, SECOND, Buffer, MalformedError, Span, field_bytes, fields_of
+from lockstep.records.example import Values, entries_bytes, entries_of, feature_at, feature_bytes, values_of
+from lockstep.records.wire import FIRST, SECOND, Buffer, MalformedError, Span, field_bytes, fields_of
 
 _MESSAGE = "tf.train.SequenceExample"
 

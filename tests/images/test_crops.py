@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from lockstep.data.augment import Augment
-from lockstep.data.colour import ColourDraws
-from lockstep.data.crop_laws import DistortedLaw, Objects, Windows, central_region, resized_crop_windows
-from lockstep.data.crops import CentralCrop, DistortedCrop, RandomResizedCrop, Resize
-from lockstep.data.decode import Decoding
-from lockstep.data.flips import HorizontalFlip
-from lockstep.data.images import EncodedImage
 from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s
 from lockstep.data.readers import Cost
-from lockstep.data.resizing import resized
 from lockstep.errors import DataError, InputError
+from lockstep.images.augment import Augment
+from lockstep.images.colour import ColourDraws
+from lockstep.images.crop_laws import DistortedLaw, Objects, Windows, central_region, resized_crop_windows
+from lockstep.images.crops import CentralCrop, DistortedCrop, RandomResizedCrop, Resize
+from lockstep.images.decode import Decoding
+from lockstep.images.encoded import EncodedImage
+from lockstep.images.flips import HorizontalFlip
+from lockstep.images.resizing import resized
 from lockstep.randomness import Draws
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "preprocessing_golden.npz")

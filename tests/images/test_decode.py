@@ -22,10 +22,10 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from lockstep.data import decode, pillow
-from lockstep.data.decode import Decoding, Region
-from lockstep.data.images import EncodedImage
 from lockstep.errors import DataError, InputError
+from lockstep.images import decode, pillow
+from lockstep.images.decode import Decoding, Region
+from lockstep.images.encoded import EncodedImage
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "images"
 TURNED = FIXTURES / "padlock-406986_640_rotate_90.jpg"

@@ -6,8 +6,8 @@ import weakref
 from functools import lru_cache
 from pathlib import Path
 
-from lockstep.data.record_index import Version, check_version
-from lockstep.data.record_streams import opened, read_at
+from lockstep.records.record_index import Version, check_version
+from lockstep.records.record_streams import opened, read_at
 
 _MOST_OPEN = 128
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data.flips import HorizontalFlip
 from lockstep.errors import InputError
+from lockstep.images.flips import HorizontalFlip
 from lockstep.randomness import Draws
 
 

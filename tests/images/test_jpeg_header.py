@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lockstep.data.jpeg_header import START, orientation_of, read_header, without_exif
+from lockstep.images.jpeg_header import START, orientation_of, read_header, without_exif
 
 
 def jpeg(width: int = 5, height: int = 3, **options: object) -> bytes:

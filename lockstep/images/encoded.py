@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from lockstep.data.decode import AS_STORED, Decoding, Region
+from lockstep.images.decode import AS_STORED, Decoding, Region
 
 
 @dataclass(frozen=True, slots=True)

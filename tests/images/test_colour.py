@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.data.colour import (
+from lockstep.errors import InputError
+from lockstep.images.colour import (
     FAST_ORDERS,
     INCEPTION_ORDERS,
     SLIM_ORDERS,
@@ -20,7 +21,6 @@ from lockstep.data.colour import (
     distort,
     scaled,
 )
-from lockstep.errors import InputError
 from lockstep.randomness import Draws
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "preprocessing_golden.npz")

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from protobuf_messages import Example, example_values, plain
 
-from lockstep.data.example import parse_example, scan_example, serialize_example
-from lockstep.data.tfrecord import read_all
 from lockstep.errors import DataError, InputError
+from lockstep.records.example import parse_example, scan_example, serialize_example
+from lockstep.records.tfrecord import read_all
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "tfrecord"
 

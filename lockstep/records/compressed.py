@@ -10,8 +10,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from lockstep.data.framing import HEAD_BYTES, Compression, Source, bad_head, is_head
 from lockstep.errors import DataError
+from lockstep.records.framing import HEAD_BYTES, Compression, Source, bad_head, is_head
 
 _WINDOW_BITS: dict[Compression, int] = {"gzip": 16 + zlib.MAX_WBITS, "zlib": zlib.MAX_WBITS}
 _ANY_WINDOW_BITS = 32 + zlib.MAX_WBITS

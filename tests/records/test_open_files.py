@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.data.framing import Compression
-from lockstep.data.open_files import OpenFiles
-from lockstep.data.record_index import Version
-from lockstep.data.tfrecord import RecordFiles, write_records
 from lockstep.errors import DataError
+from lockstep.records.framing import Compression
+from lockstep.records.open_files import OpenFiles
+from lockstep.records.record_index import Version
+from lockstep.records.tfrecord import RecordFiles, write_records
 
 
 @pytest.fixture

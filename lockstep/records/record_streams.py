@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lockstep.checks import check_one_of
-from lockstep.data.atomic import replacing
-from lockstep.data.compressed import Inflated, InflateError, compression_of, deflating
-from lockstep.data.framing import (
+from lockstep.errors import DataError
+from lockstep.records.atomic import replacing
+from lockstep.records.compressed import Inflated, InflateError, compression_of, deflating
+from lockstep.records.framing import (
     FRAME_BYTES,
     HEAD_BYTES,
     TAIL_BYTES,
@@ -22,7 +23,6 @@ from lockstep.data.framing import (
     payload_length,
     payload_of,
 )
-from lockstep.errors import DataError
 
 LARGEST_RECORD_BYTES = 1 << 31
 """No message of protocol buffers is longer."""

@@ -18,12 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data import tfrecord
-from lockstep.data.compressed import deflating
-from lockstep.data.example import parse_example
-from lockstep.data.framing import Compression
-from lockstep.data.sequence_example import parse_sequence_example
-from lockstep.data.tfrecord import (
+from lockstep.errors import DataError, InputError
+from lockstep.records import tfrecord
+from lockstep.records.compressed import deflating
+from lockstep.records.example import parse_example
+from lockstep.records.framing import Compression
+from lockstep.records.sequence_example import parse_sequence_example
+from lockstep.records.tfrecord import (
     RecordFile,
     RecordFiles,
     build_index,
@@ -32,7 +33,6 @@ from lockstep.data.tfrecord import (
     read_all,
     write_records,
 )
-from lockstep.errors import DataError, InputError
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "tfrecord"
 WRITTEN_BY_TENSORFLOW = sorted(FIXTURES.glob("*.tfrecord"))

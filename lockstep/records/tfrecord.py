@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lockstep.data.compressed import InflateError, inflated_blocks
-from lockstep.data.framing import (
+from lockstep.records.compressed import InflateError, inflated_blocks
+from lockstep.records.framing import (
     FRAME_BYTES,
     HEAD_BYTES,
     TAIL_BYTES,
@@ -30,10 +30,10 @@ from lockstep.data.framing import (
     masked_crc32c,
     payload_of,
 )
-from lockstep.data.open_files import OpenFiles
-from lockstep.data.record_index import MEMORY_LIMIT_BYTES, Int64s, build_index, check_version, index_of, too_large
-from lockstep.data.record_streams import opened, read_all, write_records
-from lockstep.data.shards import find_shards
+from lockstep.records.open_files import OpenFiles
+from lockstep.records.record_index import MEMORY_LIMIT_BYTES, Int64s, build_index, check_version, index_of, too_large
+from lockstep.records.record_streams import opened, read_all, write_records
+from lockstep.records.shards import find_shards
 
 __all__ = [
     "FRAME_BYTES",

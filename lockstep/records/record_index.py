@@ -23,10 +23,10 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from lockstep.data.compressed import compression_of
-from lockstep.data.framing import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, Compression, Source, payload_length
-from lockstep.data.record_streams import LARGEST_RECORD_BYTES, opened, read_all, read_at
 from lockstep.errors import DataError
+from lockstep.records.compressed import compression_of
+from lockstep.records.framing import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, Compression, Source, payload_length
+from lockstep.records.record_streams import LARGEST_RECORD_BYTES, opened, read_all, read_at
 
 Int64s = npt.NDArray[np.int64]
 

@@ -19,9 +19,9 @@ from PIL.ImageFile import ImageFile
 from torch import Tensor
 
 from lockstep.checks import check_one_of, check_range
-from lockstep.data import jpeg_header, pillow
-from lockstep.data.jpeg_header import JpegHeader
 from lockstep.errors import DataError, InputError
+from lockstep.images import jpeg_header, pillow
+from lockstep.images.jpeg_header import JpegHeader
 
 DECODERS = ("auto", "torchcodec", "pillow")
 

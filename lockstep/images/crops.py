@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from lockstep.checks import check_all, check_one_of, check_range, check_type
-from lockstep.data.crop_laws import DistortedLaw, Objects, central_region, resized_crop_windows
-from lockstep.data.decode import Region
-from lockstep.data.images import EncodedImage
-from lockstep.data.order import Int64s
-from lockstep.data.resizing import ANTIALIASED, LEGACY_METHODS, resized
 from lockstep.errors import DataError, InputError
+from lockstep.images.crop_laws import DistortedLaw, Int64s, Objects, central_region, resized_crop_windows
+from lockstep.images.decode import Region
+from lockstep.images.encoded import EncodedImage
+from lockstep.images.resizing import ANTIALIASED, LEGACY_METHODS, resized
 from lockstep.randomness import Draws
 
 Fields = dict[str, Any]

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lockstep.data.example import Values, parse_example, scan_example
 from lockstep.errors import DataError
+from lockstep.records.example import Values, parse_example, scan_example
 
 UInt8s = npt.NDArray[np.uint8]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from lockstep.data.resizing import LEGACY_METHODS, resampled, resized
+from lockstep.images.resizing import LEGACY_METHODS, resampled, resized
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "preprocessing_golden.npz")
 

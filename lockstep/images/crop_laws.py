@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lockstep.data.decode import Region
-from lockstep.data.order import Int64s
+from lockstep.images.decode import Region
 from lockstep.randomness import Draws
 
+Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 

@@ -1,0 +1,1 @@
+"""Converters: data sets in the formats they come in, made into sharded records."""

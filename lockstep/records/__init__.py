@@ -1,0 +1,1 @@
+"""Files of records: TFRecord, and the examples in them."""
