@@ -41,6 +41,16 @@ def check_range(name: str, value: float, low: float, high: float = math.inf) -> 
         )
 
 
+def check_whole(name: str, value: int, *, least: int) -> None:
+    """Refuse what is no whole number, and one below the least.
+
+    Raises:
+        InputError: naming the argument and the least value.
+    """
+    check_type(name, value, int, expected=f"a whole number of {least} or more", mend=f"give {name} as a whole number")
+    check_range(name, value, least)
+
+
 def check_open_unit(name: str, value: float, *, mend: str) -> None:
     """Refuse what is no number above 0 and below 1: the decay of a moving average.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -49,6 +49,14 @@ class Batch(dict[str, Any]):
         """Examples in an epoch of the stream; 0 where it has none."""
         self.wait_seconds = 0.0
         """How long the training loop waited for this batch."""
+        self.stage_seconds: Mapping[str, float] = {}
+        """Where the time of this worker's part went, by stage: read, decode, augment, collate, copy."""
+        self.queue_fill: float | None = None
+        """Share of what may be read ahead that was there when this was asked for; None where nothing is."""
+        self.bad: Sequence[BadExample] = ()
+        """The examples of this worker's part that could not be read, and what stands in for them."""
+        self.quarantine: Callable[[Sequence[BadExample]], None] = lambda found: None
+        """Told of the bad examples of all workers, before anything is made of the batch."""
         self.example_ids: Callable[[int, int], list[str]] = lambda position, count: []
         """Names of so many examples from a position of the stream on."""
         self.attempted: Callable[[], None] = lambda: None
@@ -69,6 +77,17 @@ class Batch(dict[str, Any]):
         )
         part.example_ids = self.example_ids
         return part
+
+
+class BadExample(NamedTuple):
+    """An example that could not be read, where that may be."""
+
+    position: int
+    """Its place in the stream; in an evaluation, its index."""
+    example_id: str
+    reason: str
+    replaced_by: str = ""
+    """The example that was read in its place; none in an evaluation."""
 
 
 class Refusal(NamedTuple):
@@ -107,6 +126,12 @@ class StepReport(NamedTuple):
     """The rates by pattern, where there are several optimizers; else that one under ""."""
     refusal: Refusal | None = None
     """Why it was refused."""
+    stage_seconds: Mapping[str, float] = MappingProxyType({})
+    """Where the time of this worker's part of the batch went, by stage; most of it while earlier steps were made."""
+    queue_fill: float | None = None
+    """Share of what may be read ahead that was there when the batch was asked for; None where nothing is."""
+    bad: tuple[BadExample, ...] = ()
+    """Examples of all workers that could not be read, and what was read in their place."""
     stop_requested: bool = False
     """Some worker was asked to stop: all of them see it at the same step."""
 

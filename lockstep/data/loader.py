@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from itertools import count, filterfalse, islice, takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,14 +12,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
-from lockstep.checks import check_type, wrong_type
+from lockstep.checks import check_one_of, check_type, check_whole, wrong_type
+from lockstep.data.ahead import Timed
+from lockstep.data.bad_examples import POLICIES, NextOfEpoch, Policy, Quarantine, left_out
+from lockstep.data.crew import Crew
 from lockstep.data.order import Int64s, Order, order_of
-from lockstep.data.processes import Fields, check_num_processes, default_num_processes, map_leaves, read_in_order
-from lockstep.data.reading import read_examples
+from lockstep.data.processes import map_leaves
+from lockstep.data.reading import Fields, Found, Reading, ReadRows
+from lockstep.data.rows import Rows, evaluation_rows, offsets_of
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
-from lockstep.randomness import Draws
-from lockstep.types import Batch
+from lockstep.types import BadExample, Batch
 
 if TYPE_CHECKING:
     from lockstep.data.readers import Reader
@@ -44,10 +46,15 @@ class Loader:
 
     The stream has no end and every batch is full: it crosses from one epoch to the next. It is the same for any number
     of loader processes and of workers. A reader that has to decode is read ahead by `num_processes` loader processes
-    (chosen from the cores if None), `prefetch` batches each; one that reads from memory is read in the trainer's own.
+    (chosen from the cores if None) or by `num_threads` threads, `prefetch` batches each; one that reads from memory is
+    read in the trainer's own.
+
+    With `bad_examples="skip"` an example that cannot be read is replaced by the next one of its epoch that can, which
+    then comes once more than the others; an evaluation leaves it out. More than `bad_budget` of them end the run.
 
     Raises:
-        InputError: a parameter is out of range, there is no such order, or it is that of another number of examples.
+        InputError: a parameter is out of range, there is no such order, it is that of another number of examples, or
+            threads shall run an augmentation that only a process of its own can.
         DataError: the reader holds no examples.
     """
 
@@ -60,7 +67,10 @@ class Loader:
         order: Order | str = "shuffled",
         augment: Augment | Sequence[Augment] | None = None,
         num_processes: int | None = None,
+        num_threads: int = 0,
         prefetch: int = 2,
+        bad_examples: Policy = "raise",
+        bad_budget: int = 100,
     ) -> None:
         if isinstance(reader, type) or not (hasattr(reader, "read_batch") and hasattr(reader, "cost")):
             raise wrong_type(
@@ -69,8 +79,9 @@ class Loader:
                 expected="a reader: it has read_batch, example_id, cost and a length",
                 mend="wrap tensors in ls.data.Arrays({...}), a torch Dataset in ls.data.TorchDataset(dataset)",
             )
-        _check_positive(batch_size=batch_size, prefetch=prefetch)
-        check_num_processes(num_processes)
+        check_whole("batch_size", batch_size, least=1)
+        check_whole("bad_budget", bad_budget, least=0)
+        check_one_of("bad_examples", bad_examples, POLICIES)
         if not len(reader):
             raise DataError(
                 "The reader holds no examples.",
@@ -85,8 +96,11 @@ class Loader:
         self.augment: Sequence[Augment] = augment if isinstance(augment, Sequence) else [augment] if augment else []
         self.epoch_size = self.order.epoch_size(len(reader))
         """Positions in an epoch: as many as the reader has examples, or as an order that repeats some says."""
-        self.num_processes = num_processes
-        self.prefetch = prefetch
+        self.crew = Crew(num_processes, num_threads, prefetch)
+        """Who reads ahead."""
+        self.crew.check(self.augment)
+        self.quarantine = Quarantine(bad_examples, bad_budget)
+        """The bad examples that the run has come upon."""
         self._moves = 0
         self.position = 0
         """The next example due: everything before it was attempted, whatever has been read ahead."""
@@ -114,8 +128,14 @@ class Loader:
 
     def state(self) -> dict[str, Any]:
         """What `load_state` needs to go on from here, as JSON."""
-        state: dict[str, Any] = {"seed": self.seed, "position": self.position, "epoch_size": self.epoch_size}
-        return {**state, "skipped": self.skipped} if self.skipped else state
+        return {
+            "seed": self.seed,
+            "position": self.position,
+            "num_examples": len(self.reader),
+            "epoch_size": self.epoch_size,
+            **({"skipped": self.skipped} if self.skipped else {}),
+            **({"quarantine": self.quarantine.state()} if self.quarantine.reasons else {}),
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken, and skip what was skipped then too; batches asked for before are refused.
@@ -124,8 +144,8 @@ class Loader:
             InputError: it belongs to a stream of another seed or another number of examples.
         """
         here = self.state()
-        for name in ("seed", "epoch_size"):
-            if state[name] != here[name]:
+        for name in ("seed", "num_examples", "epoch_size"):
+            if state.get(name, here[name]) != here[name]:
                 raise InputError(
                     f"The saved stream had another {name}.",
                     given=f"{name} {here[name]}",
@@ -135,6 +155,7 @@ class Loader:
         self.position = state["position"]
         self._moves += 1
         self.skipped = sorted({*self.skipped, *state.get("skipped", ())})
+        self.quarantine.load(state.get("quarantine", {}))
 
     def batches(
         self,
@@ -160,9 +181,10 @@ class Loader:
             InputError: the batch size does not divide by the towers.
             LockstepError: an example cannot be read; or as `read_in_order` says.
         """
-        offsets = _offsets(self.batch_size, towers, num_towers)
-        rows = self._training_rows(offsets, self._starts())
-        source = self._source(rows, workers_on_host or -(-num_towers // len(towers)))
+        rows = self._training_rows(offsets_of(self.batch_size, towers, num_towers), self._starts())
+        instead = NextOfEpoch(self.order, len(self.reader), self.seed) if self.quarantine.policy == "skip" else None
+        reading = Reading(self.reader, self.augment, self.seed, instead, self.quarantine.reasons)
+        source = self._source(reading, rows, workers_on_host or -(-num_towers // len(towers)))
         positions = self._starts()
         if stop is not None:
             positions = takewhile(lambda position: not stop(position), positions)
@@ -192,91 +214,105 @@ class Loader:
         is that index. The last is padded to the full shape by its last example. Draws of augmentations are those of
         position = index, alike in every pass. The stream's own position does not move.
         """
-        _check_positive(micro_batch=micro_batch, num_workers=num_workers)
+        check_whole("micro_batch", micro_batch, least=1)
         starts = range(rank * micro_batch, len(self.reader), num_workers * micro_batch)
-        source = self._source(map(partial(self._evaluation_rows, micro_batch), starts), num_workers)
+        rows = (evaluation_rows(start, micro_batch, len(self.reader)) for start in starts)
+        choose = left_out if self.quarantine.policy == "skip" else None
+        reading = Reading(self.reader, self.augment, self.seed, choose, self.quarantine.reasons)
+        source = self._source(reading, rows, num_workers)
         return _delivered(source, starts, device, partial(self._evaluation_batch, micro_batch))
 
     def example_ids(self, position: int, count: int) -> list[str]:
-        """Names of the `count` examples from `position` of the stream on."""
-        indices = self.order.indices(np.arange(position, position + count), len(self.reader), self.seed)
-        return [self.reader.example_id(int(index)) for index in indices]
+        """Names of the `count` examples from `position` of the stream on, whether they can be read or not."""
+        return [self.reader.example_id(int(index)) for index in self._indices(np.arange(position, position + count))]
 
-    def _training_batch(self, towers: range, fields: Fields, position: int) -> Batch:
-        batch = self._batch(Batch, fields, position, self.batch_size, towers)
-        batch.example_ids = self.example_ids
-        batch.attempted = partial(setattr, self, "position", position + self.batch_size)
+    @property
+    def decoder(self) -> str:
+        """What decodes images, with its version: it can change bits; "none" where nothing is decoded."""
+        return getattr(self.reader, "decoder", "none")
+
+    def _indices(self, positions: Int64s) -> Int64s:
+        return self.order.indices(positions, len(self.reader), self.seed)
+
+    def _training_batch(self, towers: range, rows: ReadRows, position: int) -> Batch:
+        batch = self._batch(Batch, rows, position, self.batch_size, towers)
+        instead = {example.position: example.replaced_by for example in batch.bad}
+        batch.example_ids = partial(self._names, instead)
+        batch.attempted = partial(self._attempted, position + self.batch_size, batch.bad)
+        batch.quarantine = self._quarantine
         return batch
 
-    def _evaluation_batch(self, micro_batch: int, fields: Fields, position: int) -> EvaluationBatch:
-        batch = self._batch(EvaluationBatch, fields, position, micro_batch, range(1))
-        batch.valid = min(micro_batch, len(self.reader) - position)
+    # Not of the batch itself: a batch that holds its own name is freed late, and its memory with it.
+    def _attempted(self, next_position: int, bad: Sequence[BadExample]) -> None:
+        self._quarantine(bad)
+        self.position = next_position
+
+    def _quarantine(self, bad: Sequence[BadExample]) -> None:
+        if bad:
+            indices = self._indices(np.array([example.position for example in bad]))
+            self.quarantine.add(dict(zip(indices.tolist(), bad, strict=True)))
+
+    def _names(self, instead: Mapping[int, str], position: int, count: int) -> list[str]:
+        """The names of what was read."""
+        due = self.example_ids(position, count)
+        return [instead.get(place, name) for place, name in enumerate(due, position)]
+
+    def _evaluation_batch(self, micro_batch: int, rows: ReadRows, position: int) -> EvaluationBatch:
+        batch = self._batch(EvaluationBatch, rows, position, micro_batch, range(1))
+        batch.valid = min(micro_batch, len(self.reader) - position) - len(batch.bad)
+        batch.bad = [example._replace(replaced_by="") for example in batch.bad]
         return batch
 
-    def _batch(self, kind: type[AnyBatch], fields: Fields, position: int, batch_size: int, towers: range) -> AnyBatch:
-        return kind(
-            fields,
+    def _batch(self, kind: type[AnyBatch], rows: ReadRows, position: int, batch_size: int, towers: range) -> AnyBatch:
+        batch = kind(
+            rows.fields,
             position=position,
             batch_size=batch_size,
             towers=towers,
             seed=self.seed,
             epoch_size=self.epoch_size,
         )
+        batch.bad = [self._bad_example(found) for found in rows.bad]
+        return batch
+
+    def _bad_example(self, found: Found) -> BadExample:
+        name, instead = map(self.reader.example_id, (found.index, found.read_instead))
+        return BadExample(found.position, name, found.reason, instead)
 
     def _starts(self) -> Iterator[int]:
         """Where the batches start that are due."""
         return filterfalse(frozenset(self.skipped).__contains__, count(self.position, self.batch_size))
 
-    def _training_rows(self, offsets: Int64s, starts: Iterator[int]) -> Iterator[_Rows]:
+    def _training_rows(self, offsets: Int64s, starts: Iterator[int]) -> Iterator[Rows]:
         batches_at_once = max(1, _ROWS_AT_ONCE // len(offsets))
         while True:
             some = np.fromiter(islice(starts, batches_at_once), np.int64)
             positions = some[:, None] + offsets
-            indices = self.order.indices(positions.ravel(), len(self.reader), self.seed).reshape(positions.shape)
-            yield from map(_Rows, positions, indices)
+            yield from map(Rows, positions, self._indices(positions.ravel()).reshape(positions.shape))
 
-    def _evaluation_rows(self, micro_batch: int, start: int) -> _Rows:
-        indices = np.minimum(np.arange(start, start + micro_batch), len(self.reader) - 1)
-        return _Rows(indices, indices)
-
-    def _source(self, rows: Iterator[_Rows], num_workers: int) -> Generator[Fields, None, None]:
-        num_processes = 0
-        if self.reader.cost == "decode":
-            num_processes = default_num_processes(num_workers) if self.num_processes is None else self.num_processes
-        return read_in_order(self._read, rows, num_processes, self.prefetch)
-
-    def _read(self, rows: _Rows) -> Fields:
-        fields = read_examples(self.reader, rows.indices)
-        if self.augment:
-            draws = Draws(self.seed, rows.positions)
-            for augment in self.augment:
-                fields = augment(fields, draws)
-        return fields
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Rows of one batch: their positions in the stream, and the examples that stand there."""
-
-    positions: Int64s
-    indices: Int64s
-
-    def __str__(self) -> str:
-        return f"positions {self.positions[0]} to {self.positions[-1]} of the stream"
+    def _source(
+        self, reading: Reading, rows: Iterator[Rows], num_workers: int
+    ) -> Generator[Timed[ReadRows], None, None]:
+        return self.crew.read(reading, rows, num_workers, needs_decoding=self.reader.cost == "decode")
 
 
 def _delivered(
-    source: Generator[Fields, None, None],
+    source: Generator[Timed[ReadRows], None, None],
     positions: Iterable[int],
     device: torch.device,
-    batch_of: Callable[[Fields, int], AnyBatch],
+    batch_of: Callable[[ReadRows, int], AnyBatch],
 ) -> Generator[AnyBatch, None, None]:
     """Yield a batch for each position, on the device, and close the source in the end."""
     with closing(source):
         for position in positions:
             started = time.perf_counter()
-            batch = batch_of(_moved(next(source), device), position)
-            batch.wait_seconds = time.perf_counter() - started
+            rows, seconds, queue_fill = next(source)
+            arrived = time.perf_counter()
+            batch = batch_of(rows._replace(fields=_moved(rows.fields, device)), position)
+            now = time.perf_counter()
+            batch.wait_seconds = now - started
+            batch.stage_seconds = {**seconds, "copy": now - arrived}
+            batch.queue_fill = queue_fill
             yield batch
 
 
@@ -285,29 +321,3 @@ def _moved(fields: Fields, device: torch.device) -> Fields:
         return fields
     moved: Fields = map_leaves(fields, torch.Tensor, lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
     return moved
-
-
-def _offsets(batch_size: int, towers: range, num_towers: int) -> Int64s:
-    """Places within a batch of the rows of `towers`."""
-    if batch_size % num_towers:
-        below = batch_size // num_towers * num_towers
-        near = f"{below} or {below + num_towers}" if below else f"{num_towers}"
-        raise InputError(
-            f"A batch of {batch_size} examples cannot be cut into {num_towers} equal parts.",
-            given=f"batch size {batch_size}, {num_towers} towers",
-            expected="a batch size that divides by the number of towers",
-            mend=f"use a batch size of {near}, or another number of towers",
-        )
-    share = batch_size // num_towers
-    return (np.asarray(towers, dtype=np.int64)[:, None] * share + np.arange(share)).ravel()
-
-
-def _check_positive(**given: int) -> None:
-    for name, value in given.items():
-        if value < 1:
-            raise InputError(
-                f"{name} is {value}.",
-                given=f"{name}={value}",
-                expected="a whole number above 0",
-                mend=f"give a {name} of 1 or more",
-            )

@@ -23,44 +23,41 @@ import math
 import mmap
 import os
 import signal
+import struct
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import count, cycle, islice
 from multiprocessing import get_context, reduction
 from multiprocessing.connection import Connection, wait
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import torch
 
-from lockstep.cores import usable_cores
-from lockstep.errors import InputError, LockstepError, WorkerError
-
-Job = TypeVar("Job")
-Fields = dict[str, Any]
+from lockstep.data.ahead import Job, Result, Timed
+from lockstep.errors import LockstepError, WorkerError
+from lockstep.stages import measured, stage
 
 _PR_SET_PDEATHSIG = 1
 _ALIGNMENT = 64
-_MOST = 8
+_COUNT = struct.Struct("=q")
 
 
-def read_in_order(
-    read: Callable[[Job], Fields], jobs: Iterator[Job], num_processes: int, prefetch: int
-) -> Generator[Fields, None, None]:
-    """Yield `read(job)` for each job, in order; with 0 processes in this one, nothing read ahead.
+def read_in_processes(
+    read: Callable[[Job], Result], jobs: Iterator[Job], num_processes: int, prefetch: int
+) -> Generator[Timed[Result], None, None]:
+    """Yield what `read` makes of each job, in order.
 
-    Otherwise job k is read by process k % num_processes, each of which is up to `prefetch` jobs ahead. They live until
-    the generator is closed, and die with the thread that first asked for a batch.
+    Job k is read by process k % num_processes, each of which is up to `prefetch` jobs ahead. They live until the
+    generator is closed, and die with the thread that first asked for a batch.
 
     Raises:
         LockstepError: what `read` raised, as the same class.
-        WorkerError: `read` raised something else in a loader process, or a loader process died.
+        WorkerError: `read` raised something else, or a loader process died.
     """
-    if not num_processes:
-        yield from map(read, jobs)
-        return
-    crew: list[_LoaderProcess[Job]] = []
+    crew: list[_LoaderProcess[Job, Result]] = []
     try:
         for number in range(num_processes):
             crew.append(_LoaderProcess(number, read))
@@ -68,55 +65,32 @@ def read_in_order(
             process.ask(job)
         turns = cycle(crew)
         while (process := next(turns)).asked:
-            fields = process.answer(crew)
+            queue_fill = sum(each.num_ready for each in crew) / (num_processes * prefetch)
+            answer = process.answer(crew)
             for job in islice(jobs, 1):
                 process.ask(job)
-            yield fields
+            yield answer._replace(queue_fill=queue_fill)
     finally:
         for process in crew:
             process.end()
 
 
-def check_num_processes(num_processes: int | None) -> None:
-    """Refuse a number of loader processes that cannot be had.
-
-    Raises:
-        InputError: it is negative, or above 0 where the system has no memfd and no safe fork.
-    """
-    if num_processes is not None and num_processes < 0:
-        raise InputError(
-            f"{num_processes} loader processes cannot read anything.",
-            given=f"num_processes={num_processes}",
-            expected="0 (the trainer's own process reads) or more",
-            mend="leave num_processes out to have it chosen",
-        )
-    if num_processes and not hasattr(os, "memfd_create"):
-        raise InputError(
-            "Loader processes need Linux.",
-            given=f"num_processes={num_processes}",
-            expected="0 on this system, which has no memfd to share batches through",
-            mend="leave num_processes out: the trainer's own process reads",
-        )
-
-
-def default_num_processes(num_workers: int) -> int:
-    """Loader processes for each of `num_workers` workers on this host: its share of the cores left over."""
-    if not hasattr(os, "memfd_create"):
-        return 0
-    return min(_MOST, max(1, (usable_cores() - num_workers) // num_workers))
-
-
-class _LoaderProcess(Generic[Job]):
+class _LoaderProcess(Generic[Job, Result]):
     """One loader process, as the trainer sees it."""
 
-    def __init__(self, number: int, read: Callable[[Job], Fields]) -> None:
+    def __init__(self, number: int, read: Callable[[Job], Result]) -> None:
         context = get_context("fork")
         self.asked: deque[Job] = deque()
+        self._finished = mmap.mmap(-1, _COUNT.size)
+        self._num_taken = 0
         self._pipe, theirs = context.Pipe()
         # Looked up before the fork: the child must not wait for the dynamic linker's lock.
         prctl = ctypes.CDLL(None).prctl
         self._process = context.Process(
-            target=_serve, args=(theirs, read, os.getpid(), prctl), name=f"loader process {number}", daemon=True
+            target=_serve,
+            args=(theirs, read, self._finished, os.getpid(), prctl),
+            name=f"loader process {number}",
+            daemon=True,
         )
         # Terminals and schedulers signal every process of a run, and the trainer answers: it still wants its last
         # batches. The child is born with these signals blocked, and keeps them so.
@@ -137,23 +111,29 @@ class _LoaderProcess(Generic[Job]):
             raise self._lost(job) from error
         self.asked.append(job)
 
-    def answer(self, crew: Sequence[_LoaderProcess[Job]]) -> Fields:
+    @property
+    def num_ready(self) -> int:
+        """Jobs that it has finished and nobody has asked for yet."""
+        finished: int = _COUNT.unpack(self._finished)[0]
+        return finished - self._num_taken
+
+    def answer(self, crew: Sequence[_LoaderProcess[Job, Result]]) -> Timed[Result]:
         """Wait for the oldest job asked for, and for the death of any of the crew."""
         ready = wait([self._pipe, *(process._process.sentinel for process in crew)])
         for process in crew:
             if process._process.sentinel in ready:
                 raise process._lost(*islice(process.asked, 1))
         try:
-            answer, size = self._pipe.recv()
+            answer, size, seconds = self._pipe.recv()
             if isinstance(answer, _Failure):
                 raise answer.raised_in(self._process.name)
             descriptor = reduction.recv_handle(self._pipe)
         except (EOFError, ConnectionError) as error:
             raise self._lost(self.asked[0]) from error
         self.asked.popleft()
+        self._num_taken += 1
         memory = _mapped(descriptor, size)
-        fields: Fields = map_leaves(answer, _Stored, lambda stored: stored.within(memory))
-        return fields
+        return Timed(map_leaves(answer, _Stored, lambda stored: stored.within(memory)), seconds)
 
     def end(self) -> None:
         """Kill it: it holds nothing that could be lost."""
@@ -194,18 +174,31 @@ class _Failure:
         return error
 
 
-def _serve(pipe: Connection, read: Callable[[Any], Fields], trainer_pid: int, prctl: Callable[[int, int], int]) -> None:
+def _serve(
+    pipe: Connection,
+    read: Callable[[Any], Any],
+    finished: mmap.mmap,
+    trainer_pid: int,
+    prctl: Callable[[int, int], int],
+) -> None:
     """Read what is asked for, until killed."""
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != trainer_pid:  # It died before its death could be seen.
         return
     torch.set_num_threads(1)
-    while True:
+    for number in count(1):
         job = pipe.recv()
         try:
-            _send(pipe, read(job), trainer_pid)
+            with measured() as seconds:
+                result = read(job)
+                with stage("collate"):
+                    tree, descriptor, size = _shared(result)
+            with _closing(descriptor):
+                pipe.send((tree, size, seconds))
+                reduction.send_handle(pipe, descriptor, trainer_pid)
         except Exception as error:
-            pipe.send((_Failure(error if isinstance(error, LockstepError) else None, traceback.format_exc()), 0))
+            pipe.send((_Failure(error if isinstance(error, LockstepError) else None, traceback.format_exc()), 0, {}))
+        _COUNT.pack_into(finished, 0, number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +214,8 @@ class _Stored:
         return memory[self.offset : self.offset + num_bytes].view(self.dtype).view(self.shape)
 
 
-def _send(pipe: Connection, fields: Fields, trainer_pid: int) -> None:
+def _shared(result: Any) -> tuple[Any, int, int]:
+    """The result with its tensors moved to shared memory, the descriptor of that, and its size in bytes."""
     tensors: list[tuple[_Stored, torch.Tensor]] = []
     size = 0
 
@@ -232,7 +226,7 @@ def _send(pipe: Connection, fields: Fields, trainer_pid: int) -> None:
         size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
         return stored
 
-    rest = map_leaves(fields, torch.Tensor, placed)
+    tree = map_leaves(result, torch.Tensor, placed)
     size = max(size, 1)  # No memory of 0 bytes can be mapped.
     descriptor = os.memfd_create("lockstep-batch")
     try:
@@ -240,16 +234,22 @@ def _send(pipe: Connection, fields: Fields, trainer_pid: int) -> None:
         memory = _mapped(os.dup(descriptor), size)
         for stored, tensor in tensors:
             stored.within(memory).copy_(tensor)
-        pipe.send((rest, size))
-        reduction.send_handle(pipe, descriptor, trainer_pid)
-    finally:
+    except BaseException:
         os.close(descriptor)
+        raise
+    return tree, descriptor, size
 
 
 def _mapped(descriptor: int, size: int) -> torch.Tensor:
     """The shared memory behind a descriptor, which is closed, as bytes."""
-    try:
+    with _closing(descriptor):
         return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+
+
+@contextmanager
+def _closing(descriptor: int) -> Iterator[None]:
+    try:
+        yield
     finally:
         os.close(descriptor)
 
@@ -260,6 +260,8 @@ def map_leaves(tree: Any, kind: type, function: Callable[[Any], Any]) -> Any:
         return function(tree)
     if isinstance(tree, dict):
         return {name: map_leaves(value, kind, function) for name, value in tree.items()}
+    if hasattr(tree, "_fields") and isinstance(tree, tuple):  # a NamedTuple
+        return type(tree)(*(map_leaves(value, kind, function) for value in tree))
     if type(tree) in (list, tuple):
         return type(tree)(map_leaves(value, kind, function) for value in tree)
     return tree

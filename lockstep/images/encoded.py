@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from lockstep.images.decode import AS_STORED, Decoding, Region
+from lockstep.stages import stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,4 +39,5 @@ class EncodedImage:
             DataError: it is damaged, of no known format, or too large.
             InputError: the region does not lie within the image.
         """
-        return self.decoding.decode(self.data, self.source, region, at_least)
+        with stage("decode"):
+            return self.decoding.decode(self.data, self.source, region, at_least)

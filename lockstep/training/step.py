@@ -25,7 +25,7 @@ from lockstep.training.attempt import Attempt, Outcome
 from lockstep.training.preflight import check_fit, check_start
 from lockstep.training.refusals import act, explain
 from lockstep.training.state import TrainState
-from lockstep.types import Batch, Refusal, StepReport
+from lockstep.types import BadExample, Batch, Refusal, StepReport
 from lockstep.workers.rank import Worker, join
 
 if TYPE_CHECKING:
@@ -148,7 +148,8 @@ class BoundStep:
         if is_first:
             self.worker.group.agree("the names of losses and metrics", [list(n) for n in self._host.losses.names or ()])
         total = self._exchange.total(sums)
-        named, metrics, (missing, elapsed_seconds, stops) = self._read(total.numbers)
+        named, metrics, (missing, elapsed_seconds, stops, num_bad) = self._read(total.numbers)
+        bad = self._told_of_bad(batch) if num_bad else ()
         outcome = state.apply(self._attempt(total, named, terms.loss_scale, missing))
         refusal = self._refusal(outcome, losses, batch, sums) if outcome.refused else None
         batch.attempted()
@@ -166,8 +167,22 @@ class BoundStep:
             stop_requested=stops > 0,
             learning_rates=outcome.learning_rates,
             refusal=refusal,
+            stage_seconds=batch.stage_seconds,
+            queue_fill=batch.queue_fill,
+            bad=bad,
         )
         return batch.report
+
+    def _told_of_bad(self, batch: Batch) -> tuple[BadExample, ...]:
+        """The examples that could not be read on any worker; all of them come here together.
+
+        Raises:
+            DataError: the budget of such examples is used up.
+        """
+        found = self.worker.group.gather([list(example) for example in batch.bad])
+        bad = tuple(sorted(BadExample(*example) for examples in found for example in examples))
+        batch.quarantine(bad)
+        return bad
 
     def _resolve(self, batch: Batch) -> None:
         """Say once what epochs and batch sizes mean for the learning rates, now that the stream is known."""
@@ -193,7 +208,7 @@ class BoundStep:
             step=self._state.step,
             counts=self._exchange.counted([counts(part) for _, _, part in self._host.parts(batch)]) if counts else {},
             loss_scale=self._state.loss_scale.value if self.towers.precision == "fp16" else None,
-            extras=(elapsed_seconds, float(self.worker.pulse.stop_requested is not None)),
+            extras=(elapsed_seconds, float(self.worker.pulse.stop_requested is not None), float(len(batch.bad))),
         )
 
     def _attempt(self, total: Summand, losses: dict[str, float], loss_scale: float | None, missing: float) -> Attempt:

@@ -80,7 +80,7 @@ def test_the_position_moves_with_attempts_and_not_with_reading() -> None:
     stream = loader(seed=3)
     batches = stream.batches(range(1), 1)
     first, second = next(batches), next(batches)
-    assert stream.state() == {"seed": 3, "position": 0, "epoch_size": 10}
+    assert stream.state() == {"seed": 3, "position": 0, "num_examples": 10, "epoch_size": 10}
     first.attempted()
     second.attempted()
     assert stream.position == 8
@@ -122,6 +122,7 @@ def test_the_state_is_json_and_brings_the_stream_back() -> None:
     [
         ("seed", {"seed": 1, "position": 40, "epoch_size": 10}, 0),
         ("epoch_size", {"seed": 0, "position": 40, "epoch_size": 9}, 10),
+        ("num_examples", {"seed": 0, "position": 40, "num_examples": 9, "epoch_size": 10}, 10),
     ],
 )
 def test_the_state_of_another_stream_is_refused(name: str, other: dict[str, int], value: int) -> None:
@@ -169,15 +170,15 @@ def test_a_batch_that_does_not_divide_by_the_towers_is_refused(batch_size: int, 
     )
 
 
-@pytest.mark.parametrize("name", ["batch_size", "prefetch"])
-def test_sizes_below_one_are_refused(name: str) -> None:
+@pytest.mark.parametrize(("name", "least"), [("batch_size", 1), ("prefetch", 1), ("num_threads", 0), ("bad_budget", 0)])
+def test_sizes_that_make_no_sense_are_refused(name: str, least: int) -> None:
     with pytest.raises(InputError) as caught:
-        loader(**{name: 0})
+        loader(**{name: least - 1})
     assert str(caught.value) == (
-        f"{name} is 0.\n"
-        f"  given:    {name}=0\n"
-        "  expected: a whole number above 0\n"
-        f"  mend:     give a {name} of 1 or more"
+        f"{name} is out of range.\n"
+        f"  given:    {name}={least - 1}\n"
+        f"  expected: {least} or more, finite\n"
+        f"  mend:     give {name} a value in this range"
     )
 
 
@@ -268,7 +269,7 @@ def test_evaluation_is_alike_in_every_pass_and_leaves_the_stream() -> None:
 
 
 def test_evaluation_without_micro_batches_is_refused() -> None:
-    with pytest.raises(InputError, match="micro_batch is 0"):
+    with pytest.raises(InputError, match="micro_batch=0"):
         loader().evaluation_batches(0)
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lockstep import cores
-from lockstep.data import processes
+from lockstep.data import crew
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError, InputError, WorkerError
 from lockstep.randomness import Draws
@@ -282,28 +282,28 @@ def test_the_number_of_processes_follows_the_cores_that_are_free(
     read_quota = cores._cgroup_cores
     monkeypatch.setattr(cores, "_cgroup_cores", lambda _: read_quota(tmp_path))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-    assert processes.default_num_processes(num_workers) == expected
+    assert crew.default_num_processes(num_workers) == expected
 
 
 def test_fewer_than_no_processes_are_refused() -> None:
     with pytest.raises(InputError) as caught:
         Loader(Coded(), batch_size=4, num_processes=-1)
     assert str(caught.value) == (
-        "-1 loader processes cannot read anything.\n"
+        "num_processes is out of range.\n"
         "  given:    num_processes=-1\n"
-        "  expected: 0 (the trainer's own process reads) or more\n"
-        "  mend:     leave num_processes out to have it chosen"
+        "  expected: 0 or more, finite\n"
+        "  mend:     give num_processes a value in this range"
     )
 
 
 def test_where_there_is_no_shared_memory_the_trainer_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
-    assert processes.default_num_processes(1) == 0
+    assert crew.default_num_processes(1) == 0
     with pytest.raises(InputError) as caught:
         Loader(Coded(), batch_size=4, num_processes=1)
     assert str(caught.value) == (
         "Loader processes need Linux.\n"
         "  given:    num_processes=1\n"
         "  expected: 0 on this system, which has no memfd to share batches through\n"
-        "  mend:     leave num_processes out: the trainer's own process reads"
+        "  mend:     leave num_processes out, and the trainer's own process reads; or give num_threads"
     )
