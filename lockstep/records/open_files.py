@@ -6,7 +6,7 @@ import weakref
 from functools import lru_cache
 from pathlib import Path
 
-from lockstep.records.record_index import Version, check_version
+from lockstep.records.kept_index import Version, check_version
 from lockstep.records.record_streams import opened, read_at
 
 _MOST_OPEN = 128

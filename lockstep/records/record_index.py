@@ -1,31 +1,21 @@
-"""Where the records of a file lie: counted once, and kept for the next time.
-
-The index of `folder/name` is kept as `folder/.lockstep-index/name`; where that folder cannot be written, in the user's
-cache ($XDG_CACHE_HOME/lockstep/record-index, by default in ~/.cache). It holds for one size and one time of change
-of the file, to the nanosecond. Several processes may write it at once: each writes a file of its own and renames it.
-"""
+"""Where the records of a file lie: counted once, and kept for the next time."""
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
-import stat
 import struct
-import uuid
 from array import array
-from collections.abc import Iterator
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
 from lockstep.errors import DataError
 from lockstep.records.compressed import compression_of
 from lockstep.records.framing import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, Compression, Source, payload_length
+from lockstep.records.kept_index import Version, keep_index, kept_index, version_of
 from lockstep.records.record_streams import LARGEST_RECORD_BYTES, opened, read_all, read_at
 
 Int64s = npt.NDArray[np.int64]
@@ -39,21 +29,9 @@ _LONG_RECORD_BYTES = 1 << 13
 # A smaller plain file is counted in about the time that its index is read in.
 _WORTH_KEEPING_BYTES = 1 << 20
 
-_MAGIC = b"LSINDEX1"
-_KEPT = struct.Struct("<8sqqq")
-_CRC = struct.Struct("<I")
+_KIND = b"LSINDEX1"
+_COMPRESSION = struct.Struct("<q")
 _COMPRESSIONS: tuple[Compression | None, ...] = (None, "gzip", "zlib")
-
-_ANYBODY_WRITES = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
-
-_logger = logging.getLogger("lockstep")
-
-
-class Version(NamedTuple):
-    """What a file was when its records were counted."""
-
-    size_bytes: int
-    mtime_ns: int
 
 
 class RecordIndex(NamedTuple):
@@ -79,9 +57,8 @@ def index_of(path: Path, limit_bytes: int) -> RecordIndex:
         DataError: as `build_index`.
     """
     with opened(path) as file:
-        version = _version(file)
-    found = (_kept(place, version) for place in _places(path))
-    if index := next(filter(None, found), None):
+        version = version_of(file)
+    if index := kept_index(path, _KIND, version, partial(_decoded, version)):
         if index.compression and index.size_bytes > limit_bytes:
             raise too_large(str(path), f"{index.size_bytes} bytes", f"at most {limit_bytes} bytes")
         return index
@@ -102,25 +79,10 @@ def build_index(path: Path, limit_bytes: int = MEMORY_LIMIT_BYTES) -> RecordInde
         DataError: the file cannot be opened, is cut short, holds something else than records, or expands to more.
     """
     with opened(path) as file:
-        version = _version(file)
+        version = version_of(file)
         compression = compression_of(file.read(HEAD_BYTES), Source(path))
         lengths = _compressed_lengths(path, limit_bytes) if compression else _plain_lengths(file, path)
     return _index(np.array(lengths, dtype=np.int64), compression, version)
-
-
-def check_version(file: BinaryIO, path: Path, version: Version) -> None:
-    """Refuse a file that is not what it was when its records were counted.
-
-    Raises:
-        DataError: it has another size, or was changed at another time.
-    """
-    if (now := _version(file)) != version:
-        raise DataError(
-            f"{path} has changed since its records were counted.",
-            given=f"{now.size_bytes} bytes, changed at {now.mtime_ns} ns",
-            expected=f"{version.size_bytes} bytes, changed at {version.mtime_ns} ns",
-            mend="start again, and leave the files alone while they are read",
-        )
 
 
 def too_large(files: str, size: str, expected: str) -> DataError:
@@ -131,11 +93,6 @@ def too_large(files: str, size: str, expected: str) -> DataError:
         expected=f"{expected} (memory_limit_bytes, for all compressed files)",
         mend="raise the limit, or write them uncompressed: write_records(new, (record for _, record in read_all(old)))",
     )
-
-
-def _version(file: BinaryIO) -> Version:
-    status = os.fstat(file.fileno())
-    return Version(status.st_size, status.st_mtime_ns)
 
 
 def _index(lengths: Int64s, compression: Compression | None, version: Version) -> RecordIndex:
@@ -170,50 +127,16 @@ def _compressed_lengths(path: Path, limit_bytes: int) -> array[int]:
     return lengths
 
 
-def _places(path: Path) -> Iterator[Path]:
-    """Where the index of a file may be kept, the best place first."""
-    whole = path.absolute()
-    yield whole.parent / ".lockstep-index" / path.name
-    with suppress(RuntimeError):  # a user without a home
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        yield cache / "lockstep" / "record-index" / hashlib.sha256(os.fsencode(whole)).hexdigest()[:32]
-
-
-def _kept(place: Path, version: Version) -> RecordIndex | None:
-    """The index that is kept there, if it is one of the file as it is now."""
-    try:
-        data = place.read_bytes()
-    except OSError:
-        return None
-    end = len(data) - _CRC.size
-    if end >= _KEPT.size and google_crc32c.value(data[:end]) == _CRC.unpack_from(data, end)[0]:
-        magic, *kept_version, compression = _KEPT.unpack_from(data)
-        if (magic, *kept_version) != (_MAGIC, *version):
-            return None
-        lengths = np.frombuffer(data[_KEPT.size : end], dtype="<i8").astype(np.int64)
-        index = _index(lengths, _COMPRESSIONS[compression], version)
-        if index.compression or index.size_bytes == version.size_bytes:
-            return index
-    _logger.warning("%s is damaged: the records are counted again", place)
-    return None
-
-
 def _keep(index: RecordIndex, path: Path) -> None:
-    """Write the index where it can be written, without waiting for the disk: damage is seen when it is read."""
-    head = _KEPT.pack(_MAGIC, *index.version, _COMPRESSIONS.index(index.compression))
-    data = head + index.lengths.astype("<i8").tobytes()
-    data += _CRC.pack(google_crc32c.value(data))
-    for place in _places(path):
-        with suppress(OSError):
-            _make_folder(place.parent)
-            temporary = place.with_name(f".{place.name}.{uuid.uuid4().hex}.partial")
-            temporary.write_bytes(data)
-            temporary.replace(place)
-            return
+    compression = _COMPRESSION.pack(_COMPRESSIONS.index(index.compression))
+    keep_index(path, _KIND, index.version, compression + index.lengths.astype("<i8").tobytes())
 
 
-def _make_folder(folder: Path) -> None:
-    """Have the folder; a parent that says of itself that it is not to be written is not, even if root could."""
-    if folder.parent.is_dir() and not folder.parent.stat().st_mode & _ANYBODY_WRITES:
-        raise PermissionError(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+def _decoded(version: Version, content: bytes) -> RecordIndex | None:
+    """The index of this content; None if it is not one of the file as it is now."""
+    if len(content) < _COMPRESSION.size:
+        return None
+    (compression,) = _COMPRESSION.unpack_from(content)
+    lengths = np.frombuffer(content[_COMPRESSION.size :], dtype="<i8").astype(np.int64)
+    index = _index(lengths, _COMPRESSIONS[compression], version)
+    return index if index.compression or index.size_bytes == version.size_bytes else None

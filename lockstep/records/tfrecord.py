@@ -30,8 +30,9 @@ from lockstep.records.framing import (
     masked_crc32c,
     payload_of,
 )
+from lockstep.records.kept_index import check_version
 from lockstep.records.open_files import OpenFiles
-from lockstep.records.record_index import MEMORY_LIMIT_BYTES, Int64s, build_index, check_version, index_of, too_large
+from lockstep.records.record_index import MEMORY_LIMIT_BYTES, Int64s, build_index, index_of, too_large
 from lockstep.records.record_streams import opened, read_all, write_records
 from lockstep.records.shards import find_shards
 

@@ -11,8 +11,8 @@ import pytest
 
 from lockstep.errors import DataError
 from lockstep.records.framing import Compression
+from lockstep.records.kept_index import Version
 from lockstep.records.open_files import OpenFiles
-from lockstep.records.record_index import Version
 from lockstep.records.tfrecord import RecordFiles, write_records
 
 

@@ -1,0 +1,185 @@
+"""Where the samples of a tar archive lie, as WebDataset packs them: found once, and kept for the next time.
+
+A sample is the members that follow one another with one key: their name up to the first dot after the last slash. What
+comes after that dot is the member's ending: `train/0001.jpg` and `train/0001.cls` are one sample with two members.
+Only headers are read, not what lies between them.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lockstep.errors import DataError
+from lockstep.records.kept_index import Version, keep_index, kept_index, version_of
+from lockstep.records.record_streams import opened
+from lockstep.records.tar_headers import FILES, FOLDERS
+from lockstep.records.tar_members import Member, members_of, shown
+
+Int64s = npt.NDArray[np.int64]
+
+# A smaller archive is walked in about the time that its index is read in.
+_WORTH_KEEPING_BYTES = 1 << 20
+_MOST_NAMED = 5
+
+_KIND = b"LSTARIX1"
+_COUNTS = struct.Struct("<qqqq")
+
+_logger = logging.getLogger("lockstep")
+
+
+class TarIndex(NamedTuple):
+    """Where the members of the samples of an archive lie."""
+
+    offsets: Int64s
+    """Of each member's content from the start of the file, in bytes."""
+    sizes: Int64s
+    """Of each content, in bytes."""
+    starts: Int64s
+    """Number of each sample's first member; and of all members."""
+    name_stops: Int64s
+    """Where each name ends in `names`."""
+    names: bytes
+    """Of the members, one after the other; of tens of millions, a string each would be several times as large."""
+    not_read: bytes
+    """The names of what belongs to no sample, each with a zero after it."""
+    version: Version
+
+    def members(self, sample: int) -> range:
+        """The numbers of a sample's members."""
+        return range(int(self.starts[sample]), int(self.starts[sample + 1]))
+
+    def name(self, member: int) -> bytes:
+        """The name of a member."""
+        return self.names[int(self.name_stops[member - 1]) if member else 0 : int(self.name_stops[member])]
+
+
+def tar_index_of(path: Path) -> TarIndex:
+    """The index of an archive: the one that was kept if it still holds, else built, and kept if that is worth it.
+
+    What belongs to no sample is named in the log.
+
+    Raises:
+        DataError: as `build_tar_index`.
+    """
+    with opened(path) as file:
+        version = version_of(file)
+    index = kept_index(path, _KIND, version, partial(_decoded, version))
+    if index is None:
+        index = build_tar_index(path)
+        if version.size_bytes >= _WORTH_KEEPING_BYTES:
+            keep_index(path, _KIND, index.version, _encoded(index))
+    if names := index.not_read.split(b"\0")[:-1]:
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        _logger.warning("Not read in %s: %s%s", path, ", ".join(map(shown, names[:_MOST_NAMED])), more)
+    return index
+
+
+def build_tar_index(path: Path) -> TarIndex:
+    """Find all samples, from the headers alone.
+
+    Files without an ending, or with a dot first, belong to no sample, as in WebDataset; nor do folders and devices.
+
+    Raises:
+        DataError: the file cannot be opened, is no tar archive, compressed, cut short or damaged; or it holds links,
+            sparse files, or two members of one key and ending.
+    """
+    with opened(path) as file:
+        return _Samples(path).index(file)
+
+
+def key_and_ending(name: bytes) -> tuple[bytes, bytes]:
+    """A member's name in two: up to the first dot after the last slash, and what follows, in lower case.
+
+    The ending is empty where the member belongs to no sample.
+    """
+    folder, slash, base = name.rpartition(b"/")
+    stem, _, ending = base.partition(b".")
+    return folder + slash + stem, ending.lower() if stem else b""
+
+
+class _Samples:
+    """The samples of an archive, as they are found."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._members: list[Member] = []
+        self._starts: list[int] = []
+        self._not_read: list[bytes] = []
+        self._key: bytes | None = None
+        self._endings: set[bytes] = set()
+
+    def index(self, file: BinaryIO) -> TarIndex:
+        version = version_of(file)
+        for member in members_of(file, self._path, version.size_bytes):
+            if member.kind in FILES and key_and_ending(member.name)[1]:
+                self._add(member)
+            elif member.kind not in FOLDERS:
+                self._not_read.append(member.name)
+        return TarIndex(
+            np.array([member.offset for member in self._members], dtype=np.int64),
+            np.array([member.size_bytes for member in self._members], dtype=np.int64),
+            np.array([*self._starts, len(self._members)], dtype=np.int64),
+            np.cumsum([len(member.name) for member in self._members], dtype=np.int64),
+            b"".join(member.name for member in self._members),
+            b"".join(name + b"\0" for name in self._not_read),
+            version,
+        )
+
+    def _add(self, member: Member) -> None:
+        key, ending = key_and_ending(member.name)
+        if key != self._key:
+            self._key = key
+            self._endings.clear()
+            self._starts.append(len(self._members))
+        elif ending in self._endings:
+            raise DataError(
+                f"{self._path} holds two members of one key and ending.",
+                given=f"{shown(member.name)!r} at byte {member.start}, after another one in the sample {shown(key)!r}",
+                expected="members of a sample that end otherwise, upper and lower case being the same",
+                mend="rename one of them",
+            )
+        self._endings.add(ending)
+        self._members.append(member)
+
+
+def _encoded(index: TarIndex) -> bytes:
+    counts = len(index.offsets), len(index.starts), len(index.names), len(index.not_read)
+    arrays = np.concatenate([index.offsets, index.sizes, index.starts, index.name_stops])
+    return b"".join([_COUNTS.pack(*counts), arrays.astype("<i8").tobytes(), index.names, index.not_read])
+
+
+def _decoded(version: Version, content: bytes) -> TarIndex | None:
+    """The index of this content; None if it is not one of an archive as large as this."""
+    if len(content) < _COUNTS.size:
+        return None
+    members, starts, names_bytes, not_read_bytes = _COUNTS.unpack_from(content)
+    numbers = 3 * members + starts
+    texts = _COUNTS.size + 8 * numbers  # where the names begin
+    if min(members, starts - 1, names_bytes) < 0 or len(content) != texts + names_bytes + not_read_bytes:
+        return None
+    array = np.frombuffer(content, dtype="<i8", count=numbers, offset=_COUNTS.size).astype(np.int64)
+    offsets, sizes, sample_starts, name_stops = np.split(array, [members, 2 * members, 2 * members + starts])
+    names, not_read = content[texts : texts + names_bytes], content[texts + names_bytes :]
+    index = TarIndex(offsets, sizes, sample_starts, name_stops, names, not_read, version)
+    return index if _is_sound(index) else None
+
+
+def _is_sound(index: TarIndex) -> bool:
+    """Whether all that the index names lies within the file, and within itself."""
+
+    def rises(numbers: Int64s, first: int, last: int) -> bool:
+        return bool((np.diff(numbers, prepend=first, append=last) >= 0).all())
+
+    ends = index.offsets + index.sizes
+    return (
+        rises(index.starts, 0, len(index.offsets))
+        and rises(index.name_stops, 0, len(index.names))
+        and rises(np.stack([index.offsets, ends], axis=1).ravel(), 0, index.version.size_bytes)
+    )
