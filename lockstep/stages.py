@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
@@ -65,7 +65,7 @@ def measured() -> Iterator[Seconds]:
         _thread.seconds, _thread.running = before
 
 
-def added(first: Seconds, second: Seconds) -> Seconds:
+def added(first: Mapping[str, float], second: Mapping[str, float]) -> Seconds:
     """The sum of two, by stage."""
     return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in {**first, **second}}
 

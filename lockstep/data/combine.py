@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lockstep.checks import check_range, check_type, wrong_type
 from lockstep.data.joining import Fields, Int64s, read_by_source, source_of
-from lockstep.data.readers import Cost, Reader
+from lockstep.data.readers import NO_DECODER, Cost, Reader, decoder_of
 from lockstep.errors import InputError
 from lockstep.randomness import Draws
 
@@ -51,6 +51,9 @@ class Concatenated:
         self.sizes = {name: len(reader) for name, reader in named.items()}
         """Number of examples of each source."""
         self.cost: Cost = "memory" if all(reader.cost == "memory" for reader in named.values()) else "decode"
+        decoders = sorted({decoder_of(reader) for reader in named.values()} - {NO_DECODER})
+        self.decoder = ", ".join(decoders) or NO_DECODER
+        """What decodes the images of the sources."""
         self._names, self._readers = list(named), list(named.values())
         self._starts = np.cumsum([0, *self.sizes.values()])
 

@@ -59,7 +59,9 @@ class ImageFolder:
         self._root = os.fspath(path)
         self._decoding = decoding
         # Looked up now: loader processes are forked from this one, and must find the decoder's library loaded.
-        _logger.info("Images in %s are decoded by %s", path, decoding.chosen)
+        self.decoder = decoding.chosen
+        """What decodes the images, with its version."""
+        _logger.info("Images in %s are decoded by %s", path, self.decoder)
         files = _files_by_class(Path(path), read_labels(Path(labels)) if labels else None)
         self.classes = (BACKGROUND, *files) if background else tuple(files)
         """The name of each class, by its label."""

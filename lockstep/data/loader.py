@@ -226,11 +226,6 @@ class Loader:
         """Names of the `count` examples from `position` of the stream on, whether they can be read or not."""
         return [self.reader.example_id(int(index)) for index in self._indices(np.arange(position, position + count))]
 
-    @property
-    def decoder(self) -> str:
-        """What decodes images, with its version: it can change bits; "none" where nothing is decoded."""
-        return getattr(self.reader, "decoder", "none")
-
     def _indices(self, positions: Int64s) -> Int64s:
         return self.order.indices(positions, len(self.reader), self.seed)
 

@@ -38,6 +38,15 @@ class Reader(Protocol):
         ...
 
 
+NO_DECODER = "none"
+
+
+def decoder_of(reader: Reader) -> str:
+    """What decodes the images of a reader, with its version: it can change bits. "none" where nothing is decoded."""
+    decoder: str = getattr(reader, "decoder", NO_DECODER)
+    return decoder
+
+
 class Arrays:
     """Examples that lie in memory: tensors of one length, a row an example.
 

@@ -44,12 +44,8 @@ def build(recipe: Recipe, worker: Worker) -> Parts:
     towers = recipe.towers_for(worker.num_workers)
     towers.check(recipe.batch_size, worker.num_workers)
     prepare(recipe, worker)
-    loader = Loader(
-        mnist_reader("train", _folder(recipe)),
-        batch_size=recipe.batch_size,
-        seed=recipe.seed,
-        augment=recipe.data.augment,
-    )
+    reader = mnist_reader(recipe.data.split, _folder(recipe))
+    loader = _loader(recipe, reader, order=recipe.feed.order, augment=recipe.data.augment)
     return Parts(_state(recipe, worker), loader, towers, classification_losses)
 
 
@@ -64,7 +60,22 @@ def held_out(recipe: Recipe, split: str) -> Loader:
     reader = mnist_reader(split, _folder(recipe))
     if recipe.evaluate.examples:
         reader = _First(reader, recipe.evaluate.examples)
-    return Loader(reader, batch_size=recipe.batch_size, order="sequential")
+    return _loader(recipe, reader, order="sequential")
+
+
+def _loader(recipe: Recipe, reader: Reader, **more: Any) -> Loader:
+    feed = recipe.feed
+    return Loader(
+        reader,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        num_processes=feed.num_processes,
+        num_threads=feed.num_threads,
+        prefetch=feed.prefetch,
+        bad_examples=feed.bad_examples,
+        bad_budget=feed.bad_budget,
+        **more,
+    )
 
 
 def prepare(recipe: Recipe, worker: Worker) -> None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from lockstep.checkpoints.retention import Retention
+from lockstep.data.bad_examples import Policy
+from lockstep.data.block_order import BlockShuffled
+from lockstep.data.crew import Crew
 from lockstep.errors import InputError
 from lockstep.evaluation.evaluate import Weights
 from lockstep.images.augment import RandomShift
@@ -62,7 +65,19 @@ CLASSES_OF: Mapping[Any, tuple[type, ...]] = {
 SAID_ELSEWHERE: Mapping[tuple[type, str], str] = {(Towers, "count"): "num_towers"}
 """Fields of parts that the recipe says in a field of its own."""
 
-HARMLESS = ("name", "num_workers", "device", "end", "checkpoints", "watch", "evaluate.every")
+HARMLESS = (
+    "name",
+    "num_workers",
+    "device",
+    "end",
+    "checkpoints",
+    "watch",
+    "evaluate.every",
+    "feed.num_processes",
+    "feed.num_threads",
+    "feed.prefetch",
+    "feed.bad_budget",
+)
 """Fields, or parts as a whole, that change nothing in what is trained: a resumed run may have others."""
 
 _TEN_STEPS, _TWO_MINUTES, _TEN_MINUTES = Interval(10, "steps"), Interval(120, "seconds"), Interval(600, "seconds")
@@ -75,8 +90,33 @@ class MnistData:
 
     folder: str | None = None
     """Where the four files are; None: the ones that come with the project."""
+    split: Literal["train", "validation", "test"] = "train"
+    """The examples to train on."""
     augment: tuple[RandomShift, ...] = ()
     """What happens to the images of a training batch, in this order."""
+
+
+@dataclass(frozen=True)
+class Feed:
+    """How the examples to train on reach a worker; who reads ahead changes nothing in what is read."""
+
+    order: Literal["shuffled", "sequential"] | BlockShuffled = "shuffled"
+    """A new permutation each epoch; or in blocks, for storage that is slow at random; or as they lie there."""
+    num_processes: int | None = None
+    """Loader processes of each worker; None: its share of the cores that are left over. They read what has to be
+    decoded; what lies in memory is read by the worker itself."""
+    num_threads: int = 0
+    """Loader threads, in place of processes."""
+    prefetch: int = 2
+    """Batches that each of them is ahead."""
+    bad_examples: Policy = "raise"
+    """An example that cannot be read ends the run, or is replaced by the next one of its epoch."""
+    bad_budget: int = 100
+    """More examples than this must not be replaced."""
+
+    def __post_init__(self) -> None:
+        Crew(self.num_processes, self.num_threads, self.prefetch)
+        _check_counts(0, bad_budget=self.bad_budget)
 
 
 @dataclass(frozen=True)
@@ -157,6 +197,8 @@ class Recipe:
     """What happens to the averaged gradients before the update, in this order."""
     average: MovingAverage | None = None
     """Moving average of the parameters, kept beside them."""
+    feed: Feed = field(default_factory=Feed)
+    """How the examples reach the workers."""
     loss_average: LossAverage = field(default_factory=LossAverage)
     """How the losses that are reported beside the raw ones are smoothed."""
     nonfinite: Nonfinite = "stop"

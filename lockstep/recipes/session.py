@@ -16,11 +16,13 @@ from lockstep.evaluation.evaluate import Evaluation, evaluate
 from lockstep.progress import End, Hours, Progress
 from lockstep.recipes.build import build, held_out, schedule_mismatch, score
 from lockstep.recipes.kept_batches import KeptBatches
+from lockstep.recipes.quarantine import QuarantineList
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.records import Records
 from lockstep.recipes.toml import to_toml
 from lockstep.recipes.workdir import Workdir
 from lockstep.reporting.console import Console
+from lockstep.reporting.input_totals import InputTotals
 from lockstep.training import choices
 from lockstep.training.choices import Choices
 from lockstep.training.hooks import every
@@ -59,6 +61,7 @@ class Session:
         self._kept = KeptBatches(path / "refused", self._parts.loader, worker) if path else None
         self._end = recipe.end
         self._latest: Progress | None = None
+        self._input = InputTotals()
 
     def run(self) -> StepReport | None:
         """Train to the end of the recipe, or until stopped, with a checkpoint at the start and at the end.
@@ -103,6 +106,8 @@ class Session:
             )
             self._save()
             self._mark("stop" if last and last.stop_requested else "end", parts.state.step)
+        if last and self._worker.is_chief:
+            log.info("%s", self._input)
         return last
 
     def _roll_back(self, error: NonFiniteError) -> dict[str, Any]:
@@ -131,8 +136,9 @@ class Session:
     def _hooks(self, stack: ExitStack, start: Progress) -> list[Hook]:
         """In this order: what a checkpoint stands for is on the disk before it."""
         recipe = self._recipe
-        hooks: list[Hook] = [self._look]
+        hooks: list[Hook] = [self._look, self._input.add]
         if self._worker.is_chief:
+            hooks.append(QuarantineList(self._workdir.quarantine if self._workdir else None, self._parts.loader))
             console = Console(recipe.watch.console, batch_size=recipe.batch_size, end=self._end)
             stack.callback(console.close)
             hooks.append(console)
@@ -190,13 +196,15 @@ class Session:
         exact = getattr(self._recipe.exchange, "exact", False)
         saved = worker.group.broadcast(workdir.saved_choices() if workdir and worker.is_chief else None)
         before = Choices(**saved) if saved else None
-        now = choices.resolve(parts.state, parts.towers, worker, exact=exact, saved=before)
+        now = choices.resolve(parts.state, parts.towers, parts.loader, worker, exact=exact, saved=before)
         torch.set_num_threads(now.threads)
         changed = choices.differences(before, now) if before else []
         if exact:
             choices.refuse_changed(changed)
         if worker.is_chief:
             log.info("%s: %s", _crew(worker, parts.towers.count), now)
+            if parts.loader.reader.cost == "decode":
+                log.info("%s", parts.loader.crew.describe(worker.num_local_workers))
             mismatch = schedule_mismatch(self._recipe, parts.loader.epoch_size)
             if mismatch:
                 log.warning("%s", mismatch)

@@ -7,6 +7,7 @@ checkpoints/      one folder a checkpoint
 metrics.jsonl     losses, learning rate, evaluations
 summaries/        the same for TensorBoard
 refused/          batches that were not finite, to be looked at
+quarantine.jsonl  examples that could not be read
 .lock             held while the run is going on
 """
 
@@ -33,6 +34,7 @@ if sys.platform != "win32":
 
 
 RECIPE, CHOICES, HISTORY, LOCK = "recipe.toml", "choices.json", "history.jsonl", ".lock"
+QUARANTINE = "quarantine.jsonl"
 
 
 class Workdir:
@@ -40,6 +42,11 @@ class Workdir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    @property
+    def quarantine(self) -> Path:
+        """The list of examples that could not be read."""
+        return self.path / QUARANTINE
 
     def recipe(self) -> Recipe | None:
         """The recipe of the run in this folder; None where the folder is empty or not there yet.

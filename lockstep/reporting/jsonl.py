@@ -55,6 +55,7 @@ class MetricsFile:
                 **rates,
                 "gradient_norm": report.gradient_norm,
                 "refused": report.refused,
+                **({"bad_examples": len(report.bad)} if report.bad else {}),
             }
         )
 

@@ -10,6 +10,7 @@ from lockstep.errors import WorkdirError
 from lockstep.progress import Interval, Progress
 from lockstep.reporting import summary_values
 from lockstep.reporting.events import EventFile, cut_events, event_paths
+from lockstep.reporting.input_totals import InputTotals
 from lockstep.reporting.pace import Pace, moment_before
 from lockstep.types import StepReport
 
@@ -37,6 +38,7 @@ class Summaries:
         self._interval = interval
         self._file = EventFile(folder)
         self._pace = Pace()
+        self._input = InputTotals()
         self._latest: Progress | None = None
         self._unwritten: StepReport | None = None
         self._is_due = False
@@ -48,6 +50,7 @@ class Summaries:
         before, self._latest = self._latest or moment_before(report), report.progress
         self._is_due = self._is_due or self._interval.passed(before, report.progress)
         self._pace.add(report)
+        self._input.add(report)
         if not report.refused:
             self._unwritten = report
             if self._is_due:
@@ -89,8 +92,9 @@ class Summaries:
             self._file.close()
 
     def _write(self, report: StepReport) -> None:
-        self._file.write(summary_values.scalars(_scalars(report, self._pace)), report.step)
+        self._file.write(summary_values.scalars({**_scalars(report, self._pace), **self._input.scalars()}), report.step)
         self._pace.clear()
+        self._input = InputTotals()
         self._unwritten = None
         self._is_due = False
 

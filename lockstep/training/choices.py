@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from lockstep.cores import usable_cores
+from lockstep.data.loader import Loader
+from lockstep.data.readers import decoder_of
 from lockstep.errors import WorkdirError
 from lockstep.parallel.towers import Towers
 from lockstep.training.state import TrainState
@@ -63,7 +65,9 @@ class Choices:
         return ", ".join(parts)
 
 
-def resolve(state: TrainState, towers: Towers, worker: Worker, *, exact: bool, saved: Choices | None) -> Choices:
+def resolve(
+    state: TrainState, towers: Towers, loader: Loader, worker: Worker, *, exact: bool, saved: Choices | None
+) -> Choices:
     """The choices of this start of a run: those of its first start where they were saved, else what suits the machine.
 
     One thread a worker on a CPU where exactness is asked for; else the cores that each worker has to itself.
@@ -77,7 +81,7 @@ def resolve(state: TrainState, towers: Towers, worker: Worker, *, exact: bool, s
         memory_format="channels_last" if towers.channels_last else "contiguous",
         kernels=state.kernels,
         compilation="on" if towers.compile else "off",
-        decoder="none",
+        decoder=decoder_of(loader.reader),
         torch=torch.__version__,
         lockstep=__version__,
     )

@@ -55,6 +55,7 @@ def test_scalars_of_a_step(tmp_path: Path, make_report) -> None:
             "examples_per_second": 1280.0,
             "steps_per_second": 10.0,
             "data_wait_share": 0.01,
+            "input/bad_examples": 0.0,
         }
     )
 
