@@ -1,0 +1,204 @@
+"""What the features of records mean: from parsed examples to the fields of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.errors import DataError
+from lockstep.images.decode import Decoding
+from lockstep.images.encoded import EncodedImage
+from lockstep.records.example import Float32s, Int64s, Values, scan_example
+
+EDGES = ("ymin", "xmin", "ymax", "xmax")
+
+# What rounding, or an object that is cut off by the image's edge, leaves outside of it. Boxes in pixels exceed it.
+_BEYOND = 0.1
+_NAMED_AT_MOST = 20
+
+
+class Schema(Protocol):
+    """What `ImageRecords` makes of records; a frozen dataclass with these is one."""
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The names of all features that `fields` asks for; others are not parsed."""
+        ...
+
+    def fields(self, examples: Sequence[ParsedExample]) -> dict[str, Any]:
+        """The fields of a batch: tensors with the batch first, or lists of its length.
+
+        Raises:
+            DataError: naming the record and the feature that cannot be used.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedExample:
+    """The features of one record that a schema wants. Asked for one, it answers or names the record in an error."""
+
+    features: dict[str, Values] = field(repr=False)
+    """The values by feature; one that the record has not got is missing."""
+    source: str
+    """The record and its file, as errors name it."""
+    decoding: Decoding
+    """How its images are decoded."""
+    record: Callable[[], bytes] = field(repr=False)
+    """Reads the record again, to say in an error what else it holds: kept, it would hold its images twice."""
+
+    def image(self, name: str) -> EncodedImage:
+        """The one image of a feature.
+
+        Raises:
+            DataError: there is none, or more than one.
+        """
+        return self.images(name, 1)[0]
+
+    def images(self, name: str, count: int) -> list[EncodedImage]:
+        """The images of a feature.
+
+        Raises:
+            DataError: there are more or fewer.
+        """
+        values = self.byte_strings(name)
+        if len(values) != count:
+            raise self.unusable(name, f"{count} encoded image{'s' * (count > 1)}")
+        return [EncodedImage(value, self.source, self.decoding) for value in values]
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """The one int64 of a feature.
+
+        Args:
+            name: of the feature.
+            default: for a record that has not got the feature; None if it must.
+
+        Raises:
+            DataError: it has another number of values, or of another kind, or is missing without a default.
+        """
+        if default is not None and name not in self.features:
+            return default
+        values = self.int64s(name)
+        if len(values) != 1:
+            raise self.unusable(name, "one int64")
+        return int(values[0])
+
+    def text(self, name: str) -> str:
+        """The one text of a feature; "" if it is missing.
+
+        Raises:
+            DataError: it has another number of values, or of another kind.
+        """
+        if name not in self.features:
+            return ""
+        values = self.texts(name)
+        if len(values) != 1:
+            raise self.unusable(name, "one text")
+        return values[0]
+
+    def texts(self, name: str) -> list[str]:
+        """The texts of a feature, none if it is missing; bytes that are not UTF-8 come as the sign for that.
+
+        Raises:
+            DataError: the feature holds numbers.
+        """
+        return [value.decode(errors="replace") for value in self.byte_strings(name)]
+
+    def byte_strings(self, name: str) -> list[bytes]:
+        """The values of a feature, none if it is missing.
+
+        Raises:
+            DataError: the feature holds numbers.
+        """
+        values = self.features.get(name, [])
+        if not isinstance(values, list):
+            raise self.unusable(name, "byte strings")
+        return values
+
+    def int64s(self, name: str, count: int | None = None) -> Int64s:
+        """The values of a feature, none if it is missing.
+
+        Args:
+            name: of the feature.
+            count: how many there must be, if there are any.
+
+        Raises:
+            DataError: they are of another kind, or more or fewer.
+        """
+        values: Int64s = self._numbers(name, count, np.dtype(np.int64))
+        return values
+
+    def float32s(self, name: str, count: int | None = None) -> Float32s:
+        """As `int64s`, of a feature of float32."""
+        values: Float32s = self._numbers(name, count, np.dtype(np.float32))
+        return values
+
+    def unusable(self, name: str, expected: str, given: str = "") -> DataError:
+        """The error for a feature that cannot be used; `given` is by default how many values of which kind it has."""
+        return DataError(
+            f"{self.source} has no usable feature {name!r}.",
+            given=given or self._given(name),
+            expected=expected,
+            mend="name the feature that holds it, read the file by another schema, or write the records again",
+        )
+
+    def _numbers(self, name: str, count: int | None, dtype: np.dtype[Any]) -> Any:
+        values = self.features.get(name)
+        if values is None:
+            return np.empty(0, dtype)
+        if isinstance(values, list) or values.dtype != dtype:
+            raise self.unusable(name, f"values of {dtype}")
+        if count is not None and len(values) not in (0, count):
+            raise self.unusable(name, f"{count} values of {dtype}, or none")
+        return values
+
+    def _given(self, name: str) -> str:
+        values = self.features.get(name)
+        if values is None:
+            names = sorted(scan_example(self.record(), self.source))
+            more = len(names) - _NAMED_AT_MOST
+            listed = ", ".join(islice(names, _NAMED_AT_MOST)) or "(none)"
+            return f"the features {listed}" + (f" and {more} more" if more > 0 else "")
+        return f"{len(values)} values of {'bytes' if isinstance(values, list) else values.dtype}"
+
+
+def boxes_of(examples: Sequence[ParsedExample], prefix: str) -> list[Tensor]:
+    """The boxes of each example: float32 (boxes, 4) of top, left, bottom and right as shares of height and width.
+
+    They come from the features `ymin`, `xmin`, `ymax` and `xmax`, each missing where there are none. What lies outside
+    of the image by up to a tenth of it is clipped.
+
+    Raises:
+        DataError: the four have not equally many values; or a box is no number, upside down, or farther outside: it is
+            one of pixels.
+    """
+    boxes = [_boxes_of(example, prefix) for example in examples]
+    joined = np.concatenate([np.empty((0, 4), np.float32), *boxes])
+    first, last = joined[:, :2], joined[:, 2:]
+    usable = (first >= -_BEYOND) & (first <= last) & (last <= 1 + _BEYOND)  # NaN is none of these
+    if not usable.all():
+        wrong = int(np.flatnonzero(~usable.all(1))[0])
+        example = examples[int(np.searchsorted(np.cumsum([len(each) for each in boxes]), wrong, side="right"))]
+        edge = EDGES[int(usable[wrong].argmin())]
+        raise example.unusable(
+            prefix + edge,
+            "shares of height and width from 0 to 1, the top before the bottom and the left before the right",
+            given="a box of top, left, bottom and right " + ", ".join(f"{share:g}" for share in joined[wrong]),
+        )
+    return list(torch.split(torch.from_numpy(joined.clip(0, 1)), [len(each) for each in boxes]))
+
+
+def _boxes_of(example: ParsedExample, prefix: str) -> Float32s:
+    """As the record has them, shape (boxes, 4)."""
+    edges = [example.float32s(prefix + edge) for edge in EDGES]
+    count = max(map(len, edges))
+    for edge, values in zip(EDGES, edges, strict=True):
+        if len(values) != count:
+            raise example.unusable(prefix + edge, f"{count} values of float32, as many as of another edge")
+    return np.stack(edges, axis=1)

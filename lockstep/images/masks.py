@@ -1,0 +1,81 @@
+"""Masks of the objects in an image that are not decoded yet: decoded, they take many times the memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lockstep.errors import DataError
+from lockstep.images.decode import AS_STORED, Decoding
+
+
+@dataclass(frozen=True, slots=True)
+class PngMasks:
+    """A mask for each object of an image, each the bytes of an image file of its own, most often a PNG."""
+
+    data: tuple[bytes, ...] = field(repr=False)
+    height: int
+    """Of each mask, in pixels."""
+    width: int
+    source: str
+    """The file, or the record and its file, as errors name it."""
+    decoding: Decoding = AS_STORED
+
+    def __len__(self) -> int:
+        """Number of masks."""
+        return len(self.data)
+
+    def decode(self) -> Tensor:
+        """The masks: uint8 of shape (masks, height, width), 1 where a pixel is not black, else 0.
+
+        Raises:
+            DataError: one is damaged, of no known format, or its header announces another size; this is found out
+                before memory is taken.
+        """
+        sources = [f"{self.source.removesuffix(',')}, mask {number}," for number in range(len(self.data))]
+        for data, source in zip(self.data, sources, strict=True):
+            self._check_size(self.decoding.size(data, source), source)
+        masks = torch.empty(len(self.data), self.height, self.width, dtype=torch.uint8)
+        for mask, data, source in zip(masks, self.data, sources, strict=True):
+            red, green, blue = self.decoding.decode(data, source)
+            torch.gt(red | green | blue, 0, out=mask)
+        return masks
+
+    def _check_size(self, size: tuple[int, int], source: str) -> None:
+        width, height = size
+        if (height, width) != (self.height, self.width):
+            raise DataError(
+                f"{source} has not the size of its image.",
+                given=f"a header that announces {width} x {height} pixels",
+                expected=f"{self.width} x {self.height} pixels",
+                mend="write masks of the whole image",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMasks:
+    """A mask for each object of an image, of one bit a pixel."""
+
+    bits: bytes = field(repr=False)
+    """Row after row, mask after mask, the first pixel in the highest bit; `dense_masks` packs them."""
+    count: int
+    height: int
+    width: int
+
+    def __len__(self) -> int:
+        """Number of masks."""
+        return self.count
+
+    def decode(self) -> Tensor:
+        """The masks: uint8 of shape (masks, height, width), of 0 and 1."""
+        pixels = np.unpackbits(np.frombuffer(self.bits, np.uint8), count=self.count * self.height * self.width)
+        return torch.from_numpy(pixels).view(self.count, self.height, self.width)
+
+
+def dense_masks(values: npt.NDArray[np.float32], height: int, width: int) -> DenseMasks:
+    """Masks from numbers above 0 where the objects are; any shape that holds masks x height x width values."""
+    return DenseMasks(np.packbits(values > 0).tobytes(), values.size // (height * width), height, width)
