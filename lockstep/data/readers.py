@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, Protocol, cast
 
 import numpy as np
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from lockstep.errors import DataError, InputError, LockstepError
+from lockstep.data.collate import Collation
+from lockstep.errors import InputError, LockstepError
 
 Int64s = npt.NDArray[np.int64]
 Cost = Literal["memory", "decode"]
@@ -91,9 +92,10 @@ class TorchDataset:
                 f"{type(dataset).__name__} has no examples by index.",
                 given="an iterable dataset" if iterable else repr(dataset),
                 expected="a map-style dataset, with __len__ and __getitem__",
-                mend="give it both: the stream is exact because every example has an index",
+                mend="give it both; or train with ls.data.IterableLoader(dataset, ...), which cannot resume exactly",
             )
         self._dataset = dataset
+        self._collation = Collation(type(dataset).__name__, "__getitem__")
 
     def __len__(self) -> int:
         return len(cast(Any, self._dataset))
@@ -104,48 +106,19 @@ class TorchDataset:
         Raises:
             DataError: an item cannot be read, or does not fit the first one; it is named.
         """
-        items = [self._item(index) for index in indices.tolist()]
-        for index, item in zip(indices, items, strict=True):
-            if item.keys() != items[0].keys():
-                raise self._unfit(index, f"the fields {_names(item)}", f"{_names(items[0])}, as in item {indices[0]}")
-        return {name: self._stacked(name, [item[name] for item in items], indices) for name in items[0]}
+        return self._collation.batch_of([self._item(index) for index in indices.tolist()], indices)
 
     def example_id(self, index: int) -> str:
         """Its index."""
         return str(index)
 
-    def _item(self, index: int) -> Mapping[str, Any]:
+    def _item(self, index: int) -> Any:
         try:
-            item = self._dataset[index]
+            return self._dataset[index]
         except LockstepError:
             raise
         except Exception as error:
-            raise self._unfit(index, f"{type(error).__name__}: {error}", "an item") from error
-        if isinstance(item, Mapping):
-            return item
-        if isinstance(item, tuple | list) and len(item) == 2:
-            return {"image": item[0], "label": item[1]}
-        size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
-        raise self._unfit(index, f"a {type(item).__name__}{size}", "a dict of fields, or a pair (image, label)")
-
-    def _stacked(self, name: str, values: Sequence[Any], indices: Int64s) -> Tensor | list[Any]:
-        tensors = [_as_tensor(value) for value in values]
-        stackable = [tensor for tensor in tensors if tensor is not None]
-        if len(stackable) < len(values):
-            return list(values)
-        for index, tensor in zip(indices, stackable, strict=True):
-            if tensor.shape != stackable[0].shape:
-                expected = f"{tuple(stackable[0].shape)}, as in item {indices[0]}"
-                raise self._unfit(index, f"{name!r} of shape {tuple(tensor.shape)}", expected)
-        return torch.stack(stackable)
-
-    def _unfit(self, index: int, given: str, expected: str) -> DataError:
-        return DataError(
-            f"Item {index} of {type(self._dataset).__name__} cannot be used.",
-            given=given,
-            expected=expected,
-            mend="mend __getitem__ of the dataset, or leave the item out",
-        )
+            raise self._collation.failed(index, error) from error
 
 
 def _number_of_rows(fields: Mapping[str, Tensor]) -> int:
@@ -174,18 +147,3 @@ def _number_of_rows(fields: Mapping[str, Tensor]) -> int:
                 mend="give every field one row for each example",
             )
     return length
-
-
-def _as_tensor(value: Any) -> Tensor | None:
-    """The value as a tensor, where it is numbers."""
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, bool | int | float):
-        return torch.tensor(value)
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
-        return torch.from_numpy(np.array(value))  # a copy: the array may be read-only
-    return None
-
-
-def _names(item: Mapping[str, Any]) -> str:
-    return ", ".join(map(str, item))

@@ -18,7 +18,7 @@ import torch
 from lockstep.checks import wrong_type
 from lockstep.data import image_folder
 from lockstep.data.order import Int64s
-from lockstep.data.readers import Cost
+from lockstep.data.readers import NO_DECODER, Cost
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.images.encoded import EncodedImage
@@ -86,9 +86,12 @@ class TarShards:
         self._starts = [0, *accumulate(map(len, self._shards))]
         self._decoding = decoding
         self._fields = chosen or (_default_fields(*self._locate(0)) if len(self) else ())
-        if any(field.kind == "image" for field in self._fields):
-            # Looked up now: loader processes are forked from this one, and must find the decoder's library loaded.
-            _logger.info("Images in %s are decoded by %s", paths, decoding.chosen)
+        has_images = any(field.kind == "image" for field in self._fields)
+        # Looked up now: loader processes are forked from this one, and must find the decoder's library loaded.
+        self.decoder = decoding.chosen if has_images else NO_DECODER
+        """What decodes the images, with its version."""
+        if has_images:
+            _logger.info("Images in %s are decoded by %s", paths, self.decoder)
 
     def __len__(self) -> int:
         return self._starts[-1]

@@ -233,9 +233,9 @@ def test_shards_may_be_forked_and_pickled(path: Path) -> None:
 
 def test_the_decoder_is_named_before_the_first_image(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "lockstep"):
-        TarShards(path, {"label": "cls"})
+        assert TarShards(path, {"label": "cls"}).decoder == "none"
         assert caplog.messages == []
-        TarShards(path, decoding=Decoding("pillow"))
+        assert TarShards(path, decoding=Decoding("pillow")).decoder == Decoding("pillow").chosen
     assert caplog.messages[0].startswith(f"Images in {path} are decoded by pillow")
 
 
