@@ -6,20 +6,16 @@ added, contrast is about the mean of each channel, saturation and hue are those 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_all, check_one_of, check_range
-from lockstep.errors import InputError
+from lockstep.checks import check_range
+from lockstep.images.colour_orders import Operations, Order, check_colours, in_chosen_orders
 from lockstep.randomness import Draws
-
-Order = tuple[str, ...]
 
 INCEPTION_ORDERS: tuple[Order, ...] = (
     ("brightness", "saturation", "hue", "contrast"),
@@ -37,8 +33,6 @@ SLIM_ORDERS: tuple[Order, ...] = (
 
 FAST_ORDERS: tuple[Order, ...] = (("brightness", "saturation"),)
 """Of slim's Inception preprocessing in its fast mode, the default there."""
-
-_COLUMNS = ("brightness", "contrast", "saturation", "hue", "order")
 
 
 @dataclass(frozen=True)
@@ -90,29 +84,21 @@ class ColourDraws:
 def distort(images: Tensor, numbers: Tensor, orders: tuple[Order, ...] = INCEPTION_ORDERS) -> Tensor:
     """Colour each image by its own numbers; float32 in [0, 1] of the same shape.
 
-    On a device that runs on its own no order is looked up: each step computes every operation that stands there in
-    one of the orders, and nobody waits for the device.
-
     Args:
         images: uint8 of shape (batch, 3, height, width), or floats in [0, 1].
         numbers: as `ColourDraws` draws them, on the same device.
-        orders: the operations of each order; all of the same length.
+        orders: the operations of each order; all of the same length. See `colour_orders`.
 
     Raises:
         InputError: the shapes do not fit, an order names no operation, or is shorter than another.
     """
-    _check(images, numbers, orders)
-    values = scaled(images) if images.dtype == torch.uint8 else images.float()
-    # In 32 bits a number just below 1 may have become 1.
-    chosen = (numbers[:, _COLUMNS.index("order")] * len(orders)).int().clamp_(0, len(orders) - 1)
-    if values.device.type != "cpu":
-        return _in_orders(values, numbers, chosen, orders).clamp_(0, 1)
-    result = torch.empty_like(values)
-    # One by one: on a CPU an image stays in its cache, and only its own order is computed.
-    for row, place in enumerate(chosen.tolist()):
-        rows = slice(row, row + 1)
-        result[rows] = _in_orders(values[rows], numbers[rows], chosen[rows], orders[place : place + 1])
-    return result.clamp_(0, 1)
+    check_colours(images, numbers, orders, OPERATIONS, "ColourDraws")
+    return in_chosen_orders(as_floats(images), numbers, orders, OPERATIONS).clamp_(0, 1)
+
+
+def as_floats(images: Tensor) -> Tensor:
+    """float32 in [0, 1], from uint8 or from floats in that range."""
+    return scaled(images) if images.dtype == torch.uint8 else images.float()
 
 
 def scaled(images: Tensor) -> Tensor:
@@ -123,28 +109,6 @@ def scaled(images: Tensor) -> Tensor:
 def centred(values: Tensor) -> Tensor:
     """From [0, 1] to [-1, 1], as the Inception networks expect."""
     return (values - 0.5) * 2
-
-
-def _in_orders(values: Tensor, numbers: Tensor, chosen: Tensor, orders: tuple[Order, ...]) -> Tensor:
-    for names in zip(*orders, strict=True):
-        values = _step(values, numbers, chosen, names)
-    return values
-
-
-def _step(values: Tensor, numbers: Tensor, chosen: Tensor, names: Order) -> Tensor:
-    """One operation on each image: that of the order it has chosen."""
-    first, *others = dict.fromkeys(names)
-    result = _applied(first, values, numbers)
-    for name in others:
-        # Compared one by one: a tensor of the places would have to be copied to the device first.
-        mine = [chosen == place for place, other in enumerate(names) if other == name]
-        rows = reduce(torch.logical_or, mine)[:, None, None, None]
-        result = torch.where(rows, _applied(name, values, numbers), result)
-    return result
-
-
-def _applied(name: str, values: Tensor, numbers: Tensor) -> Tensor:
-    return _OPERATIONS[name](values, numbers[:, _COLUMNS.index(name), None, None, None])
 
 
 def _brightened(values: Tensor, delta: Tensor) -> Tensor:
@@ -165,7 +129,7 @@ def _saturated(values: Tensor, factor: Tensor) -> Tensor:
     return high - (high - values) * torch.where(high > 0, ratio, 0)
 
 
-def _turned(values: Tensor, turn: Tensor) -> Tensor:
+def turned_hue(values: Tensor, turn: Tensor) -> Tensor:
     """Turn the hue of HSV; the largest and the smallest channel keep their values."""
     red, green, blue = values.chunk(3, dim=1)
     low, high = _bounds(red, green, blue)
@@ -183,30 +147,10 @@ def _bounds(red: Tensor, green: Tensor, blue: Tensor) -> tuple[Tensor, Tensor]:
     return low, torch.maximum(torch.maximum(red, green), blue)
 
 
-_OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+OPERATIONS: Operations = {
     "brightness": _brightened,
     "contrast": _contrasted,
     "saturation": _saturated,
-    "hue": _turned,
+    "hue": turned_hue,
 }
-
-
-def _check(images: Tensor, numbers: Tensor, orders: tuple[Order, ...]) -> None:
-    check_all("orders", orders, tuple, mend="give tuples of names of operations")
-    for name in (name for order in orders for name in order):
-        check_one_of("an operation", name, [*_OPERATIONS])
-    if len({len(order) for order in orders}) != 1:
-        raise InputError(
-            "These orders cannot be chosen from.",
-            given=f"orders={orders}",
-            expected="one order or more, all with as many operations",
-            mend="leave out the orders that are shorter, or give them another operation",
-        )
-    known = images.dtype == torch.uint8 or images.is_floating_point()
-    if not known or images.ndim != 4 or images.shape[1] != 3 or numbers.shape != (len(images), len(_COLUMNS)):
-        raise InputError(
-            "These images cannot be coloured by these numbers.",
-            given=f"images of {images.dtype} and shape {tuple(images.shape)}, numbers of shape {tuple(numbers.shape)}",
-            expected="images of shape (batch, 3, height, width), uint8 or floats; numbers of shape (batch, 5)",
-            mend="add ColourDraws to the augmentations, and pass the field that it names",
-        )
+"""As `ColourDraws` orders its numbers."""

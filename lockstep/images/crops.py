@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_all, check_one_of, check_range, check_type
+from lockstep.checks import check_one_of, check_range
 from lockstep.errors import DataError, InputError
+from lockstep.images.arguments import check_bounds, check_whole, kind_of
 from lockstep.images.crop_laws import DistortedLaw, Int64s, Objects, central_region, resized_crop_windows
 from lockstep.images.decode import Region
 from lockstep.images.encoded import EncodedImage
@@ -60,11 +61,11 @@ class DistortedCrop:
     field: str = "image"
 
     def __post_init__(self) -> None:
-        _check_whole("size", self.size)
+        check_whole("size", self.size)
         check_range("min_object_covered", self.min_object_covered, 0)
-        _check_whole("max_attempts", self.max_attempts)
-        _check_bounds("aspect", self.aspect)
-        _check_bounds("area", self.area, most=1)
+        check_whole("max_attempts", self.max_attempts)
+        check_bounds("aspect", self.aspect)
+        check_bounds("area", self.area, most=1)
         check_one_of("resize", self.resize, (*_METHODS, RANDOM))
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
@@ -98,7 +99,7 @@ class DistortedCrop:
         if not isinstance(boxes, list) or len(boxes) != len(images) or not all(map(_is_boxes, boxes)):
             raise InputError(
                 f"DistortedCrop finds no boxes in the field {self.boxes_field!r}.",
-                given=f"{self.boxes_field!r} is {_kind(batch, self.boxes_field)}; the fields are {', '.join(batch)}",
+                given=f"{self.boxes_field!r} is {kind_of(batch, self.boxes_field)}; the fields are {', '.join(batch)}",
                 expected="a list with a tensor of shape (boxes, 4) for each image",
                 mend="name the field of the boxes: boxes_field=..., or leave it out",
             )
@@ -124,9 +125,9 @@ class RandomResizedCrop:
     field: str = "image"
 
     def __post_init__(self) -> None:
-        _check_whole("size", self.size)
-        _check_bounds("scale", self.scale, most=1)
-        _check_bounds("ratio", self.ratio)
+        check_whole("size", self.size)
+        check_bounds("scale", self.scale, most=1)
+        check_bounds("ratio", self.ratio)
         check_one_of("resize", self.resize, _METHODS)
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
@@ -160,8 +161,8 @@ class CentralCrop:
     field: str = "image"
 
     def __post_init__(self) -> None:
-        _check_whole("size", self.size)
-        _check_bounds("fraction", (self.fraction, self.fraction), most=1)
+        check_whole("size", self.size)
+        check_bounds("fraction", (self.fraction, self.fraction), most=1)
         check_one_of("resize", self.resize, _METHODS)
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
@@ -191,7 +192,7 @@ class Resize:
     field: str = "image"
 
     def __post_init__(self) -> None:
-        _check_whole("size", self.size)
+        check_whole("size", self.size)
         check_one_of("resize", self.resize, _METHODS)
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
@@ -217,7 +218,7 @@ def encoded_images(batch: Fields, field: str, wanted_by: object) -> list[Encoded
     name = type(wanted_by).__name__
     raise InputError(
         f"{name} finds no encoded images in the field {field!r}.",
-        given=f"{field!r} is {_kind(batch, field)}; the fields are {', '.join(batch)}",
+        given=f"{field!r} is {kind_of(batch, field)}; the fields are {', '.join(batch)}",
         expected="a list of encoded images, as ImageFolder reads them",
         mend=f"name their field: {name}(..., field=...); let one augmentation alone decode them",
     )
@@ -225,33 +226,6 @@ def encoded_images(batch: Fields, field: str, wanted_by: object) -> list[Encoded
 
 def _is_boxes(value: object) -> bool:
     return isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == 4
-
-
-def _kind(batch: Fields, field: str) -> str:
-    value = batch.get(field)
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    if isinstance(value, list) and value:
-        return f"a list of {', '.join(sorted({type(item).__name__ for item in value}))}"
-    return type(value).__name__ if field in batch else "missing"
-
-
-def _check_whole(name: str, value: int) -> None:
-    check_type(name, value, int, expected="a whole number of 1 or more", mend=f"give {name} as a whole number")
-    check_range(name, value, 1)
-
-
-def _check_bounds(name: str, bounds: tuple[float, float], most: float = np.inf) -> None:
-    """Refuse what is not 0 < low <= high <= most."""
-    check_all(name, bounds, (int, float), mend=f"give {name}=(least, most)")
-    if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] <= most or bounds[1] == np.inf:
-        limit = f" <= {most:g}" if most < np.inf else ", finite"
-        raise InputError(
-            f"{name} is out of range.",
-            given=f"{name}={bounds}",
-            expected=f"0 < least <= most{limit}",
-            mend=f"give {name} within these bounds",
-        )
 
 
 def _sizes(images: Sequence[EncodedImage]) -> tuple[Int64s, Int64s]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from lockstep.checks import check_range
 from lockstep.errors import InputError
+from lockstep.images.arguments import check_probability
 from lockstep.randomness import Draws
 
 
@@ -29,7 +28,7 @@ class HorizontalFlip:
     field: str = "image"
 
     def __post_init__(self) -> None:
-        check_range("p", self.p, 0, math.nextafter(1, 2))
+        check_probability("p", self.p)
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with some of its images flipped; the images given stay as they are.

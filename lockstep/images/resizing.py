@@ -14,12 +14,21 @@ from torch.nn.functional import interpolate
 
 ANTIALIASED = "antialiased"
 
+_ALL = slice(None)
+
 # For lengths from and to: the places to read, and their weights, both of shape (taps, to).
 _Taps = tuple[Tensor, Tensor]
 
 
-def resized(image: Tensor, height: int, width: int, method: str = ANTIALIASED) -> Tensor:
-    """An image of shape (3, height, width), ignoring its aspect; uint8 in and out.
+def resized(
+    image: Tensor,
+    height: int,
+    width: int,
+    method: str = ANTIALIASED,
+    rows: slice = _ALL,
+    columns: slice = _ALL,
+) -> Tensor:
+    """An image of shape (3, height, width), ignoring its aspect, or a part of that image; uint8 in and out.
 
     Args:
         image: uint8 of shape (3, any, any).
@@ -27,18 +36,23 @@ def resized(image: Tensor, height: int, width: int, method: str = ANTIALIASED) -
         width: of the result, in pixels.
         method: "antialiased" (bilinear, over all pixels that a pixel of the result covers), or one of
             `LEGACY_METHODS`, whose results are rounded and clipped to 0 to 255.
+        rows: those wanted of the result; the rest is not computed where it need not be.
+        columns: likewise.
     """
     if image.shape[1:] == (height, width):
-        return image
+        return image[:, rows, columns]
     if method == ANTIALIASED:
-        return interpolate(image[None], (height, width), mode="bilinear", antialias=True)[0]
-    return resampled(image.contiguous().float(), height, width, method).round_().clamp_(0, 255).to(torch.uint8)
+        return interpolate(image[None], (height, width), mode="bilinear", antialias=True)[0, :, rows, columns]
+    values = resampled(image.contiguous().float(), height, width, method, rows, columns)
+    return values.round_().clamp_(0, 255).to(torch.uint8)
 
 
-def resampled(values: Tensor, height: int, width: int, method: str) -> Tensor:
+def resampled(
+    values: Tensor, height: int, width: int, method: str, rows: slice = _ALL, columns: slice = _ALL
+) -> Tensor:
     """Floats of shape (..., any, any) at another size, by one of `LEGACY_METHODS`; bicubic overshoots."""
-    for axis, length in ((-2, height), (-1, width)):
-        places, weights = _TAPS[method](values.shape[axis], length)
+    for axis, length, wanted in ((-2, height, rows), (-1, width, columns)):
+        places, weights = (taps[:, wanted] for taps in _TAPS[method](values.shape[axis], length))
         weights = weights[..., None] if axis == -2 else weights
         values, read = torch.zeros(()), values
         for place, weight in zip(places, weights, strict=True):

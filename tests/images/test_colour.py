@@ -13,14 +13,14 @@ from lockstep.errors import InputError
 from lockstep.images.colour import (
     FAST_ORDERS,
     INCEPTION_ORDERS,
+    OPERATIONS,
     SLIM_ORDERS,
     ColourDraws,
-    Order,
-    _in_orders,
     centred,
     distort,
     scaled,
 )
+from lockstep.images.colour_orders import Order, in_orders
 from lockstep.randomness import Draws
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "preprocessing_golden.npz")
@@ -64,7 +64,7 @@ def test_a_device_that_looks_no_order_up_gives_the_same() -> None:
     images, numbers = golden_images(), golden_numbers()
     chosen = torch.arange(len(images)) % 4
     numbers[:, 4] = chosen / 4
-    without_look_up = _in_orders(scaled(images), numbers, chosen, SLIM_ORDERS).clamp(0, 1)
+    without_look_up = in_orders(scaled(images), numbers, chosen, SLIM_ORDERS, OPERATIONS).clamp(0, 1)
     torch.testing.assert_close(without_look_up, distort(images, numbers, SLIM_ORDERS), rtol=0, atol=1e-6)
 
 

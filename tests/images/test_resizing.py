@@ -43,6 +43,14 @@ def test_the_default_looks_at_every_pixel() -> None:
     assert torch.equal(smooth, interpolate(stripes[None], (8, 8), mode="bilinear", antialias=True)[0])
 
 
+@pytest.mark.parametrize("size", [(5, 17), (11, 13)], ids=str)
+@pytest.mark.parametrize("method", ["antialiased", *LEGACY_METHODS])
+def test_a_part_of_the_result_is_that_of_the_whole(method: str, size: tuple[int, int]) -> None:
+    image = golden_images()[0]
+    rows, columns = slice(1, 4), slice(3, 9)
+    assert torch.equal(resized(image, *size, method, rows, columns), resized(image, *size, method)[:, rows, columns])
+
+
 @pytest.mark.parametrize("method", ["antialiased", *LEGACY_METHODS])
 def test_an_image_of_the_right_size_stays_as_it_is(method: str) -> None:
     image = golden_images()[0]

@@ -1,0 +1,77 @@
+"""Checks of what augmentations of images are given: arguments, and fields of a batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.checks import check_all, check_range, check_type
+from lockstep.errors import InputError
+
+
+def check_whole(name: str, value: int, least: int = 1) -> None:
+    """Refuse what is no whole number of `least` or more.
+
+    Raises:
+        InputError: naming the argument.
+    """
+    expected = f"a whole number of {least} or more"
+    check_type(name, value, int, expected=expected, mend=f"give {name} as a whole number")
+    check_range(name, value, least)
+
+
+def check_probability(name: str, value: float) -> None:
+    """Refuse what is no number from 0 to 1, both of them allowed.
+
+    Raises:
+        InputError: naming the argument.
+    """
+    check_range(name, value, 0, math.nextafter(1, 2))
+
+
+def check_bounds(name: str, bounds: tuple[float, float], most: float = math.inf) -> None:
+    """Refuse what is not 0 < least <= most of two finite numbers, the second at most `most`.
+
+    Raises:
+        InputError: naming the argument.
+    """
+    check_all(name, bounds, (int, float), mend=f"give {name}=(least, most)")
+    if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] <= most or bounds[1] == math.inf:
+        limit = f" <= {most:g}" if most < math.inf else ", finite"
+        raise InputError(
+            f"{name} is out of range.",
+            given=f"{name}={bounds}",
+            expected=f"0 < least <= most{limit}",
+            mend=f"give {name} within these bounds",
+        )
+
+
+def colour_images(batch: dict[str, Any], field: str, wanted_by: object) -> Tensor:
+    """The decoded images in a field of a batch: uint8 of shape (batch, 3, height, width).
+
+    Raises:
+        InputError: they are missing, or are something else; the class of `wanted_by` is named.
+    """
+    images = batch.get(field)
+    if isinstance(images, Tensor) and images.dtype == torch.uint8 and images.ndim == 4 and images.shape[1] == 3:
+        return images
+    name = type(wanted_by).__name__
+    raise InputError(
+        f"{name} finds no decoded images in the field {field!r}.",
+        given=f"{field!r} is {kind_of(batch, field)}; the fields are {', '.join(batch)}",
+        expected="a uint8 tensor of shape (batch, 3, height, width)",
+        mend=f"crop or resize encoded images first, or name their field: {name}(..., field=...)",
+    )
+
+
+def kind_of(batch: dict[str, Any], field: str) -> str:
+    """What a field of a batch is, in words for an error."""
+    value = batch.get(field)
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}, {value.dtype}"
+    if isinstance(value, list) and value:
+        return f"a list of {', '.join(sorted({type(item).__name__ for item in value}))}"
+    return type(value).__name__ if field in batch else "missing"

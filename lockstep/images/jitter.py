@@ -1,0 +1,108 @@
+"""Colour jitter by the law of torchvision's `ColorJitter`: numbers drawn where images are read, applied on any device.
+
+Brightness and contrast are factors, contrast is about the mean grey, saturation is away from grey; values are clipped
+after each of them. `colour` has those of the Inception systems, which differ in all of this.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.checks import check_range
+from lockstep.images.colour import as_floats, turned_hue
+from lockstep.images.colour_orders import Operations, Order, check_colours, in_chosen_orders
+from lockstep.images.grey import grey
+from lockstep.randomness import Draws
+
+
+@dataclass(frozen=True)
+class JitterDraws:
+    """Add the numbers that `jittered` needs to a batch: float32 (batch, 5) in the field `into`.
+
+    Its columns: the factors of brightness, contrast and saturation, the turn of the hue (1 is all around), and where
+    among the orders to choose one: 0 is the first, just below 1 the last.
+
+    Raises:
+        InputError: a parameter is out of range.
+    """
+
+    brightness: float = 0.0
+    """Factors are drawn from 1 - brightness, but at least 0, to 1 + brightness."""
+    contrast: float = 0.0
+    """As brightness."""
+    saturation: float = 0.0
+    """As brightness."""
+    hue: float = 0.0
+    """The most that the hue is turned either way, up to 0.5."""
+    field: str = "image"
+    """The images that are coloured; it is not read."""
+
+    def __post_init__(self) -> None:
+        for name in ("brightness", "contrast", "saturation"):
+            check_range(name, getattr(self, name), 0)
+        check_range("hue", self.hue, 0, math.nextafter(0.5, 1))
+
+    @property
+    def into(self) -> str:
+        """The field that the numbers are in: "image.jitter" for "image"."""
+        return f"{self.field}.jitter"
+
+    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """Return the batch with its numbers; the images stay as they are."""
+        bounds = {
+            name: (max(0.0, 1 - getattr(self, name)), 1 + getattr(self, name))
+            for name in ("brightness", "contrast", "saturation")
+        }
+        bounds |= {"hue": (-self.hue, self.hue), "order": (0.0, 1.0)}
+        columns = [low + draws.uniform(f"{self.into} {name}") * (high - low) for name, (low, high) in bounds.items()]
+        return {**batch, self.into: torch.from_numpy(np.stack(columns, axis=1)).float()}
+
+
+def _blended(values: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    return torch.lerp(other, values, factor).clamp_(0, 1)
+
+
+def _brightened(values: Tensor, factor: Tensor) -> Tensor:
+    return (values * factor).clamp_(0, 1)
+
+
+def _contrasted(values: Tensor, factor: Tensor) -> Tensor:
+    return _blended(values, grey(values).mean(dim=(1, 2, 3), keepdim=True), factor)
+
+
+def _saturated(values: Tensor, factor: Tensor) -> Tensor:
+    return _blended(values, grey(values), factor)
+
+
+_OPERATIONS: Operations = {
+    "brightness": _brightened,
+    "contrast": _contrasted,
+    "saturation": _saturated,
+    "hue": turned_hue,
+}
+
+JITTER_ORDERS: tuple[Order, ...] = (*permutations(_OPERATIONS),)
+"""All orders of the four operations: torchvision draws one of them for each image."""
+
+
+def jittered(images: Tensor, numbers: Tensor, orders: tuple[Order, ...] = JITTER_ORDERS) -> Tensor:
+    """Colour each image by its own numbers; float32 in [0, 1] of the same shape.
+
+    Args:
+        images: uint8 of shape (batch, 3, height, width), or floats in [0, 1].
+        numbers: as `JitterDraws` draws them, on the same device.
+        orders: the operations of each order; all of the same length. An accelerator computes each operation once a
+            step where all orders agree, as `JITTER_ORDERS[:1]` does, instead of all that stand there in one of them.
+
+    Raises:
+        InputError: the shapes do not fit, an order names no operation, or is shorter than another.
+    """
+    check_colours(images, numbers, orders, _OPERATIONS, "JitterDraws")
+    return in_chosen_orders(as_floats(images), numbers, orders, _OPERATIONS)

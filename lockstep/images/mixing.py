@@ -1,0 +1,163 @@
+"""Mixup and cutmix: each image with a part of another one, numbers drawn where images are read.
+
+The other one stands at the mirrored place of the tower's slice (the last for the first): what a tower mixes depends on
+its own examples, not on who hosts it. In a slice of odd length the one in the middle is mixed with itself.
+
+Zhang et al., mixup: Beyond empirical risk minimization, 2018. Yun et al., CutMix, 2019.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lockstep.checks import check_range
+from lockstep.errors import InputError
+from lockstep.images.arguments import check_probability, kind_of
+from lockstep.images.colour import as_floats
+from lockstep.randomness import Draws
+
+_Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class MixDraws:
+    """Add the numbers that `mixed` needs to a batch: float32 (batch, 5) in the field `into`.
+
+    Its columns: the share of an image that stays, and the top, left, bottom and right, in pixels, of the part that the
+    other image takes all of. Where both alphas are above 0, an even chance decides how an image is mixed.
+
+    The field holds decoded images: any tensor of shape (batch, channels, height, width).
+
+    Raises:
+        InputError: a parameter is out of range, or both alphas are 0.
+    """
+
+    mixup: float = 0.2
+    """The share of an image is drawn from Beta(alpha, alpha) with this alpha; 0 is never."""
+    cutmix: float = 0.0
+    """The share of its area that an image keeps is drawn in the same way; 0 is never."""
+    p: float = 1.0
+    """The probability that an image is mixed, from 0 to 1."""
+    field: str = "image"
+    """The images that are mixed; their size alone is read."""
+
+    def __post_init__(self) -> None:
+        check_range("mixup", self.mixup, 0)
+        check_range("cutmix", self.cutmix, 0)
+        check_probability("p", self.p)
+        if self.mixup == self.cutmix == 0:
+            raise InputError(
+                "Nothing is mixed.",
+                given="mixup=0, cutmix=0",
+                expected="one of them above 0",
+                mend="give the alpha of one or of both, or leave the augmentation out",
+            )
+
+    @property
+    def into(self) -> str:
+        """The field that the numbers are in: "image.mix" for "image"."""
+        return f"{self.field}.mix"
+
+    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """Return the batch with its numbers; the images stay as they are.
+
+        Raises:
+            InputError: the field holds no decoded images.
+        """
+        images = batch.get(self.field)
+        if not isinstance(images, Tensor) or images.ndim != 4:
+            raise InputError(
+                f"MixDraws finds no decoded images in the field {self.field!r}.",
+                given=f"{self.field!r} is {kind_of(batch, self.field)}; the fields are {', '.join(batch)}",
+                expected="a tensor of shape (batch, channels, height, width)",
+                mend="crop or resize encoded images first, or name their field: MixDraws(..., field=...)",
+            )
+        is_mixed = draws.uniform(f"{self.into} p") < self.p
+        is_cut = draws.uniform(f"{self.into} which") < (0.0 if not self.cutmix else 0.5 if self.mixup else 1.0)
+        share = np.where(is_mixed & ~is_cut, self._shares(self.mixup, draws), 1.0)
+        area = np.where(is_mixed & is_cut, 1 - self._shares(self.cutmix, draws), 0.0)
+        top, bottom = self._span("row", images.shape[2], area, draws)
+        left, right = self._span("column", images.shape[3], area, draws)
+        return {**batch, self.into: torch.from_numpy(np.stack([share, top, left, bottom, right], axis=1)).float()}
+
+    def _shares(self, alpha: float, draws: Draws) -> _Floats:
+        """Shape (batch,); 1 where there is no alpha."""
+        uniform, angle = draws.uniform(f"{self.into} share"), draws.uniform(f"{self.into} angle")
+        return symmetric_beta(uniform, angle, alpha) if alpha else np.ones_like(uniform)
+
+    def _span(self, axis: str, length: int, area: _Floats, draws: Draws) -> tuple[_Floats, _Floats]:
+        """Where a square of this share of the area begins and ends: about any pixel, and clipped to the image."""
+        middle = np.floor(draws.uniform(f"{self.into} {axis}") * length)
+        half = np.floor(np.sqrt(area) / 2 * length)
+        return np.maximum(middle - half, 0), np.minimum(middle + half, length)
+
+
+def symmetric_beta(uniform: _Floats, angle: _Floats, alpha: float) -> _Floats:
+    """From two uniform numbers in [0, 1) one of Beta(alpha, alpha), exactly; the shape of both.
+
+    sqrt(nu * (u ** (-2 / nu) - 1)) * cos(2 pi v) has Student's t distribution with nu degrees of freedom (Bailey,
+    Polar generation of random variates with the t-distribution, 1994), and (1 + t / sqrt(nu + t ** 2)) / 2 is then of
+    Beta(nu / 2, nu / 2).
+    """
+    cosine = np.cos(2 * np.pi * angle)
+    with np.errstate(over="ignore", divide="ignore"):
+        square = np.expm1(-np.log1p(-uniform) / alpha) * cosine**2  # t ** 2 / nu; 1 - u is as uniform as u
+        beta: _Floats = 0.5 + 0.5 * np.copysign(np.sqrt(1 / (1 + 1 / square)), cosine)
+    return beta
+
+
+def mixed(images: Tensor, labels: Tensor, numbers: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Each image mixed with the mirrored one, and the probabilities of its classes: what cross entropy takes as labels.
+
+    Args:
+        images: of a tower's slice, shape (batch, channels, height, width); uint8, taken as [0, 1], or floats.
+        labels: the right classes, whole numbers from 0 to num_classes - 1, shape (batch,).
+        numbers: as `MixDraws` draws them, on the same device.
+        num_classes: how many classes there are.
+
+    Returns:
+        float32 of the shape of the images, and float32 (batch, num_classes).
+
+    Raises:
+        InputError: the shapes do not fit; or, on a CPU, a label is the number of no class.
+    """
+    _check(images, labels, numbers, num_classes)
+    values = as_floats(images)
+    others = values.flip(0)
+    share, top, left, bottom, right = numbers[:, :, None, None, None].unbind(1)
+    height, width = images.shape[2:]
+    row = torch.arange(height, device=images.device)[:, None]
+    column = torch.arange(width, device=images.device)
+    is_cut = (row >= top) & (row < bottom) & (column >= left) & (column < right)
+    kept = share * (1 - (bottom - top) * (right - left) / (height * width))
+    right_ones = (labels[:, None] == torch.arange(num_classes, device=labels.device)).float()
+    probabilities = torch.lerp(right_ones.flip(0), right_ones, kept.flatten()[:, None])
+    return torch.where(is_cut, others, torch.lerp(others, values, share)), probabilities
+
+
+def _check(images: Tensor, labels: Tensor, numbers: Tensor, num_classes: int) -> None:
+    known = images.dtype == torch.uint8 or images.is_floating_point()
+    shapes = images.ndim == 4 and labels.shape == images.shape[:1] and numbers.shape == (len(images), 5)
+    if not known or not shapes or labels.is_floating_point():
+        raise InputError(
+            "These images cannot be mixed by these numbers.",
+            given=f"images of {images.dtype} and shape {tuple(images.shape)}, labels of {labels.dtype} and shape "
+            f"{tuple(labels.shape)}, numbers of shape {tuple(numbers.shape)}",
+            expected="images of shape (batch, channels, height, width), uint8 or floats; whole numbers of shape "
+            "(batch,); numbers of shape (batch, 5)",
+            mend="add MixDraws to the augmentations, and pass the field that it names",
+        )
+    # Elsewhere a look at the labels would have to wait for the device.
+    if labels.device.type == "cpu" and ((labels < 0) | (labels >= num_classes)).any():
+        raise InputError(
+            "A label is not the number of a class.",
+            given=f"labels from {int(labels.min())} to {int(labels.max())}",
+            expected=f"whole numbers from 0 to {num_classes - 1}: there are {num_classes} classes",
+            mend="number the classes from 0, or give num_classes as many as there are",
+        )

@@ -1,0 +1,57 @@
+"""From pixels to the numbers that networks expect, over a whole batch on its device."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lockstep.checks import check_positive
+from lockstep.errors import InputError
+from lockstep.images.colour import as_floats
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+"""Of red, green and blue in [0, 1], over ImageNet's training images."""
+
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def normalised(
+    images: Tensor, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
+) -> Tensor:
+    """(value - mean) / std of each channel; float32 of the same shape.
+
+    Args:
+        images: uint8 of shape (batch, channels, height, width), taken as [0, 1], or floats.
+        mean: of each channel.
+        std: of each channel, above 0.
+
+    Raises:
+        InputError: there are not as many numbers as channels, or a deviation is not above 0.
+    """
+    if not images.ndim == 4 or not images.shape[1] == len(mean) == len(std):
+        raise InputError(
+            "These images cannot be normalised by these numbers.",
+            given=f"images of shape {tuple(images.shape)}, {len(mean)} means, {len(std)} deviations",
+            expected="images of shape (batch, channels, height, width), a mean and a deviation for each channel",
+            mend="give mean=(...) and std=(...) with one number for each channel",
+        )
+    for each in std:
+        check_positive("std", each, mend="give the standard deviation of each channel")
+    # Numbers, not a tensor of them: nothing has to be copied to the device.
+    channels = as_floats(images).unbind(1)
+    return torch.stack([(channel - m) / s for channel, m, s in zip(channels, mean, std, strict=True)], dim=1)
+
+
+def standardised(images: Tensor) -> Tensor:
+    """(value - mean) / deviation of each image, over all its values: TensorFlow's `per_image_standardization`.
+
+    Args:
+        images: floats of shape (batch, ...), of any range. The deviation counts as 1 / sqrt(values) at least: an image
+            of one colour becomes 0.
+    """
+    values = images.flatten(1)
+    centred = values - values.mean(1, keepdim=True)
+    deviation = centred.square().mean(1, keepdim=True).sqrt_()
+    return (centred / deviation.clamp_(min=1 / math.sqrt(values.shape[1]))).view_as(images)

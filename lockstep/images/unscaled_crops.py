@@ -1,0 +1,206 @@
+"""Crops that keep the scale of an image, or at least its aspect: how slim's LeNet, CIFAR and VGG networks see images.
+
+Each takes a field of `EncodedImage`s, or of decoded images of one size, to a tensor of shape (batch, channels, size,
+size). What lies outside of an image is black.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lockstep.checks import check_one_of
+from lockstep.errors import DataError, InputError
+from lockstep.images.arguments import check_whole
+from lockstep.images.crops import encoded_images
+from lockstep.images.encoded import EncodedImage
+from lockstep.images.resizing import ANTIALIASED, LEGACY_METHODS, resized
+from lockstep.randomness import Draws
+
+Fields = dict[str, Any]
+_Int64s = npt.NDArray[np.int64]
+
+_METHODS = (ANTIALIASED, *LEGACY_METHODS)
+
+
+@dataclass(frozen=True)
+class CropOrPad:
+    """The middle of each image, with black around it where it is too small: `resize_image_with_crop_or_pad`.
+
+    Raises:
+        InputError: a parameter is out of range.
+    """
+
+    size: int
+    """Height and width of the result, in pixels."""
+    field: str = "image"
+
+    def __post_init__(self) -> None:
+        check_whole("size", self.size)
+
+    def __call__(self, batch: Fields, draws: Draws) -> Fields:
+        """Return the batch with its images decoded and cropped; nothing is drawn.
+
+        Raises:
+            InputError: the field holds no images.
+            DataError: an image cannot be decoded.
+        """
+        images = _images(batch, self.field, self)
+        sides = _sides(images)
+        # Towards 0: of an odd rest the larger part is cut off, or added, at the bottom and at the right.
+        corners = np.trunc((sides - self.size) / 2).astype(np.int64)
+        return {**batch, self.field: _windows(map(_raster, images), corners, self.size)}
+
+
+@dataclass(frozen=True)
+class RandomCrop:
+    """A part of each image at a random place, once black is put around the image.
+
+    Raises:
+        InputError: a parameter is out of range.
+    """
+
+    size: int
+    """Height and width of the result, in pixels."""
+    padding: int = 0
+    """How much black is put at each side, in pixels."""
+    field: str = "image"
+
+    def __post_init__(self) -> None:
+        check_whole("size", self.size)
+        check_whole("padding", self.padding, 0)
+
+    def __call__(self, batch: Fields, draws: Draws) -> Fields:
+        """Return the batch with its images decoded and cropped.
+
+        Raises:
+            InputError: the field holds no images.
+            DataError: an image cannot be decoded, or is too small even with the black around it.
+        """
+        images = _images(batch, self.field, self)
+        sides = _sides(images)
+        room = sides + 2 * self.padding - self.size
+        if (room < 0).any():
+            raise self._too_small(images, sides, int((room < 0).any(1).argmax()))
+        corners = _corners(room, draws, f"RandomCrop {self.field}") - self.padding
+        return {**batch, self.field: _windows(map(_raster, images), corners, self.size)}
+
+    def _too_small(self, images: Sequence[EncodedImage | Tensor], sides: _Int64s, row: int) -> DataError:
+        image = images[row]
+        height, width = sides[row]
+        return DataError(
+            f"{image.source if isinstance(image, EncodedImage) else 'An image'} is too small to be cropped.",
+            given=f"{height} rows and {width} columns, with {self.padding} more at each side",
+            expected=f"{self.size} rows and columns or more",
+            mend="ask for a smaller size or more padding, or use CropOrPad",
+        )
+
+
+@dataclass(frozen=True)
+class ShortSideCrop:
+    """Each image resized to a short side of so many pixels, and a part of it: how VGG networks see images.
+
+    Raises:
+        InputError: a parameter is out of range.
+    """
+
+    size: int
+    """Height and width of the result, in pixels."""
+    short_side: tuple[int, int] = (256, 512)
+    """The least and the most pixels of the short side; each whole number between them is drawn as often."""
+    place: str = "random"
+    """"random", or "middle"."""
+    resize: str = ANTIALIASED
+    """"antialiased"; or "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias."""
+    field: str = "image"
+
+    def __post_init__(self) -> None:
+        check_whole("size", self.size)
+        check_one_of("place", self.place, ("random", "middle"))
+        check_one_of("resize", self.resize, _METHODS)
+        least, most = self.short_side
+        check_whole("the least short side", least)
+        check_whole("the most short side", most)
+        if not self.size <= least <= most:
+            raise InputError(
+                "short_side is out of range.",
+                given=f"short_side={self.short_side}, size={self.size}",
+                expected="size <= least <= most",
+                mend="give short_side=(least, most), neither below the size of the result",
+            )
+
+    def __call__(self, batch: Fields, draws: Draws) -> Fields:
+        """Return the batch with its images decoded, resized and cropped.
+
+        Raises:
+            InputError: the field holds no images.
+            DataError: an image cannot be decoded.
+        """
+        images = _images(batch, self.field, self)
+        column = f"ShortSideCrop {self.field}"
+        short = draws.integers(f"{column} side", self.short_side[0], self.short_side[1] + 1)
+        sides = scaled_sides(_sides(images), short)
+        room = sides - self.size
+        corners = room // 2 if self.place == "middle" else _corners(room, draws, column)
+        places = np.concatenate([sides, corners], axis=1).tolist()
+        crops = [self._crop(image, *place) for image, place in zip(images, places, strict=True)]
+        return {**batch, self.field: torch.stack(crops)}
+
+    def _crop(self, image: EncodedImage | Tensor, height: int, width: int, top: int, left: int) -> Tensor:
+        rows, columns = slice(top, top + self.size), slice(left, left + self.size)
+        return resized(_raster(image), height, width, self.resize, rows, columns)
+
+
+def scaled_sides(sides: _Int64s, short: _Int64s) -> _Int64s:
+    """Heights and widths, shape (batch, 2), once the shorter of both has so many pixels; rounded as slim does."""
+    scale = short.astype(np.float32) / sides.min(1).astype(np.float32)
+    scaled: _Int64s = np.rint(sides.astype(np.float32) * scale[:, None]).astype(np.int64)
+    return scaled
+
+
+def _images(batch: Fields, field: str, wanted_by: object) -> Sequence[EncodedImage | Tensor]:
+    """The images of a field: encoded, or those of a tensor."""
+    images = batch.get(field)
+    if isinstance(images, Tensor) and images.ndim == 4:
+        return images.unbind()
+    return encoded_images(batch, field, wanted_by)
+
+
+def _sides(images: Sequence[EncodedImage | Tensor]) -> _Int64s:
+    """Heights and widths in pixels, shape (batch, 2)."""
+    sides = [image.size[::-1] if isinstance(image, EncodedImage) else image.shape[1:] for image in images]
+    return np.array(sides, dtype=np.int64).reshape(-1, 2)
+
+
+def _raster(image: EncodedImage | Tensor) -> Tensor:
+    return image.decode() if isinstance(image, EncodedImage) else image
+
+
+def _corners(room: _Int64s, draws: Draws, column: str) -> _Int64s:
+    """Whole numbers from 0 to the room that there is, shape (batch, 2)."""
+    shares = np.stack([draws.uniform(f"{column} top"), draws.uniform(f"{column} left")], axis=1)
+    corners: _Int64s = np.floor(shares * (room + 1)).astype(np.int64)
+    return corners
+
+
+def _windows(images: Iterable[Tensor], corners: _Int64s, size: int) -> Tensor:
+    """The square of each image from its top and left on, which may lie outside of it."""
+    places = corners.tolist()
+    return torch.stack([_window(image, top, left, size) for image, (top, left) in zip(images, places, strict=True)])
+
+
+def _window(image: Tensor, top: int, left: int, size: int) -> Tensor:
+    height, width = image.shape[1:]
+    window = image.new_zeros(len(image), size, size)
+    (from_top, to_bottom), (from_left, to_right) = (
+        (max(start, 0), min(start + size, length)) for start, length in ((top, height), (left, width))
+    )
+    inside = image[:, from_top:to_bottom, from_left:to_right]
+    window[:, from_top - top : to_bottom - top, from_left - left : to_right - left] = inside
+    return window
