@@ -1,0 +1,145 @@
+"""What stands beside the shards of a conversion: which one they are of, and which of them are finished.
+
+A shard is kept when the same conversion goes on, and never taken for one of another conversion, because its bytes
+alone do not say what it was made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import DataError
+from lockstep.records.atomic import replacing
+
+if sys.platform != "win32":
+    import fcntl
+
+_MOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """An item of which no record could be made."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What is known of a finished shard."""
+
+    num_records: int
+    num_bytes: int
+    skipped: tuple[Skipped, ...] = ()
+
+
+@dataclass
+class Manifest:
+    """A conversion by the fingerprint of what decides its bytes, and its finished shards by their number."""
+
+    path: Path
+    fingerprint: str
+    finished: dict[int, Shard] = field(default_factory=dict)
+
+    def add(self, number: int, shard: Shard) -> None:
+        """Note that a shard is finished.
+
+        Raises:
+            DataError: the system refuses to write the manifest.
+        """
+        self.finished[number] = shard
+        self.write()
+
+    def write(self) -> None:
+        """Write it, whole or not at all; raises as `add`."""
+        finished = {str(number): asdict(shard) for number, shard in sorted(self.finished.items())}
+        content = {"fingerprint": self.fingerprint, "finished": finished}
+        with replacing(self.path) as file:
+            file.write(json.dumps(content, indent=1).encode())
+
+
+def manifest_path(folder: Path, base: str) -> Path:
+    """Hidden, so that no pattern of shards stands for it."""
+    return folder / f".{base}.conversion.json"
+
+
+def fingerprint(items: Iterable[object], options: Mapping[str, object], num_shards: int) -> str:
+    """A hash of all that decides the bytes of the shards; of each item its `repr`."""
+    total = hashlib.sha256(json.dumps([num_shards, options], sort_keys=True).encode())
+    for item in items:
+        total.update(repr(item).encode(errors="surrogateescape") + b"\0")
+    return total.hexdigest()
+
+
+def read_manifest(path: Path) -> Manifest | None:
+    """The manifest that is kept there, or None.
+
+    Raises:
+        DataError: it cannot be read, or is none.
+    """
+    if not path.exists():
+        return None
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"{path.stat().st_size} bytes")
+        content = json.loads(path.read_bytes())
+        finished = {int(number): _shard(shard) for number, shard in content["finished"].items()}
+        return Manifest(path, str(content["fingerprint"]), finished)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DataError(
+            f"{path} does not say which shards are finished.",
+            given=f"{type(error).__name__}: {error}",
+            expected="what an earlier conversion wrote there",
+            mend="delete it together with the shards beside it, or name another folder",
+        ) from error
+
+
+@contextmanager
+def held(folder: Path, base: str) -> Iterator[None]:
+    """Hold the shards of this name against a second conversion, until this one and all its processes have ended.
+
+    Where the system has no `flock` nothing is held.
+
+    Raises:
+        DataError: another conversion holds them, or the folder cannot be written.
+    """
+    path = folder / f".{base}.lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError as error:
+        raise DataError(
+            f"{folder} cannot be written.",
+            given=str(error),
+            expected="a folder that may be written",
+            mend="name another folder, or let it be written",
+        ) from error
+    with file:
+        if sys.platform != "win32":
+            _lock(file.fileno(), path)
+        yield
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise DataError(
+            f"Shards of this name are being written in {path.parent} already.",
+            given=f"{path}, held by another process",
+            expected="one conversion at a time",
+            mend="wait for it or stop it, or name another folder",
+        ) from None
+
+
+def _shard(content: Mapping[str, Any]) -> Shard:
+    skipped = tuple(Skipped(str(each["name"]), str(each["reason"])) for each in content["skipped"])
+    return Shard(int(content["num_records"]), int(content["num_bytes"]), skipped)
