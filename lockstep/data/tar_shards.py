@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -85,7 +85,7 @@ class TarShards:
             self._shards = list(pool.map(partial(_Shard, OpenFiles()), files))
         self._starts = [0, *accumulate(map(len, self._shards))]
         self._decoding = decoding
-        self._fields = chosen or (_default_fields(*self._locate(0)) if len(self) else ())
+        self._fields = chosen or (_default_fields(self._sample(0)) if len(self) else ())
         has_images = any(field.kind == "image" for field in self._fields)
         # Looked up now: loader processes are forked from this one, and must find the decoder's library loaded.
         self.decoder = decoding.chosen if has_images else NO_DECODER
@@ -103,33 +103,31 @@ class TarShards:
             DataError: a sample has no member for a field, a member does not hold what its ending says, or an archive
                 has changed.
         """
-        samples = [self._locate(index) for index in indices.tolist()]
+        samples = [self._sample(index) for index in indices.tolist()]
         return {field.name: self._column(field, samples) for field in self._fields}
 
     def example_id(self, index: int) -> str:
         """The name of its archive, and its key."""
-        shard, sample = self._locate(index)
-        return f"{shard.path.name}: {shard.key(sample)}"
+        sample = self._sample(index)
+        return f"{sample.shard.path.name}: {sample.key}"
 
-    def _locate(self, index: int) -> tuple[_Shard, int]:
+    def _sample(self, index: int) -> _Sample:
         number = bisect_right(self._starts, index) - 1
-        return self._shards[number], index - self._starts[number]
+        return self._shards[number].sample(index - self._starts[number])
 
-    def _column(self, field: _Field, samples: Iterable[tuple[_Shard, int]]) -> Any:
-        values = [self._value(field, shard, shard.member(sample, field)) for shard, sample in samples]
+    def _column(self, field: _Field, samples: Iterable[_Sample]) -> Any:
+        values = [self._value(field.kind, sample.shard, sample.member_of(field)) for sample in samples]
         return torch.tensor(values) if field.kind == "label" else values
 
-    def _value(self, field: _Field, shard: _Shard, member: int) -> Any:
+    def _value(self, kind: Kind, shard: _Shard, member: int) -> Any:
         source = f"{shard.path}: {shown(shard.index.name(member))}"
         size_bytes = int(shard.index.sizes[member])
-        if field.kind in ("label", "json", "text") and size_bytes > _LARGEST_TEXT_BYTES:
+        if kind in ("label", "json", "text") and size_bytes > _LARGEST_TEXT_BYTES:
             raise _unusable(source, f"{size_bytes} bytes", f"at most {_LARGEST_TEXT_BYTES} bytes")
         data = shard.read(member)
-        if field.kind == "bytes":
+        if kind == "bytes":
             return data
-        return (
-            EncodedImage(data, source, self._decoding) if field.kind == "image" else _parsed(field.kind, data, source)
-        )
+        return EncodedImage(data, source, self._decoding) if kind == "image" else _parsed(kind, data, source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,36 +163,42 @@ class _Shard:
     def __len__(self) -> int:
         return len(self.index.starts) - 1
 
-    def key(self, sample: int) -> str:
-        """What all members of a sample have in common."""
-        return shown(key_and_ending(self.index.name(self.index.members(sample)[0]))[0])
-
-    def members(self, sample: int) -> dict[str, int]:
-        """The members of a sample by their endings."""
-        members = self.index.members(sample)
-        return {shown(key_and_ending(self.index.name(member))[1]): member for member in members}
-
-    def member(self, sample: int, field: _Field) -> int:
-        """The member of a sample that holds a field.
-
-        Raises:
-            DataError: there is none.
-        """
-        members = self.members(sample)
-        for ending in field.endings:
-            if ending in members:
-                return members[ending]
-        raise DataError(
-            f"The sample {self.key(sample)!r} of {self.path} has no {field.name!r}.",
-            given=f"members that end in {', '.join(members)}",
-            expected=f"one that ends in {' or '.join(field.endings)}",
-            mend="choose other fields, or pack it anew: files of a sample follow one another (tar --sort=name)",
-        )
+    def sample(self, number: int) -> _Sample:
+        """What is known of a sample without reading it."""
+        members = self.index.members(number)
+        parts = [key_and_ending(self.index.name(member)) for member in members]
+        endings = [shown(ending) for _, ending in parts]
+        return _Sample(self, shown(parts[0][0]), dict(zip(endings, members, strict=True)))
 
     def read(self, member: int) -> bytes:
         """The content of a member."""
         index = self.index
         return self._open_files.read(self.path, index.version, int(index.sizes[member]), int(index.offsets[member]))
+
+
+class _Sample(NamedTuple):
+    """One sample of an archive."""
+
+    shard: _Shard
+    key: str
+    members: Mapping[str, int]
+    """Their numbers in the archive, by their endings."""
+
+    def member_of(self, field: _Field) -> int:
+        """The member that holds a field.
+
+        Raises:
+            DataError: there is none.
+        """
+        for ending in field.endings:
+            if ending in self.members:
+                return self.members[ending]
+        raise DataError(
+            f"The sample {self.key!r} of {self.shard.path} has no {field.name!r}.",
+            given=f"members that end in {', '.join(self.members)}",
+            expected=f"one that ends in {' or '.join(field.endings)}",
+            mend="choose other fields, or pack it anew: files of a sample follow one another (tar --sort=name)",
+        )
 
 
 def _chosen_fields(fields: Mapping[str, str]) -> tuple[_Field, ...]:
@@ -211,18 +215,18 @@ def _chosen_fields(fields: Mapping[str, str]) -> tuple[_Field, ...]:
     return tuple(_Field.of(name, text.lower().split(";")) for name, text in fields.items())
 
 
-def _default_fields(shard: _Shard, sample: int) -> tuple[_Field, ...]:
+def _default_fields(sample: _Sample) -> tuple[_Field, ...]:
     """The fields of a sample when none are chosen; an image may be of any format in others.
 
     Raises:
         DataError: two members would be one field.
     """
     endings: dict[str, str] = {}
-    for ending in shard.members(sample):
+    for ending in sample.members:
         name = _DEFAULT_NAMES.get(ending, ending)
         if name in endings:
             raise DataError(
-                f"Two members of the sample {shard.key(sample)!r} of {shard.path} would be the field {name!r}.",
+                f"Two members of the sample {sample.key!r} of {sample.shard.path} would be the field {name!r}.",
                 given=f"the endings {endings[name]} and {ending}",
                 expected="one of them, or each with a name of its own",
                 mend=f'choose the fields: fields={{"{name}": "{endings[name]}", ...}}',

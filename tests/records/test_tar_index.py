@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import tarfile
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 
@@ -124,6 +125,34 @@ def test_members_lie_where_pythons_tarfile_finds_them(
         expected = {member.name: (member.offset_data, member.size) for member in tar.getmembers()}
     found = {index.name(i).decode(): (int(index.offsets[i]), int(index.sizes[i])) for i in range(len(index.offsets))}
     assert found == {name: place for name, place in expected.items() if key_and_ending(name.encode())[1]}
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    tar_format=st.sampled_from(list(FORMATS.values())),
+    block=st.integers(0, 6),
+    changes=st.lists(st.tuples(st.integers(0, 511), st.binary(min_size=1, max_size=4)), max_size=3),
+    size=st.integers(0, 10240),
+)
+def test_a_header_of_any_bytes_gives_members_within_the_file_or_an_error_of_ours(
+    tmp_path_factory: pytest.TempPathFactory,
+    tar_format: int,
+    block: int,
+    changes: list[tuple[int, bytes]],
+    size: int,
+) -> None:
+    path = archive(
+        tmp_path_factory.mktemp("fuzz") / "a.tar", {f"{'d' * 80}/{'é' * 30}1.jpg": b"x", "1.cls": b"1"}, tar_format
+    )
+    data = bytearray(path.read_bytes())
+    header = data[512 * block : 512 * (block + 1)]
+    for place, new in changes:
+        header[place : place + len(new)] = new
+    header[148:156] = b"%06o\0 " % (sum(header[:148]) + 8 * 32 + sum(header[156:512]))
+    data[512 * block : 512 * (block + 1)] = header[:512]
+    path.write_bytes(data[:size])
+    with suppress(DataError):
+        assert tar_index._is_sound(build_tar_index(path))
 
 
 @pytest.mark.parametrize(
