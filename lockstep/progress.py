@@ -66,23 +66,30 @@ class Steps:
 
 @dataclass(frozen=True)
 class Epochs:
-    """The run ends before the batch that would pass the end of epoch `count`: every batch is full."""
+    """The run ends at the end of epoch `count`; every batch is full.
+
+    What does not fill a batch at the very end is left out, as the reference trainers did; to keep it, the last batch
+    goes on into the next epoch.
+    """
 
     count: float
+    keep_last: bool = False
 
     def __post_init__(self) -> None:
         _positive(self.count, "epochs")
 
     def steps(self, epoch_size: int, batch_size: int) -> int:
-        """Whole batches in that many epochs (truncated, as the reference trainers did)."""
-        return int(epoch_size * self.count / batch_size)
+        """Batches in that many epochs: whole ones, or one more where there is a rest to be kept."""
+        batches = epoch_size * self.count / batch_size
+        return math.ceil(batches) if self.keep_last else int(batches)
 
     def __str__(self) -> str:
         return f"{self.count:g} epochs"
 
     def reached(self, progress: Progress, batch_size: int) -> bool:
-        """Whether no further full batch fits."""
-        return progress.position + batch_size > self.count * progress.epoch_size
+        """Whether no further full batch fits, or nothing is left that is to be kept."""
+        needed = 1 if self.keep_last else batch_size
+        return progress.position + needed > self.count * progress.epoch_size
 
     def fraction(self, progress: Progress) -> float:
         """Share of the run that is done, 0 to 1."""

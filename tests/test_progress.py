@@ -69,3 +69,13 @@ def test_ends() -> None:
     assert not ls.Hours(1).reached(at(seconds=3599), 8)
     assert ls.Hours(1).reached(at(seconds=3600), 8)
     assert ls.Epochs(30).steps(epoch_size=1000, batch_size=128) == 234
+
+
+def test_the_rest_of_the_last_epoch_may_be_kept() -> None:
+    kept = ls.Epochs(1, keep_last=True)
+    assert not kept.reached(at(position=96), 8), "four of the 100 examples are left"
+    assert kept.reached(at(position=104), 8)
+    assert not kept.reached(at(position=92), 8)
+    assert ls.Epochs(1, keep_last=True).reached(at(position=100), 10)
+    assert ls.Epochs(1, keep_last=True).steps(epoch_size=100, batch_size=8) == 13
+    assert ls.Epochs(2, keep_last=True).steps(epoch_size=100, batch_size=8) == 25

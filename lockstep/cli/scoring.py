@@ -43,7 +43,8 @@ def work(argv: list[str]) -> int:
         restore(checkpoint, state)
         weights: Weights = "average" if arguments.average else "raw"
         held = held_out(recipe, arguments.split)
-        result = evaluate(state, score, held, weights=weights, micro_batch=recipe.evaluate.micro_batch)
+        how = recipe.evaluate
+        result = evaluate(state, score, held, weights=weights, micro_batch=how.micro_batch, drop_last=how.drop_last)
         if worker.is_chief:
             log.info("%s weights of step %d, from %s", weights, checkpoint.step, checkpoint.path)
             log.info("%s accuracy %s", arguments.split, accuracy(result))

@@ -63,24 +63,31 @@ class NextOfEpoch:
         )
 
 
-def left_out(rows: Rows, bad: Bad) -> Rows:
-    """Evaluation: the rows without the bad ones, filled up by repeating the last that is left.
+@dataclass(frozen=True)
+class LeftOut:
+    """Evaluation: the rows without the bad ones, filled up with the last that is left, or else with any example."""
 
-    Raises:
-        DataError: none is left.
-    """
-    good = [row for row, index in enumerate(rows.indices.tolist()) if index not in bad]
-    if len(good) == len(rows):
-        return rows
-    if not good:
-        raise DataError(
-            "A whole micro-batch of an evaluation cannot be read.",
-            given=f"{len({*rows.indices.tolist()})} bad examples in a row: {bad[int(rows.indices[0])]}",
-            expected="one example at least that can be read",
-            mend="check the folder and the kind of its files, or evaluate with a larger micro-batch",
-        )
-    kept = good + good[-1:] * (len(rows) - len(good))
-    return Rows(rows.positions[kept], rows.indices[kept])
+    size: int
+
+    def __call__(self, rows: Rows, bad: Bad) -> Rows:
+        """The rows that can be read, filled up to their number.
+
+        Raises:
+            DataError: no example at all is left.
+        """
+        good = [index for index in rows.indices.tolist() if index not in bad]
+        if len(good) == len(rows):
+            return rows
+        filler = good[-1] if good else next((index for index in range(self.size) if index not in bad), None)
+        if filler is None:
+            raise DataError(
+                "None of the examples can be read.",
+                given=f"{self.size} bad examples; the first one: {bad[0]}",
+                expected="one example at least that can be read",
+                mend="check the folder and the kind of its files",
+            )
+        indices = np.array(good + [filler] * (len(rows) - len(good)))
+        return Rows(indices, indices)
 
 
 class Quarantine:

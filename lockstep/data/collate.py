@@ -51,7 +51,7 @@ class Collation:
             f"Item {number} of {self.dataset} cannot be used.",
             given=given,
             expected=expected,
-            mend=f"mend {self.method} of the dataset, or leave the item out",
+            mend=f"mend {self.method}, or leave the item out",
         )
 
     def _fields(self, item: Any, number: int) -> Mapping[str, Any]:

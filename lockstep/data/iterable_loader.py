@@ -96,7 +96,13 @@ class IterableLoader(Loader):
         return super().batches(towers, num_towers, device, stop, workers_on_host)
 
     def evaluation_batches(
-        self, micro_batch: int, rank: int = 0, num_workers: int = 1, device: torch.device = _CPU
+        self,
+        micro_batch: int,
+        rank: int = 0,
+        num_workers: int = 1,
+        device: torch.device = _CPU,
+        *,
+        drop_last: bool = False,
     ) -> Generator[EvaluationBatch, None, None]:
         """Refuse to evaluate.
 
@@ -145,7 +151,7 @@ class _Walk:
 
     def __init__(self, dataset: Iterable[Any], first_number: int) -> None:
         self._dataset = dataset
-        self._collation = Collation(type(dataset).__name__, "__iter__")
+        self._collation = Collation(type(dataset).__name__, "__iter__ of the dataset")
         self._items: Iterator[Any] | None = None
         self.first_number = first_number
         """Of the item that the walk began with."""

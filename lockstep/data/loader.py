@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
-from lockstep.checks import check_one_of, check_type, check_whole, wrong_type
+from lockstep.checks import check_one_of, check_type, check_whole
 from lockstep.data.ahead import Timed
-from lockstep.data.bad_examples import POLICIES, NextOfEpoch, Policy, Quarantine, left_out
+from lockstep.data.bad_examples import POLICIES, LeftOut, NextOfEpoch, Policy, Quarantine
 from lockstep.data.crew import Crew
+from lockstep.data.one_by_one import ExampleReader, reader_of
 from lockstep.data.order import Int64s, Order, order_of
 from lockstep.data.processes import map_leaves
 from lockstep.data.reading import Fields, Found, Reading, ReadRows
@@ -60,7 +61,7 @@ class Loader:
 
     def __init__(
         self,
-        reader: Reader,
+        reader: Reader | ExampleReader,
         *,
         batch_size: int,
         seed: int = 0,
@@ -72,13 +73,7 @@ class Loader:
         bad_examples: Policy = "raise",
         bad_budget: int = 100,
     ) -> None:
-        if isinstance(reader, type) or not (hasattr(reader, "read_batch") and hasattr(reader, "cost")):
-            raise wrong_type(
-                "reader",
-                reader,
-                expected="a reader: it has read_batch, example_id, cost and a length",
-                mend="wrap tensors in ls.data.Arrays({...}), a torch Dataset in ls.data.TorchDataset(dataset)",
-            )
+        reader = reader_of(reader)
         check_whole("batch_size", batch_size, least=1)
         check_whole("bad_budget", bad_budget, least=0)
         check_one_of("bad_examples", bad_examples, POLICIES)
@@ -206,18 +201,26 @@ class Loader:
                 yield batch
 
     def evaluation_batches(
-        self, micro_batch: int, rank: int = 0, num_workers: int = 1, device: torch.device = _CPU
+        self,
+        micro_batch: int,
+        rank: int = 0,
+        num_workers: int = 1,
+        device: torch.device = _CPU,
+        *,
+        drop_last: bool = False,
     ) -> Generator[EvaluationBatch, None, None]:
         """Yield worker `rank`'s micro-batches (rank, rank + num_workers, ...) of one pass in the order of the reader.
 
         Micro-batch k holds the examples from k * micro_batch on, whatever the number of workers; `position` of a batch
-        is that index. The last is padded to the full shape by its last example. Draws of augmentations are those of
-        position = index, alike in every pass. The stream's own position does not move.
+        is that index. The last is padded to the full shape by its last example, or, if it is not full, dropped. Draws
+        of augmentations are those of position = index, alike in every pass. The stream's own position does not move.
         """
         check_whole("micro_batch", micro_batch, least=1)
-        starts = range(rank * micro_batch, len(self.reader), num_workers * micro_batch)
-        rows = (evaluation_rows(start, micro_batch, len(self.reader)) for start in starts)
-        choose = left_out if self.quarantine.policy == "skip" else None
+        size = len(self.reader)
+        end = size // micro_batch * micro_batch if drop_last else size
+        starts = range(rank * micro_batch, end, num_workers * micro_batch)
+        rows = (evaluation_rows(start, micro_batch, size) for start in starts)
+        choose = LeftOut(size) if self.quarantine.policy == "skip" else None
         reading = Reading(self.reader, self.augment, self.seed, choose, self.quarantine.reasons)
         source = self._source(reading, rows, num_workers)
         return _delivered(source, starts, device, partial(self._evaluation_batch, micro_batch))

@@ -21,12 +21,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lockstep.data.mnist_schema import mnist_records
 from lockstep.data.readers import Reader
-from lockstep.data.records import Records
 from lockstep.errors import DataError, InputError
 from lockstep.records.atomic import replacing
 from lockstep.records.example import serialize_example
-from lockstep.records.template import Field, Integer, Pixels
 from lockstep.records.tfrecord import write_records
 
 UInt8s = npt.NDArray[np.uint8]
@@ -63,7 +62,6 @@ SPLITS = {
     "validation": Split(*_TRAIN, range(5_000)),
     "test": Split(*_TEST, range(10_000)),
 }
-_FIELDS: dict[str, Field] = {"image": Pixels("image_raw", (1, 28, 28)), "label": Integer("label")}
 
 _UNSIGNED_BYTE = 0x08
 _MOST_EXPANSION = 1032  # of deflate: no gzip file holds more bytes than this times its own
@@ -91,7 +89,7 @@ def mnist_reader(split: str, folder: Path | None = None, records_folder: Path | 
     path = _records_path(split, folder, records_folder)
     if not path.exists():
         prepare_records(folder, records_folder)
-    reader = Records([path], _FIELDS)
+    reader = mnist_records([path])
     if len(reader) != len(SPLITS[split].rows):
         raise DataError(
             f"{path} does not hold the {split} images of MNIST.",

@@ -95,7 +95,7 @@ class TorchDataset:
                 mend="give it both; or train with ls.data.IterableLoader(dataset, ...), which cannot resume exactly",
             )
         self._dataset = dataset
-        self._collation = Collation(type(dataset).__name__, "__getitem__")
+        self._collation = Collation(type(dataset).__name__, "__getitem__ of the dataset")
 
     def __len__(self) -> int:
         return len(cast(Any, self._dataset))

@@ -84,7 +84,8 @@ class _File:
 
     @cached_property
     def _template(self) -> Template:
-        return Template(self._records.read(0), self._fields, self._records.place(0))
+        first = self._records.read(0, verify=not self._verified[0])
+        return Template(first, self._fields, self._records.place(0))
 
     @cached_property
     def _rows(self) -> UInt8s | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,11 +18,14 @@ from lockstep.data.loader import Loader
 from lockstep.errors import InputError
 from lockstep.evaluation.precise_statistics import PreciseStatistics, recompute_statistics
 from lockstep.training.state import TrainState
+from lockstep.types import BadExample
 from lockstep.workers.group import JSON
 from lockstep.workers.rank import join
 
 if TYPE_CHECKING:
     from lockstep.types import ScoreFunction
+
+log = logging.getLogger("lockstep")
 
 Weights = Literal["raw", "average"]
 
@@ -32,6 +36,8 @@ class Evaluation:
 
     sums: Mapping[str, float]
     num_examples: int
+    bad: tuple[BadExample, ...] = ()
+    """Examples that could not be read, and do not count."""
 
     @property
     def means(self) -> dict[str, float]:
@@ -43,7 +49,8 @@ class Evaluation:
         return self.sums[name] / self.num_examples
 
     def __str__(self) -> str:
-        return f"{', '.join(f'{n} {v:.4f}' for n, v in self.means.items())} over {self.num_examples} examples"
+        left_out = f", {len(self.bad)} bad ones left out" if self.bad else ""
+        return f"{', '.join(f'{n} {v:.4f}' for n, v in self.means.items())} over {self.num_examples} examples{left_out}"
 
 
 def evaluate(
@@ -54,6 +61,7 @@ def evaluate(
     weights: Weights = "raw",
     micro_batch: int | None = None,
     statistics: PreciseStatistics | None = None,
+    drop_last: bool = False,
 ) -> Evaluation:
     """Score a copy of the state's model, in evaluation mode, on every example of the loader's reader once.
 
@@ -68,10 +76,12 @@ def evaluate(
         weights: the parameters as they are, or their moving averages.
         micro_batch: examples a forward pass; the loader's batch size by default.
         statistics: the batch norm of the copy gets statistics computed afresh from these training batches.
+        drop_last: leave out what does not fill a micro-batch at the end, as the reference trainers did.
 
     Raises:
         InputError: a score is not one number an example, the state keeps no average, or there is no batch norm whose
-            statistics could be computed.
+            statistics could be computed, or every micro-batch is dropped.
+        DataError: an example cannot be read; where the loader skips bad examples, they are left out and named.
     """
     check_one_of("weights", weights, ("raw", "average"))
     worker = join()
@@ -84,13 +94,35 @@ def evaluate(
     size = micro_batch or loader.batch_size
     with torch.inference_mode():
         mine: list[JSON] = [
-            [batch.position, batch.valid, _sums(score(model, batch), batch.valid, size)]
-            for batch in loader.evaluation_batches(size, worker.rank, worker.num_workers, worker.device)
+            [
+                batch.position,
+                batch.valid,
+                _sums(score(model, batch), batch.valid, size),
+                [list(bad) for bad in batch.bad],
+            ]
+            for batch in loader.evaluation_batches(
+                size, worker.rank, worker.num_workers, worker.device, drop_last=drop_last
+            )
         ]
     rows = sorted((row for rows in worker.group.gather(mine) for row in rows), key=itemgetter(0))
     worker.pulse.at(state.step, before)
+    if not rows:
+        raise _all_dropped(loader, size)
     sums = {name: math.fsum(row[2][name] for row in rows) for name in rows[0][2]}
-    return Evaluation(sums, num_examples=sum(row[1] for row in rows))
+    bad = tuple(BadExample(*example) for row in rows for example in row[3])
+    if worker.is_chief:
+        for example in bad:
+            log.warning("%s cannot be read, and does not count. %s", example.example_id, example.reason)
+    return Evaluation(sums, sum(row[1] for row in rows), bad)
+
+
+def _all_dropped(loader: Loader, size: int) -> InputError:
+    return InputError(
+        "There is no full micro-batch to score.",
+        given=f"{len(loader.reader)} examples, micro-batches of {size}, the last one dropped",
+        expected="one full micro-batch or more",
+        mend="lower the micro-batch, or keep the last one (drop_last=False)",
+    )
 
 
 def _scored_copy(state: TrainState, weights: Weights) -> nn.Module:

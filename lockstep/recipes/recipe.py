@@ -161,6 +161,8 @@ class Evaluate:
     """The parameters as they are, or their moving averages."""
     examples: int | None = None
     """The first so many of a split are scored; None: all of them."""
+    drop_last: bool = False
+    """What does not fill a micro-batch at the end is left out; else it is filled up, and only what was there counts."""
 
     def __post_init__(self) -> None:
         _check_counts(1, micro_batch=self.micro_batch, examples=self.examples)

@@ -129,8 +129,14 @@ class Session:
     def evaluate(self, split: str) -> Evaluation:
         """Score the weights as they are now on a split; all workers together."""
         how = self._recipe.evaluate
+        held = held_out(self._recipe, split)
         return evaluate(
-            self._parts.state, score, held_out(self._recipe, split), weights=how.weights, micro_batch=how.micro_batch
+            self._parts.state,
+            score,
+            held,
+            weights=how.weights,
+            micro_batch=how.micro_batch,
+            drop_last=how.drop_last,
         )
 
     def _hooks(self, stack: ExitStack, start: Progress) -> list[Hook]:

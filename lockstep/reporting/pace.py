@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from lockstep.progress import End, Epochs, Hours, Progress, Steps
@@ -75,7 +76,8 @@ def last_step(end: End | None, progress: Progress, batch_size: int) -> int | Non
     if isinstance(end, Steps):
         return end.count
     if isinstance(end, Epochs):
-        num_left = int(end.count * progress.epoch_size - progress.position) // batch_size
+        rest = end.count * progress.epoch_size - progress.position
+        num_left = math.ceil(rest / batch_size) if end.keep_last else int(rest) // batch_size
         return progress.step + max(0, num_left)
     return None
 

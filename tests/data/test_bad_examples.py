@@ -161,9 +161,21 @@ def test_an_evaluation_leaves_them_out() -> None:
     assert not batches[0].bad[0].replaced_by
 
 
+def test_a_micro_batch_of_nothing_but_bad_ones_counts_nothing() -> None:
+    batches = list(loader(0, 4, 5, 6, 7).evaluation_batches(4))
+    assert [batch.valid for batch in batches] == [3, 0, 4, 4, 4]
+    assert batches[1]["number"].tolist() == [1, 1, 1, 1]
+
+
 def test_an_evaluation_of_nothing_but_bad_ones_is_refused() -> None:
-    with pytest.raises(DataError, match=r"A whole micro-batch of an evaluation cannot be read\."):
-        list(loader(4, 5, 6, 7).evaluation_batches(4))
+    with pytest.raises(DataError) as caught:
+        list(loader(*range(NUM_EXAMPLES)).evaluation_batches(4))
+    assert str(caught.value) == (
+        "None of the examples can be read.\n"
+        "  given:    20 bad examples; the first one: file-0 is torn. half a file\n"
+        "  expected: one example at least that can be read\n"
+        "  mend:     check the folder and the kind of its files"
+    )
 
 
 def test_an_error_of_no_single_example_is_raised() -> None:

@@ -174,6 +174,12 @@ def test_checksums_may_be_left_alone(tmp_path: Path) -> None:
     assert batch["image"].unique().tolist() == [9]
 
 
+def test_nor_is_that_of_the_first_which_is_the_template(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, [payload(label) for label in range(1, 4)])
+    path.write_bytes(path.read_bytes().replace(bytes([1]) * 6, bytes([9]) * 6))
+    assert labels(Records([path], FIELDS, verify=False), 2, 1) == [3, 2]
+
+
 @pytest.mark.usefixtures("no_parsing")
 @pytest.mark.parametrize("compression", ["gzip", "zlib"])
 def test_compressed_records_are_read_by_template_too(tmp_path: Path, compression: Compression) -> None:

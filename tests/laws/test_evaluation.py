@@ -88,3 +88,41 @@ def test_averaged_weights_are_scored() -> None:
 def test_a_score_that_is_already_a_mean_is_refused() -> None:
     with pytest.raises(ls.InputError, match=r"'top1' is not one number an example.*\n.*shape \(\)"):
         ls.evaluate(make_state(), lambda m, b: {"top1": score(m, b)["top1"].mean()}, make_loader())
+
+
+def test_what_does_not_fill_a_micro_batch_may_be_dropped() -> None:
+    result = ls.evaluate(make_state(), score, make_loader(), micro_batch=16, drop_last=True)
+    assert result.num_examples == result.sums["one"] == 96
+    with pytest.raises(ls.errors.InputError) as caught:
+        ls.evaluate(make_state(), score, make_loader(), micro_batch=102, drop_last=True)
+    assert str(caught.value) == (
+        "There is no full micro-batch to score.\n"
+        "  given:    101 examples, micro-batches of 102, the last one dropped\n"
+        "  expected: one full micro-batch or more\n"
+        "  mend:     lower the micro-batch, or keep the last one (drop_last=False)"
+    )
+
+
+class Torn(Arrays):
+    """Two of the examples cannot be read."""
+
+    cost = "decode"
+
+    def read_batch(self, indices: Any) -> dict[str, Any]:
+        if found := {7, 100}.intersection(indices.tolist()):
+            raise ls.errors.DataError(f"Row {min(found)} is torn.", given="half", expected="a whole", mend="none")
+        return super().read_batch(indices)
+
+
+def evaluated_torn() -> list[Any]:
+    whole = make_loader().reader.read_batch(np.arange(SIZE))
+    loader = Loader(Torn(whole), batch_size=16, bad_examples="skip", num_processes=1)
+    result = ls.evaluate(make_state(), score, loader, micro_batch=10)
+    return [str(result), [list(bad) for bad in result.bad]]
+
+
+def test_bad_examples_are_left_out_and_named(run_workers: Callable[..., list[Any]]) -> None:
+    said, bad = evaluated_torn()
+    assert said.endswith("one 1.0000 over 99 examples, 2 bad ones left out")
+    assert bad == [[7, "7", "Row 7 is torn. half", ""], [100, "100", "Row 100 is torn. half", ""]]
+    assert run_workers(evaluated_torn, 2) == [[said, bad]] * 2

@@ -44,7 +44,7 @@ class Part:
         (Literal["raw", "average"], "average", "average"),
         (tuple[int, ...], [1, 2], (1, 2)),
         (Interval, "20 steps", Interval(20)),
-        (Steps | Epochs | None, {"kind": "epochs", "count": 1.5}, Epochs(1.5)),
+        (Steps | Epochs | None, {"kind": "epochs", "count": 1.5, "keep_last": False}, Epochs(1.5)),
         (float | Schedule, 0.1, 0.1),
         (float | Schedule, {"kind": "constant", "value": 0.1}, Constant(0.1)),
         (int | Epochs, 3, 3),

@@ -1,0 +1,149 @@
+"""Augmentations of one's own: functions of one example.
+
+What is drawn for an example has to be a function of the seed and its place in the stream, whoever reads it. So a
+function takes its random numbers as an argument; or, if it was written for other trainers and draws from generators of
+the process, these are seeded for each example, and put back.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from lockstep.checks import check_type
+from lockstep.data.collate import Collation
+from lockstep.errors import InputError
+from lockstep.images.encoded import EncodedImage
+from lockstep.randomness import Draws, key_of, mix
+
+Fields = dict[str, Any]
+
+
+class ExampleDraws:
+    """The random numbers of one example: a hash of (seed, position, column)."""
+
+    def __init__(self, seed: int, position: int) -> None:
+        self._draws = Draws(seed, np.array([position]))
+
+    def uniform(self, column: str, low: float = 0.0, high: float = 1.0) -> float:
+        """A number in [low, high); another one for each column."""
+        return low + (high - low) * float(self._draws.uniform(column)[0])
+
+    def integer(self, column: str, low: int, high: int) -> int:
+        """A whole number in [low, high); another one for each column."""
+        return int(self._draws.integers(column, low, high)[0])
+
+
+@dataclass(frozen=True)
+class EachExample:
+    """An augmentation made of a function of one example and its random numbers.
+
+    `function(example, draws)` gets the fields of one example by name, and an `ExampleDraws`; it returns the fields that
+    the example is to have. Tensors, arrays and numbers are stacked; values of anything else become a list.
+
+    Raises:
+        InputError: the function cannot be called.
+    """
+
+    function: Callable[[Fields, ExampleDraws], Mapping[str, Any]]
+
+    def __post_init__(self) -> None:
+        _check_function("function", self.function)
+
+    def __call__(self, batch: Fields, draws: Draws) -> Fields:
+        """Return the batch of what the function makes of each example.
+
+        Raises:
+            DataError: what it returned for one is no dict, or does not fit the first one; its position is named.
+        """
+        examples = [
+            self.function(example, ExampleDraws(draws.seed, position))
+            for example, position in zip(_examples(batch), draws.positions.tolist(), strict=True)
+        ]
+        return Collation(_name(self.function), "the function").batch_of(examples, draws.positions.astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """An augmentation made of a transform that draws from the random generators of the process.
+
+    Before each example `random`, `numpy.random` and torch's generator are seeded by a hash of the seed and the position
+    of the example, and after the batch they are put back: the same position gives the same result, in the trainer and
+    in loader processes. Threads share the generators, so a loader with threads refuses it.
+
+    Args:
+        transform: gets the field of one example, and returns what takes its place; an encoded image is decoded first,
+            to uint8 of shape (3, height, width).
+        field: of the batch.
+
+    Raises:
+        InputError: the transform cannot be called.
+    """
+
+    transform: Callable[[Any], Any]
+    field: str = "image"
+    draws_globally: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_function("transform", self.transform)
+
+    def __call__(self, batch: Fields, draws: Draws) -> Fields:
+        """Return the batch with the field transformed.
+
+        Raises:
+            InputError: the batch has no such field.
+            DataError: an image cannot be decoded, or the results of two examples do not fit each other.
+        """
+        if self.field not in batch:
+            raise InputError(
+                f"{_name(self.transform)} finds no field {self.field!r}.",
+                given=f"the fields {', '.join(batch)}",
+                expected=f"one called {self.field!r}",
+                mend="name the field: Seeded(transform, field=...)",
+            )
+        with _generators_put_back():
+            values = [
+                self._transformed(value, mix(draws.seed, position, key_of("global generators")))
+                for value, position in zip(batch[self.field], draws.positions.tolist(), strict=True)
+            ]
+        positions = draws.positions.astype(np.int64)
+        column = Collation(_name(self.transform), "the transform").batch_of(
+            [{self.field: value} for value in values], positions
+        )
+        return {**batch, **column}
+
+    def _transformed(self, value: Any, key: int) -> Any:
+        random.seed(key)
+        np.random.seed(key & 0xFFFFFFFF)
+        torch.default_generator.manual_seed(key)
+        return self.transform(value.decode() if isinstance(value, EncodedImage) else value)
+
+
+@contextmanager
+def _generators_put_back() -> Iterator[None]:
+    python, numpy, of_torch = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.default_generator.set_state(of_torch)
+
+
+def _examples(batch: Fields) -> Iterator[Fields]:
+    length = len(next(iter(batch.values()), ()))
+    return ({name: values[row] for name, values in batch.items()} for row in range(length))
+
+
+def _check_function(name: str, given: object) -> None:
+    check_type(name, given, Callable, expected="something to call", mend=f"give {name} a function")  # type: ignore[arg-type]
+
+
+def _name(function: object) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
