@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -55,6 +56,8 @@ def png_of(image: Image.Image) -> bytes:
 
 
 def _features_of_image(image: EncodedImage, source_id: str | None) -> dict[str, Values]:
+    # Boxes and masks are those of the raster as it is stored.
+    image = replace(image, decoding=replace(image.decoding, exif=False))
     width, height = image.size
     name = os.path.basename(image.source)  # noqa: PTH119 - a source need not be a path
     data, kind = image.data, b"png"

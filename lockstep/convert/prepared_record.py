@@ -156,9 +156,9 @@ def _shrink_objects(features: Features, before: Size, after: Size, source: str) 
 
 def _numbers(features: Features, name: str, source: str) -> Float32s:
     values = features[name]
-    if not isinstance(values, np.ndarray) or values.dtype != np.float32:
+    if isinstance(values, list) or values.dtype != np.float32:
         raise _unfit(source, f"{name} of another kind", "floats", "write the records as the object detection API does")
-    return values
+    return values.astype(np.float32, copy=False)
 
 
 def _shrunk_mask(mask: bytes, before: Size, after: Size, source: str) -> bytes:

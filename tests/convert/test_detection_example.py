@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lockstep.convert.detection_example import detection_example
 from lockstep.errors import DataError, InputError
+from lockstep.images.decode import Decoding
 from lockstep.images.encoded import EncodedImage
 from lockstep.records.example import Values, parse_example
 
@@ -65,6 +66,17 @@ def test_an_image_is_told_by_the_names_of_the_object_detection_api() -> None:
         "width": [6],
         **{f"object/bbox/{edge}": [] for edge in ("ymin", "xmin", "ymax", "xmax")},
     }
+
+
+def test_height_and_width_are_those_of_the_raster_as_it_is_stored() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = BytesIO()
+    Image.new("RGB", (6, 4)).save(file, "JPEG", exif=exif)
+    turned = EncodedImage(file.getvalue(), "turned.jpg", Decoding(exif=True))
+    assert turned.size == (4, 6)
+    features = parse_example(detection_example({**fields(), "image": turned}))
+    assert (features["image/width"], features["image/height"]) == (6, 4)
 
 
 def test_without_a_source_id_the_file_gives_its_name() -> None:
