@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lockstep.convert import detection
+from lockstep.convert.detection import convert_coco, convert_voc
+from lockstep.convert.sharding import Settings
+from lockstep.data.coco import Coco
+from lockstep.data.detection_schema import DetectionSchema
+from lockstep.data.image_records import ImageRecords
+from lockstep.data.label_map import Label, LabelMap, read_label_map
+from lockstep.data.readers import Reader
+from lockstep.data.voc import Voc
+from lockstep.errors import DataError, InputError
+from lockstep.records.example import Values, parse_example
+from lockstep.records.tfrecord import RecordFiles
+
+ALONE = Settings(num_processes=1)
+OBJECT = """<object><name>{name}</name><pose>Left</pose><truncated>1</truncated><difficult>{difficult}</difficult>
+<bndbox><xmin>2</xmin><ymin>1</ymin><xmax>8</xmax><ymax>4</ymax></bndbox></object>"""
+WIDTH, HEIGHT = 16, 8
+
+
+def write_image(path: Path, brightness: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (WIDTH, HEIGHT), (brightness, 0, 0)).save(path)
+
+
+def write_voc(folder: Path, images: dict[str, list[tuple[str, int]]]) -> None:
+    """A data set of these images, each with objects of these names, difficult or not; all are in the split "train"."""
+    for number, (name, objects) in enumerate(images.items()):
+        write_image(folder / "JPEGImages" / f"{name}.jpg", number)
+        listed = "".join(OBJECT.format(name=of, difficult=difficult) for of, difficult in objects)
+        size = f"<size><width>{WIDTH}</width><height>{HEIGHT}</height><depth>3</depth></size>"
+        path = folder / "Annotations" / f"{name}.xml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"<annotation><filename>{name}.jpg</filename>{size}{listed}</annotation>")
+    path = folder / "ImageSets" / "Main" / "train.txt"
+    path.parent.mkdir(parents=True)
+    path.write_text("\n".join(images))
+
+
+@pytest.fixture
+def devkit(tmp_path: Path) -> Path:
+    """The years 2007 and 2012, whose classes differ."""
+    write_voc(tmp_path / "devkit" / "VOC2007", {"a": [("dog", 0), ("cat", 1)], "b": [], "c": [("dog", 0)]})
+    write_voc(tmp_path / "devkit" / "VOC2012", {"d": [("bird", 0)]})
+    return tmp_path / "devkit"
+
+
+@pytest.fixture
+def coco(tmp_path: Path) -> Path:
+    """A file of annotations, beside a folder of images."""
+    segmentation = [[2, 1, 8, 1, 8, 5, 2, 5]]
+    one = {"id": 1, "image_id": 7, "category_id": 18, "bbox": [2, 1, 6, 4], "area": 20.5, "iscrowd": 0}
+    points = {"keypoints": [4, 2, 2, 0, 0, 0], "num_keypoints": 1, "segmentation": segmentation}
+    content = {
+        "images": [{"id": number, "file_name": f"{number}.png", "height": HEIGHT, "width": WIDTH} for number in (7, 3)],
+        "categories": [
+            {"id": 18, "name": "dog", "keypoints": ["nose", "tail"], "skeleton": []},
+            {"id": 17, "name": "cat", "keypoints": ["nose", "tail"], "skeleton": []},
+        ],
+        "annotations": [{**one, **points}],
+    }
+    path = tmp_path / "coco" / "val.json"
+    for number in (7, 3):
+        write_image(path.parent / "images" / f"{number}.png", number)
+    path.write_text(json.dumps(content))
+    return path
+
+
+def converted(folder: Path, pattern: str = "*-of-*") -> list[dict[str, Values]]:
+    records = RecordFiles(folder / pattern)
+    return [parse_example(records.read(index)) for index in range(len(records))]
+
+
+def plain(values: Any) -> Any:
+    """A field as lists; of images and masks what they decode to."""
+    if isinstance(values, list):
+        return [plain(value) for value in values]
+    decoded = values.decode() if hasattr(values, "decode") else values
+    return np.nan_to_num(decoded.numpy(), nan=-1).tolist() if isinstance(decoded, torch.Tensor) else decoded
+
+
+def assert_same_examples(reader: Reader, records: Reader, *besides: str) -> None:
+    """All fields that both have are the same; the first alone may have these."""
+    batch, found = (each.read_batch(np.arange(len(reader))) for each in (reader, records))
+    assert {*batch} - {*found} == {*besides}
+    for name in {*batch} & {*found}:
+        assert plain(found[name]) == plain(batch[name]), name
+
+
+def test_voc_comes_back_from_its_records(devkit: Path, tmp_path: Path) -> None:
+    root = devkit / "VOC2007"
+    summary = convert_voc(root, tmp_path / "out", num_shards=2, settings=ALONE)
+    assert (summary.num_shards, summary.num_records) == (2, 3)
+    assert {path.name for path in (tmp_path / "out").glob("train-*")} == {
+        "train-00000-of-00002",
+        "train-00001-of-00002",
+    }
+    labels = read_label_map(tmp_path / "out" / "label_map.pbtxt")
+    assert labels.names == {1: "cat", 2: "dog"}
+    records = ImageRecords(tmp_path / "out" / "train-*", DetectionSchema(labels))
+    assert_same_examples(Voc(root), records, "truncated", "view")
+
+
+def test_a_record_of_voc_says_all_that_its_annotation_says(devkit: Path, tmp_path: Path) -> None:
+    convert_voc(devkit, tmp_path / "out", year="VOC2007", settings=ALONE)
+    first = converted(tmp_path / "out")[0]
+    assert first["image/filename"] == first["image/source_id"] == [b"a.jpg"]
+    assert first["image/encoded"] == [(devkit / "VOC2007" / "JPEGImages" / "a.jpg").read_bytes()]
+    edges = {edge: list(first[f"image/object/bbox/{edge}"]) for edge in ("xmin", "ymin", "xmax", "ymax")}
+    assert edges == {"xmin": [2 / 16] * 2, "ymin": [1 / 8] * 2, "xmax": [8 / 16] * 2, "ymax": [4 / 8] * 2}
+    found = {name: list(first[f"image/object/{name}"]) for name in ("class/text", "difficult", "truncated", "view")}
+    assert found == {
+        "class/text": [b"dog", b"cat"],
+        "difficult": [0, 1],
+        "truncated": [1, 1],
+        "view": [b"Left", b"Left"],
+    }
+
+
+def test_difficult_objects_are_left_out_when_asked(devkit: Path, tmp_path: Path) -> None:
+    convert_voc(devkit / "VOC2007", tmp_path / "out", ignore_difficult=True, settings=ALONE)
+    texts = [example["image/object/class/text"] for example in converted(tmp_path / "out")]
+    assert texts == [[b"dog"], [], [b"dog"]]
+
+
+def test_years_are_merged_under_one_numbering(devkit: Path, tmp_path: Path) -> None:
+    convert_voc(devkit, tmp_path / "out", year="merged", settings=ALONE)
+    assert read_label_map(tmp_path / "out" / "label_map.pbtxt").names == {1: "bird", 2: "cat", 3: "dog"}
+    examples = converted(tmp_path / "out")
+    assert [example["image/filename"] for example in examples] == [[b"a.jpg"], [b"b.jpg"], [b"c.jpg"], [b"d.jpg"]]
+    labels = [example["image/object/class/label"] for example in examples]
+    assert [list(values) for values in labels] == [[3, 2], [], [3], [1]]
+
+
+def test_a_label_map_that_is_given_numbers_the_classes_and_is_not_written(devkit: Path, tmp_path: Path) -> None:
+    label_map = LabelMap((Label(12, "dog"), Label(8, "cat")))
+    convert_voc(devkit / "VOC2007", tmp_path / "out", label_map=label_map, settings=ALONE)
+    assert list(converted(tmp_path / "out")[0]["image/object/class/label"]) == [12, 8]
+    assert not (tmp_path / "out" / "label_map.pbtxt").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [({"split": None}, "all-00000-of-00001"), ({"base": "pascal"}, "pascal-00000-of-00001")],
+    ids=["all annotations", "named"],
+)
+def test_shards_are_named_by_the_split_or_as_asked(
+    arguments: dict[str, Any], written: str, devkit: Path, tmp_path: Path
+) -> None:
+    convert_voc(devkit / "VOC2007", tmp_path / "out", **arguments, settings=ALONE)
+    assert (tmp_path / "out" / written).exists()
+
+
+def test_a_year_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        convert_voc(tmp_path, tmp_path / "out", year="2012")
+    assert caught.value.what == "year cannot be '2012'."
+    assert caught.value.expected == "'VOC2007' or 'VOC2012' or 'merged'"
+
+
+def test_annotations_that_have_changed_are_another_conversion(devkit: Path, tmp_path: Path) -> None:
+    root, output = devkit / "VOC2007", tmp_path / "out"
+    convert_voc(root, output, settings=ALONE)
+    assert convert_voc(root, output, settings=ALONE).num_kept == 1
+    path = root / "Annotations" / "c.xml"
+    path.write_text(path.read_text().replace("<xmax>8", "<xmax>9"))
+    with pytest.raises(DataError, match="There are shards in"):
+        convert_voc(root, output, settings=ALONE)
+
+
+def test_a_label_map_of_other_classes_is_not_replaced(devkit: Path, tmp_path: Path) -> None:
+    convert_voc(devkit / "VOC2007", tmp_path / "out", settings=ALONE)
+    with pytest.raises(DataError) as caught:
+        convert_voc(devkit / "VOC2012", tmp_path / "out", base="more", settings=ALONE)
+    assert caught.value.what == f"{tmp_path / 'out' / 'label_map.pbtxt'} is the label map of other classes."
+    assert str(caught.value.given).startswith("2 classes there, 1 here")
+    assert not [*(tmp_path / "out").glob("more-*")]
+    convert_voc(devkit / "VOC2012", tmp_path / "out", base="more", settings=Settings(1, overwrite=True))
+    assert read_label_map(tmp_path / "out" / "label_map.pbtxt").names == {1: "bird"}
+
+
+def test_coco_comes_back_from_its_records(coco: Path, tmp_path: Path) -> None:
+    images = coco.parent / "images"
+    convert_coco(coco, images, tmp_path / "out", masks=True, keypoints=True, settings=ALONE)
+    assert {path.name for path in (tmp_path / "out").glob("*-of-*")} == {"val-00000-of-00001"}
+    assert read_label_map(tmp_path / "out" / "label_map.pbtxt").names == {17: "cat", 18: "dog"}
+    schema = DetectionSchema(masks="png", num_keypoints=2)
+    records = ImageRecords(tmp_path / "out" / "val-*", schema)
+    assert_same_examples(Coco(coco, images, masks=True, keypoints=True), records)
+
+
+def test_masks_and_keypoints_are_written_when_asked(coco: Path, tmp_path: Path) -> None:
+    convert_coco(coco, coco.parent / "images", tmp_path / "out", settings=ALONE)
+    first = converted(tmp_path / "out")[0]
+    assert not [name for name in first if "mask" in name or "keypoint" in name]
+    assert (first["image/source_id"], first["image/filename"]) == ([b"7"], [b"7.png"])
+    assert (list(first["image/object/area"]), list(first["image/object/is_crowd"])) == ([20.5], [0])
+
+
+def test_a_label_map_renumbers_coco(coco: Path, tmp_path: Path) -> None:
+    label_map = LabelMap((Label(1, "cat"), Label(2, "dog")))
+    convert_coco(coco, coco.parent / "images", tmp_path / "out", label_map=label_map, base="mine", settings=ALONE)
+    assert list(converted(tmp_path / "out", "mine-*")[0]["image/object/class/label"]) == [2]
+    assert not (tmp_path / "out" / "label_map.pbtxt").exists()
+
+
+def test_examples_fill_shards_of_one_size(devkit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detection, "_EXAMPLES_A_SHARD", 2)
+    assert convert_voc(devkit, tmp_path / "out", year="VOC2007", settings=ALONE).num_shards == 2
+
+
+def test_an_image_that_does_not_fit_its_annotation_is_skipped_by_name(devkit: Path, tmp_path: Path) -> None:
+    path = devkit / "VOC2007" / "JPEGImages" / "b.jpg"
+    Image.new("RGB", (WIDTH, HEIGHT + 1)).save(path)
+    summary = convert_voc(devkit, tmp_path / "out", year="VOC2007", settings=ALONE)
+    assert [example["image/filename"] for example in converted(tmp_path / "out")] == [[b"a.jpg"], [b"c.jpg"]]
+    (skipped,) = summary.skipped
+    assert skipped.name == "VOC2007:b.jpg"
+    assert skipped.reason == f"{path} is not of the size that its annotation is for. 16 x 9 pixels"
+
+
+def test_processes_write_the_same_bytes(devkit: Path, tmp_path: Path) -> None:
+    for processes in (1, 2):
+        settings = Settings(num_processes=processes)
+        convert_voc(devkit, tmp_path / str(processes), year="merged", num_shards=3, settings=settings)
+    one, two = (sorted((tmp_path / name).glob("*-of-*")) for name in ("1", "2"))
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
