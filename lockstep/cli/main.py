@@ -24,7 +24,8 @@ EXAMPLES = """examples:
   lockstep train mnist --set optimizer.lr.initial=0.02    change one field of the recipe
   lockstep train mnist --print-recipe > mine.toml         a recipe of your own: lockstep train mine.toml
   lockstep evaluate runs/mnist                            score its newest checkpoint
-  lockstep run my_script.py --workers 4                   your own script on four workers"""
+  lockstep run my_script.py --workers 4                   your own script on four workers
+  lockstep benchmark input mnist                          what limits the run, and what to change"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     _add_train(commands.add_parser("train", help="train by a recipe, or go on where its workdir stands"))
     _add_evaluate(commands.add_parser("evaluate", help="score a checkpoint of a workdir"))
     _add_run(commands.add_parser("run", help="run your own script on several workers", allow_abbrev=False))
+    _add_benchmark(commands.add_parser("benchmark", help="measure what limits a run, and say what to change"))
     return top
 
 
@@ -73,6 +75,24 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("script", help="a Python file; ls.join() in it takes its place among the workers")
     run.epilog = "All other arguments are the script's own; after -- also those that lockstep would take."
     _add_machine(run)
+
+
+def _add_benchmark(benchmark: argparse.ArgumentParser) -> None:
+    benchmark.add_argument("part", choices=["input"], help="what is measured: the way from files to batches")
+    benchmark.add_argument(
+        "what", help="a recipe, a file.toml, or a path to data: images in folders, shards, VOC, COCO"
+    )
+    benchmark.add_argument("--seconds", type=float, default=10.0, metavar="N", help="how long in all (default: 10)")
+    benchmark.add_argument("--batch-size", type=int, metavar="N", help="default: the recipe's, 64 for a path")
+    benchmark.add_argument(
+        "--augment",
+        metavar="NAME",
+        help="lenet, cifarnet, vgg or inception; for a path (default: a random resized crop of 224, and flip)",
+    )
+    benchmark.add_argument("--processes", type=int, metavar="N", help="loader processes (default: as in training)")
+    benchmark.add_argument("--threads", type=int, default=0, metavar="N", help="loader threads in place of processes")
+    benchmark.add_argument("--device", choices=["cpu"], help="leave the accelerators alone")
+    benchmark.add_argument("--json", action="store_true", help="write JSON, for programs")
 
 
 def _add_machine(command: argparse.ArgumentParser) -> None:

@@ -1,0 +1,206 @@
+"""`lockstep benchmark input`: how fast the way from files to batches is, what limits the run, and what to change."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lockstep.checks import check_one_of, check_range
+from lockstep.data.advice import Advice, advise
+from lockstep.data.loader import Loader
+from lockstep.data.measuring import Measured, Pace, measure
+from lockstep.data.opening import KNOWN, open_source
+from lockstep.data.readers import Reader
+from lockstep.errors import InputError
+from lockstep.images.crops import RandomResizedCrop
+from lockstep.images.encoded import EncodedImage
+from lockstep.images.flips import HorizontalFlip
+from lockstep.images.slim_presets import Preset, cifarnet, inception, lenet, vgg
+from lockstep.recipes.build import build
+from lockstep.recipes.shipped import names
+from lockstep.recipes.shipped import recipe as find
+from lockstep.recipes.wording import suggestion
+from lockstep.reporting.wording import rate
+from lockstep.stages import STAGES
+from lockstep.training import choices
+from lockstep.training.step import bind
+from lockstep.types import Batch
+from lockstep.workers.rank import Worker, join
+
+log = logging.getLogger("lockstep")
+
+_BATCH_SIZE = 64
+_CROP_SIZE = 224
+_LEAST_SECONDS = 0.1
+_STOPPED = 130
+
+_PRESETS: Mapping[str, Callable[[], Preset]] = {
+    "lenet": lenet,
+    "cifarnet": cifarnet,
+    "vgg": vgg,
+    "inception": inception,
+}
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is measured."""
+
+    loader: Loader
+    num_towers: int = 1
+    step: Callable[[Batch], object] | None = None
+
+
+def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
+    """Measure, and write a table with a verdict, or JSON; what is measured at the moment goes to the log."""
+    check_range("seconds", arguments.seconds, _LEAST_SECONDS)
+    threads = torch.get_num_threads()
+    try:
+        worker = join(arguments.device)
+        subject = _of_recipe(arguments, worker) if _is_recipe(arguments.what) else _of_path(arguments)
+        measured = measure(
+            subject.loader,
+            arguments.seconds,
+            device=worker.device,
+            num_towers=subject.num_towers,
+            step=subject.step,
+            tell=lambda doing: log.info("measuring %s", doing),
+        )
+    except KeyboardInterrupt:
+        return _STOPPED
+    finally:
+        torch.set_num_threads(threads)
+    write = _json if arguments.json else _text
+    sys.stdout.write("\n".join(write(arguments.what, subject.loader, measured, advise(measured))) + "\n")
+    return 0
+
+
+def _is_recipe(what: str) -> bool:
+    return what in names() or what.endswith(".toml")
+
+
+def _of_recipe(arguments: argparse.Namespace, worker: Worker) -> _Subject:
+    """The loader of a recipe as one worker has it, and its training step."""
+    if arguments.augment is not None:
+        raise InputError(
+            "A recipe says itself how its images are augmented.",
+            given=f"--augment {arguments.augment} for the recipe {arguments.what}",
+            expected="--augment for a path to data alone",
+            mend="leave it out, or change data.augment in the recipe",
+        )
+    # Weights that grow beyond all bounds by one batch, again and again, are no reason to stop.
+    recipe = replace(find(arguments.what), nonfinite="skip", nonfinite_budget=sys.maxsize)
+    if arguments.batch_size is not None:
+        recipe = replace(recipe, batch_size=arguments.batch_size)
+    if arguments.processes is not None or arguments.threads:
+        feed = replace(recipe.feed, num_processes=arguments.processes, num_threads=arguments.threads)
+        recipe = replace(recipe, feed=feed)
+    parts = build(recipe, worker)
+    exact = getattr(recipe.exchange, "exact", False)
+    settled = choices.resolve(parts.state, parts.towers, parts.loader, worker, exact=exact, saved=None)
+    torch.set_num_threads(settled.threads)
+    step = bind(parts.state, parts.towers, recipe.exchange)
+    return _Subject(parts.loader, parts.towers.count, lambda batch: step(parts.losses, batch))
+
+
+def _of_path(arguments: argparse.Namespace) -> _Subject:
+    """A loader of what lies there, with a usual augmentation where it is images."""
+    what, name = arguments.what, arguments.augment
+    if name is not None:
+        check_one_of("augment", name, list(_PRESETS))
+    if not Path(what).exists() and not re.search(r"[*?\[{:]", what):
+        raise InputError(
+            f"There is neither a recipe nor data called {what}.",
+            given=what,
+            expected=f"a recipe ({', '.join(names())}, or a file.toml), or a path: {KNOWN}",
+            mend=suggestion(what, names()) or "check the path",
+        )
+    reader = open_source(what)
+    augment = _PRESETS[name]().train if name else (RandomResizedCrop(_CROP_SIZE), HorizontalFlip())
+    return _Subject(
+        Loader(
+            reader,
+            batch_size=_BATCH_SIZE if arguments.batch_size is None else arguments.batch_size,
+            augment=augment if _has_images(reader) else (),
+            num_processes=arguments.processes,
+            num_threads=arguments.threads,
+        )
+    )
+
+
+def _has_images(reader: Reader) -> bool:
+    """Whether there are images to decode."""
+    images = reader.read_batch(np.zeros(1, np.int64)).get("image") if len(reader) else None
+    return isinstance(images, list) and isinstance(images[0], EncodedImage)
+
+
+def _text(what: str, loader: Loader, measured: Measured, advice: Advice) -> Iterator[str]:
+    names_of = ", ".join(type(augment).__name__ for augment in loader.augment)
+    yield f"{what}: {len(loader.reader)} examples, batches of {loader.batch_size}, {names_of or 'not augmented'}"
+    yield f"one worker of {measured.num_cores} cores, {_who_reads(loader, measured)}"
+    yield ""
+    yield from _table(_rows(loader, measured))
+    if measured.loader.queue_fill is not None:
+        yield f"of what may be read ahead {100 * measured.loader.queue_fill:.0f} % was there when a batch was taken"
+    yield "all but the first line with warm caches: the same examples again and again"
+    yield ""
+    yield advice.verdict
+    yield from (f"- {change}" for change in advice.changes)
+
+
+def _rows(loader: Loader, measured: Measured) -> dict[str, Pace]:
+    rows = {
+        "reading, for the first time": measured.first_read,
+        "reading, again": measured.read,
+        "one process with one thread": measured.alone,
+        "the loader as it runs": measured.loader,
+    }
+    return rows | ({"the training step alone": measured.step} if measured.step else {})
+
+
+def _table(rows: Mapping[str, Pace]) -> Iterator[str]:
+    """Names to the left, numbers to the right."""
+    stages = [stage for stage in (*STAGES, "copy") if any(pace.share(stage) for pace in rows.values())]
+    lines = [["", "examples/s", "a CPU-second", *stages]]
+    for name, pace in rows.items():
+        shares = [f"{100 * pace.share(stage):.0f} %" if pace.stage_seconds else "" for stage in stages]
+        per_cpu = pace.examples_per_cpu_second
+        lines.append([name, rate(pace.examples_per_second), rate(per_cpu) if per_cpu else "", *shares])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for name, *cells in lines:
+        numbers = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+        yield f"{name:<{widths[0]}}{numbers}".rstrip()
+
+
+def _who_reads(loader: Loader, measured: Measured) -> str:
+    return "the trainer's own process reads from memory" if measured.in_memory else loader.crew.describe(1)
+
+
+def _json(what: str, loader: Loader, measured: Measured, advice: Advice) -> Iterator[str]:
+    paces = {name: _pace(pace) for name, pace in vars(measured).items() if isinstance(pace, Pace)}
+    others = {name: value for name, value in vars(measured).items() if name not in paces}
+    yield json.dumps(
+        {
+            "what": what,
+            "num_examples": len(loader.reader),
+            "batch_size": loader.batch_size,
+            **others,
+            **paces,
+            **asdict(advice),
+        },
+        indent=2,
+    )
+
+
+def _pace(pace: Pace) -> dict[str, Any]:
+    return {**vars(pace), "stage_seconds": dict(pace.stage_seconds), "examples_per_second": pace.examples_per_second}
