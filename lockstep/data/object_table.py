@@ -64,7 +64,9 @@ def shares_of_boxes(boxes: Float64s, sizes: Int64s, source: str) -> tuple[Float3
     shares = (clipped / limits).astype(np.float32)
     has_area = (shares[:, 2] > shares[:, 0]) & (shares[:, 3] > shares[:, 1])
     if num_clipped := int((has_area & (clipped != boxes).any(axis=1)).sum()):
-        _logger.info("%d boxes in %s reach out of their image, and were clipped to it", num_clipped, source)
+        _logger.info(
+            "%d of %d boxes in %s reach out of their image, and are clipped to it", num_clipped, len(boxes), source
+        )
     return shares, has_area
 
 

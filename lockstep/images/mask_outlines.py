@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import DataError
-from lockstep.images.polygons import Int32s, Int64s, polygon_flips, rounded_corners
+from lockstep.images.polygons import Int32s, Int64s, in_fifths, polygon_flips
 
 _MOST = 2**31  # what int32 holds is below
 _FEWEST_NUMBERS = 6  # of a polygon: three corners
@@ -104,7 +104,7 @@ def _packed_polygon(numbers: object) -> Int32s:
     if len(numbers) < _FEWEST_NUMBERS:
         return np.empty(0, np.int32)
     try:
-        corners = rounded_corners(np.frombuffer(array("d", numbers)))
+        corners = in_fifths(np.frombuffer(array("d", numbers)))
     except (TypeError, OverflowError):
         raise ValueError("a polygon of something else than numbers") from None
     if not np.abs(corners).max() < _MOST:

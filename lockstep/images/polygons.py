@@ -15,9 +15,7 @@ import numpy.typing as npt
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
-FIFTHS = 5
-"""Corners are whole numbers of this part of a pixel."""
-
+_FIFTHS = 5  # of a pixel: corners are whole numbers of these
 _MOST_POINTS = 1 << 22  # of an outline, some 840,000 pixels long: 200 MB while it is walked
 
 
@@ -29,9 +27,9 @@ class _Walk(NamedTuple):
     y: Int64s
 
 
-def rounded_corners(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Coordinates in pixels as fifths of one, still to be cut off to whole numbers."""
-    return numbers * FIFTHS + 0.5
+def in_fifths(pixels: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Coordinates in fifths of a pixel, so that what is before the point is the rounded number."""
+    return pixels * _FIFTHS + 0.5
 
 
 def polygon_flips(corners: Int32s, height: int, width: int) -> Int64s:
@@ -49,8 +47,8 @@ def polygon_flips(corners: Int32s, height: int, width: int) -> Int64s:
     moved = (walk.x[1:] != walk.x[:-1]) & (walk.edge[1:] == walk.edge[:-1])
     before = np.flatnonzero(moved)
     # The middle of column c lies between the fifths 5 c + 2 and 5 c + 3, and that of a row likewise.
-    column, rest = np.divmod(np.minimum(walk.x[before], walk.x[before + 1]) - 2, FIFTHS)
-    row = (np.minimum(walk.y[before], walk.y[before + 1]) + 2) // FIFTHS
+    column, rest = np.divmod(np.minimum(walk.x[before], walk.x[before + 1]) - 2, _FIFTHS)
+    row = (np.minimum(walk.y[before], walk.y[before + 1]) + 2) // _FIFTHS
     crossed = (rest == 0) & (column >= 0) & (column < width)
     return np.sort(column[crossed] * height + np.clip(row[crossed], 0, height))
 
@@ -61,7 +59,7 @@ def _walk(x: Int64s, y: Int64s) -> _Walk:
     flat = np.abs(next_x - x) >= np.abs(next_y - y)
     length = np.maximum(np.abs(next_x - x), np.abs(next_y - y))
     if (num_points := int((length + 1).sum())) > _MOST_POINTS:
-        raise ValueError(f"a polygon {num_points // FIFTHS} pixels long, more than {_MOST_POINTS // FIFTHS}")
+        raise ValueError(f"a polygon {num_points // _FIFTHS} pixels long, more than {_MOST_POINTS // _FIFTHS}")
     turned = np.where(flat, x > next_x, y > next_y)
     left, right = np.where(turned, next_x, x), np.where(turned, x, next_x)
     top, bottom = np.where(turned, next_y, y), np.where(turned, y, next_y)

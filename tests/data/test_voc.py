@@ -131,7 +131,7 @@ def test_boxes_are_clipped_and_those_without_area_left_out(tmp_path: Path, caplo
     caplog.set_level(logging.INFO, "lockstep")
     assert field_of(Voc(root), "boxes") == [[[0.5, 0, 1, 1]]]
     assert caplog.messages[1:] == [
-        f"1 boxes in {root} reach out of their image, and were clipped to it",
+        f"1 of 4 boxes in {root} reach out of their image, and are clipped to it",
         f"3 of 4 objects in {root} have no area on their image, and are left out: "
         "dog on 1.png, cat on 1.png, cat on 1.png",
     ]
