@@ -18,7 +18,7 @@ from torch import Tensor
 from lockstep.checks import check_one_of, check_range
 from lockstep.errors import DataError, InputError
 from lockstep.images.arguments import check_bounds, check_whole, kind_of
-from lockstep.images.crop_laws import DistortedLaw, Int64s, Objects, central_region, resized_crop_windows
+from lockstep.images.crop_laws import DistortedLaw, Int64s, Objects, Windows, central_region, resized_crop_windows
 from lockstep.images.decode import Region
 from lockstep.images.encoded import EncodedImage
 from lockstep.images.resizing import ANTIALIASED, LEGACY_METHODS, resized
@@ -76,13 +76,17 @@ class DistortedCrop:
             DataError: an image cannot be decoded, or a box does not lie within its image.
         """
         images = encoded_images(batch, self.field, self)
+        pixels = _decoded(images, self.windows(batch, draws).regions(), self.size, self._methods(draws))
+        rest = {name: value for name, value in batch.items() if name != self.boxes_field}
+        return {**rest, self.field: pixels}
+
+    def windows(self, batch: Fields, draws: Draws) -> Windows:
+        """The part of each image that is taken; raises what a call raises, but for damaged pixels."""
+        images = encoded_images(batch, self.field, self)
         width, height = _sizes(images)
         objects = _objects(self._boxes(batch, images), images, height, width)
         law = DistortedLaw(self.min_object_covered, self.aspect, self.area, self.max_attempts)
-        windows = law.windows(height, width, objects, draws, f"DistortedCrop {self.field}")
-        pixels = _decoded(images, windows.regions(), self.size, self._methods(draws))
-        rest = {name: value for name, value in batch.items() if name != self.boxes_field}
-        return {**rest, self.field: pixels}
+        return law.windows(height, width, objects, draws, f"DistortedCrop {self.field}")
 
     def _methods(self, draws: Draws) -> Iterable[str]:
         if self.resize != RANDOM:
@@ -138,10 +142,14 @@ class RandomResizedCrop:
             DataError: an image cannot be decoded.
         """
         images = encoded_images(batch, self.field, self)
-        width, height = _sizes(images)
+        regions = self.windows(batch, draws).regions()
+        return {**batch, self.field: _decoded(images, regions, self.size, repeat(self.resize))}
+
+    def windows(self, batch: Fields, draws: Draws) -> Windows:
+        """The part of each image that is taken; raises what a call raises, but for damaged pixels."""
+        width, height = _sizes(encoded_images(batch, self.field, self))
         column = f"RandomResizedCrop {self.field}"
-        windows = resized_crop_windows(height, width, self.scale, self.ratio, draws, column)
-        return {**batch, self.field: _decoded(images, windows.regions(), self.size, repeat(self.resize))}
+        return resized_crop_windows(height, width, self.scale, self.ratio, draws, column)
 
 
 @dataclass(frozen=True)
