@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from lockstep.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from lockstep import data, losses, metrics, models, optim
+    from lockstep import data, images, losses, metrics, models, optim, records
     from lockstep.errors import (
         CheckpointError,
         DataError,
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from lockstep.training.smoothing import LossAverage
     from lockstep.training.state import TrainState
     from lockstep.training.step import train_step
-    from lockstep.types import Batch, Refusal, StepReport
+    from lockstep.types import BadExample, Batch, Refusal, StepReport
     from lockstep.workers.rank import Worker, join
 
 _HOMES = {
-    "lockstep": ["data", "losses", "metrics", "models", "optim"],
+    "lockstep": ["data", "images", "losses", "metrics", "models", "optim", "records"],
     "lockstep.errors": [
         "CheckpointError",
         "DataError",
@@ -63,7 +63,7 @@ _HOMES = {
     "lockstep.training.smoothing": ["LossAverage"],
     "lockstep.training.state": ["TrainState"],
     "lockstep.training.step": ["train_step"],
-    "lockstep.types": ["Batch", "Refusal", "StepReport"],
+    "lockstep.types": ["BadExample", "Batch", "Refusal", "StepReport"],
     "lockstep.workers.rank": ["Worker", "join"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -71,6 +71,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "AllReduce",
     "Alone",
+    "BadExample",
     "Batch",
     "CheckpointError",
     "DataError",
@@ -99,11 +100,13 @@ __all__ = [
     "data",
     "evaluate",
     "every",
+    "images",
     "join",
     "losses",
     "metrics",
     "models",
     "optim",
+    "records",
     "resume",
     "rollback",
     "save",

@@ -1,81 +1,65 @@
-"""Examples: readers, orders, augmentations, and the loader that makes the exact stream of batches of them."""
+"""Examples: readers, orders, and the loader that makes the exact stream of batches of them."""
 
 from lockstep.data.block_order import BlockShuffled
-from lockstep.data.combine import Concatenated, Subset, one_of, split
+from lockstep.data.coco import Coco
+from lockstep.data.combine import Concatenated, OnlyFields, Subset, one_of, split
+from lockstep.data.detection_schema import DetectionSchema
+from lockstep.data.each_example import EachExample, ExampleDraws, Seeded
 from lockstep.data.image_folder import ImageFolder
+from lockstep.data.image_records import ImageRecords
+from lockstep.data.imagenet_schema import ImageNetSchema
+from lockstep.data.iterable_loader import IterableLoader
 from lockstep.data.label_map import Label, LabelMap, read_label_map, read_labels, write_label_map
 from lockstep.data.loader import Loader
 from lockstep.data.mixture import Mixture
 from lockstep.data.mnist import mnist_reader
-from lockstep.data.order import Sequential, Shuffled
+from lockstep.data.mnist_schema import MnistSchema, mnist_records
+from lockstep.data.opening import open_source
+from lockstep.data.order import Order, Sequential, Shuffled
 from lockstep.data.readers import Arrays, Reader, TorchDataset
 from lockstep.data.records import Records
 from lockstep.data.repeating_orders import Balanced, Weighted
-from lockstep.images.augment import Augment, RandomShift
-from lockstep.images.colour import FAST_ORDERS, INCEPTION_ORDERS, SLIM_ORDERS, ColourDraws, centred, distort, scaled
-from lockstep.images.crops import CentralCrop, DistortedCrop, RandomResizedCrop, Resize
-from lockstep.images.decode import Decoding, Region
-from lockstep.images.encoded import EncodedImage
-from lockstep.images.flips import HorizontalFlip
-from lockstep.records.example import parse_example, serialize_example
-from lockstep.records.sequence_example import (
-    SequenceExample,
-    parse_sequence_example,
-    serialize_sequence_example,
-)
-from lockstep.records.shards import find_shards
-from lockstep.records.template import Integer, Pixels
-from lockstep.records.tfrecord import RecordFiles, read_all, write_records
+from lockstep.data.schema import Schema
+from lockstep.data.tar_shards import TarShards
+from lockstep.data.voc import Voc
 
 __all__ = [
-    "FAST_ORDERS",
-    "INCEPTION_ORDERS",
-    "SLIM_ORDERS",
     "Arrays",
-    "Augment",
     "Balanced",
     "BlockShuffled",
-    "CentralCrop",
-    "ColourDraws",
+    "Coco",
     "Concatenated",
-    "Decoding",
-    "DistortedCrop",
-    "EncodedImage",
-    "HorizontalFlip",
+    "DetectionSchema",
+    "EachExample",
+    "ExampleDraws",
     "ImageFolder",
-    "Integer",
+    "ImageNetSchema",
+    "ImageRecords",
+    "IterableLoader",
     "Label",
     "LabelMap",
     "Loader",
     "Mixture",
-    "Pixels",
-    "RandomResizedCrop",
-    "RandomShift",
+    "MnistSchema",
+    "OnlyFields",
+    "Order",
     "Reader",
-    "RecordFiles",
     "Records",
-    "Region",
-    "Resize",
-    "SequenceExample",
+    "Schema",
+    "Seeded",
     "Sequential",
     "Shuffled",
     "Subset",
+    "TarShards",
     "TorchDataset",
+    "Voc",
     "Weighted",
-    "centred",
-    "distort",
-    "find_shards",
     "mnist_reader",
+    "mnist_records",
     "one_of",
-    "parse_example",
-    "parse_sequence_example",
-    "read_all",
+    "open_source",
     "read_label_map",
     "read_labels",
-    "scaled",
-    "serialize_example",
-    "serialize_sequence_example",
     "split",
     "write_label_map",
-    "write_records",
 ]

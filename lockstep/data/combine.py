@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from lockstep.checks import check_range, check_type, wrong_type
+from lockstep.checks import check_all, check_range, check_type, wrong_type
 from lockstep.data.joining import Fields, Int64s, read_by_source, source_of
 from lockstep.data.readers import NO_DECODER, Cost, Reader, decoder_of
-from lockstep.errors import InputError
+from lockstep.errors import DataError, InputError
 from lockstep.randomness import Draws
 
 
@@ -89,6 +89,7 @@ class Subset:
         _check_reader("reader", reader)
         self._reader = reader
         self.cost = reader.cost
+        self.decoder = decoder_of(reader)
         if isinstance(indices, slice):
             self.indices = np.arange(len(reader))[indices]
             """Of its examples in the reader; an array of int64."""
@@ -105,6 +106,49 @@ class Subset:
     def example_id(self, index: int) -> str:
         """Its name in the reader."""
         return self._reader.example_id(int(self.indices[index]))
+
+
+class OnlyFields:
+    """Some of the fields of a reader: so that sources with different others can be joined.
+
+    Args:
+        reader: whose examples they are; they keep their names.
+        names: of the fields that are kept, in this order.
+
+    Raises:
+        InputError: no names are given.
+    """
+
+    def __init__(self, reader: Reader, names: Sequence[str]) -> None:
+        _check_reader("reader", reader)
+        check_all("names", names, str, mend='give the names of fields: OnlyFields(reader, ["image", "boxes"])')
+        self._reader = reader
+        self._names = list(names)
+        self.cost = reader.cost
+        self.decoder = decoder_of(reader)
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def read_batch(self, indices: Int64s) -> Fields:
+        """These fields of the examples.
+
+        Raises:
+            DataError: the reader has no such field.
+        """
+        fields = self._reader.read_batch(indices)
+        if absent := [name for name in self._names if name not in fields]:
+            raise DataError(
+                f"The reader gives no field {absent[0]!r}.",
+                given=f"the fields {', '.join(fields)}",
+                expected=", ".join(self._names),
+                mend="leave it out, or have the reader give it",
+            )
+        return {name: fields[name] for name in self._names}
+
+    def example_id(self, index: int) -> str:
+        """Its name in the reader."""
+        return self._reader.example_id(index)
 
 
 def split(reader: Reader, fractions: Mapping[str, float], seed: int = 0) -> dict[str, Subset]:

@@ -109,7 +109,7 @@ def _check_like(first: Part, other: Part) -> None:
             f"The sources {first.source!r} and {other.source!r} have other fields than each other.",
             given=f"{other.source!r} has {_listed(given, names)}",
             expected=f"as {first.source!r} has: {_listed(expected, names)}",
-            mend="give all sources fields of the same names, dtypes and shapes",
+            mend="give all sources fields of the same names, dtypes and shapes: OnlyFields(reader, [...]) keeps some",
         )
 
 

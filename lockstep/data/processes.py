@@ -193,12 +193,13 @@ def _serve(
                 result = read(job)
                 with stage("collate"):
                     tree, descriptor, size = _shared(result)
+            # Before the trainer can take it: what is taken must have been counted.
+            _COUNT.pack_into(finished, 0, number)
             with _closing(descriptor):
                 pipe.send((tree, size, seconds))
                 reduction.send_handle(pipe, descriptor, trainer_pid)
         except Exception as error:
             pipe.send((_Failure(error if isinstance(error, LockstepError) else None, traceback.format_exc()), 0, {}))
-        _COUNT.pack_into(finished, 0, number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.combine import Concatenated, Subset, one_of, split
+from lockstep.data.combine import Concatenated, OnlyFields, Subset, one_of, split
 from lockstep.data.loader import Loader
 from lockstep.data.readers import Arrays
 from lockstep.errors import DataError, InputError
@@ -129,7 +129,7 @@ def test_sources_with_other_fields_are_named() -> None:
         "The sources 'old' and 'new' have other fields than each other.\n"
         "  given:    'new' has 'label': torch.int64 of shape ('rows',)\n"
         "  expected: as 'old' has: 'label': missing\n"
-        "  mend:     give all sources fields of the same names, dtypes and shapes"
+        "  mend:     give all sources fields of the same names, dtypes and shapes: OnlyFields(reader, [...]) keeps some"
     )
 
 
@@ -152,7 +152,7 @@ def test_sources_with_fields_of_another_kind_are_named(values: Any, given_text: 
         "The sources '0' and '1' have other fields than each other.\n"
         f"  given:    '1' has 'x': {given_text}\n"
         "  expected: as '0' has: 'x': torch.float32 of shape ('rows', 3)\n"
-        "  mend:     give all sources fields of the same names, dtypes and shapes"
+        "  mend:     give all sources fields of the same names, dtypes and shapes: OnlyFields(reader, [...]) keeps some"
     )
 
 
@@ -351,4 +351,25 @@ def test_one_of_n_keeps_the_first_of_every_n(n: int, kept: list[int]) -> None:
 def test_one_of_none_is_refused() -> None:
     assert message_of(InputError, lambda: one_of(numbers(0, 5), 0)) == (
         "n is out of range.\n  given:    n=0\n  expected: 1 or more, finite\n  mend:     give n a value in this range"
+    )
+
+
+def test_sources_with_other_fields_are_joined_by_those_they_share() -> None:
+    more = Arrays({"x": torch.zeros(2, 1), "weight": torch.ones(2)})
+    less = Arrays({"x": torch.ones(3, 1)})
+    joined = Concatenated({"more": OnlyFields(more, ["x"]), "less": less})
+    batch = joined.read_batch(np.array([4, 0]))
+    assert list(batch) == ["x"]
+    assert batch["x"].flatten().tolist() == [1, 0]
+    assert joined.example_id(1) == "more:1"
+
+
+def test_a_field_that_is_not_there_cannot_be_kept() -> None:
+    with pytest.raises(DataError) as caught:
+        OnlyFields(Arrays({"x": torch.zeros(2)}), ["x", "y"]).read_batch(np.array([0]))
+    assert str(caught.value) == (
+        "The reader gives no field 'y'.\n"
+        "  given:    the fields x\n"
+        "  expected: x, y\n"
+        "  mend:     leave it out, or have the reader give it"
     )
