@@ -20,6 +20,7 @@ from lockstep.data.readers import Reader
 from lockstep.data.voc import Voc
 from lockstep.data.voc_files import annotation_files, folder_of_year
 from lockstep.errors import DataError
+from lockstep.records.shards import check_local
 
 YEARS = {"VOC2007": (2007,), "VOC2012": (2012,), "merged": (2007, 2012)}
 """By its name the years of a VOC data set."""
@@ -63,6 +64,7 @@ def convert_voc(
     """
     if year is not None:
         check_one_of("year", year, [*YEARS])
+    check_local(data_dir)
     folders = [folder_of_year(Path(data_dir), each) for each in YEARS[year]] if year else [Path(data_dir)]
     readers = _of_one_numbering(folders, split, not ignore_difficult, label_map)
     reader = Concatenated({folder.name: reader for folder, reader in zip(folders, readers, strict=True)})

@@ -168,6 +168,12 @@ def test_a_year_that_is_none_is_refused(tmp_path: Path) -> None:
     assert caught.value.expected == "'VOC2007' or 'VOC2012' or 'merged'"
 
 
+@pytest.mark.parametrize("year", [None, "VOC2012"])
+def test_data_on_another_machine_is_refused_with_what_to_do(year: str | None, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="mount the bucket"):
+        convert_voc("s3://bucket/VOCdevkit", tmp_path / "out", year=year)
+
+
 def test_annotations_that_have_changed_are_another_conversion(devkit: Path, tmp_path: Path) -> None:
     root, output = devkit / "VOC2007", tmp_path / "out"
     convert_voc(root, output, settings=ALONE)
