@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "lockstep"
 LAYERS = {
     0: {""},
     1: {"workers", "records", "images", "losses", "metrics", "optim"},
-    2: {"data", "models", "parallel", "checkpoints", "reporting"},
+    2: {"data", "models", "parallel", "checkpoints", "weights", "reporting"},
     3: {"convert", "training", "evaluation"},
     4: {"recipes"},
     5: {"cli"},
