@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from lockstep import __version__
+from lockstep.cli import convert
 from lockstep.errors import InputError, LockstepError
 from lockstep.reporting.log import configure
 
@@ -25,6 +26,7 @@ EXAMPLES = """examples:
   lockstep train mnist --print-recipe > mine.toml         a recipe of your own: lockstep train mine.toml
   lockstep evaluate runs/mnist                            score its newest checkpoint
   lockstep run my_script.py --workers 4                   your own script on four workers
+  lockstep convert images photos --to shards              sharded records of folders of images
   lockstep benchmark input mnist                          what limits the run, and what to change"""
 
 
@@ -41,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     _add_train(commands.add_parser("train", help="train by a recipe, or go on where its workdir stands"))
     _add_evaluate(commands.add_parser("evaluate", help="score a checkpoint of a workdir"))
     _add_run(commands.add_parser("run", help="run your own script on several workers", allow_abbrev=False))
+    convert.add_arguments(commands.add_parser("convert", help="make sharded records of a data set"))
     _add_benchmark(commands.add_parser("benchmark", help="measure what limits a run, and say what to change"))
     return top
 

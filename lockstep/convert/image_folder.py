@@ -1,0 +1,162 @@
+"""Folders of images, one a class, made into records as by the TensorFlow reference's build_image_data."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+from lockstep.checks import check_range
+from lockstep.convert.imagenet_example import LabelledImage, Synset, image_record
+from lockstep.convert.jpeg_repair import DECODING
+from lockstep.convert.sharding import DEFAULT, Settings, Summary, convert
+from lockstep.data.image_folder import ImageFolder
+from lockstep.errors import DataError
+from lockstep.records.shards import check_local
+
+SETS = {"validation": ("validation", "val"), "train": ("train",)}
+"""The sets in the order in which they are converted, each with the names its folder may have."""
+
+_SEED = 12345
+
+_logger = logging.getLogger("lockstep")
+
+
+def convert_images(
+    folder: Path,
+    images: Sequence[LabelledImage],
+    output: Path,
+    base: str,
+    num_shards: int,
+    *,
+    settings: Settings = DEFAULT,
+) -> Summary:
+    """Write the records of images to the shards BASE-00000-of-00002 ... in the folder `output`.
+
+    An image that cannot be decoded is skipped; one that is no JPEG in colours becomes one, as `colour_jpeg` says.
+
+    Raises:
+        InputError: as `convert`.
+        DataError: an image cannot be read; or as `convert`.
+        WorkerError: as `convert`.
+    """
+    return convert(images, partial(image_record, folder), output, base, num_shards, settings=settings)
+
+
+def image_sets(folder: Path, labels: Path | None = None) -> dict[str, list[LabelledImage]]:
+    """The images of the folders `train` and `validation` (or `val`) in a folder, shuffled; one of them may be missing.
+
+    Within each lies a folder for each class. The label of a class is its line in the file of labels, counted from 1;
+    without one the folders count in the order of their names, the same in both sets.
+
+    Raises:
+        DataError: neither of them is there, or no `ImageFolder`; or they have other classes.
+    """
+    folders = find_sets(folder)
+    readers = {name: _reader(path, labels) for name, path in folders.items()}
+    _check_alike(folder, readers)
+    return {name: shuffled(_images(folder, folders[name], reader)) for name, reader in readers.items()}
+
+
+def split_images(
+    folder: Path, labels: Path | None = None, *, share: float | None = None, per_class: int | None = None
+) -> dict[str, list[LabelledImage]]:
+    """The images of the folders of classes in a folder, some of each drawn for validation; both sets are shuffled.
+
+    Args:
+        folder: holds a folder for each class.
+        labels: as in `image_sets`.
+        share: of each class for validation, rounded, but one image at least; 0 has all of them train.
+        per_class: in place of it, how many of each.
+
+    Raises:
+        InputError: the share is not 0 or more and below 1, or the number not 1 or more.
+        DataError: the folder is no `ImageFolder`, or a class has too few images to leave one for training.
+    """
+    if per_class is None:
+        check_range("share", share if share is not None else math.nan, 0, 1)
+    else:
+        check_range("per_class", per_class, 1)
+    images = _images(folder, folder, _reader(folder, labels))
+    drawing = random.Random(_SEED)
+    sets: dict[str, list[LabelledImage]] = {"validation": [], "train": []}
+    for name, group in groupby(images, lambda image: image.text):
+        of_class = list(group)
+        drawing.shuffle(of_class)
+        count = per_class or (max(1, round(share * len(of_class))) if share else 0)
+        if count >= len(of_class):
+            raise _too_few(folder / name, len(of_class), count)
+        sets["validation"] += of_class[:count]
+        sets["train"] += of_class[count:]
+    return {name: shuffled(images) for name, images in sets.items() if images}
+
+
+def find_sets(folder: Path) -> dict[str, Path]:
+    """The folders of the sets in a folder, by the names of the sets.
+
+    Raises:
+        DataError: there is none, or two for the same set.
+    """
+    check_local(folder)
+    folders = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    found = {name: [each for each in names if each in folders] for name, names in SETS.items()}
+    if not any(found.values()) or any(len(names) > 1 for names in found.values()):
+        raise DataError(
+            f"{folder} does not hold sets of images.",
+            given=", ".join(folders[:10]) or "no folders",
+            expected="the folders train, and validation or val, one of them at least",
+            mend="name the folder above them; where it holds the folders of the classes, say which share validates",
+        )
+    taken = [name for names in found.values() for name in names]
+    if others := [name for name in folders if name not in taken]:
+        _logger.warning("Not converted in %s: %s", folder, ", ".join(others))
+    return {name: folder / names[0] for name, names in found.items() if names}
+
+
+def shuffled(images: Sequence[LabelledImage]) -> list[LabelledImage]:
+    """In the order in which the reference writes them, run by Python 3."""
+    order = list(range(len(images)))
+    random.Random(_SEED).shuffle(order)
+    return [images[index] for index in order]
+
+
+def labelled(folder: Path, path: Path, label: int, text: str, synset: Synset | None = None) -> LabelledImage:
+    """A file below the folder that is converted."""
+    status = path.stat()
+    version = status.st_size, status.st_mtime_ns
+    return LabelledImage(path.relative_to(folder).as_posix(), label, text, version, synset)
+
+
+def _reader(folder: Path, labels: Path | None) -> ImageFolder:
+    return ImageFolder(folder, labels, background=True, decoding=DECODING)
+
+
+def _images(root: Path, folder: Path, reader: ImageFolder) -> list[LabelledImage]:
+    labels = {text: label for label, text in enumerate(reader.classes)}
+    names = [reader.example_id(index) for index in range(len(reader))]
+    texts = [name.split("/", 1)[0] for name in names]
+    return [labelled(root, folder / name, labels[text], text) for name, text in zip(names, texts, strict=True)]
+
+
+def _check_alike(folder: Path, readers: Mapping[str, ImageFolder]) -> None:
+    classes = [frozenset(reader.classes) for reader in readers.values()]
+    if others := sorted(classes[0] ^ classes[-1]):
+        raise DataError(
+            f"The sets of images in {folder} have different classes.",
+            given=f"in one of them alone: {', '.join(others[:10])}",
+            expected="a folder for each class in all of them: its label is its place among them",
+            mend="give a file of labels, or each set the missing folders",
+        )
+
+
+def _too_few(folder: Path, num_images: int, count: int) -> DataError:
+    return DataError(
+        f"{folder} has too few images to draw some for validation.",
+        given=f"{num_images} images, {count} of them to be drawn",
+        expected="one more than is drawn, or more",
+        mend="draw fewer, or leave the class out by a file of labels",
+    )
