@@ -26,7 +26,9 @@ from lockstep.images.crops import RandomResizedCrop
 from lockstep.images.encoded import EncodedImage
 from lockstep.images.flips import HorizontalFlip
 from lockstep.images.slim_presets import Preset, cifarnet, inception, lenet, vgg
+from lockstep.parallel.launch import STOPPED
 from lockstep.recipes.build import build
+from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import names
 from lockstep.recipes.shipped import recipe as find
 from lockstep.recipes.wording import suggestion
@@ -42,7 +44,6 @@ log = logging.getLogger("lockstep")
 _BATCH_SIZE = 64
 _CROP_SIZE = 224
 _LEAST_SECONDS = 0.1
-_STOPPED = 130
 
 _PRESETS: Mapping[str, Callable[[], Preset]] = {
     "lenet": lenet,
@@ -66,8 +67,9 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     check_range("seconds", arguments.seconds, _LEAST_SECONDS)
     threads = torch.get_num_threads()
     try:
-        worker = join(arguments.device)
-        subject = _of_recipe(arguments, worker) if _is_recipe(arguments.what) else _of_path(arguments)
+        recipe = _recipe(arguments) if arguments.what in names() or arguments.what.endswith(".toml") else None
+        worker = join(arguments.device or (recipe.device if recipe else None))
+        subject = _of_recipe(recipe, worker) if recipe else _of_path(arguments)
         measured = measure(
             subject.loader,
             arguments.seconds,
@@ -77,7 +79,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
             tell=lambda doing: log.info("measuring %s", doing),
         )
     except KeyboardInterrupt:
-        return _STOPPED
+        return STOPPED["SIGINT"]
     finally:
         torch.set_num_threads(threads)
     write = _json if arguments.json else _text
@@ -85,12 +87,8 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     return 0
 
 
-def _is_recipe(what: str) -> bool:
-    return what in names() or what.endswith(".toml")
-
-
-def _of_recipe(arguments: argparse.Namespace, worker: Worker) -> _Subject:
-    """The loader of a recipe as one worker has it, and its training step."""
+def _recipe(arguments: argparse.Namespace) -> Recipe:
+    """The recipe with what the flags say."""
     if arguments.augment is not None:
         raise InputError(
             "A recipe says itself how its images are augmented.",
@@ -105,6 +103,11 @@ def _of_recipe(arguments: argparse.Namespace, worker: Worker) -> _Subject:
     if arguments.processes is not None or arguments.threads:
         feed = replace(recipe.feed, num_processes=arguments.processes, num_threads=arguments.threads)
         recipe = replace(recipe, feed=feed)
+    return recipe
+
+
+def _of_recipe(recipe: Recipe, worker: Worker) -> _Subject:
+    """The loader of a recipe as one worker has it, and its training step."""
     parts = build(recipe, worker)
     exact = getattr(recipe.exchange, "exact", False)
     settled = choices.resolve(parts.state, parts.towers, parts.loader, worker, exact=exact, saved=None)
@@ -173,7 +176,7 @@ def _table(rows: Mapping[str, Pace]) -> Iterator[str]:
     stages = [stage for stage in (*STAGES, "copy") if any(pace.share(stage) for pace in rows.values())]
     lines = [["", "examples/s", "a CPU-second", *stages]]
     for name, pace in rows.items():
-        shares = [f"{100 * pace.share(stage):.0f} %" if pace.stage_seconds else "" for stage in stages]
+        shares = [f"{100 * pace.share(stage):.0f} %" if stage in pace.stage_seconds else "" for stage in stages]
         per_cpu = pace.examples_per_cpu_second
         lines.append([name, rate(pace.examples_per_second), rate(per_cpu) if per_cpu else "", *shares])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -48,11 +48,7 @@ class Advice:
 def advise(measured: Measured) -> Advice:
     """Say what limits a run of this input, and this step if there is one."""
     limit = _limit(measured)
-    if limit == "step":
-        changes = [*_for_the_step(measured)]
-    else:
-        slowest = _slowest(measured) if limit == "both" else limit
-        changes = [*_more_readers(measured, slowest), *_MENDS[slowest], *_threads(measured, slowest)]
+    changes = _for_the_step(measured) if limit == "step" else _for_the_input(measured, _slowest(measured))
     notes = [*_hindered(measured), *_from_storage(measured), *_on_the_same_cores(measured)]
     return Advice(limit, _verdict(measured, limit), (*changes, *notes))
 
@@ -101,23 +97,29 @@ def _for_the_step(measured: Measured) -> Iterator[str]:
     yield "A faster step, or more devices, makes the run faster; a faster input does not."
 
 
-def _more_readers(measured: Measured, slowest: Limit) -> Iterator[str]:
-    """Whether more of them would help."""
+def _for_the_input(measured: Measured, slowest: Limit) -> Iterator[str]:
     if measured.in_memory:
         yield "The examples lie in memory, and the training process reads them itself: large batches cost it least."
+        yield from _MENDS[slowest] if slowest != "read" else ()
         return
-    if slowest == "handing over":
-        return
+    if slowest != "handing over":
+        yield _more_readers(measured)
+    yield from _MENDS[slowest]
+    if slowest in ("collate", "handing over") and measured.num_readers and not measured.threads:
+        yield f"Threads hand over batches without a copy: --threads {measured.num_readers}."
+
+
+def _more_readers(measured: Measured) -> str:
+    """Whether they would help."""
     # The training process keeps one core busy.
     idle = measured.num_cores - 1 - measured.num_readers
     if idle <= 0:
-        yield f"No core is idle ({measured.num_cores} in all): more {_kind(measured, 2)} would not help."
-        return
+        return f"No core is idle ({measured.num_cores} in all): more {_kind(measured, 2)} would not help."
     number = measured.num_readers + idle
     if measured.step:
         number = min(number, max(measured.num_readers + 1, _readers_for_the_step(measured)))
     cores = "core is" if idle == 1 else "cores are"
-    yield f"More {_kind(measured, 2)}, for {idle} {cores} idle: {_flag(measured, number)}."
+    return f"More {_kind(measured, 2)}, for {idle} {cores} idle: {_flag(measured, number)}."
 
 
 def _hindered(measured: Measured) -> Iterator[str]:
@@ -127,11 +129,6 @@ def _hindered(measured: Measured) -> Iterator[str]:
             f"{_readers(measured, measured.num_readers)} give {times:.1f} times what one process gives alone: "
             "something keeps the cores busy, or they are fewer than they seem."
         )
-
-
-def _threads(measured: Measured, slowest: Limit) -> Iterator[str]:
-    if slowest in ("collate", "handing over") and measured.num_readers and not measured.threads:
-        yield f"Threads hand over batches without a copy: --threads {measured.num_readers}."
 
 
 def _from_storage(measured: Measured) -> Iterator[str]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -145,26 +145,22 @@ def measure(
 
 
 def first_reading(loader: Loader, seconds: float) -> tuple[Pace, Int64s]:
-    """Of reading alone, in this process, until the seconds or an epoch have passed; and which examples were read.
-
-    The first batch is not counted: whatever is made when it is needed is made for it.
-    """
+    """Of reading alone, in this process, until the seconds or an epoch have passed; and which examples were read."""
     instead = NextOfEpoch(loader.order, len(loader.reader), loader.seed)
     reading = Reading(loader.reader, [], loader.seed, instead if loader.quarantine.policy == "skip" else None)
     read: list[Int64s] = []
     passed = cpu_passed = 0.0
-    for start in count(0, loader.batch_size):
-        positions = np.arange(start, start + loader.batch_size)
+    while not read or (passed < seconds and len(read) * loader.batch_size < loader.epoch_size):
+        positions = np.arange(loader.batch_size) + len(read) * loader.batch_size
         rows = Rows(positions, loader.order.indices(positions, len(loader.reader), loader.seed))
+        if not read:
+            reading(rows[:1])  # Whatever is made when it is needed is made now.
         started, cpu_started = time.perf_counter(), time.process_time()
         reading(rows)
-        if read:
-            passed += time.perf_counter() - started
-            cpu_passed += time.process_time() - cpu_started
+        passed += time.perf_counter() - started
+        cpu_passed += time.process_time() - cpu_started
         read.append(rows.indices)
-        if passed and (passed >= seconds or start + loader.batch_size >= loader.epoch_size):
-            break
-    return Pace((len(read) - 1) * loader.batch_size, passed, cpu_passed), np.concatenate(read)
+    return Pace(len(read) * loader.batch_size, passed, cpu_passed), np.concatenate(read)
 
 
 def loading_pace(loader: Loader, seconds: float, device: torch.device = _CPU, num_readers: int = 0) -> Pace:
@@ -188,7 +184,7 @@ def loading_pace(loader: Loader, seconds: float, device: torch.device = _CPU, nu
     return Pace(
         num_examples=num_batches * loader.batch_size,
         seconds=now - started,
-        cpu_seconds=None if num_readers else cpu_now - cpu_started,
+        cpu_seconds=None if num_readers and not loader.crew.num_threads else cpu_now - cpu_started,
         stage_seconds=stages,
         queue_fill=sum(fills) / len(fills) if fills else None,
     )

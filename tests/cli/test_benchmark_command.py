@@ -1,0 +1,151 @@
+"""`lockstep benchmark input` as a user runs it, in this process."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from lockstep.cli import benchmark
+from lockstep.cli.main import main, parse
+from lockstep.reporting.log import LineHandler
+
+
+@pytest.fixture(autouse=True)
+def _log() -> Iterator[None]:
+    """The command shows the log on the screen; no other test shall see it there."""
+    yield
+    logger = logging.getLogger("lockstep")
+    for handler in [handler for handler in logger.handlers if isinstance(handler, LineHandler)]:
+        logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Two classes of three tiny images each."""
+    for name in ("cat/1", "cat/2", "cat/3", "dog/1", "dog/2", "dog/3"):
+        path = tmp_path / "images" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 7), (200, 100, 50)).save(path)
+    return tmp_path / "images"
+
+
+def run(*words: str, code: int = 0) -> None:
+    assert main(["benchmark", "input", *words, "--device", "cpu"]) == code
+
+
+def test_a_folder_of_images(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    run(str(images), "--seconds", "0.1", "--batch-size", "2", "--processes", "1")
+    said, log = capsys.readouterr()
+    lines = said.splitlines()
+    assert lines[0] == f"{images}: 6 examples, batches of 2, RandomResizedCrop, HorizontalFlip"
+    assert lines[1].endswith(" cores, 1 loader process a worker")
+    assert lines[3].split() == ["examples/s", "a", "CPU-second", "read", "decode", "augment", "collate", "copy"]
+    rows = ["reading, for the first time", "reading, again", "one process with one thread", "the loader as it runs"]
+    assert [line[:27].strip() for line in lines[4:8]] == rows
+    assert len({len(line) for line in lines[6:8]}) == 1, "numbers stand below one another"
+    assert "% was there when a batch was taken" in lines[8]
+    assert "warm caches" in lines[9]
+    assert lines[11].startswith("The input gives ")
+    assert all(line.startswith("- ") for line in lines[12:])
+    assert len(lines) > 12
+    told = [line for line in log.splitlines() if line.startswith("measuring ")]
+    assert told[0] == "measuring reading, for the first time"
+    assert told[-1] == "measuring the loader as it runs in training"
+    assert torch.get_num_threads() == threads
+
+
+def test_json_of_threads_and_a_preset(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(str(images), "--seconds", "0.1", "--batch-size", "2", "--threads", "2", "--augment", "lenet", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert (found["what"], found["num_examples"], found["batch_size"]) == (str(images), 6, 2)
+    assert (found["num_readers"], found["threads"], found["step"]) == (2, True, None)
+    assert found["limit"] in ("read", "decode", "augment", "handing over")
+    loader = found["loader"]
+    assert loader["examples_per_second"] == pytest.approx(loader["num_examples"] / loader["seconds"])
+    assert {*loader["stage_seconds"]} == {"read", "decode", "augment", "copy"}
+    assert found["verdict"]
+    assert found["changes"]
+
+
+def test_a_recipe_is_measured_with_its_step(capsys: pytest.CaptureFixture[str]) -> None:
+    run("mnist", "--seconds", "1", "--batch-size", "16")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "mnist: 55000 examples, batches of 16, not augmented"
+    assert lines[1].endswith(" cores, the trainer's own process reads from memory")
+    assert any(line.startswith("the training step alone ") for line in lines)
+    assert any(line.startswith("The input gives ") and "examples/s, the step takes " in line for line in lines)
+
+
+def test_the_recipe_feeds_as_the_flags_say() -> None:
+    recipe = benchmark._recipe(parse(["benchmark", "input", "mnist", "--threads", "3", "--batch-size", "32"]))
+    assert (recipe.feed.num_threads, recipe.feed.num_processes, recipe.batch_size) == (3, None, 32)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["mnst"], ["There is neither a recipe nor data called mnst.", "mnist_reference", 'did you mean "mnist"?']),
+        (["gone/train"], ["nor data called gone/train", "given:    gone/train", "TFRecord files", "check the path"]),
+        (["gone/train-*"], ["No file is named like gone/train-*", "there is no folder gone", "check the pattern"]),
+        (["gone.toml"], ["gone.toml"]),
+        (["mnist", "--augment", "vgg"], ["A recipe says itself", "--augment vgg for the recipe mnist", "leave it out"]),
+        (["mnist", "--seconds", "0"], ["seconds is out of range", "seconds=0.0", "0.1 or more, finite"]),
+        (["mnist", "--seconds", "nan"], ["seconds is out of range", "seconds=nan"]),
+        (["mnist", "--batch-size", "0"], ["batch_size", "mend:"]),
+        (["mnist", "--processes", "-1"], ["num_processes is out of range", "num_processes=-1", "0 or more"]),
+        (["mnist", "--processes", "1", "--threads", "1"], ["Either processes or threads read ahead", "one of the two"]),
+    ],
+    ids=lambda value: "_".join(value) if isinstance(value, list) else None,
+)
+def test_what_cannot_be_measured_is_refused(
+    words: list[str],
+    message: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(*words, code=2)
+    said, log = capsys.readouterr()
+    assert said == ""
+    for part in message:
+        assert part in log
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--augment", "crop"], ["augment cannot be 'crop'", "'lenet' or 'cifarnet' or 'vgg' or 'inception'"]),
+        (["--batch-size", "0"], ["batch_size is out of range", "batch_size=0", "1 or more"]),
+        (["--threads", "-1"], ["num_threads is out of range"]),
+    ],
+    ids=["augment", "batch_size", "threads"],
+)
+def test_bad_flags_for_a_path_are_refused(
+    images: Path, words: list[str], message: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(str(images), *words, code=2)
+    log = capsys.readouterr().err
+    for part in (*message, "given:", "expected:", "mend:"):
+        assert part in log
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(str(tmp_path), code=2)
+    assert "given:    an empty folder" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_it_with_its_exit_code(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(benchmark, "measure", interrupted)
+    run(str(images), code=130)
