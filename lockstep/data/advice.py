@@ -49,7 +49,7 @@ def advise(measured: Measured) -> Advice:
     """Say what limits a run of this input, and this step if there is one."""
     limit = _limit(measured)
     changes = _for_the_step(measured) if limit == "step" else _for_the_input(measured, _slowest(measured))
-    notes = [*_hindered(measured), *_from_storage(measured), *_on_the_same_cores(measured)]
+    notes = [*_from_storage(measured), *_on_the_same_cores(measured)]
     return Advice(limit, _verdict(measured, limit), (*changes, *notes))
 
 
@@ -104,6 +104,7 @@ def _for_the_input(measured: Measured, slowest: Limit) -> Iterator[str]:
         return
     if slowest != "handing over":
         yield _more_readers(measured)
+        yield from _hindered(measured)
     yield from _MENDS[slowest]
     if slowest in ("collate", "handing over") and measured.num_readers and not measured.threads:
         yield f"Threads hand over batches without a copy: --threads {measured.num_readers}."

@@ -147,6 +147,8 @@ def test_what_lies_in_memory_needs_no_loader_processes() -> None:
 def test_readers_that_hinder_each_other_are_named() -> None:
     said = "2 loader processes give 1.1 times what one process gives alone"
     assert any(said in change for change in advise(measured(loader=1100)).changes)
+    waiting = replace(measured(), loader=of_stages(queue_fill=0.9, decode=9.0), alone=pace(5000))
+    assert not any("times what one" in change for change in advise(waiting).changes), "it is the trainer that is slow"
     assert not any("times what one" in change for change in advise(measured(loader=1300)).changes)
     assert not any("times what one" in change for change in advise(measured(loader=100, num_readers=1)).changes)
 
