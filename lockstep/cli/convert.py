@@ -7,7 +7,15 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from lockstep.cli import convert_boxes, convert_imagenet, convert_images, convert_mnist, convert_validation
+from lockstep.cli import (
+    convert_boxes,
+    convert_detection,
+    convert_imagenet,
+    convert_images,
+    convert_mnist,
+    convert_prepare,
+    convert_validation,
+)
 
 _STOPPED = 130
 
@@ -34,6 +42,9 @@ KINDS = {
         "ImageNet's bounding boxes, from XML to one CSV file", convert_boxes.add_arguments, convert_boxes.run
     ),
     "mnist": Kind("MNIST's original files", convert_mnist.add_arguments, convert_mnist.run),
+    "voc": Kind("a data set in PASCAL VOC's format", convert_detection.add_voc_arguments, convert_detection.run_voc),
+    "coco": Kind("a data set in COCO's format", convert_detection.add_coco_arguments, convert_detection.run_coco),
+    "prepare": Kind("shards into shards of smaller images", convert_prepare.add_arguments, convert_prepare.run),
 }
 
 
