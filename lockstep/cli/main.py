@@ -27,7 +27,8 @@ EXAMPLES = """examples:
   lockstep evaluate runs/mnist                            score its newest checkpoint
   lockstep run my_script.py --workers 4                   your own script on four workers
   lockstep convert images photos --to shards              sharded records of folders of images
-  lockstep benchmark input mnist                          what limits the run, and what to change"""
+  lockstep benchmark input mnist                          what limits the run, and what to change
+  lockstep show photos --augment crop --to page.html      examples, before and after they are augmented"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     _add_run(commands.add_parser("run", help="run your own script on several workers", allow_abbrev=False))
     convert.add_arguments(commands.add_parser("convert", help="make sharded records of a data set"))
     _add_benchmark(commands.add_parser("benchmark", help="measure what limits a run, and say what to change"))
+    _add_show(commands.add_parser("show", help="show examples, before and after they are augmented"))
     return top
 
 
@@ -96,6 +98,22 @@ def _add_benchmark(benchmark: argparse.ArgumentParser) -> None:
     benchmark.add_argument("--threads", type=int, default=0, metavar="N", help="loader threads in place of processes")
     benchmark.add_argument("--device", choices=["cpu"], help="leave the accelerators alone")
     benchmark.add_argument("--json", action="store_true", help="write JSON, for programs")
+
+
+def _add_show(show: argparse.ArgumentParser) -> None:
+    show.add_argument("source", help="a recipe, a file.toml, or a path to data: images in folders, shards, VOC, COCO")
+    show.add_argument("--to", required=True, metavar="FILE", help="page.html, or sheet.png for all in one image")
+    show.add_argument("--force", action="store_true", help="overwrite the file")
+    show.add_argument(
+        "--positions", default="0:16", metavar="FIRST:END", help="places in the stream (default: 0:16, the first 16)"
+    )
+    show.add_argument("--order", choices=["shuffled", "sequential"], help="default: the recipe's, shuffled for a path")
+    show.add_argument("--seed", type=int, metavar="N", help="default: the recipe's, 0 for a path")
+    show.add_argument(
+        "--augment", metavar="WHAT", help="crop, lenet, cifarnet, vgg, inception, or a recipe (default: the recipe's)"
+    )
+    show.add_argument("--size", type=int, metavar="N", help="height and width that a preset crops to, in pixels")
+    show.add_argument("--repeat", type=int, default=1, metavar="N", help="augment each so many times")
 
 
 def _add_machine(command: argparse.ArgumentParser) -> None:

@@ -1,0 +1,123 @@
+"""`lockstep show`: examples before and after augmentation, as a page of HTML or as one image."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.checks import check_range
+from lockstep.cli.page import card, html_page, png_bytes
+from lockstep.cli.sheet import contact_sheet
+from lockstep.cli.subject import Subject, subject
+from lockstep.data.showing import examples
+from lockstep.durable import replacing
+from lockstep.errors import InputError
+from lockstep.parallel.launch import STOPPED
+
+_SIDE_PIXELS = {".html": 320, ".png": 240}
+_MOST_PICTURES = 1000
+
+
+def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
+    """Write the page, and one line that says so."""
+    path = Path(arguments.to)
+    _check_destination(path, overwrite=arguments.force)
+    check_range("repeat", arguments.repeat, 1, _MOST_PICTURES + 1)
+    positions = _positions(arguments.positions, arguments.repeat)
+    try:
+        chosen = subject(arguments.source, arguments.augment, arguments.size, arguments.order, arguments.seed)
+        shown = examples(
+            chosen.reader,
+            positions,
+            order=chosen.order,
+            seed=chosen.seed,
+            pipeline=chosen.pipeline,
+            num_draws=arguments.repeat,
+        )
+        side = _SIDE_PIXELS[path.suffix]
+        cards = [card(example, side) for example in shown]
+    except KeyboardInterrupt:
+        return STOPPED["SIGINT"]
+    title = _title(arguments, positions, chosen)
+    _write(path, html_page(title, cards) if path.suffix == ".html" else png_bytes(contact_sheet(title, cards, side)))
+    bad = sum(bool(card.problem) for card in cards)
+    sys.stdout.write(f"{path}: {_counted(len(cards), 'example')}" + (f", {bad} with a problem" if bad else "") + "\n")
+    return 0
+
+
+def _check_destination(path: Path, *, overwrite: bool) -> None:
+    """Before any work is done.
+
+    Raises:
+        InputError: the file has another ending, its folder is not there, or it must not be overwritten.
+    """
+    if path.suffix not in _SIDE_PIXELS:
+        raise InputError(
+            "Examples are shown as a page of HTML or as one PNG.",
+            given=f"--to {path}",
+            expected=f"a file whose name ends in {' or '.join(_SIDE_PIXELS)}",
+            mend=f"--to {path.with_suffix('.html')}" if path.name else "name a file",
+        )
+    if not path.parent.is_dir():
+        raise InputError(
+            f"There is no folder {path.parent} to write to.",
+            given=f"--to {path}",
+            expected="a file in a folder that is there",
+            mend=f"make it: mkdir -p {path.parent}",
+        )
+    if path.is_dir() or (path.exists() and not overwrite):
+        kind = "folder" if path.is_dir() else "file"
+        raise InputError(
+            f"There is a {kind} {path} already.",
+            given=f"--to {path}",
+            expected="a name that is free",
+            mend="give another name" + ("" if path.is_dir() else ", or --force to overwrite it"),
+        )
+
+
+def _positions(text: str, num_draws: int) -> range:
+    """From "0:16", or of one position from "5".
+
+    Raises:
+        InputError: there are no such positions, or more of them than a page can show.
+    """
+    # Fifteen digits: sums with as many epochs as there are draws stay far within 64 bits.
+    found = re.fullmatch(r"([0-9]{1,15})(?::([0-9]{1,15}))?", text)
+    positions = range(int(found[1]), int(found[2] or int(found[1]) + 1)) if found else range(0)
+    if not positions or len(positions) * num_draws > _MOST_PICTURES:
+        draws = f", {num_draws} draws of each" if num_draws > 1 else ""
+        raise InputError(
+            "These positions cannot be shown.",
+            given=f"--positions {text}{draws}",
+            expected=f"FIRST:END, such as 0:16 for the first 16, or one position; at most {_MOST_PICTURES} pictures",
+            mend="give positions from 0 on, the first one below the end",
+        )
+    return positions
+
+
+def _title(arguments: argparse.Namespace, positions: range, chosen: Subject) -> str:
+    order = chosen.order if isinstance(chosen.order, str) else type(chosen.order).__name__
+    augmented = f", augmented by {arguments.augment}" if arguments.augment else ""
+    return (
+        f"{arguments.source}, {order}, seed {chosen.seed}, from position {positions[0]} to {positions[-1]}{augmented}"
+    )
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        with replacing(path) as file:
+            file.write(data)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written.",
+            given=str(error),
+            expected="a folder that may be written, on a disk with room",
+            mend="make room, or name another folder",
+        ) from error
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -1,0 +1,138 @@
+"""What `lockstep show` shows: the source of the examples, and what augments them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.data.opening import KNOWN, open_source
+from lockstep.data.order import Order
+from lockstep.data.readers import Reader
+from lockstep.data.reading import read_examples
+from lockstep.data.showing import NOTHING, Pipeline
+from lockstep.errors import DataError, InputError
+from lockstep.images.crops import RandomResizedCrop
+from lockstep.images.flips import HorizontalFlip
+from lockstep.images.slim_presets import Preset, cifarnet, inception, lenet, vgg
+from lockstep.recipes.build import held_out
+from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.shipped import names
+from lockstep.recipes.shipped import recipe as find
+from lockstep.recipes.wording import suggestion
+
+_PRESETS: Mapping[str, Callable[..., Preset]] = {
+    "lenet": lenet,
+    "cifarnet": cifarnet,
+    "vgg": vgg,
+    "inception": inception,
+}
+_CROP, _CROP_PIXELS = "crop", 224
+_IMAGE, _BOXES = "image", "boxes"
+_PATTERN = re.compile(r"[*?\[{:]")
+_MOST_TRIED = 10
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A stream of examples, and what happens to them."""
+
+    reader: Reader
+    order: Order | str
+    seed: int
+    pipeline: Pipeline
+
+
+def subject(
+    source: str, augment: str | None, size: int | None = None, order: str | None = None, seed: int | None = None
+) -> Subject:
+    """What a command line names.
+
+    Args:
+        source: a recipe, a file.toml, or a path to data.
+        augment: a preset, or a recipe whose augmentation is taken; None for that of the source, if it is a recipe.
+        size: height and width of the images of a preset; None for the preset's own.
+        order: "shuffled" or "sequential"; None for that of the source, if it is a recipe, else "shuffled".
+        seed: None for that of the source, if it is a recipe, else 0.
+
+    Raises:
+        InputError: there is no such source or augmentation, or a size is given without a preset.
+        DataError: the data cannot be read.
+    """
+    recipe = find(source) if _is_recipe(source) else None
+    reader = _reader_of(recipe) if recipe else _opened(source)
+    return Subject(
+        reader,
+        order or (recipe.feed.order if recipe else "shuffled"),
+        (recipe.seed if recipe else 0) if seed is None else seed,
+        _pipeline(augment, size, recipe, reader),
+    )
+
+
+def _is_recipe(word: str) -> bool:
+    return word in names() or word.endswith(".toml")
+
+
+def _reader_of(recipe: Recipe) -> Reader:
+    """The examples that it trains on."""
+    return held_out(replace(recipe, evaluate=replace(recipe.evaluate, examples=None)), recipe.data.split).reader
+
+
+def _opened(source: str) -> Reader:
+    if not Path(source).exists() and not _PATTERN.search(source):
+        raise InputError(
+            f"There is neither a recipe nor data called {source}.",
+            given=source,
+            expected=f"a recipe ({', '.join(names())}, or a file.toml), or a path: {KNOWN}",
+            mend=suggestion(source, names()) or "check the path",
+        )
+    return open_source(source)
+
+
+def _pipeline(augment: str | None, size: int | None, recipe: Recipe | None, reader: Reader) -> Pipeline:
+    if augment in (_CROP, *_PRESETS):
+        return _pipeline_of_preset(augment, size, reader)
+    if size is not None:
+        raise InputError(
+            "Only a preset has a size to choose.",
+            given=f"--size {size} " + (f"with --augment {augment}" if augment else "without --augment"),
+            expected=f"--augment {', '.join((_CROP, *_PRESETS))}",
+            mend="leave --size out, or name a preset",
+        )
+    if augment is None:
+        return Pipeline(recipe.data.augment) if recipe else NOTHING
+    if _is_recipe(augment):
+        return Pipeline(find(augment).data.augment)
+    choices = (_CROP, *_PRESETS, *names())
+    raise InputError(
+        f"There is no augmentation called {augment!r}.",
+        given=f"--augment {augment}",
+        expected=f"{', '.join(choices)}, or a recipe's file.toml",
+        mend=suggestion(augment, choices) or "give one of these",
+    )
+
+
+def _pipeline_of_preset(name: str, size: int | None, reader: Reader) -> Pipeline:
+    """Presets are made for images of one class; the Inception systems crop by boxes, too, where there are some."""
+    if name == _CROP:
+        crop = RandomResizedCrop(_CROP_PIXELS if size is None else size)
+        return Pipeline((crop, HorizontalFlip()), fields=(_IMAGE,))
+    options: dict[str, Any] = {} if size is None else {"size": size}
+    if name == "inception" and _has_boxes(reader):
+        options["boxes_field"] = _BOXES
+    preset = _PRESETS[name](**options)
+    return Pipeline(preset.train, preset.inputs, (_IMAGE, _BOXES))
+
+
+def _has_boxes(reader: Reader) -> bool:
+    """As the first example says that can be read."""
+    for index in range(min(_MOST_TRIED, len(reader))):
+        try:
+            return _BOXES in read_examples(reader, np.array([index]))
+        except DataError:
+            continue
+    return False

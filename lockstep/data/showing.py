@@ -1,0 +1,247 @@
+"""Examples to look at: as they are stored, and after each augmentation, by their place in the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.checks import check_whole
+from lockstep.data.order import Order, order_of
+from lockstep.data.reading import Fields, read_examples
+from lockstep.errors import DataError, InputError
+from lockstep.images.arguments import kind_of
+from lockstep.images.augment import Augment
+from lockstep.images.crop_laws import Windows
+from lockstep.images.drawing import Marks, draw_marks
+from lockstep.images.encoded import EncodedImage
+from lockstep.randomness import Draws
+
+if TYPE_CHECKING:
+    from lockstep.data.readers import Reader
+
+Inputs = Callable[[Mapping[str, Any]], Tensor]
+
+_IMAGE = "image"
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What happens to an example before a network sees it."""
+
+    augment: Sequence[Augment] = ()
+    """In this order."""
+    inputs: Inputs | None = None
+    """From a batch to a network's input, as of a `Preset`; None leaves the images as they are."""
+    fields: Sequence[str] | None = None
+    """All that it is given, where an example has it; None: whatever an example has."""
+
+
+NOTHING = Pipeline()
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """An image at one stage of its way, with what its batch says of it there."""
+
+    stage: str
+    """"original", the name of the augmentation that has made it, or "inputs"."""
+    position: int
+    """The place in the stream whose numbers were drawn."""
+    pixels: Tensor
+    """uint8 of shape (3, height, width)."""
+    marks: Marks
+
+
+@dataclass(frozen=True, eq=False)
+class ShownExample:
+    """An example at its place in the stream."""
+
+    position: int
+    example_id: str
+    label: int | None = None
+    class_name: str = ""
+    original: Picture | None = None
+    """The image as it is stored, with all that is known of it, and the windows that were cropped from it."""
+    augmented: tuple[Picture, ...] = ()
+    """After the first augmentation and each that has changed the pixels; of several draws, the end of each."""
+    problem: str = ""
+    """Why it is not shown, or not all of it."""
+
+
+@runtime_checkable
+class _Crop(Protocol):
+    def windows(self, batch: Fields, draws: Draws) -> Windows: ...
+
+
+def examples(
+    reader: Reader,
+    positions: Iterable[int],
+    *,
+    order: Order | str = "shuffled",
+    seed: int = 0,
+    pipeline: Pipeline = NOTHING,
+    num_draws: int = 1,
+) -> Iterator[ShownExample]:
+    """The examples at these positions of the stream: those that a run of this order and seed trains on there.
+
+    One that cannot be read or augmented says why; a run would stop at it, or read another in its place.
+
+    Args:
+        reader: where they come from.
+        positions: from 0 on; the stream has no end.
+        order: of the stream.
+        seed: of the order and of the augmentations.
+        pipeline: what happens to them.
+        num_draws: how often each is augmented: as at its position, and as at the same place of the epochs after it.
+
+    Raises:
+        InputError: a parameter is out of range, the examples have no images, or the augmentations are not for these.
+        DataError: the reader holds no examples.
+    """
+    check_whole("num_draws", num_draws, least=1)
+    order = order_of(order)
+    if not len(reader):
+        raise DataError(
+            "There are no examples to show.",
+            given=f"{type(reader).__name__} of length 0",
+            expected="one example or more",
+            mend="check the path or the pattern of the files",
+        )
+    epochs = np.arange(num_draws) * order.epoch_size(len(reader))
+    for position in positions:
+        check_whole("position", position, least=0)
+        index = int(order.indices(np.array([position]), len(reader), seed)[0])
+        yield _shown(reader, index, position, pipeline, [Draws(seed, np.array([at])) for at in position + epochs])
+
+
+def with_marks(batch: Mapping[str, Any], count: int) -> Tensor:
+    """The first images of a batch, with boxes, masks and keypoints where the batch has them; of the images' type.
+
+    Where it has boxes, and images of uint8 and one or three channels, the shape is (count, 3, height, width), else that
+    of the images.
+    """
+    images: Tensor = batch[_IMAGE][:count]
+    if "boxes" not in batch or images.dtype != torch.uint8 or images.shape[1] not in (1, 3):
+        return images
+    return torch.stack([draw_marks(image.expand(3, -1, -1), _marks(batch, row)) for row, image in enumerate(images)])
+
+
+def _shown(reader: Reader, index: int, position: int, pipeline: Pipeline, draws: Sequence[Draws]) -> ShownExample:
+    shown = ShownExample(position, reader.example_id(index))
+    try:
+        fields = read_examples(reader, np.array([index]))
+        label = _label(fields)
+        original = Picture("original", position, _pixels(fields), _marks(fields, 0))
+        shown = replace(shown, label=label, class_name=_class_name(reader, fields, label), original=original)
+        names = fields if pipeline.fields is None else pipeline.fields
+        given = {name: fields[name] for name in names if name in fields}
+        marks = replace(original.marks, windows=_windows(given, pipeline, draws, original.pixels))
+        shown = replace(shown, original=replace(original, marks=marks))
+        pictures = [_pictures(given, pipeline, each) for each in draws]
+        augmented = pictures[0] if len(draws) == 1 else [picture for each in pictures for picture in each[-1:]]
+        return replace(shown, augmented=tuple(augmented))
+    except DataError as error:
+        return replace(shown, problem=f"{error.what} {error.given}")
+
+
+def _pictures(fields: Fields, pipeline: Pipeline, draws: Draws) -> list[Picture]:
+    """After the first augmentation, and after each that changes the pixels."""
+    pictures: list[Picture] = []
+    for stage, there in _stages(fields, pipeline, draws):
+        picture = Picture(stage, int(draws.positions[0]), _pixels(there), _marks(there, 0))
+        if not pictures or not torch.equal(picture.pixels, pictures[-1].pixels):
+            pictures.append(picture)
+    return pictures
+
+
+def _stages(fields: Fields, pipeline: Pipeline, draws: Draws) -> Iterator[tuple[str, Fields]]:
+    """The name of each stage, and the batch after it."""
+    for augment in pipeline.augment:
+        fields = augment(fields, draws)
+        yield getattr(augment, "__name__", type(augment).__name__), fields
+    if pipeline.inputs is not None:
+        yield "inputs", {**fields, _IMAGE: _as_pixels(pipeline.inputs(fields), pipeline.inputs)}
+
+
+def _as_pixels(values: Tensor, inputs: Inputs) -> Tensor:
+    """The input of a network for people to look at: uint8 of the same shape.
+
+    Black and white are what the network is given for them. Where these are the same, since each image is standardised
+    by itself, they are the least and the largest value of the image.
+    """
+    black, white = (inputs({_IMAGE: torch.full((1, 3, 1, 1), level, dtype=torch.uint8)}) for level in (0, 255))
+    if torch.equal(black, white):
+        black, white = values.amin((1, 2, 3), keepdim=True), values.amax((1, 2, 3), keepdim=True)
+    shares = (values - black) / (white - black)
+    return shares.nan_to_num(0).mul(255).round().clamp(0, 255).to(torch.uint8)
+
+
+def _windows(fields: Fields, pipeline: Pipeline, draws: Sequence[Draws], image: Tensor) -> Tensor | None:
+    """What each draw crops from the image, as shares of its height and width; None where nothing tells."""
+    crop = next((augment for augment in pipeline.augment if isinstance(augment, _Crop)), None)
+    if crop is None:
+        return None
+    regions = np.array([crop.windows(fields, each).regions()[0] for each in draws])
+    corners = np.concatenate([regions[:, :2], regions[:, :2] + regions[:, 2:]], axis=1)
+    return torch.from_numpy(corners / np.tile(image.shape[1:], 2))
+
+
+def _pixels(fields: Fields) -> Tensor:
+    """The image of the one example: uint8 of shape (3, height, width)."""
+    images = fields.get(_IMAGE)
+    first = images[0] if isinstance(images, Tensor | list) else None
+    pixels = first.decode() if isinstance(first, EncodedImage) else first
+    if isinstance(pixels, Tensor) and pixels.dtype == torch.uint8 and pixels.ndim == 3 and len(pixels) in (1, 3):
+        return pixels.expand(3, -1, -1)
+    raise InputError(
+        f"There is no image to show in the field {_IMAGE!r}.",
+        given=f"{_IMAGE!r} is {kind_of(fields, _IMAGE)}; the fields are {', '.join(fields)}",
+        expected="encoded images, or uint8 of shape (batch, 1 or 3, height, width)",
+        mend="show data with images, augmented by what leaves them in whole numbers from 0 to 255",
+    )
+
+
+def _marks(fields: Mapping[str, Any], row: int) -> Marks:
+    """What the batch knows of the objects on an image; what is of another shape is left out."""
+    return Marks(
+        boxes=_places(fields, "boxes", row, 2, 4),
+        names=_names(fields, row),
+        masks=fields["masks"][row].decode() if "masks" in fields else None,
+        keypoints=_places(fields, "keypoints", row, 3, 2),
+    )
+
+
+def _places(fields: Mapping[str, Any], name: str, row: int, ndim: int, numbers: int) -> Tensor | None:
+    value = fields[name][row] if name in fields else None
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return None
+    return value if value.ndim == ndim and value.shape[-1] == numbers else None
+
+
+def _names(fields: Mapping[str, Any], row: int) -> list[str]:
+    """Of the objects: the name of the class, or else its label."""
+    texts = fields["class_text"][row] if "class_text" in fields else []
+    labels = fields["labels"][row].tolist() if "labels" in fields else []
+    return [text or str(label) for text, label in zip_longest(texts, labels, fillvalue="")]
+
+
+def _label(fields: Fields) -> int | None:
+    labels = fields.get("label")
+    if not isinstance(labels, Tensor) or labels.ndim != 1 or labels.is_floating_point():
+        return None
+    return int(labels[0])
+
+
+def _class_name(reader: Reader, fields: Fields, label: int | None) -> str:
+    """As the example says, or the reader, if either does."""
+    if "text" in fields:
+        return str(fields["text"][0])
+    classes = getattr(reader, "classes", ())
+    names = classes if isinstance(classes, Mapping) else dict(enumerate(classes))
+    return str(names.get(label, ""))

@@ -1,0 +1,167 @@
+"""What is known of an image, drawn onto it for people to look at: boxes with names, masks, keypoints, crops.
+
+All places are shares of an image's height and width, so it may be shrunk first: lines and names do not shrink with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain, cycle, repeat
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from lockstep.errors import InputError
+
+Colour = tuple[int, int, int]
+_Rectangle = tuple[int, int, int, int]  # left, top, right, bottom in pixels, all of them inside
+
+COLOURS: tuple[Colour, ...] = (
+    (255, 225, 25),
+    (230, 25, 75),
+    (70, 240, 240),
+    (60, 180, 75),
+    (245, 130, 48),
+    (0, 130, 200),
+    (240, 50, 230),
+    (210, 245, 60),
+    (145, 30, 180),
+    (250, 190, 212),
+)
+"""Red, green and blue of the objects on an image, in turn."""
+
+TEXT_PIXELS = 12
+"""The size of names."""
+
+_BLACK, _WHITE = (0, 0, 0), (255, 255, 255)
+_BRIGHT = 140  # of 255: on what is brighter, black text is read more easily than white
+_PIXELS_PER_LINE_WIDTH = 150  # of the image's short side
+
+
+@dataclass(frozen=True, eq=False)
+class Marks:
+    """What there is to be drawn onto an image with n objects on it."""
+
+    boxes: Tensor | None = None
+    """Float (n, 4) of top, left, bottom and right as shares of height and width; one that is not finite is left out."""
+    names: Sequence[str] = ()
+    """Of the objects; what is empty or missing is not drawn."""
+    masks: Tensor | None = None
+    """uint8 (n, any, any) of 0 and 1, each over the whole image."""
+    keypoints: Tensor | None = None
+    """Float (n, keypoints, 2) of y and x as shares of height and width; NaN where there is none."""
+    windows: Tensor | None = None
+    """Float (windows, 4) as the boxes: the parts that crops have taken. Around a single one the image is darkened;
+    several are numbered from 1 on."""
+
+
+def draw_marks(image: Tensor, marks: Marks) -> Tensor:
+    """An image with the marks drawn onto it, each object in a colour of its own; the image given stays as it is.
+
+    Args:
+        image: uint8 of shape (3, height, width).
+        marks: what to draw.
+
+    Raises:
+        InputError: the image is of another type or shape.
+    """
+    if image.dtype != torch.uint8 or image.ndim != 3 or len(image) != 3:
+        raise InputError(
+            "Nothing can be drawn onto this image.",
+            given=f"a tensor of shape {tuple(image.shape)}, {image.dtype}",
+            expected="uint8 of shape (3, height, width)",
+            mend="bring its values to 0 to 255, and give one image of three channels",
+        )
+    height, width = image.shape[1:]
+    windows = list(_rectangles(marks.windows, height, width))
+    pixels = _overlaid(_darkened_around(windows, image), marks.masks)
+    canvas = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+    pen = ImageDraw.Draw(canvas)
+    line = max(1, min(height, width) // _PIXELS_PER_LINE_WIDTH)
+    names, colours = chain(marks.names, repeat("")), cycle(COLOURS)
+    for rectangle, name, colour in zip(_rectangles(marks.boxes, height, width), names, colours, strict=False):
+        _draw_box(pen, rectangle, name, colour, line)
+    _draw_keypoints(pen, marks.keypoints, height, width, radius=line + 1)
+    numbers = map(str, range(1, len(windows) + 1)) if len(windows) > 1 else repeat("")
+    for rectangle, number in zip(windows, numbers, strict=False):
+        _draw_box(pen, rectangle, number, _WHITE, line)
+    return torch.from_numpy(np.array(canvas)).permute(2, 0, 1)
+
+
+@cache
+def built_in_font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """The font that comes with Pillow: the same on all machines."""
+    return ImageFont.load_default(TEXT_PIXELS)
+
+
+def printable(text: str) -> str:
+    """The text on one line, with a question mark for each character that no font has."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _rectangles(boxes: Tensor | None, height: int, width: int) -> Iterator[_Rectangle | None]:
+    """The boxes in pixels, at least one pixel large and within the image; None for one that is not finite."""
+    for box in [] if boxes is None else boxes.tolist():
+        if not np.isfinite(box).all():
+            yield None
+            continue
+        top, left, bottom, right = (min(max(share, 0.0), 1.0) for share in box)
+        x0, y0 = min(round(left * width), width - 1), min(round(top * height), height - 1)
+        yield x0, y0, max(round(right * width) - 1, x0), max(round(bottom * height) - 1, y0)
+
+
+def _darkened_around(windows: Sequence[_Rectangle | None], image: Tensor) -> Tensor:
+    if len(windows) != 1 or windows[0] is None:
+        return image
+    left, top, right, bottom = windows[0]
+    inside = slice(None), slice(top, bottom + 1), slice(left, right + 1)
+    darkened = image // 2
+    darkened[inside] = image[inside]
+    return darkened
+
+
+def _overlaid(pixels: Tensor, masks: Tensor | None) -> Tensor:
+    """Half of the image and half of the object's colour, wherever an object is."""
+    if masks is None or not masks.numel():
+        return pixels
+    sized = interpolate(masks[:, None], pixels.shape[1:], mode="nearest")  # (n, 1, height, width)
+    for mask, colour in zip(sized, cycle(COLOURS), strict=False):
+        half = torch.tensor(colour, dtype=torch.uint8)[:, None, None] // 2
+        pixels = torch.where(mask > 0, pixels // 2 + half, pixels)
+    return pixels
+
+
+def _draw_box(pen: ImageDraw.ImageDraw, rectangle: _Rectangle | None, name: str, colour: Colour, line: int) -> None:
+    """An outline, with a dark one in it so that it is seen on any ground, and the name above it, or in it."""
+    if rectangle is None:
+        return
+    left, top, right, bottom = rectangle
+    if right - left > 2 * line and bottom - top > 2 * line:
+        pen.rectangle((left + line, top + line, right - line, bottom - line), outline=_BLACK)
+    pen.rectangle(rectangle, outline=colour, width=line)
+    if name:
+        _draw_name(pen, left, top, printable(name), colour)
+
+
+def _draw_name(pen: ImageDraw.ImageDraw, left: int, top: int, name: str, ground: Colour) -> None:
+    font, height = built_in_font(), TEXT_PIXELS + 2
+    width = int(pen.textlength(name, font)) + 4
+    x = max(0, min(left, pen.im.size[0] - width))
+    y = top - height if top >= height else top
+    pen.rectangle((x, y, x + width - 1, y + height - 1), fill=ground)
+    pen.text((x + 2, y), name, fill=_BLACK if sum(ground) / 3 > _BRIGHT else _WHITE, font=font)
+
+
+def _draw_keypoints(
+    pen: ImageDraw.ImageDraw, keypoints: Tensor | None, height: int, width: int, *, radius: int
+) -> None:
+    objects = [] if keypoints is None else (keypoints * torch.tensor([height, width])).tolist()
+    for points, colour in zip(objects, cycle(COLOURS), strict=False):
+        for y, x in points:
+            if 0 <= y <= height and 0 <= x <= width:  # NaN is not
+                pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=colour, outline=_BLACK)
