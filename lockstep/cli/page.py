@@ -25,7 +25,7 @@ _STYLE = """
 body { margin: 1.5rem; }
 article { border-top: 1px solid #8886; padding: .5rem 0 1rem; }
 h1 { font-size: 1.3rem; } h2 { font-size: 1rem; margin: 0; } p { margin: .1rem 0 .5rem; overflow-wrap: anywhere; }
-div { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-end; }
+div { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start; }
 figure { margin: 0; } img { display: block; image-rendering: pixelated; } figcaption { font-size: .85rem; }
 .problem { color: #c00; border: 1px solid; padding: .5rem; max-width: 40rem; white-space: pre-wrap; }
 """

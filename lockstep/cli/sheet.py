@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 from lockstep.cli.page import Card
 from lockstep.images.drawing import TEXT_PIXELS, built_in_font, printable
 
-_WIDTH_PIXELS = 1800
+_WIDTH_PIXELS = 2000
 _GAP, _LINE = 8, TEXT_PIXELS + 4
 _LINES_ABOVE, _LINES_BELOW = 2, 1
 _PIXELS_PER_CHARACTER = 6.5  # of the built-in font, on average
@@ -39,9 +39,8 @@ def _draw_card(sheet: Image.Image, left: int, top: int, card: Card, width: int, 
     _write(sheet, left, top + _LINE, card.example_id, width, _QUIET, keep_end=True)
     top += _LINES_ABOVE * _LINE
     for tile in card.tiles:
-        across, down = tile.image.size
-        sheet.paste(tile.image, (left + (side - across) // 2, top + (side - down) // 2))
-        _write(sheet, left, top + side + 2, tile.caption, side, _QUIET)
+        sheet.paste(tile.image, (left, top))
+        _write(sheet, left, top + tile.image.height + 2, tile.caption, side, _QUIET)
         left += side + _GAP
     if card.problem:
         _draw_problem(sheet, left, top, card.problem, side)

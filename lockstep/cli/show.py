@@ -17,7 +17,7 @@ from lockstep.durable import replacing
 from lockstep.errors import InputError
 from lockstep.parallel.launch import STOPPED
 
-_SIDE_PIXELS = {".html": 320, ".png": 240}
+_SIDE_PIXELS = {".html": 448, ".png": 300}
 _MOST_PICTURES = 1000
 
 

@@ -123,9 +123,10 @@ def _pipeline_of_preset(name: str, size: int | None, reader: Reader) -> Pipeline
         return Pipeline((crop, HorizontalFlip()), fields=(_IMAGE,))
     options: dict[str, Any] = {} if size is None else {"size": size}
     if name == "inception" and _has_boxes(reader):
-        options["boxes_field"] = _BOXES
+        preset = inception(**options, boxes_field=_BOXES)
+        return Pipeline(preset.train, preset.inputs, (_IMAGE, _BOXES))
     preset = _PRESETS[name](**options)
-    return Pipeline(preset.train, preset.inputs, (_IMAGE, _BOXES))
+    return Pipeline(preset.train, preset.inputs, (_IMAGE,))
 
 
 def _has_boxes(reader: Reader) -> bool:

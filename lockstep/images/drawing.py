@@ -5,10 +5,11 @@ All places are shares of an image's height and width, so it may be shrunk first:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain, cycle, repeat
+from itertools import chain, count, cycle, repeat
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -60,6 +61,12 @@ class Marks:
     several are numbered from 1 on."""
 
 
+class _Outline(NamedTuple):
+    rectangle: _Rectangle
+    name: str
+    colour: Colour
+
+
 def draw_marks(image: Tensor, marks: Marks) -> Tensor:
     """An image with the marks drawn onto it, each object in a colour of its own; the image given stays as it is.
 
@@ -78,18 +85,18 @@ def draw_marks(image: Tensor, marks: Marks) -> Tensor:
             mend="bring its values to 0 to 255, and give one image of three channels",
         )
     height, width = image.shape[1:]
-    windows = list(_rectangles(marks.windows, height, width))
+    numbers = map(str, count(1)) if marks.windows is not None and len(marks.windows) > 1 else repeat("")
+    windows = list(_outlines(marks.windows, numbers, repeat(_WHITE), height, width))
+    outlines = [*_outlines(marks.boxes, chain(marks.names, repeat("")), cycle(COLOURS), height, width), *windows]
     pixels = _overlaid(_darkened_around(windows, image), marks.masks)
     canvas = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
     pen = ImageDraw.Draw(canvas)
     line = max(1, min(height, width) // _PIXELS_PER_LINE_WIDTH)
-    names, colours = chain(marks.names, repeat("")), cycle(COLOURS)
-    for rectangle, name, colour in zip(_rectangles(marks.boxes, height, width), names, colours, strict=False):
-        _draw_box(pen, rectangle, name, colour, line)
+    for outline in outlines:
+        _draw_outline(pen, outline, line)
     _draw_keypoints(pen, marks.keypoints, height, width, radius=line + 1)
-    numbers = map(str, range(1, len(windows) + 1)) if len(windows) > 1 else repeat("")
-    for rectangle, number in zip(windows, numbers, strict=False):
-        _draw_box(pen, rectangle, number, _WHITE, line)
+    for outline in outlines:
+        _draw_name(pen, outline, width)
     return torch.from_numpy(np.array(canvas)).permute(2, 0, 1)
 
 
@@ -104,23 +111,28 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def _rectangles(boxes: Tensor | None, height: int, width: int) -> Iterator[_Rectangle | None]:
-    """The boxes in pixels, at least one pixel large and within the image; None for one that is not finite."""
-    for box in [] if boxes is None else boxes.tolist():
-        if not np.isfinite(box).all():
-            yield None
-            continue
-        top, left, bottom, right = (min(max(share, 0.0), 1.0) for share in box)
-        x0, y0 = min(round(left * width), width - 1), min(round(top * height), height - 1)
-        yield x0, y0, max(round(right * width) - 1, x0), max(round(bottom * height) - 1, y0)
+def _outlines(
+    boxes: Tensor | None, names: Iterable[str], colours: Iterable[Colour], height: int, width: int
+) -> Iterator[_Outline]:
+    """Those of the boxes that are finite."""
+    for box, name, colour in zip([] if boxes is None else boxes.tolist(), names, colours, strict=False):
+        if np.isfinite(box).all():
+            yield _Outline(_rectangle(box, height, width), printable(name), colour)
 
 
-def _darkened_around(windows: Sequence[_Rectangle | None], image: Tensor) -> Tensor:
-    if len(windows) != 1 or windows[0] is None:
+def _rectangle(box: Sequence[float], height: int, width: int) -> _Rectangle:
+    """At least one pixel large, and within the image."""
+    top, left, bottom, right = (min(max(share, 0.0), 1.0) for share in box)
+    x, y = min(round(left * width), width - 1), min(round(top * height), height - 1)
+    return x, y, max(round(right * width) - 1, x), max(round(bottom * height) - 1, y)
+
+
+def _darkened_around(windows: Sequence[_Outline], image: Tensor) -> Tensor:
+    if len(windows) != 1:
         return image
-    left, top, right, bottom = windows[0]
+    left, top, right, bottom = windows[0].rectangle
     inside = slice(None), slice(top, bottom + 1), slice(left, right + 1)
-    darkened = image // 2
+    darkened = image // 8 * 5
     darkened[inside] = image[inside]
     return darkened
 
@@ -136,25 +148,26 @@ def _overlaid(pixels: Tensor, masks: Tensor | None) -> Tensor:
     return pixels
 
 
-def _draw_box(pen: ImageDraw.ImageDraw, rectangle: _Rectangle | None, name: str, colour: Colour, line: int) -> None:
-    """An outline, with a dark one in it so that it is seen on any ground, and the name above it, or in it."""
-    if rectangle is None:
-        return
-    left, top, right, bottom = rectangle
+def _draw_outline(pen: ImageDraw.ImageDraw, outline: _Outline, line: int) -> None:
+    """With a dark line in it, so that it is seen on any ground."""
+    left, top, right, bottom = outline.rectangle
     if right - left > 2 * line and bottom - top > 2 * line:
         pen.rectangle((left + line, top + line, right - line, bottom - line), outline=_BLACK)
-    pen.rectangle(rectangle, outline=colour, width=line)
-    if name:
-        _draw_name(pen, left, top, printable(name), colour)
+    pen.rectangle(outline.rectangle, outline=outline.colour, width=line)
 
 
-def _draw_name(pen: ImageDraw.ImageDraw, left: int, top: int, name: str, ground: Colour) -> None:
+def _draw_name(pen: ImageDraw.ImageDraw, outline: _Outline, width: int) -> None:
+    """Above the outline, or in it where there is no room above; within the image, if it is not too long for that."""
+    if not outline.name:
+        return
+    left, top, _, _ = outline.rectangle
     font, height = built_in_font(), TEXT_PIXELS + 2
-    width = int(pen.textlength(name, font)) + 4
-    x = max(0, min(left, pen.im.size[0] - width))
+    length = int(pen.textlength(outline.name, font)) + 4
+    x = max(0, min(left, width - length))
     y = top - height if top >= height else top
-    pen.rectangle((x, y, x + width - 1, y + height - 1), fill=ground)
-    pen.text((x + 2, y), name, fill=_BLACK if sum(ground) / 3 > _BRIGHT else _WHITE, font=font)
+    pen.rectangle((x, y, x + length - 1, y + height - 1), fill=outline.colour)
+    ink = _BLACK if sum(outline.colour) / 3 > _BRIGHT else _WHITE
+    pen.text((x + 2, y), outline.name, fill=ink, font=font)
 
 
 def _draw_keypoints(

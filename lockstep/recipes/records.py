@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.data.loader import Loader
+from lockstep.data.showing import with_marks
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Interval, Progress
 from lockstep.recipes.recipe import Watch
@@ -67,9 +68,9 @@ class Records:
             self._summaries.write_text("model", model, step)
 
     def show_images(self, loader: Loader, count: int, step: int) -> None:
-        """Write the images of the next batch as the model will see them."""
+        """Write the images of the next batch as the model will see them, with their boxes where it has some."""
         with_images = loader.batches(range(1), 1)
-        images = next(with_images)["image"][:count]
+        images = with_marks(next(with_images), count)
         with_images.close()
         self._summaries.write_images("input", np.asarray(images), step)
 
