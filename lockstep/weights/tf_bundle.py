@@ -1,0 +1,185 @@
+"""TensorFlow checkpoints of version 2: PREFIX.index, a table of tensors; PREFIX.data-?????-of-?????, their bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from lockstep.records.framing import masked_crc32c
+from lockstep.records.wire import MalformedError
+from lockstep.weights.tf_errors import damaged, damaged_tensor, no_tensor, not_numbers, unreadable
+from lockstep.weights.source import TensorInfo
+from lockstep.weights.sstable import Table
+from lockstep.weights.tf_dtypes import from_bytes, kind_of
+from lockstep.weights.tf_messages import BundleEntry, BundleHeader, Message, text_of
+from lockstep.weights.tf_slices import NotWholeError, joined, places_of, slice_key
+
+INDEX = ".index"
+
+_VERSION = 1
+_HEADER_KEY = b""
+# The keys of slices begin so; no tensor's name does.
+_SLICE_KEY = b"\0"
+
+
+class TensorBundle:
+    """A checkpoint of version 2. Opening it reads its index; a tensor is read, and its checksum verified, on demand.
+
+    A partitioned variable is one tensor, put together from its slices. Names are as the index has them: those of
+    variables ("conv1/weights"), or of an object graph ("model/kernel/.ATTRIBUTES/VARIABLE_VALUE"). Tensors of strings,
+    such as the description of that graph, are listed and cannot be read.
+
+    As in TensorFlow's `core/util/tensor_bundle`.
+
+    Args:
+        prefix: the path of its files without their endings.
+
+    Raises:
+        CheckpointError: the index cannot be read or is damaged, or is of a later version.
+    """
+
+    kind = "TensorFlow checkpoint (V2)"
+
+    def __init__(self, prefix: Path) -> None:
+        self.path = prefix
+        self._index = prefix.with_name(prefix.name + INDEX)
+        values = dict(Table(self._index).items())
+        try:
+            self._header = self._read_header(values.pop(_HEADER_KEY, None))
+            self._entries = {key: BundleEntry.of(Message(value)) for key, value in values.items()}
+        except MalformedError as fault:
+            raise damaged(
+                self._index, "is damaged", given=fault.what, expected="the description of a tensor in each entry"
+            ) from None
+        self._names = {text_of(key): key for key in self._entries if not key.startswith(_SLICE_KEY)}
+        self.tensors: Mapping[str, TensorInfo] = {name: _info(self._entries[key]) for name, key in self._names.items()}
+
+    def read(self, name: str) -> Tensor:
+        """A tensor, whole and contiguous, its checksums verified.
+
+        Raises:
+            CheckpointError: there is no such tensor, it is damaged or not whole, or torch has no such kind.
+        """
+        if name not in self._names:
+            raise no_tensor(name, self._index, len(self._names))
+        entry = self._entries[self._names[name]]
+        kind = kind_of(entry.dtype)
+        if kind.dtype is None:
+            raise not_numbers(name, self._index, kind.name)
+        if not entry.slices:
+            return self._values(name, entry).reshape(entry.shape)
+        try:
+            places = places_of(entry.slices, entry.shape)
+        except NotWholeError as fault:
+            raise damaged_tensor(name, self._index, given=str(fault), expected="slices that make it whole") from None
+        shapes = [tuple(part.stop - part.start for part in place) for place in places]
+        pieces = [
+            self._slice(name, slice_key(name, extents), entry.dtype, shape)
+            for extents, shape in zip(entry.slices, shapes, strict=True)
+        ]
+        self._check_room(name, pieces)
+        return joined(entry.shape, kind.dtype, places, (self._values(name, piece) for piece in pieces))
+
+    def _read_header(self, value: memoryview | None) -> BundleHeader:
+        """What the bundle is as a whole.
+
+        Raises:
+            MalformedError: it is no header.
+            CheckpointError: there is none, or a later version is needed.
+        """
+        if value is None:
+            raise damaged(
+                self._index,
+                "is no index of a checkpoint of version 2",
+                given="a table without a header",
+                expected="an entry with an empty key, which comes first",
+            )
+        header = BundleHeader.of(Message(value))
+        if header.least_version > _VERSION:
+            raise damaged(
+                self._index,
+                "is of a later version of the format",
+                given=f"version {header.least_version} at least",
+                expected=f"version {_VERSION}",
+            )
+        return header
+
+    def _slice(self, name: str, key: bytes, dtype: int, shape: tuple[int, ...]) -> BundleEntry:
+        entry = self._entries.get(key)
+        if entry is None or (entry.dtype, entry.shape, entry.slices) != (dtype, shape, ()):
+            found = f"of {kind_of(entry.dtype).name} and the shape {entry.shape}" if entry else "absent"
+            raise damaged_tensor(
+                name,
+                self._index,
+                given=f"a slice that is {found}",
+                expected=f"one of {kind_of(dtype).name} and the shape {shape}",
+            )
+        return entry
+
+    def _check_room(self, name: str, pieces: list[BundleEntry]) -> None:
+        """Refuse slices that take more bytes than all files have: several may claim the same bytes."""
+        files = {piece.shard: self._size_of(self._data_file(name, piece)) for piece in pieces}
+        claimed, there = sum(piece.size for piece in pieces), sum(files.values())
+        if claimed > there:
+            raise damaged_tensor(
+                name, self._index, given=f"slices of {claimed} bytes", expected=f"at most the {there} in its files"
+            )
+
+    def _values(self, name: str, entry: BundleEntry) -> Tensor:
+        """The values of an entry in one dimension."""
+        kind = kind_of(entry.dtype)
+        assert kind.dtype is not None
+        path = self._data_file(name, entry)
+        expected = kind.num_bytes(math.prod(entry.shape))
+        if entry.size != expected:
+            raise damaged_tensor(
+                name,
+                self._index,
+                given=f"{entry.size} bytes",
+                expected=f"{expected} for {kind.name} of the shape {entry.shape}",
+            )
+        data = self._read(path, name, entry)
+        if (found := masked_crc32c(data)) != entry.crc:
+            raise damaged_tensor(
+                name,
+                path,
+                given=f"{len(data)} bytes at byte {entry.offset} with the checksum {found:#010x}",
+                expected=f"{entry.size} bytes with the checksum {entry.crc:#010x}, which the index has for them",
+            )
+        return from_bytes(data, kind.dtype, big_endian=self._header.is_big_endian)
+
+    def _read(self, path: Path, name: str, entry: BundleEntry) -> bytes:
+        size = self._size_of(path)
+        if entry.offset + entry.size > size:
+            raise damaged_tensor(
+                name, path, given=f"a file of {size} bytes", expected=f"at least {entry.offset + entry.size}"
+            )
+        try:
+            with path.open("rb") as file:
+                file.seek(entry.offset)
+                return file.read(entry.size)
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+    def _data_file(self, name: str, entry: BundleEntry) -> Path:
+        count = self._header.num_shards
+        if entry.shard >= count:
+            raise damaged_tensor(
+                name, self._index, given=f"file {entry.shard}", expected=f"one of {count} files, counted from 0"
+            )
+        return self.path.with_name(f"{self.path.name}.data-{entry.shard:05}-of-{count:05}")
+
+    def _size_of(self, path: Path) -> int:
+        try:
+            return path.stat().st_size
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+
+def _info(entry: BundleEntry) -> TensorInfo:
+    kind = kind_of(entry.dtype)
+    num_bytes = kind.num_bytes(math.prod(entry.shape)) if kind.dtype else entry.size
+    return TensorInfo(entry.shape, kind.name, num_bytes)

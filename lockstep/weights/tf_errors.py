@@ -1,0 +1,52 @@
+"""The errors that the readers of TensorFlow's checkpoints share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lockstep.errors import CheckpointError
+
+
+def damaged(path: Path, what: str, *, given: str, expected: str) -> CheckpointError:
+    """The error for a file of which `what` is true: "is cut short"."""
+    return CheckpointError(f"{path} {what}.", given=given, expected=expected, mend="copy the checkpoint again")
+
+
+def damaged_tensor(name: str, path: Path, *, given: str, expected: str) -> CheckpointError:
+    """The error for a tensor that is not what was written."""
+    return CheckpointError(
+        f"The tensor {name!r} of {path} is damaged.",
+        given=given,
+        expected=expected,
+        mend="copy the checkpoint again, or leave this tensor out",
+    )
+
+
+def unreadable(path: Path, error: OSError) -> CheckpointError:
+    """The error for a file that cannot be opened or read."""
+    return CheckpointError(
+        f"{path} cannot be read.",
+        given=f"{type(error).__name__}: {error.strerror or error}",
+        expected="a file of the checkpoint",
+        mend="copy all files of the checkpoint, and see that they may be read",
+    )
+
+
+def no_tensor(name: str, path: Path, count: int) -> CheckpointError:
+    """The error for a name that a checkpoint has not."""
+    return CheckpointError(
+        f"{path} has no tensor {name!r}.",
+        given=repr(name),
+        expected=f"the name of one of its {count} tensors",
+        mend="list its tensors, and name one of these",
+    )
+
+
+def not_numbers(name: str, path: Path, kind: str) -> CheckpointError:
+    """The error for a tensor of a kind that is none of torch's."""
+    return CheckpointError(
+        f"The tensor {name!r} of {path} holds what torch has no kind for.",
+        given=f"values of type {kind}",
+        expected="floating-point numbers, integers, complex numbers or booleans",
+        mend="leave this tensor out",
+    )

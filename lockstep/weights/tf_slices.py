@@ -1,0 +1,91 @@
+"""The slices of a partitioned tensor: the keys that they are stored under, and how they make it whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.weights.tf_messages import Slice
+
+Place = tuple[slice, ...]
+
+
+class NotWholeError(Exception):
+    """What is wrong with slices that do not make a tensor whole."""
+
+
+def slice_key(name: str, extents: Slice) -> bytes:
+    """The key of a slice: an ordered code of 0, the tensor's name, its rank, and each extent's start and length.
+
+    As `EncodeTensorNameSlice` in TensorFlow's `core/util/saved_tensor_slice_util.cc`.
+    """
+    numbers = b"".join(_signed(number) for extent in extents for number in extent)
+    return _unsigned(0) + _string(name.encode()) + _unsigned(len(extents)) + numbers
+
+
+def places_of(slices: Sequence[Slice], shape: tuple[int, ...]) -> list[Place]:
+    """Where each slice lies in a tensor of this shape.
+
+    Raises:
+        NotWholeError: one reaches beyond it, two overlap, or together they are not all of it.
+    """
+    places = [_place(extents, shape) for extents in slices]
+    held = sum(math.prod(part.stop - part.start for part in place) for place in places)
+    if held != math.prod(shape):
+        raise NotWholeError(f"slices with {held} values together, where it has {math.prod(shape)}")
+    _check_apart(places, len(shape))
+    return places
+
+
+def joined(shape: tuple[int, ...], dtype: torch.dtype, places: Sequence[Place], pieces: Iterable[Tensor]) -> Tensor:
+    """The tensor whose slices have these values, each in one dimension, row by row."""
+    if len(places) == 1:
+        (piece,) = pieces
+        return piece.reshape(shape)
+    whole = torch.empty(shape, dtype=dtype)
+    for place, piece in zip(places, pieces, strict=True):
+        part = whole[place]
+        part.copy_(piece.reshape(part.shape))
+    return whole
+
+
+def _place(extents: Slice, shape: tuple[int, ...]) -> Place:
+    if len(extents) != len(shape):
+        raise NotWholeError(f"a slice of {len(extents)} dimensions, where it has {len(shape)}")
+    place = tuple(
+        slice(start, size if length < 0 else start + length)
+        for (start, length), size in zip(extents, shape, strict=True)
+    )
+    if not all(0 <= part.start <= part.stop <= size for part, size in zip(place, shape, strict=True)):
+        raise NotWholeError(f"a slice with starts and lengths {extents}, where it has the shape {shape}")
+    return place
+
+
+def _check_apart(places: Sequence[Place], rank: int) -> None:
+    starts = np.array([[part.start for part in place] for place in places], np.int64).reshape(-1, rank)
+    stops = np.array([[part.stop for part in place] for place in places], np.int64).reshape(-1, rank)
+    for number in range(1, len(places)):
+        common = np.maximum(starts[:number], starts[number]) < np.minimum(stops[:number], stops[number])
+        if common.all(axis=1).any():
+            raise NotWholeError(f"slice {number + 1} of {len(places)} overlaps with another")
+
+
+def _unsigned(number: int) -> bytes:
+    """How many bytes, and the bytes, the highest first."""
+    content = number.to_bytes((number.bit_length() + 7) // 8, "big")
+    return bytes((len(content),)) + content
+
+
+def _string(content: bytes) -> bytes:
+    """The bytes 0 and 255 escaped, and a mark for the end."""
+    return content.replace(b"\xff", b"\xff\x00").replace(b"\x00", b"\x00\xff") + b"\x00\x01"
+
+
+def _signed(number: int) -> bytes:
+    """As many bytes as 7 bits of each have room for, its sign included; their count is that of the first bits set."""
+    size = (number if number >= 0 else ~number).bit_length() // 7 + 1
+    return ((number & (1 << 8 * size) - 1) ^ (1 << size) - 1 << 7 * size).to_bytes(size, "big")

@@ -1,0 +1,146 @@
+"""TensorFlow checkpoints of version 1: tables that hold their contents under the empty key, and slices of tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lockstep.errors import CheckpointError
+from lockstep.records.wire import MalformedError
+from lockstep.weights.tf_errors import damaged, damaged_tensor, no_tensor, not_numbers
+from lockstep.weights.source import TensorInfo
+from lockstep.weights.sstable import Table
+from lockstep.weights.tf_dtypes import kind_of
+from lockstep.weights.tf_messages import Message, SavedTensor, Slice, least_version
+from lockstep.weights.tf_slices import NotWholeError, joined, places_of, slice_key
+from lockstep.weights.tf_values import values_of
+
+_VERSION = 1
+_CONTENTS_KEY = b""
+
+
+class Stored(NamedTuple):
+    """One tensor, and where its slices are."""
+
+    dtype: int
+    shape: tuple[int, ...]
+    slices: list[tuple[Slice, Table]]
+
+
+class TensorTables:
+    """A checkpoint of version 1, in one file or in several. Opening it reads its contents; a tensor is read on demand.
+
+    Every block of such a file has a checksum, which is verified. A partitioned variable is one tensor, put together
+    from its slices. Tensors of strings are listed and cannot be read.
+
+    As in TensorFlow's `core/util/tensor_slice_reader.cc`.
+
+    Args:
+        path: of its file, or the pattern of several.
+        files: all of them.
+
+    Raises:
+        CheckpointError: a file cannot be read or is damaged, or is of a later version; or two files disagree.
+    """
+
+    kind = "TensorFlow checkpoint (V1)"
+
+    def __init__(self, path: Path, files: Sequence[Path]) -> None:
+        self.path = path
+        self._stored: dict[str, Stored] = {}
+        for file in files:
+            table = Table(file)
+            for tensor in _contents(table):
+                self._add(tensor, table)
+        self.tensors: Mapping[str, TensorInfo] = {name: _info(stored) for name, stored in self._stored.items()}
+
+    def read(self, name: str) -> Tensor:
+        """A tensor, whole and contiguous, the checksums of its blocks verified.
+
+        Raises:
+            CheckpointError: there is no such tensor, it is damaged or not whole, or torch has no such kind.
+        """
+        if name not in self._stored:
+            raise no_tensor(name, self.path, len(self._stored))
+        stored = self._stored[name]
+        kind = kind_of(stored.dtype)
+        if kind.dtype is None:
+            raise not_numbers(name, self.path, kind.name)
+        try:
+            places = places_of([extents for extents, _ in stored.slices], stored.shape)
+        except NotWholeError as fault:
+            raise self._damaged(name, self.path, str(fault)) from None
+        # All are read before the whole is allocated: a shape may lie, the values are there.
+        pieces = [
+            self._values(name, kind.dtype, extents, table, math.prod(part.stop - part.start for part in place))
+            for (extents, table), place in zip(stored.slices, places, strict=True)
+        ]
+        return joined(stored.shape, kind.dtype, places, pieces)
+
+    def _add(self, tensor: SavedTensor, table: Table) -> None:
+        stored = self._stored.setdefault(tensor.name, Stored(tensor.dtype, tensor.shape, []))
+        if (stored.dtype, stored.shape) != (tensor.dtype, tensor.shape):
+            raise damaged_tensor(
+                tensor.name,
+                table.path,
+                given=f"{kind_of(tensor.dtype).name} of the shape {tensor.shape}",
+                expected=f"{kind_of(stored.dtype).name} of the shape {stored.shape}, as the files before have it",
+            )
+        stored.slices.extend((extents, table) for extents in tensor.slices)
+
+    def _values(self, name: str, dtype: torch.dtype, extents: Slice, table: Table, count: int) -> Tensor:
+        """The values of a slice in one dimension."""
+        value = table.get(slice_key(name, extents))
+        if value is None:
+            raise self._damaged(name, table.path, f"no slice with starts and lengths {extents}")
+        try:
+            saved = Message(value).message(2)
+            if saved.text(1) != name:
+                raise self._damaged(name, table.path, f"a slice of {saved.text(1)!r} in its place")
+            values = values_of(saved.message(3), dtype)
+        except MalformedError as fault:
+            raise self._damaged(name, table.path, f"{fault.what} at byte {fault.place} of a slice") from None
+        if len(values) != count:
+            raise self._damaged(name, table.path, f"{len(values)} values in a slice of {count}")
+        return values
+
+    def _damaged(self, name: str, path: Path, given: str) -> CheckpointError:
+        return damaged_tensor(name, path, given=given, expected="slices that make it whole, each with its values")
+
+
+def _contents(table: Table) -> list[SavedTensor]:
+    """What a file says that it holds."""
+    value = table.get(_CONTENTS_KEY)
+    if value is None:
+        raise damaged(
+            table.path,
+            "is no checkpoint of version 1",
+            given="a table without contents",
+            expected="an entry with an empty key, which comes first",
+        )
+    try:
+        contents = Message(value).message(1)
+        version = least_version(contents.message(2))
+        tensors = [SavedTensor.of(message) for message in contents.messages(1)]
+    except MalformedError as fault:
+        raise damaged(
+            table.path, "is damaged", given=fault.what, expected="the contents of the file in its first entry"
+        ) from None
+    if version > _VERSION:
+        raise damaged(
+            table.path,
+            "is of a later version of the format",
+            given=f"version {version} at least",
+            expected=f"version {_VERSION}",
+        )
+    return tensors
+
+
+def _info(stored: Stored) -> TensorInfo:
+    kind = kind_of(stored.dtype)
+    return TensorInfo(stored.shape, kind.name, kind.num_bytes(math.prod(stored.shape)))
