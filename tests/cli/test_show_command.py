@@ -1,0 +1,295 @@
+"""`lockstep show` as a user runs it, in this process."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lockstep.cli import show
+from lockstep.cli.main import main
+from lockstep.data.readers import Reader
+from lockstep.data.showing import examples
+from lockstep.images.augment import RandomShift
+from lockstep.images.drawing import COLOURS
+from lockstep.recipes.recipe import MnistData
+from lockstep.recipes.shipped import recipe
+from lockstep.recipes.toml import to_toml
+from lockstep.reporting.log import LineHandler
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+WIDTH, HEIGHT = 12, 9
+
+
+@pytest.fixture(autouse=True)
+def _log() -> Iterator[None]:
+    """The command shows the log on the screen; no other test shall see it there."""
+    yield
+    logger = logging.getLogger("lockstep")
+    for handler in [handler for handler in logger.handlers if isinstance(handler, LineHandler)]:
+        logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes of three images each, of noise."""
+    for number, name in enumerate(("cat/1", "cat/2", "cat/3", "dog & co/1", "dog & co/2", "dog & co/3")):
+        path = tmp_path / "images" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path)
+    return tmp_path / "images"
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    """A folder of damaged images, and of some that are whole."""
+    names = ("hopper.png", "broken.png", "truncated_jpeg.jpg", "rgb_trns.png")
+    (tmp_path / "odd" / "all").mkdir(parents=True)
+    for name in names:
+        shutil.copy(FIXTURES / "images" / name, tmp_path / "odd" / "all")
+    return tmp_path / "odd"
+
+
+def run(*words: str | Path, code: int = 0) -> None:
+    assert main(["show", *map(str, words)]) == code
+
+
+def articles(page: Path) -> list[str]:
+    """The part of a page about each example."""
+    return re.findall(r"<article.*?</article>", page.read_text(), re.DOTALL)
+
+
+def images_in(text: str) -> list[Image.Image]:
+    return [Image.open(BytesIO(base64.b64decode(data))) for data in re.findall(r"data:image/png;base64,([^\"]+)", text)]
+
+
+def captions(text: str) -> list[str]:
+    return re.findall(r"<figcaption>(.*?)</figcaption>", text)
+
+
+def test_a_page_of_a_folder(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    run(folder, "--augment", "crop", "--size", "8", "--positions", "0:6", "--to", page)
+    assert capsys.readouterr().out == f"{page}: 6 examples\n"
+    text = page.read_text()
+    found = articles(page)
+    assert [article.partition('"')[2].partition('"')[0] for article in found] == [f"position-{n}" for n in range(6)]
+    names = [f"{name}/{number}.png" for name in ("cat", "dog &amp; co") for number in (1, 2, 3)]
+    assert sorted(re.findall(r"<h2>position \d: (.*?)</h2>", text)) == names
+    assert text.count(f"<p>label 0: cat, {WIDTH} x {HEIGHT} pixels</p>") == 3
+    assert text.count(f"<p>label 1: dog &amp; co, {WIDTH} x {HEIGHT} pixels</p>") == 3
+    for article in found:
+        assert captions(article)[:2] == ["original", "RandomResizedCrop, 8 x 8"]
+        assert captions(article)[2:] in ([], ["HorizontalFlip, 8 x 8"])
+    assert not re.search(r"<script|https?:|src=\"(?!data:)", text), "it loads nothing and runs nothing"
+
+
+def test_pictures_are_those_of_the_stream(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    run(folder, "--seed", "3", "--positions", "2", "--to", page)
+    (picture,) = images_in(page.read_text())
+    reader = show.subject(str(folder), None).reader
+    (shown,) = examples(reader, [2], seed=3)
+    assert shown.original is not None
+    times = 448 // WIDTH
+    assert picture.size == (WIDTH * times, HEIGHT * times)
+    middles = np.array(picture)[times // 2 :: times, times // 2 :: times]
+    assert np.array_equal(middles, shown.original.pixels.permute(1, 2, 0).numpy())
+
+
+@pytest.mark.parametrize("ending", ["html", "png"])
+@pytest.mark.parametrize("words", [["--augment", "inception", "--size", "16"], ["--augment", "crop", "--repeat", "2"]])
+def test_the_same_command_gives_the_same_bytes(folder: Path, tmp_path: Path, words: list[str], ending: str) -> None:
+    pages = [tmp_path / f"{name}.{ending}" for name in ("first", "second", "other")]
+    for page, seed in zip(pages, ("0", "0", "1"), strict=True):
+        run(folder, "--positions", "0:2", "--seed", seed, *words, "--to", page)
+    first, second, other = (page.read_bytes() for page in pages)
+    assert first == second
+    assert first != other
+
+
+def test_a_sheet_of_a_folder(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sheet = tmp_path / "sheet.png"
+    run(folder, "--positions", "7", "--order", "sequential", "--to", sheet)
+    assert capsys.readouterr().out == f"{sheet}: 1 example\n"
+    with Image.open(sheet) as image, Image.open(folder / "cat/2.png") as original:
+        assert image.size == (300 + 2 * 8, 16 + 2 * 8 + 300 + 3 * 16 + 2 * 8)
+        times = 300 // WIDTH
+        enlarged = original.resize((WIDTH * times, HEIGHT * times), Image.Resampling.NEAREST)
+        top = 16 + 2 * 8 + 2 * 16
+        assert np.array_equal(np.array(image)[top : top + HEIGHT * times, 8 : 8 + WIDTH * times], np.array(enlarged))
+
+
+def test_bad_examples_are_tiles_that_say_why(odd: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, sheet = tmp_path / "page.html", tmp_path / "sheet.png"
+    for path in (page, sheet):
+        run(odd, "--order", "sequential", "--positions", "0:4", "--augment", "crop", "--to", path)
+        assert capsys.readouterr().out == f"{path}: 4 examples, 2 with a problem\n"
+    broken, hopper, _, truncated = articles(page)
+    assert 'class="problem">' in broken
+    assert "all/broken.png cannot be decoded." in broken
+    assert not images_in(broken)
+    assert len(images_in(hopper)) >= 2
+    assert "problem" not in hopper
+    assert "truncated" in truncated
+    with Image.open(sheet) as image:
+        pixels = np.array(image)
+    assert (pixels == (255, 228, 225)).all(-1).sum() > 300 * 300, "the ground of two tiles"
+    assert (pixels == (178, 34, 34)).all(-1).sum() > 1000, "their text"
+
+
+def test_boxes_are_drawn_with_their_names_and_decide_where_inception_crops(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    source = f"{FIXTURES / 'coco' / 'instances.json'}:{FIXTURES / 'coco' / 'images'}"
+    run(source, "--augment", "inception", "--size", "16", "--positions", "0:2", "--to", page)
+    assert all(captions(article)[1] == "DistortedCrop, 16 x 16" for article in articles(page))
+    original, *augmented = images_in(articles(page)[0])
+    assert (np.array(original) == COLOURS[0]).all(-1).any()
+    assert not any((np.array(image) == COLOURS[0]).all(-1).any() for image in augmented)
+    assert show.subject(source, "inception").pipeline.augment[0].boxes_field == "boxes"  # type: ignore[attr-defined]
+    assert show.subject(source, "vgg").pipeline.fields == ("image",), "boxes are not those of a crop"
+
+
+def test_a_recipe_is_shown_as_it_trains(tmp_path: Path) -> None:
+    page, mine = tmp_path / "page.html", tmp_path / "mine.toml"
+    shifted = replace(recipe("mnist"), seed=4, data=MnistData(augment=(RandomShift(2),)))
+    mine.write_text(to_toml(shifted))
+    run(mine, "--positions", "0:2", "--to", page)
+    assert [captions(article) for article in articles(page)] == [["original", "RandomShift, 28 x 28"]] * 2
+    assert "seed 4" in page.read_text()
+    run("mnist", "--positions", "0:2", "--to", page, "--force")
+    assert [captions(article) for article in articles(page)] == [["original"]] * 2
+    run("mnist", "--augment", mine, "--positions", "0:2", "--to", page, "--force")
+    assert [captions(article) for article in articles(page)] == [["original", "RandomShift, 28 x 28"]] * 2
+
+
+def test_several_draws_of_one_example(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    run(folder, "--augment", "crop", "--size", "8", "--repeat", "3", "--positions", "1", "--to", page)
+    assert captions(page.read_text()) == [
+        "original", "1: as at position 1, 8 x 8", "2: as at position 7, 8 x 8", "3: as at position 13, 8 x 8"
+    ]  # fmt: skip
+
+
+def test_names_of_files_cannot_change_the_page(tmp_path: Path) -> None:
+    evil = tmp_path / "images" / "<script>alert(1)<"
+    evil.mkdir(parents=True)
+    Image.new("RGB", (4, 4)).save(evil / 'a"\n.png')
+    page, sheet = tmp_path / "page.html", tmp_path / "sheet.png"
+    run(tmp_path / "images", "--positions", "0", "--to", page)
+    assert "<script" not in page.read_text()
+    assert "&lt;script&gt;alert(1)&lt;/a&quot;?.png" in page.read_text()
+    run(tmp_path / "images", "--positions", "0", "--to", sheet)
+
+
+def test_nothing_is_overwritten_without_being_told(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("mine")
+    run(folder, "--positions", "0", "--to", page, code=2)
+    assert page.read_text() == "mine"
+    error = capsys.readouterr().err
+    assert f"There is a file {page} already." in error
+    assert "give another name, or --force to overwrite it" in error
+    run(folder, "--positions", "0", "--to", page, "--force")
+    assert len(articles(page)) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "rest"),
+    [
+        (["--to", "page.pdf"], "Examples are shown as a page of HTML or as one PNG.", "--to page.html"),
+        (["--to", "gone/page.html"], "There is no folder gone to write to.", "mkdir -p gone"),
+        (["--to", "folder.html"], "There is a folder folder.html already.", "give another name"),
+        (["--positions", "4:4"], "These positions cannot be shown.", "--positions 4:4"),
+        (["--positions=-1:4"], "These positions cannot be shown.", "from 0 on"),
+        (["--positions", "first"], "These positions cannot be shown.", "FIRST:END"),
+        (["--positions", "0:1001"], "These positions cannot be shown.", "at most 1000 pictures"),
+        (["--repeat", "100"], "These positions cannot be shown.", "--positions 0:16, 100 draws of each"),
+        (["--repeat", "0"], "repeat is out of range.", "repeat=0"),
+        (["--augment", "incepton"], "There is no augmentation called 'incepton'.", 'did you mean "inception"?'),
+        (["--augment", "x"], "There is no augmentation called 'x'.", "crop, lenet, cifarnet, vgg, inception, mnist"),
+        (["--size", "8"], "Only a preset has a size to choose.", "--size 8 without --augment"),
+        (["--size", "8", "--augment", "mnist"], "Only a preset has a size to choose.", "--size 8 with --augment mnist"),
+        (["--size", "0", "--augment", "crop"], "size is out of range.", "size=0"),
+        (["--size", "0", "--augment", "vgg"], "size is out of range.", "size=0"),
+    ],
+    ids=lambda value: "_".join(value).strip("-") if isinstance(value, list) else "",
+)
+def test_what_cannot_be_shown_is_refused_before_any_work(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    what: str,
+    rest: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder.html").mkdir()
+    run(folder, *words, *([] if "--to" in words else ["--to", "page.html"]), code=2)
+    said = capsys.readouterr()
+    assert what in said.err
+    assert rest in said.err
+    assert "given:" in said.err
+    assert not said.out
+    assert not Path("page.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "what", "rest"),
+    [
+        ("mnits", "There is neither a recipe nor data called mnits.", 'did you mean "mnist"?'),
+        ("nowhere", "There is neither a recipe nor data called nowhere.", "check the path"),
+        ("mine.toml", "mine.toml: the recipe cannot be read.", "No such file"),
+        ("nothing/*.tfrecord", "nothing/*.tfrecord", "given:"),
+    ],
+)
+def test_a_source_that_is_none_is_refused(
+    source: str,
+    what: str,
+    rest: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(source, "--to", "page.html", code=2)
+    said = capsys.readouterr().err
+    assert what in said
+    assert rest in said
+
+
+def test_a_disk_that_refuses_is_an_error(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(show, "replacing", full)
+    run(folder, "--positions", "0", "--to", tmp_path / "page.html", code=2)
+    said = capsys.readouterr().err
+    assert "page.html cannot be written." in said
+    assert "No space left on device" in said
+    assert "make room, or name another folder" in said
+
+
+def test_ctrl_c_leaves_nothing_behind(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(reader: Reader, *rest: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(show, "examples", stopped)
+    run(folder, "--to", tmp_path / "page.html", code=130)
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
