@@ -1,7 +1,7 @@
 """The decoder seam: from the bytes of an image file to its raster, by the library that was chosen.
 
 Whichever decodes, sizes come from the header, images are turned by the same lines, and errors read alike. A library
-is asked for one thing alone: the raster of a JPEG as it is stored. Every other format is Pillow's.
+is asked for one thing alone: the raster of a JPEG as it is stored, or a part of it. Every other format is Pillow's.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from lockstep.checks import check_one_of, check_range
 from lockstep.errors import DataError, InputError
 from lockstep.images import jpeg_header, pillow
 from lockstep.images.jpeg_header import JpegHeader
+from lockstep.images.turbojpeg import TurboJpeg, turbojpeg
 
-DECODERS = ("auto", "torchcodec", "pillow")
+DECODERS = ("auto", "turbojpeg", "torchcodec", "pillow")
 
 # What an orientation asks for: whether to exchange rows and columns, then which axes to flip.
 _ROWS, _COLUMNS = -2, -1
@@ -59,7 +60,9 @@ class Decoding:
     """
 
     decoder: str = "auto"
-    """What decodes JPEGs: "torchcodec", "pillow", or "auto" for torchcodec where it can be loaded, else Pillow."""
+    """What decodes JPEGs: "turbojpeg", "torchcodec", "pillow", or "auto" for the first of these that can be loaded. The
+    first decodes little more than the region asked for, and leaves to the next what it has doubts about; damage beyond
+    the region it does not see. Their pixels are the same as long as their versions of libjpeg-turbo compute alike."""
     exif: bool = False
     """Turn images as their EXIF orientation asks for. Boxes are most often those of the raster as it is stored."""
     max_pixels: int = 100_000_000
@@ -68,19 +71,20 @@ class Decoding:
     def __post_init__(self) -> None:
         check_one_of("decoder", self.decoder, DECODERS)
         check_range("max_pixels", self.max_pixels, 1, math.inf)
-        if self.decoder == "torchcodec" and (problem := _torchcodec().problem):
+        problem, expected = _problem_of(self.decoder)
+        if problem:
             raise InputError(
-                "torchcodec cannot be used.",
+                f"{self.decoder} cannot be used.",
                 given=problem,
-                expected="torchcodec 0.16 or later, of the build that fits torch",
+                expected=expected,
                 mend='install it, or leave the decoder at "auto"',
             )
 
     @property
     def chosen(self) -> str:
         """The libraries that decode, with their versions: what a run has to name, since pixels depend on them."""
-        fast = self._torchcodec
-        return f"{fast.name}; {pillow.version()}" if fast else pillow.version()
+        fast = (library.name for library in (self._turbojpeg, self._torchcodec) if library)
+        return "; ".join([*fast, pillow.version()])
 
     def size(self, data: bytes, source: str) -> tuple[int, int]:
         """Width and height in pixels of what `decode` gives, by the header alone.
@@ -108,12 +112,19 @@ class Decoding:
             InputError: the region does not lie within the image, or `at_least` is below 1.
         """
         header = self._header(data, source)
-        top, left, height, width = _within(region, header.size, source)
+        part = top, left, height, width = _within(region, header.size, source)
         factor = _factor(height, width, at_least) if isinstance(header.opened, JpegHeader) else 1
         with _naming(source):
-            raster = _turned(self._raster(data, header, factor), header.orientation)
-        bottom, right = -(-(top + height) // factor), -(-(left + width) // factor)
-        return raster[:, top // factor : bottom, left // factor : right]
+            if factor == 1 and header.orientation == 1:
+                return self._raster(data, header, part)
+            stored = self._shrunk(data, header, factor) if factor > 1 else self._raster(data, header, header.whole)
+            raster = _turned(stored, header.orientation)
+        return raster[:, top // factor : -(-(top + height) // factor), left // factor : -(-(left + width) // factor)]
+
+    @property
+    def _turbojpeg(self) -> TurboJpeg | None:
+        fast = turbojpeg() if self.decoder in ("auto", "turbojpeg") else None
+        return fast if fast and not fast.problem else None
 
     @property
     def _torchcodec(self) -> _Torchcodec | None:
@@ -134,22 +145,30 @@ class Decoding:
             )
         return header
 
-    def _raster(self, data: bytes, header: _Header, factor: int) -> Tensor:
-        """The raster as it is stored, of a JPEG every `factor`th pixel each way."""
+    def _raster(self, data: bytes, header: _Header, part: Region) -> Tensor:
+        """A part of the raster as it is stored."""
         if isinstance(header.opened, ImageFile):
-            return pillow.raster_of(header.opened)
+            return pillow.raster_of(header.opened, part)
+        fast = self._turbojpeg
+        # What comes after the part would be missed by nobody.
+        if fast and (part == header.whole or jpeg_header.is_whole(data, header.opened)):
+            pixels = fast.decode(data, header.stored, part)
+            if pixels is not None:
+                return pixels
         data = jpeg_header.without_exif(data, header.opened)
-        if factor == 1 and (fast := self._torchcodec):
-            raster = fast.decode(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        else:
-            raster = pillow.raster_of(pillow.shrunk(pillow.open_image(data), factor))
-        stored = -(-header.stored[1] // factor), -(-header.stored[0] // factor)
-        if raster.shape[1:] != stored:
-            raise ValueError(f"{tuple(raster.shape[1:])} rows and columns, announced as {stored}")
-        return raster
+        if library := self._torchcodec:
+            whole = library.decode(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+            _check_size((whole.shape[2], whole.shape[1]), header.stored)
+            return whole[:, part.top : part.top + part.height, part.left : part.left + part.width]
+        image = pillow.open_image(data)
+        _check_size(image.size, header.stored)
+        return pillow.raster_of(image, part)
 
-
-AS_STORED = Decoding()
+    def _shrunk(self, data: bytes, header: _Header, factor: int) -> Tensor:
+        """All of a JPEG, every `factor`th pixel each way."""
+        image = pillow.shrunk(pillow.open_image(data), factor)
+        _check_size(image.size, (-(-header.stored[0] // factor), -(-header.stored[1] // factor)))
+        return pillow.raster_of(image)
 
 
 class _Header(NamedTuple):
@@ -167,6 +186,11 @@ class _Header(NamedTuple):
         """Width and height once it is turned."""
         width, height = self.stored
         return (height, width) if _TURNS[self.orientation][0] else (width, height)
+
+    @property
+    def whole(self) -> Region:
+        """All of the raster as it is stored."""
+        return Region(0, 0, self.stored[1], self.stored[0])
 
 
 def _read_header(data: bytes, exif: bool) -> _Header:
@@ -195,6 +219,12 @@ def _within(region: Region | None, size: tuple[int, int], source: str) -> Region
     return region
 
 
+def _check_size(size: tuple[int, int], announced: tuple[int, int]) -> None:
+    """Refuse a raster of another width or height than its header announces."""
+    if size != announced:
+        raise ValueError(f"{size[1]} rows and {size[0]} columns, announced as {announced[1]} and {announced[0]}")
+
+
 def _factor(height: int, width: int, at_least: tuple[int, int] | None) -> int:
     """By how much a JPEG may be shrunk while it is decoded, for a region not to become smaller than asked for."""
     if at_least is None:
@@ -208,6 +238,14 @@ def _turned(raster: Tensor, orientation: int) -> Tensor:
     exchange, flips = _TURNS[orientation]
     raster = raster.transpose(_ROWS, _COLUMNS) if exchange else raster
     return raster.flip(flips) if flips else raster
+
+
+def _problem_of(decoder: str) -> tuple[str, str]:
+    """Why a decoder cannot be used, "" if it can; and what would be needed."""
+    if decoder == "turbojpeg":
+        return turbojpeg().problem, "libjpeg-turbo 3.0 or later with its TurboJPEG interface, where the system finds it"
+    problem = _torchcodec().problem if decoder == "torchcodec" else ""
+    return problem, "torchcodec 0.16 or later, of the build that fits torch"
 
 
 class _Torchcodec(NamedTuple):
@@ -246,3 +284,6 @@ def _naming(source: str) -> Iterator[None]:
             expected=f"a whole image, in {pillow.FORMATS}",
             mend="copy, repair or convert the file, or leave it out of the data",
         ) from error
+
+
+AS_STORED = Decoding()

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 START = b"\xff\xd8\xff"
 
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
+_END = bytes([0xFF, _END_OF_IMAGE])
 _FILL = 0xFF
 # Stuffed bytes, TEM, restarts and the start of the image: markers that no length follows.
 _WITHOUT_LENGTH = {0x00, 0x01, *range(0xD0, 0xD9)}
@@ -33,6 +34,8 @@ class JpegHeader(NamedTuple):
     """Width and height in pixels."""
     exif: list[tuple[int, int]]
     """Where the content of each EXIF segment starts and stops; more than one is rare."""
+    stop: int
+    """Where its last segment stops: scans follow."""
 
 
 def read_header(data: bytes) -> JpegHeader:
@@ -41,7 +44,7 @@ def read_header(data: bytes) -> JpegHeader:
     Raises:
         ValueError: it announces no frame, or an empty one, before the first scan.
     """
-    size, exif = None, []
+    size, exif, stop = None, [], 0
     for marker, start, stop in _segments(data):
         if marker in _FRAMES and size is None:
             size = _two_bytes(data, start + 3), _two_bytes(data, start + 1)
@@ -49,7 +52,7 @@ def read_header(data: bytes) -> JpegHeader:
             exif.append((start, stop))
     if size is None or not all(size):
         raise ValueError("no size in the header of a JPEG")
-    return JpegHeader(size, exif)
+    return JpegHeader(size, exif, stop)
 
 
 def without_exif(data: bytes, header: JpegHeader) -> bytes:
@@ -63,6 +66,11 @@ def without_exif(data: bytes, header: JpegHeader) -> bytes:
     for start, _ in header.exif:
         changed[start - _MARKER_BEFORE] = _OTHER_SEGMENT
     return bytes(changed)
+
+
+def is_whole(data: bytes, header: JpegHeader) -> bool:
+    """Whether the end of the image is marked; it is not where a file was cut short."""
+    return data.rfind(_END, header.stop) >= 0
 
 
 def orientation_of(exif: bytes) -> int:

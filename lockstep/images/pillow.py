@@ -58,22 +58,29 @@ def shrunk(image: ImageFile, factor: int) -> ImageFile:
     return image
 
 
-def raster_of(image: ImageFile) -> Tensor:
+def raster_of(image: ImageFile, part: tuple[int, int, int, int] | None = None) -> Tensor:
     """Decode: uint8 of shape (3, height, width), red, green and blue; channels last in memory.
+
+    Args:
+        image: decoded as a whole, whatever part is wanted.
+        part: top, left, height and width of what is wanted, in pixels; all of it if None.
 
     Raises:
         Exception: anything, where the data is damaged, or has pixels without a range that could be mapped to 8 bits.
     """
     image.load()
+    top, left, height, width = part or (0, 0, image.height, image.width)
+    # Before colours are converted and copied: most crops take less than half of an image.
+    cut = image if (width, height) == image.size else image.crop((left, top, left + width, top + height))
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format != "TIFF"):
-        grey = torch.from_numpy((np.asarray(image) >> 8).astype(np.uint8))
+        grey = torch.from_numpy((np.asarray(cut) >> 8).astype(np.uint8))
         return grey.repeat(3, 1, 1)
     if image.mode not in _8_BITS:
         raise ValueError(f"pixels of Pillow's mode {image.mode}, whose range is not known")
-    image.info.pop("transparency", None)  # It is dropped anyway, and Pillow would warn of some.
-    colours = image if image.mode == "RGB" else image.convert("RGB")
+    cut.info.pop("transparency", None)  # It is dropped anyway, and Pillow would warn of some.
+    colours = cut if image.mode == "RGB" else cut.convert("RGB")
     pixels = bytearray(colours.tobytes())
-    return torch.frombuffer(pixels, dtype=torch.uint8).view(image.height, image.width, 3).permute(2, 0, 1)
+    return torch.frombuffer(pixels, dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1)
 
 
 def version() -> str:

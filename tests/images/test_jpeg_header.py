@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lockstep.images.jpeg_header import START, orientation_of, read_header, without_exif
+from lockstep.images.jpeg_header import START, is_whole, orientation_of, read_header, without_exif
 
 
 def jpeg(width: int = 5, height: int = 3, **options: object) -> bytes:
@@ -55,6 +55,13 @@ def test_a_header_without_a_size_is_refused(rest: bytes) -> None:
 def test_any_header_has_a_size_or_is_refused(rest: bytes) -> None:
     with suppress(ValueError):
         assert all(read_header(START + rest).size)
+
+
+def test_the_end_of_a_thumbnail_is_not_that_of_the_image() -> None:
+    data = jpeg(exif=exif_of(1) + jpeg(160, 120))
+    assert is_whole(data, read_header(data))
+    assert is_whole(data + b"more", read_header(data))
+    assert not is_whole(data[:-2], read_header(data))
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
