@@ -137,8 +137,9 @@ def _shown(reader: Reader, index: int, position: int, pipeline: Pipeline, draws:
     try:
         fields = read_examples(reader, np.array([index]))
         label = _label(fields)
+        shown = replace(shown, label=label, class_name=_class_name(reader, fields, label))
         original = Picture("original", position, _pixels(fields), _marks(fields, 0))
-        shown = replace(shown, label=label, class_name=_class_name(reader, fields, label), original=original)
+        shown = replace(shown, original=original)
         names = fields if pipeline.fields is None else pipeline.fields
         given = {name: fields[name] for name in names if name in fields}
         marks = replace(original.marks, windows=_windows(given, pipeline, draws, original.pixels))

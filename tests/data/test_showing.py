@@ -187,7 +187,7 @@ def test_a_damaged_example_says_why_and_the_others_are_shown() -> None:
     assert [bool(shown.problem) for shown in found] == [False, True, False]
     assert found[1].problem.startswith("image 1 cannot be decoded. ")
     assert found[1].original is None
-    assert found[1].example_id == "example 1"
+    assert (found[1].example_id, found[1].label) == ("example 1", 1)
 
 
 def test_an_example_that_cannot_be_augmented_is_shown_as_it_is() -> None:
