@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lockstep.training.loop import batches, train, train_steps
     from lockstep.training.resume import resume, save
     from lockstep.training.rollback import rollback
+    from lockstep.training.saving import Saver
     from lockstep.training.smoothing import LossAverage
     from lockstep.training.state import TrainState
     from lockstep.training.step import train_step
@@ -60,6 +61,7 @@ _HOMES = {
     "lockstep.training.loop": ["batches", "train", "train_steps"],
     "lockstep.training.resume": ["resume", "save"],
     "lockstep.training.rollback": ["rollback"],
+    "lockstep.training.saving": ["Saver"],
     "lockstep.training.smoothing": ["LossAverage"],
     "lockstep.training.state": ["TrainState"],
     "lockstep.training.step": ["train_step"],
@@ -89,6 +91,7 @@ __all__ = [
     "Progress",
     "RecipeError",
     "Refusal",
+    "Saver",
     "StepReport",
     "Steps",
     "Towers",

@@ -31,6 +31,7 @@ PUBLIC = [
     "Progress",
     "RecipeError",
     "Refusal",
+    "Saver",
     "StepReport",
     "Steps",
     "Towers",

@@ -31,11 +31,6 @@ class FileEntry:
     size_bytes: int
     sha256: str
 
-    @classmethod
-    def of(cls, name: str, data: bytes) -> FileEntry:
-        """The entry of a file that holds `data`."""
-        return cls(name, len(data), hashlib.sha256(data).hexdigest())
-
     def check_size(self, folder: Path) -> None:
         """Compare the file's size, without reading it.
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import logging
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, VALUES, DamagedError, FileEntry, Manifest, damaged
 from lockstep.checkpoints.retention import Retention
-from lockstep.checkpoints.tensors import Tensors, check, decode, encode, size_bytes
+from lockstep.checkpoints.tensors import Tensors, check, decode, encoded, size_bytes
 from lockstep.checkpoints.unfinished import delete, sweep, unfinished_path
 from lockstep.checkpoints.values import JSON, decode_values, encode_values
 from lockstep.durable import make_folder, sync_folder, write_file
@@ -240,11 +241,21 @@ def _decode(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def _write_files(folder: Path, step: int, tensors: Tensors, encoded_values: bytes) -> None:
-    entries = []
-    for section, members in tensors.items():
-        data = encode(members)
-        write_file(folder / f"{section}{SUFFIX}", data)
-        entries.append(FileEntry.of(f"{section}{SUFFIX}", data))
-    write_file(folder / VALUES, encoded_values)
-    entries.append(FileEntry.of(VALUES, encoded_values))
-    write_file(folder / MANIFEST, Manifest(step, int(time.time()), tuple(entries)).encode())
+    entries = [_write_file(folder / f"{section}{SUFFIX}", encoded(members)) for section, members in tensors.items()]
+    entries.append(_write_file(folder / VALUES, [encoded_values]))
+    write_file(folder / MANIFEST, [Manifest(step, int(time.time()), tuple(entries)).encode()])
+
+
+def _write_file(path: Path, parts: Iterable[bytes | memoryview]) -> FileEntry:
+    """Write a file, and say what was written: it is hashed on its way."""
+    size_bytes, sha256 = 0, hashlib.sha256()
+
+    def hashed() -> Iterator[bytes | memoryview]:
+        nonlocal size_bytes
+        for part in parts:
+            size_bytes += len(part)
+            sha256.update(part)
+            yield part
+
+    write_file(path, hashed())
+    return FileEntry(path.name, size_bytes, sha256.hexdigest())

@@ -1,12 +1,18 @@
-"""Tensors to safetensors and back, bit for bit."""
+"""Tensors to safetensors and back, bit for bit.
+
+A file begins with the length of its header (uint64, little endian) and the header: JSON with the kind, the shape and
+the place of each tensor in what follows. It is written from the tensors' own memory: the library's `save` would copy
+all of it first, which takes as much memory again.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
@@ -17,18 +23,18 @@ Tensors = Mapping[str, Mapping[str, Tensor]]
 _SECTION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _RESERVED = "__metadata__"
 _DTYPES = {
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
 }
 
 
@@ -56,16 +62,27 @@ def size_bytes(tensors: Tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for members in tensors.values() for tensor in members.values())
 
 
-def encode(members: Mapping[str, Tensor]) -> bytes:
-    """The bytes of a safetensors file; tensors that share memory are written one by one, each in full."""
-    dense: dict[str, Tensor] = {}
-    storages: set[int] = set()
-    for name, tensor in members.items():
-        own = tensor.detach().cpu().contiguous()
-        storage = own.untyped_storage().data_ptr()
-        dense[name] = own.clone() if storage in storages else own
-        storages.add(storage)
-    return save(dense)
+def encoded(members: Mapping[str, Tensor]) -> Iterator[memoryview]:
+    """A safetensors file in parts: its header, then each tensor; those that share memory are written each in full."""
+    # Wide kinds first, as the library has them: then each tensor is aligned.
+    names = sorted(members, key=lambda name: (-members[name].element_size(), name))
+    header, end = {}, 0
+    for name in names:
+        tensor, start = members[name], end
+        end += tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    yield memoryview(len(text).to_bytes(8, "little") + text)
+    for name in names:
+        yield _memory_of(members[name])
+
+
+def _memory_of(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor in row-major order; its own memory where it lies so on the CPU."""
+    dense = tensor.detach().cpu().resolve_neg().contiguous().reshape(-1)
+    memory: memoryview = dense.view(torch.uint8).numpy().data
+    return memory
 
 
 def decode(data: bytes) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lockstep.checkpoints.tensors import encode
+from lockstep.checkpoints.tensors import encoded
 from lockstep.data.loader import Loader
 from lockstep.durable import make_folder, replacing
 from lockstep.types import Batch, Refusal
@@ -72,7 +72,7 @@ class KeptBatches:
         name = f"worker-{self._worker.rank}"
         tensors = {field: value for field, value in batch.items() if isinstance(value, Tensor)}
         with replacing(folder / f"{name}.safetensors") as file:
-            file.write(encode(tensors))
+            file.writelines(encoded(tensors))
         rest = {field: value for field, value in batch.items() if field not in tensors}
         about = {"position": batch.position, "batch_size": batch.batch_size, "towers": list(batch.towers)}
         _write_json(folder / f"{name}.json", {**about, "fields": rest})

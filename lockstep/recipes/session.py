@@ -27,8 +27,9 @@ from lockstep.training import choices
 from lockstep.training.choices import Choices
 from lockstep.training.hooks import every
 from lockstep.training.loop import Hook, train
-from lockstep.training.resume import resume, save
+from lockstep.training.resume import resume
 from lockstep.training.rollback import rollback
+from lockstep.training.saving import Saver
 from lockstep.types import StepReport
 from lockstep.workers.rank import Worker
 
@@ -58,6 +59,7 @@ class Session:
         worker.group.agree("the recipe", to_toml(recipe).splitlines())
         self._parts = build(recipe, worker)
         self._store = Store(path / "checkpoints", recipe.checkpoints.retention) if path else None
+        self._saver = Saver(self._store) if self._store else None
         self._kept = KeptBatches(path / "refused", self._parts.loader, worker) if path else None
         self._end = recipe.end
         self._latest: Progress | None = None
@@ -96,6 +98,8 @@ class Session:
         with ExitStack() as stack:
             self._records = self._open_records(stack, start)
             self._mark(event, start.step, **facts)
+            if self._saver:
+                stack.enter_context(self._saver)
             self._save()
             hooks = self._hooks(stack, start)
             if event == "rollback":
@@ -105,6 +109,8 @@ class Session:
                 parts.state, parts.losses, parts.loader, parts.towers, self._recipe.exchange, until=end, hooks=hooks
             )
             self._save()
+            if self._saver:
+                self._saver.wait()
             self._mark("stop" if last and last.stop_requested else "end", parts.state.step)
         if last and self._worker.is_chief:
             log.info("%s", self._input)
@@ -170,10 +176,10 @@ class Session:
             self._records.write_evaluation(report.step, "validation", result.means)
 
     def _save(self) -> None:
-        if self._store:
+        if self._saver:
             if self._records:
                 self._records.flush()
-            save(self._parts.state, self._parts.loader, self._store)
+            self._saver.save(self._parts.state, self._parts.loader)
             if self._records:
                 self._records.mark("save", self._parts.state.step)
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError
@@ -24,6 +26,8 @@ States = TrainState | Mapping[str, TrainState]
 def save(states: States, loader: Loader, workdir: str | Path | Store) -> None:
     """Write a checkpoint of the run as it stands; only the chief writes, and the others go on.
 
+    Returns once it is on the disk. A `Saver` writes while the run goes on.
+
     Args:
         states: one state, or several by name.
         loader: its position is saved, not what it has read ahead.
@@ -32,22 +36,24 @@ def save(states: States, loader: Loader, workdir: str | Path | Store) -> None:
     Raises:
         CheckpointError: it cannot be written; older checkpoints are as they were.
     """
-    worker, named = join(), _by_name(states)
-    step = max(state.step for state in named.values())
-    if not worker.is_chief:
-        return
-    with _phase("save", step):
-        tensors = {
-            prefix + section: members
-            for prefix, state in named.items()
-            for section, members in state.sections().items()
-        }
-        values: dict[str, Any] = {
-            "lockstep": __version__,
-            "states": {prefix.rstrip("."): state.values() for prefix, state in named.items()},
-            "loader": loader.state(),
-        }
-        _store(workdir).write(step, tensors, values)
+    if join().is_chief:
+        step, tensors, values = contents(states, loader)
+        with _phase("save", step):
+            store_of(workdir).write(step, tensors, values)
+
+
+def contents(states: States, loader: Loader) -> tuple[int, dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """What a checkpoint of the run holds: its step, the tensors (the run's own, not copies), and the rest as JSON."""
+    named = by_name(states)
+    sections = {
+        prefix + section: members for prefix, state in named.items() for section, members in state.sections().items()
+    }
+    values = {
+        "lockstep": __version__,
+        "states": {prefix.rstrip("."): state.values() for prefix, state in named.items()},
+        "loader": loader.state(),
+    }
+    return max(state.step for state in named.values()), sections, values
 
 
 def resume(states: States, loader: Loader, workdir: str | Path | Store) -> int | None:
@@ -70,7 +76,10 @@ def resume(states: States, loader: Loader, workdir: str | Path | Store) -> int |
 
 def take_up(states: States, loader: Loader, workdir: str | Path | Store) -> Checkpoint | None:
     """What `resume` does, without a word; returns the checkpoint, or None where there is none."""
-    worker, store = join(), _store(workdir)
+    worker, store = join(), store_of(workdir)
+    for state in by_name(states).values():
+        if state.saving:
+            state.saving.wait()
     found = store.read() if worker.is_chief else None
     step = worker.group.broadcast(found.step if found else None)
     if step is None:
@@ -88,7 +97,7 @@ def restore(checkpoint: Checkpoint, states: States) -> None:
     Raises:
         CheckpointError: it holds other states, or does not fit them.
     """
-    named = _by_name(states)
+    named = by_name(states)
     saved: Mapping[str, Any] = checkpoint.values["states"]
     names = {prefix.rstrip(".") for prefix in named}
     if saved.keys() != names:
@@ -111,14 +120,15 @@ def _named(states: Iterable[str]) -> str:
     return "one state without a name" if set(states) == {""} else f"states named {', '.join(sorted(states))}"
 
 
-def _by_name(states: States) -> dict[str, TrainState]:
+def by_name(states: States) -> dict[str, TrainState]:
     """The states by the prefix of their sections; that of a single one is empty."""
     if isinstance(states, TrainState):
         return {"": states}
     return {f"{name}.": state for name, state in states.items()}
 
 
-def _store(workdir: str | Path | Store) -> Store:
+def store_of(workdir: str | Path | Store) -> Store:
+    """The store itself, or that of a run's folder."""
     return workdir if isinstance(workdir, Store) else Store(Path(workdir) / "checkpoints")
 
 

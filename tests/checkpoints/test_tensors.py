@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from lockstep.checkpoints.tensors import check, decode, encode, size_bytes
+from lockstep.checkpoints.tensors import check, decode, encoded, size_bytes
 from lockstep.errors import CheckpointError
+
+
+def encode(members: dict[str, Tensor]) -> bytes:
+    return b"".join(encoded(members))
 
 
 def bits(tensor: Tensor) -> bytes:
@@ -144,3 +149,17 @@ def test_headers_that_lie(data: bytes) -> None:
 
 def test_size_without_headers() -> None:
     assert size_bytes({"parameters": {"a": torch.zeros(3), "b": torch.zeros(2, 2).half()}, "average": {}}) == 20
+
+
+def test_the_file_is_no_longer_than_the_librarys() -> None:
+    members = {name: tensor.detach().resolve_neg().contiguous() for name, tensor in KINDS.items()}
+    del members["negated view"]
+    assert len(encode(members)) == len(save(members))
+
+
+def test_what_lies_densely_is_not_copied() -> None:
+    tensor = torch.arange(6.0)
+    header, memory = encoded({"t": tensor})
+    tensor[0] = 7
+    assert bytes(memory) == tensor.numpy().tobytes()
+    assert len(header) % 8 == 0

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import threading
+from multiprocessing.connection import Connection
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_helpers import Child, assert_consistent, sections_of, unfinished
+
+from lockstep.checkpoints import Retention, Store
+from lockstep.checkpoints.background import BackgroundWriter
+from lockstep.errors import CheckpointError
+
+
+class Gate:
+    """A store whose writes wait until the gate is open."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Store(folder)
+        self.is_open = threading.Event()
+
+    def write(self, *arguments: Any) -> None:
+        self.is_open.wait(30)
+        self.store.write(*arguments)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
+def test_what_changes_after_the_copy_is_not_in_the_checkpoint(gate: Gate) -> None:
+    writer, sections = BackgroundWriter(gate), sections_of(3)  # type: ignore[arg-type]
+    values = {"step": 3, "more": [1]}
+    writer.begin(3, sections, values, at_once=["buffers"])
+    sections["buffers"]["num_batches"] += 1
+    values["more"].append(2)  # type: ignore[union-attr]
+    writer.let_change()
+    for members in sections.values():
+        for tensor in members.values():
+            tensor.fill_(99)
+    gate.is_open.set()
+    writer.wait()
+    found = gate.store.read(3)
+    assert found is not None
+    assert found.values == {"step": 3, "more": [1]}
+    assert list(found.tensors) == ["parameters", "buffers", "average"]
+    assert all((tensor == 3).all() for tensors in found.tensors.values() for tensor in tensors.values())
+
+
+def test_the_run_goes_on_while_it_is_written(gate: Gate) -> None:
+    writer = BackgroundWriter(gate)  # type: ignore[arg-type]
+    writer.begin(1, sections_of(1), {"step": 1})
+    writer.let_change()
+    assert gate.store.steps() == []
+    gate.is_open.set()
+    writer.wait()
+    assert assert_consistent(gate.store.read()) == 1
+
+
+def test_the_next_one_waits_for_it(tmp_path: Path) -> None:
+    store = Store(tmp_path, Retention(newest=2))
+    writer = BackgroundWriter(store)
+    for step in range(1, 6):
+        writer.begin(step, sections_of(step, numel=100_000), {"step": step})
+        assert set(store.steps()) <= set(range(1, step + 1))
+        assert step == 1 or step - 1 in store.steps()
+    writer.wait()
+    assert store.steps() == [4, 5]
+    assert unfinished(tmp_path) == []
+
+
+def test_a_change_while_it_is_copied_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lockstep.checkpoints import background
+
+    copied = background._copied
+
+    def slow(members: Any) -> Any:
+        found = copied(members)
+        for tensor in members.values():
+            tensor.add_(1)
+        return found
+
+    monkeypatch.setattr(background, "_copied", slow)
+    writer = BackgroundWriter(Store(tmp_path))
+    writer.begin(3, sections_of(3), {"step": 3})
+    with pytest.raises(CheckpointError) as caught:
+        writer.wait()
+    assert str(caught.value) == (
+        "The checkpoint of step 3 was not written: what it holds changed while it was copied.\n"
+        "  given:    parameters, slots or averages that were changed between a save and the next step\n"
+        "  expected: that only steps change them\n"
+        "  mend:     call wait() on the saver before you change them yourself"
+    )
+    assert Store(tmp_path).steps() == []
+
+
+@pytest.mark.parametrize("call", ["let_change", "wait", "begin"])
+def test_an_error_of_the_thread_is_raised_once_by_the_next_call(tmp_path: Path, call: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    writer = BackgroundWriter(Store(tmp_path / "file"))
+    writer.begin(1, sections_of(1), {"step": 1})
+    if call == "let_change":
+        assert writer._thread is not None
+        writer._thread.join()
+    with pytest.raises(CheckpointError, match=r"The checkpoint of step 1 cannot be written"):
+        writer.begin(2, sections_of(2), {"step": 2}) if call == "begin" else getattr(writer, call)()
+    writer.wait()
+
+
+def test_what_cannot_be_saved_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="of a kind that cannot be saved"):
+        BackgroundWriter(Store(tmp_path)).begin(1, {"parameters": {"z": torch.zeros(1, dtype=torch.complex64)}}, {})
+
+
+def save_for_ever(pipe: Connection, folder: Path, first: int) -> None:
+    writer = BackgroundWriter(Store(folder, Retention(newest=2)))
+    sections, step = sections_of(first, numel=100_000), first
+    while True:
+        writer.begin(step, sections, {"step": step}, at_once=["buffers"])
+        writer.let_change()
+        step += 1
+        for members in sections.values():
+            for tensor in members.values():
+                tensor.fill_(step)
+        pipe.send(step)
+
+
+def test_killed_at_any_moment_of_a_save_in_the_background(tmp_path: Path) -> None:
+    draw, store, reached = Random(1), Store(tmp_path, Retention(newest=2)), 0
+    for _ in range(30):
+        child = Child(save_for_ever, tmp_path, reached + 1)
+        child.pipe.poll(30)
+        child.kill_after(draw.uniform(0, 0.15))
+        child.said()
+        found = store.read()
+        if found is not None:
+            reached = assert_consistent(found)
+            assert not [step for step in store.steps() if assert_consistent(store.read(step)) != step]
+    assert reached > 10

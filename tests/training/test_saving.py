@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lockstep as ls
+from lockstep.checkpoints.store import Store
+from lockstep.errors import CheckpointError
+
+BATCH_SIZE, STEPS = 8, 6
+
+
+def make() -> tuple[ls.TrainState, ls.data.Loader]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        model = nn.Sequential(nn.Linear(5, 400), nn.BatchNorm1d(400), nn.Dropout(0.3), nn.Linear(400, 1))
+    state = ls.TrainState(model, ls.optim.SGD(1e-3, momentum=0.9), average=ls.optim.MovingAverage(0.9))
+    fields = {"x": torch.randn(64, 5, generator=torch.Generator().manual_seed(1))}
+    return state, ls.data.Loader(ls.data.Arrays(fields), batch_size=BATCH_SIZE)
+
+
+def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+    return {"square": model(batch["x"]).square().mean()}
+
+
+def saved(workdir: Path, *, in_background: bool) -> dict[str, bytes]:
+    """The files of the checkpoints of a run that saves after each step."""
+    torch.set_num_threads(1)
+    (state, loader), store = make(), Store(workdir / "checkpoints")
+    with ls.Saver(store) as saver:
+        for _ in ls.train_steps(state, losses, loader, ls.Towers(2), until=ls.Steps(STEPS)):
+            if in_background:
+                saver.save(state, loader)
+            else:
+                ls.save(state, loader, store)
+    files = sorted((workdir / "checkpoints").glob("step-*/*[!t].[sj]*"))
+    return {path.relative_to(workdir).as_posix(): path.read_bytes() for path in files if "manifest" not in path.name}
+
+
+def test_it_saves_what_a_save_that_waits_would_have_saved(tmp_path: Path) -> None:
+    assert saved(tmp_path / "one", in_background=True) == saved(tmp_path / "other", in_background=False)
+
+
+def on_two(workdir: Path) -> list[int]:
+    saved(workdir, in_background=True)
+    return Store(workdir / "checkpoints").steps()
+
+
+def test_on_two_workers_the_chief_alone_saves(tmp_path: Path, run_workers: Callable[..., list[Any]]) -> None:
+    chief, _ = run_workers(on_two, 2, tmp_path)
+    assert chief == [2, 3, 4, 5, 6]
+
+
+class Slow(Store):
+    """Writes nothing before it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.may_write = threading.Event()
+
+    def write(self, *arguments: Any) -> Path:
+        self.may_write.wait(30)
+        return super().write(*arguments)
+
+
+def test_steps_are_made_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    state, loader = make()
+    store = Slow(tmp_path)
+    saver = ls.Saver(store)
+    saver.save(state, loader)
+    before = {name: tensor.clone() for name, tensor in state.sections()["parameters"].items()}
+    ls.train(state, losses, loader, until=ls.Steps(3))
+    store.may_write.set()
+    saver.wait()
+    checkpoint = store.read()
+    assert checkpoint is not None
+    assert checkpoint.step == 0
+    assert all(torch.equal(checkpoint.tensors["parameters"][name], tensor) for name, tensor in before.items())
+
+
+def test_a_save_that_fails_ends_a_later_step(tmp_path: Path) -> None:
+    state, loader = make()
+    (tmp_path / "checkpoints").write_text("in the way")
+    saver = ls.Saver(tmp_path)
+    saver.save(state, loader)
+    with pytest.raises(CheckpointError, match="The checkpoint of step 0 cannot be written"):
+        for _ in ls.train_steps(state, losses, loader, until=ls.Steps(10_000)):
+            pass
+
+
+def test_resuming_waits_for_the_checkpoint_in_flight(tmp_path: Path) -> None:
+    state, loader = make()
+    store = Slow(tmp_path)
+    ls.train(state, losses, loader, until=ls.Steps(2))
+    ls.Saver(store).save(state, loader)
+    threading.Timer(0.05, store.may_write.set).start()
+    assert ls.resume(state, loader, store) == 2
+
+
+def test_an_error_within_is_not_hidden_by_that_of_the_checkpoint(tmp_path: Path) -> None:
+    state, loader = make()
+    (tmp_path / "checkpoints").write_text("in the way")
+
+    def fail() -> None:
+        with ls.Saver(tmp_path) as saver:
+            saver.save(state, loader)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine") as caught:
+        fail()
+    assert caught.value.__notes__[0].startswith("Besides: The checkpoint of step 0 cannot be written")
