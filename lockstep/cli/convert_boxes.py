@@ -28,10 +28,10 @@ def run(arguments: argparse.Namespace) -> None:
     with showing("boxes") as show:
         counts = write_boxes(arguments.folder, arguments.to, synsets, overwrite=arguments.overwrite, progress=show)
     _logger.info(
-        "%d boxes of %d images in %s; %d boxes skipped; %d files read or of other synsets",
+        "%d boxes of %d images in %s, from %d files; %d boxes skipped",
         counts.num_boxes,
         counts.num_images,
         arguments.to,
-        counts.num_skipped,
         counts.num_files,
+        counts.num_skipped,
     )

@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -81,29 +83,25 @@ def showing(title: str) -> Iterator[Callable[[int, int], None]]:
 
 def report(summaries: Sequence[Summary], output: Path) -> None:
     """The last line: what has been made of it all."""
-    num_shards, num_kept = (sum(getattr(each, name) for each in summaries) for name in ("num_shards", "num_kept"))
-    num_skipped = sum(len(each.skipped) for each in summaries)
-    kept = f" ({num_kept} of them before)" if num_kept else ""
-    skipped = f", {num_skipped} skipped (listed in {output}/.*.conversion.json)" if num_skipped else ""
+    total = reduce(add, summaries)
+    kept = f" ({total.num_kept} of them before)" if total.num_kept else ""
+    skipped = f", {len(total.skipped)} skipped (listed in {output}/.*.conversion.json)" if total.skipped else ""
     _logger.info(
         "%d records in %d shards%s in %s, %s, in %s%s",
-        sum(each.num_records for each in summaries),
-        num_shards,
+        total.num_records,
+        total.num_shards,
         kept,
         output,
-        size(sum(each.num_bytes for each in summaries)),
-        wording.duration(sum(each.seconds for each in summaries)),
+        size(total.num_bytes),
+        wording.duration(total.seconds),
         skipped,
     )
 
 
-def size(num_bytes: float) -> str:
+def size(num_bytes: int) -> str:
     """A number of bytes for people: "812 bytes", "12.3 MB"."""
-    for unit in _UNITS:
-        if num_bytes < 1000 or unit == _UNITS[-1]:
-            break
-        num_bytes /= 1000
-    return f"{num_bytes:.0f} {unit}" if unit == "bytes" else f"{num_bytes:.1f} {unit}"
+    power = min((len(str(num_bytes)) - 1) // 3, len(_UNITS) - 1)
+    return f"{num_bytes / 1000**power:.{min(power, 1)}f} {_UNITS[power]}"
 
 
 class _Display:
@@ -120,7 +118,7 @@ class _Display:
         """Show how many are done, when the time for it has come."""
         now = time.monotonic()
         # What an earlier start has done says nothing of the pace.
-        self._first = self._first or (done - 1, now)
+        self._first = self._first or (done, now)
         if now < self._next and not (done == total and self._bar):
             return
         num_since, seconds = done - self._first[0], now - self._first[1]

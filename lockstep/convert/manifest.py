@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +24,9 @@ if sys.platform != "win32":
     import fcntl
 
 _MOST_BYTES = 1 << 30
+_MOST_NAMED = 3
+
+_logger = logging.getLogger("lockstep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +71,6 @@ class Manifest:
             file.write(json.dumps(content, indent=1).encode())
 
 
-def manifest_path(folder: Path, base: str) -> Path:
-    """Hidden, so that no pattern of shards stands for it."""
-    return folder / f".{base}.conversion.json"
-
-
 def fingerprint(items: Iterable[object], options: Mapping[str, object], num_shards: int) -> str:
     """A hash of all that decides the bytes of the shards; of each item its `repr`."""
     total = hashlib.sha256(json.dumps([num_shards, options], sort_keys=True).encode())
@@ -79,27 +79,55 @@ def fingerprint(items: Iterable[object], options: Mapping[str, object], num_shar
     return total.hexdigest()
 
 
-def read_manifest(path: Path) -> Manifest | None:
-    """The manifest that is kept there, or None.
+def claim(folder: Path, base: str, names: Sequence[str], made_of: str, *, overwrite: bool) -> Manifest:
+    """The manifest of a conversion, begun or gone on with, in a folder that is held.
+
+    What a start that was killed left half written is deleted: one that is alive would hold the folder.
+
+    Args:
+        folder: of the shards.
+        base: with what their names begin.
+        names: of the shards, by their number.
+        made_of: the fingerprint of the conversion.
+        overwrite: take shards of another conversion for such as may be written over; in the log those are named that
+            will stay, because they have other names.
 
     Raises:
-        DataError: it cannot be read, or is none.
+        DataError: shards are there that are not of this conversion, or have changed since; or the manifest cannot be
+            read or written.
     """
-    if not path.exists():
-        return None
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ValueError(f"{path.stat().st_size} bytes")
-        content = json.loads(path.read_bytes())
-        finished = {int(number): _shard(shard) for number, shard in content["finished"].items()}
-        return Manifest(path, str(content["fingerprint"]), finished)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DataError(
-            f"{path} does not say which shards are finished.",
-            given=f"{type(error).__name__}: {error}",
-            expected="what an earlier conversion wrote there",
-            mend="delete it together with the shards beside it, or name another folder",
-        ) from error
+    # Hidden, so that no pattern of shards stands for it.
+    path = folder / f".{base}.conversion.json"
+    manifest = _read_manifest(path)
+    present = _matching(folder, rf"{re.escape(base)}-\d{{5,}}-of-\d{{5,}}")
+    if manifest is None or manifest.fingerprint != made_of:
+        if present and not overwrite:
+            raise _foreign(folder, [*present], "made of something else" if manifest else "of unknown origin")
+        manifest = Manifest(path, made_of)
+    manifest.finished = _still_whole(manifest.finished, names, present, overwrite)
+    manifest.write()
+    if others := sorted({*present} - {*names}):
+        _logger.warning("Left in %s, and of another conversion: %s", folder, _some(others))
+    shard_or_manifest = rf"{re.escape(base)}-\d+-of-\d+|{re.escape(path.name)}"
+    for partial in _matching(folder, rf"\.({shard_or_manifest})\.\w{{32}}\.partial").values():
+        partial.unlink()
+    return manifest
+
+
+def _still_whole(
+    finished: Mapping[int, Shard], names: Sequence[str], present: Mapping[str, Path], overwrite: bool
+) -> dict[int, Shard]:
+    """The finished shards that are there; one that has changed is none of them, if it may be written over."""
+    kept = {}
+    for number, name in enumerate(names):
+        shard = finished.get(number)
+        if shard and name in present:
+            if present[name].stat().st_size == shard.num_bytes:
+                kept[number] = shard
+            elif not overwrite:
+                given = f"changed since it was finished with {shard.num_bytes} bytes"
+                raise _foreign(present[name].parent, [name], given)
+    return kept
 
 
 @contextmanager
@@ -143,3 +171,45 @@ def _lock(descriptor: int, path: Path) -> None:
 def _shard(content: Mapping[str, Any]) -> Shard:
     skipped = tuple(Skipped(str(each["name"]), str(each["reason"])) for each in content["skipped"])
     return Shard(int(content["num_records"]), int(content["num_bytes"]), skipped)
+
+
+def _read_manifest(path: Path) -> Manifest | None:
+    """The manifest that is kept there, or None.
+
+    Raises:
+        DataError: it cannot be read, or is none.
+    """
+    if not path.exists():
+        return None
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"{path.stat().st_size} bytes")
+        content = json.loads(path.read_bytes())
+        finished = {int(number): _shard(shard) for number, shard in content["finished"].items()}
+        return Manifest(path, str(content["fingerprint"]), finished)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DataError(
+            f"{path} does not say which shards are finished.",
+            given=f"{type(error).__name__}: {error}",
+            expected="what an earlier conversion wrote there",
+            mend="delete it together with the shards beside it, or name another folder",
+        ) from error
+
+
+def _matching(folder: Path, pattern: str) -> dict[str, Path]:
+    """What is in a folder under names that a regular expression matches."""
+    return {path.name: path for path in sorted(folder.iterdir()) if re.fullmatch(pattern, path.name)}
+
+
+def _foreign(folder: Path, names: Sequence[str], given: str) -> DataError:
+    return DataError(
+        f"There are shards in {folder} already: {_some(names)}",
+        given=f"shards that are {given}",
+        expected="no shards of this name, or those of the same conversion, which then goes on",
+        mend="name another folder, move them away, or ask to overwrite them",
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

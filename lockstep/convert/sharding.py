@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -15,7 +14,7 @@ import numpy as np
 
 from lockstep.checks import check_range, check_type
 from lockstep.convert.crew import work_off
-from lockstep.convert.manifest import Manifest, Shard, Skipped, fingerprint, held, manifest_path, read_manifest
+from lockstep.convert.manifest import Manifest, Shard, Skipped, claim, fingerprint, held
 from lockstep.cores import usable_cores
 from lockstep.errors import DataError, InputError
 from lockstep.records.atomic import replacing
@@ -24,8 +23,6 @@ from lockstep.records.shards import check_local
 
 Item = TypeVar("Item")
 Progress = Callable[[int, int], None]
-
-_MOST_NAMED = 3
 
 _logger = logging.getLogger("lockstep")
 
@@ -117,7 +114,9 @@ def convert(
     _check(len(items), output, base, num_shards)
     started = time.monotonic()
     with held(output, base):
-        manifest = _manifest(output, base, num_shards, fingerprint(items, options or {}, num_shards), settings)
+        names = [shard_name(base, number, num_shards) for number in range(num_shards)]
+        made_of = fingerprint(items, options or {}, num_shards)
+        manifest = claim(output, base, names, made_of, overwrite=settings.overwrite)
         num_kept = len(manifest.finished)
         conversion = _Conversion(items, serialize, output, base, num_shards)
         _write_missing(conversion, manifest, settings)
@@ -196,44 +195,6 @@ def _write_missing(conversion: _Conversion, manifest: Manifest, settings: Settin
                 settings.progress(done, num_items)
 
 
-def _manifest(output: Path, base: str, num_shards: int, conversion: str, settings: Settings) -> Manifest:
-    """The manifest of this conversion, begun or gone on with; refuses where shards are not its own."""
-    path = manifest_path(output, base)
-    manifest = read_manifest(path)
-    present = _present(output, base)
-    if manifest is None or manifest.fingerprint != conversion:
-        if present and not settings.overwrite:
-            raise _foreign(present, "made of something else" if manifest else "not known to be of this conversion")
-        manifest = Manifest(path, conversion)
-    names = {shard_name(base, number, num_shards): number for number in range(num_shards)}
-    for name, number in names.items():
-        shard = manifest.finished.get(number)
-        if shard and (name not in present or present[name].stat().st_size != shard.num_bytes):
-            if name in present and not settings.overwrite:
-                raise _foreign({name: present[name]}, f"changed since it was finished with {shard.num_bytes} bytes")
-            del manifest.finished[number]
-    manifest.write()
-    if others := sorted({*present} - {*names}):
-        _logger.warning("Left in %s, and of another conversion: %s", output, _some(others))
-    _delete_partial(output, base)
-    return manifest
-
-
-def _present(output: Path, base: str) -> dict[str, Path]:
-    """The shards of this name, of whatever conversion."""
-    name = re.compile(re.escape(base) + r"-\d{5,}-of-\d{5,}")
-    return {path.name: path for path in output.iterdir() if name.fullmatch(path.name)}
-
-
-def _delete_partial(output: Path, base: str) -> None:
-    """Delete what a killed start was writing: one that is alive would hold the lock."""
-    shard, own = rf"{re.escape(base)}-\d+-of-\d+", re.escape(manifest_path(output, base).name)
-    name = re.compile(rf"\.({shard}|{own})\.[0-9a-f]{{32}}\.partial")
-    for path in list(output.iterdir()):
-        if name.fullmatch(path.name):
-            path.unlink()
-
-
 def _check(num_items: int, output: Path, base: str, num_shards: int) -> None:
     check_local(output)
     check_type("num_shards", num_shards, int, expected="a whole number", mend="give the number of files to write")
@@ -260,18 +221,3 @@ def _too_many(skipped: Sequence[Skipped], given: str, expected: str) -> DataErro
         expected=expected,
         mend="repair them, leave them out, or allow more to be skipped: finished shards are kept",
     )
-
-
-def _foreign(shards: Mapping[str, Path], given: str) -> DataError:
-    folder = next(iter(shards.values())).parent
-    return DataError(
-        f"There are shards in {folder} already: {_some(sorted(shards))}",
-        given=f"shards that are {given}",
-        expected="no shards of this name, or those of the same conversion, which then goes on",
-        mend="name another folder, move them away, or ask to overwrite them",
-    )
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

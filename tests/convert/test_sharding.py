@@ -205,7 +205,7 @@ def test_shards_of_another_conversion_are_left_alone(whole: Path, other: str) ->
 
 def test_shards_of_unknown_origin_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "train-00000-of-00005").write_bytes(b"mine")
-    with pytest.raises(DataError, match=r"not known to be of this conversion"):
+    with pytest.raises(DataError, match=r"of unknown origin"):
         convert(ITEMS, serialize, tmp_path, "train", 5)
     assert shards_in(tmp_path) == {"train-00000-of-00005": b"mine"}
 
