@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from itertools import accumulate
 
 from PIL import Image, ImageDraw
 
 from lockstep.cli.page import Card
-from lockstep.images.drawing import TEXT_PIXELS, built_in_font, printable
+from lockstep.images.drawing import TEXT_PIXELS, built_in_font
 
 _WIDTH_PIXELS = 2000
 _GAP, _LINE = 8, TEXT_PIXELS + 4
@@ -18,19 +19,24 @@ _GROUND, _TEXT, _QUIET, _ALARM, _ALARMED = "white", "black", "dimgrey", "firebri
 
 
 def contact_sheet(title: str, cards: Sequence[Card], side_pixels: int) -> Image.Image:
-    """One image with the cards side by side and below one another, each tile in a square of so many pixels."""
+    """One image with the cards side by side and below one another; no tile is larger than so many pixels each way."""
     cells = max(len(card.tiles) + bool(card.problem) for card in cards)
     width = cells * (side_pixels + _GAP) + _GAP
-    height = side_pixels + (_LINES_ABOVE + _LINES_BELOW) * _LINE + 2 * _GAP
     columns = min(len(cards), max(1, _WIDTH_PIXELS // width))
-    rows = -(-len(cards) // columns)
-    top = _LINE + 2 * _GAP
-    sheet = Image.new("RGB", (columns * width, top + rows * height), _GROUND)
-    _write(sheet, _GAP, _GAP, printable(title), columns * width - 2 * _GAP, _TEXT)
-    for number, card in enumerate(cards):
-        row, column = divmod(number, columns)
-        _draw_card(sheet, column * width + _GAP, top + row * height, card, width - 2 * _GAP, side_pixels)
+    rows = [cards[start : start + columns] for start in range(0, len(cards), columns)]
+    heights = [max(_height(card, side_pixels) for card in row) for row in rows]
+    tops = [*accumulate(heights, initial=_LINE + 2 * _GAP)]
+    sheet = Image.new("RGB", (columns * width, tops[-1]), _GROUND)
+    _write(sheet, _GAP, _GAP, title, columns * width - 2 * _GAP, _TEXT)
+    for top, row in zip(tops, rows, strict=False):
+        for column, card in enumerate(row):
+            _draw_card(sheet, column * width + _GAP, top, card, width - 2 * _GAP, side_pixels)
     return sheet
+
+
+def _height(card: Card, side: int) -> int:
+    tallest = max([tile.image.height for tile in card.tiles] + [side] * bool(card.problem))
+    return tallest + (_LINES_ABOVE + _LINES_BELOW) * _LINE + 2 * _GAP
 
 
 def _draw_card(sheet: Image.Image, left: int, top: int, card: Card, width: int, side: int) -> None:

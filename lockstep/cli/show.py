@@ -15,6 +15,7 @@ from lockstep.cli.subject import Subject, subject
 from lockstep.data.showing import examples
 from lockstep.durable import replacing
 from lockstep.errors import InputError
+from lockstep.images.drawing import printable
 from lockstep.parallel.launch import STOPPED
 
 _SIDE_PIXELS = {".html": 448, ".png": 300}
@@ -44,7 +45,9 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     title = _title(arguments, positions, chosen)
     _write(path, html_page(title, cards) if path.suffix == ".html" else png_bytes(contact_sheet(title, cards, side)))
     bad = sum(bool(card.problem) for card in cards)
-    sys.stdout.write(f"{path}: {_counted(len(cards), 'example')}" + (f", {bad} with a problem" if bad else "") + "\n")
+    sys.stdout.write(
+        f"{printable(str(path))}: {_counted(len(cards), 'example')}" + (f", {bad} with a problem" if bad else "") + "\n"
+    )
     return 0
 
 
@@ -101,9 +104,8 @@ def _positions(text: str, num_draws: int) -> range:
 def _title(arguments: argparse.Namespace, positions: range, chosen: Subject) -> str:
     order = chosen.order if isinstance(chosen.order, str) else type(chosen.order).__name__
     augmented = f", augmented by {arguments.augment}" if arguments.augment else ""
-    return (
-        f"{arguments.source}, {order}, seed {chosen.seed}, from position {positions[0]} to {positions[-1]}{augmented}"
-    )
+    places = f"from position {positions[0]} to {positions[-1]}"
+    return printable(f"{arguments.source}, {order}, seed {chosen.seed}, {places}{augmented}")
 
 
 def _write(path: Path, data: bytes) -> None:

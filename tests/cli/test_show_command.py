@@ -124,8 +124,8 @@ def test_a_sheet_of_a_folder(folder: Path, tmp_path: Path, capsys: pytest.Captur
     run(folder, "--positions", "7", "--order", "sequential", "--to", sheet)
     assert capsys.readouterr().out == f"{sheet}: 1 example\n"
     with Image.open(sheet) as image, Image.open(folder / "cat/2.png") as original:
-        assert image.size == (300 + 2 * 8, 16 + 2 * 8 + 300 + 3 * 16 + 2 * 8)
         times = 300 // WIDTH
+        assert image.size == (300 + 2 * 8, 16 + 2 * 8 + HEIGHT * times + 3 * 16 + 2 * 8)
         enlarged = original.resize((WIDTH * times, HEIGHT * times), Image.Resampling.NEAREST)
         top = 16 + 2 * 8 + 2 * 16
         assert np.array_equal(np.array(image)[top : top + HEIGHT * times, 8 : 8 + WIDTH * times], np.array(enlarged))
@@ -191,6 +191,9 @@ def test_names_of_files_cannot_change_the_page(tmp_path: Path) -> None:
     assert "<script" not in page.read_text()
     assert "&lt;script&gt;alert(1)&lt;/a&quot;?.png" in page.read_text()
     run(tmp_path / "images", "--positions", "0", "--to", sheet)
+    unreadable = (tmp_path / "images").rename(tmp_path / "caf\udce9")  # a name that is no UTF-8
+    run(unreadable, "--positions", "0", "--to", page, "--force")
+    assert "/caf?, shuffled, seed 0" in page.read_text()
 
 
 def test_nothing_is_overwritten_without_being_told(
