@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from lockstep.errors import CheckpointError
 from lockstep.records.framing import masked_crc32c
 from lockstep.records.wire import MalformedError, Span, read_varint
-from lockstep.weights.tf_errors import damaged, unreadable
 from lockstep.weights.snappy import decompress
+from lockstep.weights.tf_errors import damaged, unreadable
 
 MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 FOOTER_BYTES = 48
@@ -59,18 +60,15 @@ class Table:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open("rb") as file:
-                size = file.seek(0, 2)
-                handle = self._footer(file, size)
-                self._end = size - FOOTER_BYTES
-                index = self._read(file, handle)
-        except OSError as error:
-            raise unreadable(path, error) from error
-        places = self._entries(index, handle)
-        self._last_keys = list(places)
-        self._handles = [self._handle(index[slice(*span)]) for span in places.values()]
-        self._check_order()
+        with _faults_of(path, "the file"), path.open("rb") as file:
+            end = file.seek(0, 2) - FOOTER_BYTES
+            index = _read_block(file, _index_handle(file, end), end)
+        with _faults_of(path, "its index"):
+            places = _entries(index)
+            self._last_keys = list(places)
+            self._handles = [_handle(index, *span)[0] for span in places.values()]
+            _check_order(self._handles, end)
+        self._end = end
         self._places: dict[int, dict[bytes, Span]] = {}
 
     def get(self, key: bytes) -> memoryview | None:
@@ -84,7 +82,7 @@ class Table:
             return None
         block = self._block(number)
         if number not in self._places:
-            self._places[number] = self._entries(block, self._handles[number])
+            self._places[number] = self._entries(number, block)
         span = self._places[number].get(key)
         return None if span is None else memoryview(block)[slice(*span)]
 
@@ -94,101 +92,71 @@ class Table:
         Raises:
             CheckpointError: a block is damaged.
         """
-        for number, handle in enumerate(self._handles):
+        for number in range(len(self._handles)):
             block = self._block(number)
             view = memoryview(block)
-            for key, span in self._entries(block, handle).items():
+            for key, span in self._entries(number, block).items():
                 yield key, view[slice(*span)]
 
-    def _footer(self, file: BinaryIO, size: int) -> Handle:
-        """Where the index is."""
-        footer = b""
-        if size >= FOOTER_BYTES:
-            file.seek(size - FOOTER_BYTES)
-            footer = file.read(FOOTER_BYTES)
-        if footer[-len(MAGIC) :] != MAGIC:
-            raise damaged(
-                self.path,
-                "is no table of TensorFlow's, or is cut short",
-                given=f"{size} bytes, of which the last are {footer[-len(MAGIC) :].hex(' ') or 'too few'}",
-                expected=f"a file that ends with {MAGIC.hex(' ')}",
-            )
-        try:
-            handles, end = footer, FOOTER_BYTES - len(MAGIC)
-            return _handle(handles, _handle(handles, 0, end)[1], end)[0]
-        except MalformedError as fault:
-            raise self._malformed(fault, size - FOOTER_BYTES) from None
-
-    def _handle(self, value: bytes) -> Handle:
-        try:
-            return _handle(value, 0, len(value))[0]
-        except MalformedError as fault:
-            raise self._malformed(fault, self._end) from None
-
-    def _check_order(self) -> None:
-        """Refuse blocks that overlap: a small file could stand for a large one."""
-        end = 0
-        for handle in self._handles:
-            if handle.offset < end:
-                raise self._malformed(MalformedError("a block within another", handle.offset), 0)
-            end = handle.stop
-
     def _block(self, number: int) -> bytes:
-        try:
-            with self.path.open("rb") as file:
-                return self._read(file, self._handles[number])
-        except OSError as error:
-            raise unreadable(self.path, error) from error
+        with _faults_of(self.path, "the file"), self.path.open("rb") as file:
+            return _read_block(file, self._handles[number], self._end)
 
-    def _read(self, file: BinaryIO, handle: Handle) -> bytes:
-        """What a block holds, verified and decompressed."""
-        if handle.stop > self._end:
-            raise damaged(
-                self.path,
-                "is damaged or cut short",
-                given=f"a block of {handle.size} bytes at byte {handle.offset}",
-                expected=f"one within the {self._end} bytes before the footer",
-            )
-        file.seek(handle.offset)
-        content = file.read(handle.size + 1)
-        found, (written,) = masked_crc32c(content), _CRC.unpack(file.read(_CRC.size).ljust(_CRC.size, b"\0"))
-        if len(content) <= handle.size or found != written:
-            raise damaged(
-                self.path,
-                "is damaged",
-                given=f"a block of {len(content)} bytes at byte {handle.offset} with the checksum {found:#010x}",
-                expected=f"{handle.size + 1} bytes with the checksum {written:#010x}, which was written with them",
-            )
-        return self._plain(content[:-1], content[-1], handle)
-
-    def _plain(self, content: bytes, compression: int, handle: Handle) -> bytes:
-        if compression == _PLAIN:
-            return content
-        if compression != _SNAPPY:
-            raise damaged(
-                self.path,
-                "cannot be read",
-                given=f"a block with compression {compression} at byte {handle.offset}",
-                expected="none (0), or Snappy (1)",
-            )
-        try:
-            return decompress(content)
-        except MalformedError as fault:
-            raise self._malformed(fault, handle.offset) from None
-
-    def _entries(self, block: bytes, handle: Handle) -> dict[bytes, Span]:
-        try:
+    def _entries(self, number: int, block: bytes) -> dict[bytes, Span]:
+        with _faults_of(self.path, f"the block at byte {self._handles[number].offset}"):
             return _entries(block)
-        except MalformedError as fault:
-            raise self._malformed(fault, handle.offset) from None
 
-    def _malformed(self, fault: MalformedError, start: int) -> CheckpointError:
-        return damaged(
-            self.path,
-            "is no whole table of TensorFlow's",
-            given=f"{fault.what} at byte {fault.place} of the block at byte {start}",
-            expected="blocks of keys and values",
+
+@contextmanager
+def _faults_of(path: Path, part: str) -> Iterator[None]:
+    """Name the file in the errors for what is read of it."""
+    try:
+        yield
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except MalformedError as fault:
+        raise damaged(
+            path,
+            "is damaged or cut short, or is no table of TensorFlow's",
+            given=f"{fault.what} at byte {fault.place} of {part}",
+            expected="blocks of keys and values, each with its checksum, and at the end where they are",
+        ) from None
+
+
+def _index_handle(file: BinaryIO, end: int) -> Handle:
+    """Where the index is, from the footer at `end`."""
+    if end < 0:
+        raise MalformedError(f"no footer of {FOOTER_BYTES} bytes, but the end", end + FOOTER_BYTES)
+    file.seek(end)
+    footer = file.read(FOOTER_BYTES)
+    if not footer.endswith(MAGIC):
+        raise MalformedError(f"a footer without {MAGIC.hex(' ')}", end)
+    stop = FOOTER_BYTES - len(MAGIC)
+    return _handle(footer, _handle(footer, 0, stop)[1], stop)[0]
+
+
+def _read_block(file: BinaryIO, handle: Handle, end: int) -> bytes:
+    """What a block of the file that has its footer at `end` holds, verified and decompressed."""
+    if handle.stop > end:
+        raise MalformedError(f"a block of {handle.size} bytes, more than there are,", handle.offset)
+    file.seek(handle.offset)
+    content = file.read(handle.size + 1)
+    found, written = masked_crc32c(content), int.from_bytes(file.read(_CRC.size), "little")
+    if found != written:
+        raise MalformedError(
+            f"a block with the checksum {found:#010x}, where {written:#010x} was written with it,", handle.offset
         )
+    compression = content[-1]
+    if compression not in (_PLAIN, _SNAPPY):
+        raise MalformedError(f"a block with the unknown compression {compression}", handle.offset)
+    return content[:-1] if compression == _PLAIN else decompress(content[:-1])
+
+
+def _check_order(handles: Sequence[Handle], end: int) -> None:
+    """Refuse blocks that overlap: a small file could stand for a large one."""
+    for handle, following in pairwise([*handles, Handle(end, 0)]):
+        if handle.stop > following.offset:
+            raise MalformedError("a block that is too long, or out of turn,", handle.offset)
 
 
 def _handle(data: bytes, start: int, end: int) -> tuple[Handle, int]:
@@ -213,16 +181,17 @@ def _entries(block: bytes) -> dict[bytes, Span]:
         stop = start + others + size
         if shared > len(key) or stop > end:
             raise MalformedError("an entry longer than its block, or with more of the last key than there is,", place)
-        key = key[:shared] + block[start : start + others]
-        key_bytes += len(key)
+        key_bytes += shared + others
         if key_bytes > _MOST_KEYS * len(block):
             raise MalformedError(f"keys of more than {_MOST_KEYS} times the bytes of their block", place)
+        key = key[:shared] + block[start : start + others]
         entries[key] = start + others, stop
         place = stop
     return entries
 
 
 def _end_of_entries(block: bytes) -> int:
+    """Where the restarts begin."""
     if len(block) >= _COUNT.size:
         end = len(block) - _COUNT.size
         count: int = _COUNT.unpack_from(block, end)[0]

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from lockstep.records.framing import masked_crc32c
 from lockstep.records.wire import MalformedError
-from lockstep.weights.tf_errors import damaged, damaged_tensor, no_tensor, not_numbers, unreadable
 from lockstep.weights.source import TensorInfo
 from lockstep.weights.sstable import Table
 from lockstep.weights.tf_dtypes import from_bytes, kind_of
+from lockstep.weights.tf_errors import check_version, damaged, damaged_tensor, no_tensor, not_numbers, unreadable
 from lockstep.weights.tf_messages import BundleEntry, BundleHeader, Message, text_of
 from lockstep.weights.tf_slices import NotWholeError, joined, places_of, slice_key
 
 INDEX = ".index"
 
-_VERSION = 1
 _HEADER_KEY = b""
 # The keys of slices begin so; no tensor's name does.
 _SLICE_KEY = b"\0"
@@ -69,26 +69,16 @@ class TensorBundle:
         kind = kind_of(entry.dtype)
         if kind.dtype is None:
             raise not_numbers(name, self._index, kind.name)
-        if not entry.slices:
-            return self._values(name, entry).reshape(entry.shape)
-        try:
-            places = places_of(entry.slices, entry.shape)
-        except NotWholeError as fault:
-            raise damaged_tensor(name, self._index, given=str(fault), expected="slices that make it whole") from None
-        shapes = [tuple(part.stop - part.start for part in place) for place in places]
-        pieces = [
-            self._slice(name, slice_key(name, extents), entry.dtype, shape)
-            for extents, shape in zip(entry.slices, shapes, strict=True)
-        ]
-        self._check_room(name, pieces)
-        return joined(entry.shape, kind.dtype, places, (self._values(name, piece) for piece in pieces))
+        if entry.slices:
+            return self._joined(name, entry, kind.dtype)
+        return self._values(name, entry, kind.dtype).reshape(entry.shape)
 
     def _read_header(self, value: memoryview | None) -> BundleHeader:
         """What the bundle is as a whole.
 
         Raises:
             MalformedError: it is no header.
-            CheckpointError: there is none, or a later version is needed.
+            CheckpointError: there is none, or it is of a later version.
         """
         if value is None:
             raise damaged(
@@ -98,50 +88,54 @@ class TensorBundle:
                 expected="an entry with an empty key, which comes first",
             )
         header = BundleHeader.of(Message(value))
-        if header.least_version > _VERSION:
-            raise damaged(
-                self._index,
-                "is of a later version of the format",
-                given=f"version {header.least_version} at least",
-                expected=f"version {_VERSION}",
-            )
+        check_version(header.least_version, self._index)
         return header
 
-    def _slice(self, name: str, key: bytes, dtype: int, shape: tuple[int, ...]) -> BundleEntry:
+    def _joined(self, name: str, whole: BundleEntry, dtype: torch.dtype) -> Tensor:
+        """A partitioned tensor."""
+        try:
+            places = places_of(whole.slices, whole.shape)
+        except NotWholeError as fault:
+            raise damaged_tensor(name, self._index, given=str(fault), expected="slices that make it whole") from None
+        pieces = [
+            self._slice(name, slice_key(name, extents), whole, tuple(part.stop - part.start for part in place))
+            for extents, place in zip(whole.slices, places, strict=True)
+        ]
+        self._check_room(name, pieces, math.prod(whole.shape) * dtype.itemsize)
+        return joined(whole.shape, dtype, places, (self._values(name, piece, dtype) for piece in pieces))
+
+    def _slice(self, name: str, key: bytes, whole: BundleEntry, shape: tuple[int, ...]) -> BundleEntry:
         entry = self._entries.get(key)
-        if entry is None or (entry.dtype, entry.shape, entry.slices) != (dtype, shape, ()):
+        if entry is None or (entry.dtype, entry.shape, entry.slices) != (whole.dtype, shape, ()):
             found = f"of {kind_of(entry.dtype).name} and the shape {entry.shape}" if entry else "absent"
             raise damaged_tensor(
                 name,
                 self._index,
                 given=f"a slice that is {found}",
-                expected=f"one of {kind_of(dtype).name} and the shape {shape}",
+                expected=f"one of {kind_of(whole.dtype).name} and the shape {shape}",
             )
         return entry
 
-    def _check_room(self, name: str, pieces: list[BundleEntry]) -> None:
-        """Refuse slices that take more bytes than all files have: several may claim the same bytes."""
-        files = {piece.shard: self._size_of(self._data_file(name, piece)) for piece in pieces}
-        claimed, there = sum(piece.size for piece in pieces), sum(files.values())
+    def _check_room(self, name: str, pieces: Sequence[BundleEntry], claimed: int) -> None:
+        """Refuse a tensor of more bytes than its files have: several slices may claim the same ones."""
+        there = sum(_size_of(path) for path in {self._data_file(name, piece) for piece in pieces})
         if claimed > there:
             raise damaged_tensor(
-                name, self._index, given=f"slices of {claimed} bytes", expected=f"at most the {there} in its files"
+                name, self._index, given=f"{claimed} bytes in slices", expected=f"at most the {there} of its files"
             )
 
-    def _values(self, name: str, entry: BundleEntry) -> Tensor:
+    def _values(self, name: str, entry: BundleEntry, dtype: torch.dtype) -> Tensor:
         """The values of an entry in one dimension."""
-        kind = kind_of(entry.dtype)
-        assert kind.dtype is not None
-        path = self._data_file(name, entry)
-        expected = kind.num_bytes(math.prod(entry.shape))
-        if entry.size != expected:
+        num_bytes = math.prod(entry.shape) * dtype.itemsize
+        if entry.size != num_bytes:
             raise damaged_tensor(
                 name,
                 self._index,
                 given=f"{entry.size} bytes",
-                expected=f"{expected} for {kind.name} of the shape {entry.shape}",
+                expected=f"{num_bytes} for {dtype} of the shape {entry.shape}",
             )
-        data = self._read(path, name, entry)
+        path = self._data_file(name, entry)
+        data = _read(path, name, entry)
         if (found := masked_crc32c(data)) != entry.crc:
             raise damaged_tensor(
                 name,
@@ -149,20 +143,7 @@ class TensorBundle:
                 given=f"{len(data)} bytes at byte {entry.offset} with the checksum {found:#010x}",
                 expected=f"{entry.size} bytes with the checksum {entry.crc:#010x}, which the index has for them",
             )
-        return from_bytes(data, kind.dtype, big_endian=self._header.is_big_endian)
-
-    def _read(self, path: Path, name: str, entry: BundleEntry) -> bytes:
-        size = self._size_of(path)
-        if entry.offset + entry.size > size:
-            raise damaged_tensor(
-                name, path, given=f"a file of {size} bytes", expected=f"at least {entry.offset + entry.size}"
-            )
-        try:
-            with path.open("rb") as file:
-                file.seek(entry.offset)
-                return file.read(entry.size)
-        except OSError as error:
-            raise unreadable(path, error) from error
+        return from_bytes(data, dtype, big_endian=self._header.is_big_endian)
 
     def _data_file(self, name: str, entry: BundleEntry) -> Path:
         count = self._header.num_shards
@@ -172,11 +153,25 @@ class TensorBundle:
             )
         return self.path.with_name(f"{self.path.name}.data-{entry.shard:05}-of-{count:05}")
 
-    def _size_of(self, path: Path) -> int:
-        try:
-            return path.stat().st_size
-        except OSError as error:
-            raise unreadable(path, error) from error
+
+def _read(path: Path, name: str, entry: BundleEntry) -> bytes:
+    """The bytes of an entry, whose place is compared with the file's size before memory is taken."""
+    size, end = _size_of(path), entry.offset + entry.size
+    if end > size:
+        raise damaged_tensor(name, path, given=f"a file of {size} bytes", expected=f"at least {end} bytes")
+    try:
+        with path.open("rb") as file:
+            file.seek(entry.offset)
+            return file.read(entry.size)
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 def _info(entry: BundleEntry) -> TensorInfo:

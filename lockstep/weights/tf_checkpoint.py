@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from glob import escape
 from pathlib import Path
 
 from lockstep.errors import CheckpointError
-from lockstep.weights.tf_errors import unreadable
 from lockstep.weights.source import WeightSource
 from lockstep.weights.tf_bundle import INDEX, TensorBundle
+from lockstep.weights.tf_errors import unreadable
 from lockstep.weights.tf_v1 import TensorTables
 
 STATE = "checkpoint"
@@ -19,7 +20,7 @@ _NAMED_AT_MOST = 5
 _ENDING = re.compile(r"(.+)(?:\.index|\.meta|\.data-\d{5}-of-\d{5})", re.DOTALL)
 # Files of version 1, named one by one or all together.
 _SHARD = re.compile(r"(.+)-(?:\d{5}|\?{5})-of-(\d{5})", re.DOTALL)
-_LATEST = re.compile(r"""^\s*model_checkpoint_path\s*:\s*(["'])((?:[^\\]|\\.)*?)\1""", re.MULTILINE)
+_LATEST = re.compile(r"""^[ \t]*model_checkpoint_path[ \t]*:[ \t]*(["'])((?:[^\\\n]|\\.)+?)\1""", re.MULTILINE)
 _ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|(.))", re.DOTALL)
 _ESCAPED = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
 
@@ -30,20 +31,24 @@ def open_tensorflow(path: Path) -> WeightSource:
     Args:
         path: a folder, for its latest checkpoint, which its file `checkpoint` names; or a prefix such as
             "model.ckpt-5000"; or one of the files of that prefix (.index, .data-00000-of-00001, .meta), which stands
-            for all; of version 1 the file, or one of several, or their pattern "model.ckpt-?????-of-00004".
+            for all; of version 1 the file, or one of several, or
+            their pattern "model.ckpt-?????-of-00004".
 
     Raises:
         CheckpointError: there is no checkpoint, or it is damaged.
     """
-    prefix = latest_checkpoint(path) if path.is_dir() else path
-    if ending := _ENDING.fullmatch(prefix.name):
-        prefix = prefix.with_name(ending[1])
-    if prefix.with_name(prefix.name + INDEX).exists():
-        return TensorBundle(prefix)
-    if shard := _SHARD.fullmatch(prefix.name):
-        return TensorTables(*_shards(prefix.with_name(shard[1]), int(shard[2])))
-    if prefix.is_file():
-        return TensorTables(prefix, [prefix])
+    try:
+        prefix = latest_checkpoint(path) if path.is_dir() else path
+        if ending := _ENDING.fullmatch(prefix.name):
+            prefix = prefix.with_name(ending[1])
+        if prefix.name and prefix.with_name(prefix.name + INDEX).exists():
+            return TensorBundle(prefix)
+        if shard := _SHARD.fullmatch(prefix.name) or _first_shard(prefix):
+            return TensorTables(*_shards(prefix.with_name(shard[1]), int(shard[2])))
+        if prefix.is_file():
+            return TensorTables(prefix, [prefix])
+    except OSError as error:
+        raise unreadable(path, error) from error
     raise _absent(path, prefix)
 
 
@@ -74,6 +79,12 @@ def latest_checkpoint(folder: Path) -> Path:
         expected='a line such as model_checkpoint_path: "model.ckpt-5000"',
         mend="name the checkpoint itself",
     )
+
+
+def _first_shard(prefix: Path) -> re.Match[str] | None:
+    """The name of the first file of version 1 with this prefix, if there is one set of them."""
+    names = [path.name for path in prefix.parent.glob(f"{escape(prefix.name)}-00000-of-*")]
+    return _SHARD.fullmatch(names[0]) if len(names) == 1 else None
 
 
 def _shards(prefix: Path, count: int) -> tuple[Path, list[Path]]:

@@ -7,6 +7,25 @@ from pathlib import Path
 from lockstep.errors import CheckpointError
 
 
+# Of both formats, as TensorFlow has had them from the start.
+_VERSION = 1
+
+
+def check_version(least: int, path: Path) -> None:
+    """Refuse a file for readers of a later version of the format.
+
+    Raises:
+        CheckpointError: naming the file and the version.
+    """
+    if least > _VERSION:
+        raise CheckpointError(
+            f"{path} is of a later version of the format.",
+            given=f"a file for readers of version {least} or later",
+            expected=f"one that readers of version {_VERSION} may read",
+            mend="save the checkpoint with an earlier TensorFlow",
+        )
+
+
 def damaged(path: Path, what: str, *, given: str, expected: str) -> CheckpointError:
     """The error for a file of which `what` is true: "is cut short"."""
     return CheckpointError(f"{path} {what}.", given=given, expected=expected, mend="copy the checkpoint again")

@@ -46,7 +46,7 @@ def joined(shape: tuple[int, ...], dtype: torch.dtype, places: Sequence[Place], 
     if len(places) == 1:
         (piece,) = pieces
         return piece.reshape(shape)
-    whole = torch.empty(shape, dtype=dtype)
+    whole = torch.empty(math.prod(shape), dtype=dtype).reshape(shape)
     for place, piece in zip(places, pieces, strict=True):
         part = whole[place]
         part.copy_(piece.reshape(part.shape))
@@ -66,8 +66,8 @@ def _place(extents: Slice, shape: tuple[int, ...]) -> Place:
 
 
 def _check_apart(places: Sequence[Place], rank: int) -> None:
-    starts = np.array([[part.start for part in place] for place in places], np.int64).reshape(-1, rank)
-    stops = np.array([[part.stop for part in place] for place in places], np.int64).reshape(-1, rank)
+    starts = np.array([[part.start for part in place] for place in places], np.int64).reshape(len(places), rank)
+    stops = np.array([[part.stop for part in place] for place in places], np.int64).reshape(len(places), rank)
     for number in range(1, len(places)):
         common = np.maximum(starts[:number], starts[number]) < np.minimum(stops[:number], stops[number])
         if common.all(axis=1).any():

@@ -12,15 +12,14 @@ from torch import Tensor
 
 from lockstep.errors import CheckpointError
 from lockstep.records.wire import MalformedError
-from lockstep.weights.tf_errors import damaged, damaged_tensor, no_tensor, not_numbers
 from lockstep.weights.source import TensorInfo
 from lockstep.weights.sstable import Table
 from lockstep.weights.tf_dtypes import kind_of
+from lockstep.weights.tf_errors import check_version, damaged, damaged_tensor, no_tensor, not_numbers
 from lockstep.weights.tf_messages import Message, SavedTensor, Slice, least_version
 from lockstep.weights.tf_slices import NotWholeError, joined, places_of, slice_key
 from lockstep.weights.tf_values import values_of
 
-_VERSION = 1
 _CONTENTS_KEY = b""
 
 
@@ -131,13 +130,7 @@ def _contents(table: Table) -> list[SavedTensor]:
         raise damaged(
             table.path, "is damaged", given=fault.what, expected="the contents of the file in its first entry"
         ) from None
-    if version > _VERSION:
-        raise damaged(
-            table.path,
-            "is of a later version of the format",
-            given=f"version {version} at least",
-            expected=f"version {_VERSION}",
-        )
+    check_version(version, table.path)
     return tensors
 
 
