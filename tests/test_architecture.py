@@ -11,10 +11,11 @@ PACKAGE = Path(__file__).parent.parent / "lockstep"
 LAYERS = {
     0: {""},
     1: {"workers", "records", "images", "losses", "metrics", "optim"},
-    2: {"data", "models", "parallel", "checkpoints", "weights", "reporting"},
-    3: {"convert", "training", "evaluation"},
-    4: {"recipes"},
-    5: {"cli"},
+    2: {"readers", "models", "parallel", "checkpoints", "weights", "reporting"},
+    3: {"data", "convert"},
+    4: {"training", "evaluation"},
+    5: {"recipes"},
+    6: {"cli"},
 }
 LAYER_OF = {package: layer for layer, packages in LAYERS.items() for package in packages}
 # Evaluation is handed a TrainState: the one arrow between packages of a layer.

@@ -19,14 +19,14 @@ from lockstep.checks import check_one_of, check_range
 from lockstep.data.advice import Advice, advise
 from lockstep.data.loader import Loader
 from lockstep.data.measuring import Measured, Pace, measure
-from lockstep.data.opening import KNOWN, open_source
-from lockstep.data.readers import Reader
 from lockstep.errors import InputError
 from lockstep.images.crops import RandomResizedCrop
 from lockstep.images.encoded import EncodedImage
 from lockstep.images.flips import HorizontalFlip
 from lockstep.images.slim_presets import Preset, cifarnet, inception, lenet, vgg
 from lockstep.parallel.launch import STOPPED
+from lockstep.readers.opening import KNOWN, open_source
+from lockstep.readers.reader import Reader
 from lockstep.recipes.build import build
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import names

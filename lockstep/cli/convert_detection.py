@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lockstep.cli.converting import add_output, report, settings_of
 
 if TYPE_CHECKING:
-    from lockstep.data.label_map import LabelMap
+    from lockstep.readers.label_map import LabelMap
 
 _EVERY = "all"
 
@@ -89,6 +89,6 @@ def _add_shards(command: argparse.ArgumentParser, default_name: str) -> None:
 
 
 def _label_map(arguments: argparse.Namespace) -> LabelMap | None:
-    from lockstep.data.label_map import read_label_map
+    from lockstep.readers.label_map import read_label_map
 
     return read_label_map(arguments.label_map) if arguments.label_map else None

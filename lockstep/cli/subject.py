@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.data.opening import KNOWN, open_source
 from lockstep.data.order import Order
-from lockstep.data.readers import Reader
 from lockstep.data.reading import read_examples
 from lockstep.data.showing import NOTHING, Pipeline
 from lockstep.errors import DataError, InputError
 from lockstep.images.crops import RandomResizedCrop
 from lockstep.images.flips import HorizontalFlip
 from lockstep.images.slim_presets import Preset, cifarnet, inception, lenet, vgg
+from lockstep.readers.opening import KNOWN, open_source
+from lockstep.readers.reader import Reader
 from lockstep.recipes.build import held_out
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import names

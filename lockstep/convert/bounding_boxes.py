@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.convert.imagenet_example import Box
-from lockstep.data.voc_xml import VocAnnotation, VocObject, read_voc_xml
 from lockstep.errors import DataError
+from lockstep.readers.voc_xml import VocAnnotation, VocObject, read_voc_xml
 from lockstep.records.atomic import replacing
 
 Progress = Callable[[int, int], None]

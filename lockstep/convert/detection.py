@@ -13,13 +13,13 @@ from lockstep.checks import check_one_of
 from lockstep.convert.detection_example import detection_example
 from lockstep.convert.manifest import Skipped
 from lockstep.convert.sharding import DEFAULT, Settings, Summary, convert
-from lockstep.data.coco import Coco
-from lockstep.data.combine import Concatenated
-from lockstep.data.label_map import Label, LabelMap, read_label_map, write_label_map
-from lockstep.data.readers import Reader
-from lockstep.data.voc import Voc
-from lockstep.data.voc_files import annotation_files, folder_of_year
 from lockstep.errors import DataError
+from lockstep.readers.coco import Coco
+from lockstep.readers.combine import Concatenated
+from lockstep.readers.label_map import Label, LabelMap, read_label_map, write_label_map
+from lockstep.readers.reader import Reader
+from lockstep.readers.voc import Voc
+from lockstep.readers.voc_files import annotation_files, folder_of_year
 from lockstep.records.shards import check_local
 
 YEARS = {"VOC2007": (2007,), "VOC2012": (2012,), "merged": (2007, 2012)}

@@ -14,8 +14,8 @@ from lockstep.checks import check_range
 from lockstep.convert.imagenet_example import LabelledImage, Synset, image_record
 from lockstep.convert.jpeg_repair import DECODING
 from lockstep.convert.sharding import DEFAULT, Settings, Summary, convert
-from lockstep.data.image_folder import ImageFolder
 from lockstep.errors import DataError
+from lockstep.readers.image_folder import ImageFolder
 from lockstep.records.shards import check_local
 
 SETS = {"validation": ("validation", "val"), "train": ("train",)}

@@ -9,8 +9,8 @@ from pathlib import Path
 from lockstep.convert.bounding_boxes import read_boxes
 from lockstep.convert.image_folder import find_sets, labelled, shuffled
 from lockstep.convert.imagenet_example import Box, LabelledImage, Synset
-from lockstep.data.label_map import read_labels
 from lockstep.errors import DataError
+from lockstep.readers.label_map import read_labels
 
 _ENDING = ".JPEG"
 _MOST_NAMED = 5

@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image
 
 from lockstep.checks import check_one_of
-from lockstep.data.mnist import FILES, SPLITS, UInt8s, default_folder, ensure_files, load_idx, prepare_records
 from lockstep.errors import DataError
+from lockstep.readers.mnist import FILES, SPLITS, UInt8s, default_folder, ensure_files, load_idx, prepare_records
 from lockstep.records.example import serialize_example
 from lockstep.records.shards import check_local
 from lockstep.records.tfrecord import RecordFiles, write_records

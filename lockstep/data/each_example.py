@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from lockstep.checks import check_type
-from lockstep.data.collate import Collation
 from lockstep.errors import InputError
 from lockstep.images.encoded import EncodedImage
 from lockstep.randomness import Draws, key_of, mix
+from lockstep.readers.collate import Collation
 
 Fields = dict[str, Any]
 

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import torch
 
 from lockstep.checks import check_whole, wrong_type
-from lockstep.data.collate import Collation
 from lockstep.data.loader import EvaluationBatch, Loader
 from lockstep.data.order import Int64s
-from lockstep.data.readers import Cost
 from lockstep.errors import DataError, InputError, LockstepError
 from lockstep.images.augment import Augment
+from lockstep.readers.collate import Collation
+from lockstep.readers.reader import Cost
 from lockstep.types import Batch
 from lockstep.workers.rank import join
 

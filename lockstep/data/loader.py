@@ -16,17 +16,17 @@ from lockstep.checks import check_one_of, check_type, check_whole
 from lockstep.data.ahead import Timed
 from lockstep.data.bad_examples import POLICIES, LeftOut, NextOfEpoch, Policy, Quarantine
 from lockstep.data.crew import Crew
-from lockstep.data.one_by_one import ExampleReader, reader_of
 from lockstep.data.order import Int64s, Order, order_of
 from lockstep.data.processes import map_leaves
 from lockstep.data.reading import Fields, Found, Reading, ReadRows
 from lockstep.data.rows import Rows, evaluation_rows, offsets_of
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
+from lockstep.readers.one_by_one import ExampleReader, reader_of
 from lockstep.types import BadExample, Batch
 
 if TYPE_CHECKING:
-    from lockstep.data.readers import Reader
+    from lockstep.readers.reader import Reader
 
 _CPU = torch.device("cpu")
 # The order of this many rows is computed at once: numpy's price per call is then spread over many batches.

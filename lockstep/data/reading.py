@@ -14,8 +14,8 @@ from lockstep.randomness import Draws
 from lockstep.stages import stage
 
 if TYPE_CHECKING:
-    from lockstep.data.readers import Reader
     from lockstep.images.augment import Augment
+    from lockstep.readers.reader import Reader
 
 Fields = dict[str, Any]
 

@@ -23,7 +23,7 @@ from lockstep.images.encoded import EncodedImage
 from lockstep.randomness import Draws
 
 if TYPE_CHECKING:
-    from lockstep.data.readers import Reader
+    from lockstep.readers.reader import Reader
 
 Inputs = Callable[[Mapping[str, Any]], Tensor]
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from lockstep.data.loader import Loader
-from lockstep.data.mnist import mnist_reader, prepare_records, scale_image
-from lockstep.data.readers import Cost, Int64s, Reader
 from lockstep.losses.classification import softmax_cross_entropy
 from lockstep.metrics.top_k import in_top_k
 from lockstep.optim import Cosine
 from lockstep.optim.schedules import resolved
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Steps
+from lockstep.readers.mnist import mnist_reader, prepare_records, scale_image
+from lockstep.readers.reader import Cost, Int64s, Reader
 from lockstep.recipes.recipe import Recipe
 from lockstep.training.state import TrainState
 from lockstep.types import Batch

@@ -10,9 +10,9 @@ import torch
 
 from lockstep.cores import usable_cores
 from lockstep.data.loader import Loader
-from lockstep.data.readers import decoder_of
 from lockstep.errors import WorkdirError
 from lockstep.parallel.towers import Towers
+from lockstep.readers.reader import decoder_of
 from lockstep.training.state import TrainState
 from lockstep.version import __version__
 from lockstep.workers.rank import Worker

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from lockstep.errors import CheckpointError
 
-
 # Of both formats, as TensorFlow has had them from the start.
 _VERSION = 1
 

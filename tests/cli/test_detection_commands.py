@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from lockstep.cli import convert_detection
-from lockstep.data.label_map import Label, LabelMap, read_label_map, write_label_map
+from lockstep.readers.label_map import Label, LabelMap, read_label_map, write_label_map
 from lockstep.records.example import Values, parse_example
 from lockstep.records.tfrecord import RecordFiles
 

@@ -17,10 +17,10 @@ from PIL import Image
 
 from lockstep.cli import show
 from lockstep.cli.main import main
-from lockstep.data.readers import Reader
 from lockstep.data.showing import examples
 from lockstep.images.augment import RandomShift
 from lockstep.images.drawing import COLOURS
+from lockstep.readers.reader import Reader
 from lockstep.recipes.recipe import MnistData
 from lockstep.recipes.shipped import recipe
 from lockstep.recipes.toml import to_toml

@@ -12,13 +12,13 @@ from PIL import Image
 from lockstep.convert import detection
 from lockstep.convert.detection import convert_coco, convert_voc
 from lockstep.convert.sharding import Settings
-from lockstep.data.coco import Coco
-from lockstep.data.detection_schema import DetectionSchema
-from lockstep.data.image_records import ImageRecords
-from lockstep.data.label_map import Label, LabelMap, read_label_map
-from lockstep.data.readers import Reader
-from lockstep.data.voc import Voc
 from lockstep.errors import DataError, InputError
+from lockstep.readers.coco import Coco
+from lockstep.readers.detection_schema import DetectionSchema
+from lockstep.readers.image_records import ImageRecords
+from lockstep.readers.label_map import Label, LabelMap, read_label_map
+from lockstep.readers.reader import Reader
+from lockstep.readers.voc import Voc
 from lockstep.records.example import Values, parse_example
 from lockstep.records.tfrecord import RecordFiles
 

@@ -10,8 +10,8 @@ from PIL import Image
 
 from lockstep.convert import mnist
 from lockstep.convert.mnist import convert_mnist
-from lockstep.data.mnist import FILES
 from lockstep.errors import DataError, InputError
+from lockstep.readers.mnist import FILES
 from lockstep.records.example import parse_example
 from lockstep.records.tfrecord import RecordFiles, write_records
 

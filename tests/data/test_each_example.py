@@ -12,10 +12,10 @@ from PIL import Image
 
 from lockstep.data.each_example import EachExample, ExampleDraws, Seeded
 from lockstep.data.loader import Loader
-from lockstep.data.readers import Arrays
 from lockstep.errors import DataError, InputError
 from lockstep.images.encoded import EncodedImage
 from lockstep.randomness import Draws
+from lockstep.readers.reader import Arrays
 
 
 class Decoded:

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import lockstep as ls
 from lockstep.data.iterable_loader import IterableLoader
-from lockstep.data.readers import TorchDataset
 from lockstep.errors import DataError, InputError, WorkerError
 from lockstep.randomness import Draws
+from lockstep.readers.reader import TorchDataset
 
 WARNING = (
     "The stream goes on at position {} with the first item of Numbers: an iterable dataset cannot be entered in the "

@@ -13,9 +13,9 @@ from lockstep.data import measuring
 from lockstep.data.loader import Loader
 from lockstep.data.measuring import Pace, first_reading, loading_pace, measure, step_pace
 from lockstep.data.order import Int64s
-from lockstep.data.readers import Cost
 from lockstep.errors import DataError
 from lockstep.randomness import Draws
+from lockstep.readers.reader import Cost
 from lockstep.stages import stage
 from lockstep.types import Batch
 

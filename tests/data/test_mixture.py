@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.combine import Concatenated
 from lockstep.data.loader import Loader
 from lockstep.data.mixture import Mixture
-from lockstep.data.readers import Arrays
 from lockstep.errors import InputError
+from lockstep.readers.combine import Concatenated
+from lockstep.readers.reader import Arrays
 
 SEEDS = st.integers(-(2**63), 2**64 - 1)
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from lockstep.data.loader import Loader
 from lockstep.data.order import Order
-from lockstep.data.readers import Arrays
 from lockstep.data.repeating_orders import Balanced, Weighted
 from lockstep.errors import InputError
+from lockstep.readers.reader import Arrays
 
 SEEDS = st.integers(-(2**63), 2**64 - 1)
 LABELS = st.lists(st.integers(-3, 5), min_size=1, max_size=40)

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s
-from lockstep.data.readers import Cost
 from lockstep.data.showing import Pipeline, ShownExample, examples, with_marks
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment, RandomShift
@@ -25,6 +24,7 @@ from lockstep.images.encoded import EncodedImage
 from lockstep.images.flips import HorizontalFlip
 from lockstep.images.slim_presets import cifarnet, inception, vgg
 from lockstep.images.unscaled_crops import RandomCrop
+from lockstep.readers.reader import Cost
 
 NUM_EXAMPLES = 7
 HEIGHT, WIDTH = 12, 16

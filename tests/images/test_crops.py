@@ -15,7 +15,6 @@ from torch import Tensor
 
 from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s
-from lockstep.data.readers import Cost
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
 from lockstep.images.colour import ColourDraws
@@ -26,6 +25,7 @@ from lockstep.images.encoded import EncodedImage
 from lockstep.images.flips import HorizontalFlip
 from lockstep.images.resizing import resized
 from lockstep.randomness import Draws
+from lockstep.readers.reader import Cost
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "preprocessing_golden.npz")
 INCEPTION = DistortedLaw(0.1, (0.75, 1.33), (0.05, 1.0), 100)

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s
-from lockstep.data.readers import Cost
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
 from lockstep.images.colour import FAST_ORDERS, SLIM_ORDERS, centred, distort
@@ -35,6 +34,7 @@ from lockstep.images.slim_presets import (
 )
 from lockstep.images.unscaled_crops import CropOrPad, RandomCrop, ShortSideCrop, scaled_sides
 from lockstep.randomness import Draws
+from lockstep.readers.reader import Cost
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "presets_golden.npz")
 PARTS = [name for name in GOLDEN if name.startswith("part")]

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 import lockstep as ls
 from lockstep.data.loader import Loader
-from lockstep.data.readers import Arrays
 from lockstep.images.augment import RandomShift
+from lockstep.readers.reader import Arrays
 from lockstep.reporting.jsonl import MetricsFile
 
 SAVE_EVERY = 4

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import lockstep as ls
 from lockstep.data.loader import Loader
-from lockstep.data.readers import Arrays
+from lockstep.readers.reader import Arrays
 
 SIZE = 101
 

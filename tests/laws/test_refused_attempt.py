@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.data.loader import Loader
-from lockstep.data.readers import Arrays
+from lockstep.readers.reader import Arrays
 
 BAD_POSITIONS = {24, 56}
 BATCH_SIZE, STEPS = 8, 10

@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from lockstep.data.block_order import BlockShuffled
-from lockstep.data.combine import Concatenated, Subset, one_of, split
 from lockstep.data.loader import Loader
 from lockstep.data.mixture import Mixture
 from lockstep.data.order import Sequential, Shuffled
 from lockstep.data.repeating_orders import Balanced, Weighted
 from lockstep.images.augment import RandomShift
+from lockstep.readers.combine import Concatenated, Subset, one_of, split
 
 MakeLoader = Callable[..., Loader]
 Row = tuple[Any, ...]

@@ -18,7 +18,7 @@ from PIL import Image
 
 import lockstep as ls
 from lockstep.data.loader import Loader
-from lockstep.data.readers import Reader
+from lockstep.readers.reader import Reader
 
 NUM_IMAGES, BATCH_SIZE, NUM_BATCHES = 13, 12, 4
 

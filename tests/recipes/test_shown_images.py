@@ -14,9 +14,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s
-from lockstep.data.readers import Cost
 from lockstep.images.drawing import COLOURS
 from lockstep.progress import Progress
+from lockstep.readers.reader import Cost
 from lockstep.recipes.recipe import Watch
 from lockstep.recipes.records import Records
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.data.loader import Loader
-from lockstep.data.readers import Arrays
 from lockstep.losses import L1, L2
+from lockstep.readers.reader import Arrays
 from lockstep.training.smoothing import LossAverage
 
 BATCH_SIZE = 32

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.data.loader import Loader
-from lockstep.data.readers import Arrays
+from lockstep.readers.reader import Arrays
 
 
 def make_loader(batch_size: int = 4) -> Loader:

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import lockstep as ls
 from lockstep.data.loader import Loader
-from lockstep.data.readers import Arrays
+from lockstep.readers.reader import Arrays
 
 
 def make_loader() -> Loader:

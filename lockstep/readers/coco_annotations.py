@@ -1,0 +1,294 @@
+"""Files of annotations in COCO's format (https://cocodataset.org/#format-data), as columns of numbers.
+
+A file of 450 MB holds a million dicts. Each annotation is packed to some hundred bytes while the file is parsed, so
+that they never exist at once: beside the packed ones, memory holds the file twice while it is read, for half a minute.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from array import array
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lockstep.errors import DataError
+from lockstep.images.mask_outlines import packed_outline
+from lockstep.images.polygons import Int32s
+from lockstep.readers.object_table import Column, Float32s, Float64s
+from lockstep.readers.reader import Int64s
+
+_MOST_PIXELS = 2**31  # on a side
+
+_OBJECT = struct.Struct("<qqq4dd?")
+_COLUMNS = np.dtype(
+    [
+        ("id", "<i8"),
+        ("image_id", "<i8"),
+        ("category_id", "<i8"),
+        ("box", "<f8", 4),
+        ("area", "<f8"),
+        ("is_crowd", "?"),
+    ]
+)
+_NUMBERS_OF_A_KEYPOINT = 3  # x, y, visibility
+_VISIBILITIES = (0, 1, 2)  # not labelled, labelled but hidden, labelled and visible
+
+
+class Outlines(NamedTuple):
+    """The outlines of all objects, one after the other."""
+
+    numbers: Int32s
+    """As `packed_outline` makes them."""
+    spans: Int64s
+    """Where each object's begin and end, (objects, 2)."""
+
+
+class CocoAnnotations(NamedTuple):
+    """What a file of annotations says, with the images and the objects in its order."""
+
+    image_ids: Int64s
+    file_names: list[str]
+    sizes: Int64s
+    """Height and width of each image, (images, 2)."""
+    categories: dict[int, str]
+    """The name of each category by its id."""
+    object_ids: Int64s
+    images: Int64s
+    """For each object the index of its image."""
+    category_ids: Int64s
+    boxes: Float64s
+    """x and y of the upper left corner, width and height, in pixels, (objects, 4)."""
+    areas: Float64s
+    """In pixels."""
+    is_crowd: Column
+    """bool."""
+    keypoints: Float32s | None
+    """x and y in pixels, and visibility, (objects, keypoints, 3); 0 where an object has none. None if not asked for."""
+    outlines: Outlines | None
+    """None if not asked for."""
+
+
+class _Packed(NamedTuple):
+    """An annotation as bytes."""
+
+    object: bytes
+    keypoints: bytes
+    outline: bytes
+
+
+def read_coco(path: Path, *, masks: bool = False, keypoints: bool = False) -> CocoAnnotations:
+    """Read a file of annotations of instances or of keypoints.
+
+    Of an annotation, `id`, `image_id`, `category_id` and `bbox` are required; `iscrowd` is 0 where it is missing, and
+    `area` that of the box.
+
+    Args:
+        path: the file.
+        masks: also read `segmentation`, which every annotation must then have.
+        keypoints: also read `keypoints`, which some annotations must then have, all of them equally many.
+
+    Raises:
+        DataError: the file cannot be read or is of another format; an id comes twice, or is that of nothing; a number
+            is missing or none. The error names the annotation.
+    """
+    document = _document(path, masks, keypoints)
+    images, annotations, categories = (
+        _list_in(document, name, path) for name in ("images", "annotations", "categories")
+    )
+    if loose := [(place, each) for place, each in enumerate(annotations) if not isinstance(each, _Packed)]:
+        raise _unusable(path, f"annotation number {loose[0][0]}, without image_id: {loose[0][1]!r:.80}")
+    image_ids, file_names, sizes = _images(images, path)
+    packed: list[_Packed] = annotations
+    objects = np.frombuffer(b"".join(each.object for each in packed), _COLUMNS)
+    _check_unique(objects["id"], "annotation", path)
+    return CocoAnnotations(
+        image_ids=image_ids,
+        file_names=file_names,
+        sizes=sizes,
+        categories=_categories(categories, objects, path),
+        object_ids=objects["id"],
+        images=_indices_of_images(objects, image_ids, path),
+        category_ids=objects["category_id"],
+        boxes=objects["box"],
+        areas=objects["area"],
+        is_crowd=objects["is_crowd"],
+        keypoints=_all_keypoints(packed, objects["id"], path) if keypoints else None,
+        outlines=_all_outlines(packed) if masks else None,
+    )
+
+
+def _document(path: Path, masks: bool, keypoints: bool) -> dict[str, Any]:
+    """The file's content, with its annotations packed."""
+    pack = partial(_packed, path=path, masks=masks, keypoints=keypoints)
+    try:
+        document = json.loads(path.read_bytes().decode(), object_hook=pack)
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path} cannot be read.",
+            given=f"{type(error).__name__}: {error}",
+            expected="a whole file of JSON that may be read",
+            mend="check the path, and copy or fetch the file again",
+        ) from error
+    if not isinstance(document, dict):
+        raise _unusable(path, f"a {type(document).__name__}")
+    return document
+
+
+def _packed(found: dict[str, Any], path: Path, masks: bool, keypoints: bool) -> object:
+    """An annotation, packed; any other dict as it is."""
+    if "image_id" not in found:
+        return found
+    try:
+        return _Packed(
+            _OBJECT.pack(*_numbers_of_object(found)),
+            _keypoints(found["keypoints"]) if keypoints and "keypoints" in found else b"",
+            packed_outline(_value(found, "segmentation")).tobytes() if masks else b"",
+        )
+    except ValueError as error:
+        raise _unusable(path, f"annotation {found.get('id', '(without id)')!r:.40}: {error}") from error
+
+
+def _numbers_of_object(found: dict[str, Any]) -> tuple[float, ...]:
+    ids = [_integer(found, name) for name in ("id", "image_id", "category_id")]
+    x, y, width, height = _numbers(_value(found, "bbox"), "bbox", 4)
+    (area,) = _numbers([found.get("area", width * height)], "area", 1)
+    is_crowd = found.get("iscrowd", 0)
+    if is_crowd not in (0, 1):
+        raise ValueError(f"iscrowd {is_crowd!r:.40}")
+    return *ids, x, y, width, height, area, bool(is_crowd)
+
+
+def _keypoints(values: object) -> bytes:
+    count = len(values) if isinstance(values, list) else 0
+    if not count or count % _NUMBERS_OF_A_KEYPOINT:
+        raise ValueError(f"keypoints {values!r:.40}")
+    numbers = np.array(_numbers(values, "keypoints", count), np.float32)
+    if not np.isin(numbers[2::_NUMBERS_OF_A_KEYPOINT], _VISIBILITIES).all():
+        raise ValueError("keypoints with a visibility other than 0, 1 or 2")
+    return numbers.tobytes()
+
+
+def _value(found: dict[str, Any], name: str) -> object:
+    if name not in found:
+        raise ValueError(f"no {name}")
+    return found[name]
+
+
+def _integer(found: dict[str, Any], name: str) -> int:
+    value = _value(found, name)
+    if type(value) is not int or not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name} {value!r:.40}")
+    return value
+
+
+def _numbers(values: object, name: str, count: int) -> array[float]:
+    """So many finite numbers."""
+    try:
+        numbers = array("d", values if isinstance(values, list) else [])
+    except (TypeError, OverflowError):
+        numbers = array("d")
+    if len(numbers) != count or not np.isfinite(numbers).all():
+        raise ValueError(f"{name} {values!r:.40}")
+    return numbers
+
+
+def _list_in(document: dict[str, Any], name: str, path: Path) -> list[Any]:
+    found = document.get(name)
+    if not isinstance(found, list):
+        raise _unusable(path, f"no list {name!r}, but {', '.join(map(repr, document)) or 'nothing'}")
+    return found
+
+
+def _images(images: Sequence[Any], path: Path) -> tuple[Int64s, list[str], Int64s]:
+    """Ids, names, and heights and widths."""
+    if not images:
+        raise _unusable(path, "no images")
+    rows = np.empty((len(images), 3), np.int64)
+    names = []
+    for place, image in enumerate(images):
+        try:
+            rows[place] = [_integer(image, name) for name in ("id", "height", "width")]
+            names.append(_text(image, "file_name"))
+            if not 0 < rows[place, 1:].min() <= rows[place, 1:].max() < _MOST_PIXELS:
+                raise ValueError(f"{rows[place, 2]} x {rows[place, 1]} pixels")
+        except (ValueError, TypeError) as error:
+            raise _unusable(path, f"image number {place}: {error}") from error
+    _check_unique(rows[:, 0], "image", path)
+    return rows[:, 0].copy(), names, rows[:, 1:].copy()
+
+
+def _categories(categories: Sequence[Any], objects: Column, path: Path) -> dict[int, str]:
+    """Names by id, with one for each category that an object is of."""
+    pairs = []
+    for place, category in enumerate(categories):
+        try:
+            pairs.append((_integer(category, "id"), _text(category, "name")))
+        except (ValueError, TypeError) as error:
+            raise _unusable(path, f"category number {place}: {error}") from error
+    _check_unique(np.array([number for number, _ in pairs], np.int64), "category", path)
+    unknown = np.flatnonzero(~np.isin(objects["category_id"], [number for number, _ in pairs]))
+    if len(unknown):
+        first = objects[unknown[0]]
+        raise _unusable(path, f"annotation {first['id']} is of category {first['category_id']}, which is not listed")
+    return dict(pairs)
+
+
+def _text(found: dict[str, Any], name: str) -> str:
+    value = _value(found, name)
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ValueError(f"{name} {value!r:.40}")
+    value.encode(errors="surrogateescape")  # raises ValueError
+    return value
+
+
+def _check_unique(ids: Int64s, what: str, path: Path) -> None:
+    ordered = np.sort(ids)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(twice):
+        raise _unusable(path, f"the id {twice[0]} of more than one {what}")
+
+
+def _indices_of_images(objects: Column, image_ids: Int64s, path: Path) -> Int64s:
+    """For each object the index of its image."""
+    order = np.argsort(image_ids)
+    places = np.searchsorted(image_ids, objects["image_id"], sorter=order).clip(max=len(image_ids) - 1)
+    indices: Int64s = order[places]
+    unknown = np.flatnonzero(image_ids[indices] != objects["image_id"])
+    if len(unknown):
+        first = objects[unknown[0]]
+        raise _unusable(path, f"annotation {first['id']} is of image {first['image_id']}, which is not listed")
+    return indices
+
+
+def _all_keypoints(packed: Sequence[_Packed], ids: Int64s, path: Path) -> Float32s:
+    lengths = np.array([len(each.keypoints) for each in packed], np.int64)
+    having = np.flatnonzero(lengths)
+    if not len(having):
+        raise _unusable(path, "no annotation with keypoints")
+    others = having[lengths[having] != lengths[having[0]]]
+    numbers = np.frombuffer(b"".join(each.keypoints for each in packed), np.float32)
+    if len(others):
+        raise _unusable(path, f"annotation {ids[others[0]]} has another number of keypoints than {ids[having[0]]}")
+    keypoints = np.zeros((len(packed), len(numbers) // len(having)), np.float32)
+    keypoints[having] = numbers.reshape(len(having), -1)
+    return keypoints.reshape(len(packed), -1, _NUMBERS_OF_A_KEYPOINT)
+
+
+def _all_outlines(packed: Sequence[_Packed]) -> Outlines:
+    numbers = np.frombuffer(b"".join(each.outline for each in packed), np.int32)
+    ends = np.cumsum([len(each.outline) for each in packed], dtype=np.int64) // numbers.itemsize
+    return Outlines(numbers, np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1))
+
+
+def _unusable(path: Path, given: str) -> DataError:
+    return DataError(
+        f"{path} cannot be used as annotations in COCO's format.",
+        given=given,
+        expected="images, annotations (of instances or of keypoints) and categories, each with an id of its own",
+        mend="repair the file, or leave out what is named",
+    )

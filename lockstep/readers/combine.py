@@ -1,0 +1,232 @@
+"""Readers made of other readers: several one after another, or a part of one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from lockstep.checks import check_all, check_range, check_type, wrong_type
+from lockstep.errors import DataError, InputError
+from lockstep.randomness import Draws
+from lockstep.readers.joining import Fields, Int64s, read_by_source, source_of
+from lockstep.readers.reader import NO_DECODER, Cost, Reader, decoder_of
+
+
+class Concatenated:
+    """The examples of several readers, one source after another.
+
+    A batch asks each source once, for all its examples. An example's name is that of its source and its own: "voc:17".
+    With the order `Mixture` the sources come by weight instead of by size.
+
+    Args:
+        sources: the readers, by name; those of a list are called "0", "1", ...
+
+    Raises:
+        InputError: there are no sources, or one is no reader.
+    """
+
+    def __init__(self, sources: Mapping[str, Reader] | Sequence[Reader]) -> None:
+        check_type(
+            "sources",
+            sources,
+            (Mapping, Sequence),
+            expected="readers by name, or a list of them",
+            mend='give them by name: Concatenated({"coco": coco, "voc": voc})',
+        )
+        named = sources if isinstance(sources, Mapping) else {str(i): reader for i, reader in enumerate(sources)}
+        if not named:
+            raise InputError(
+                "There are no sources, so there are no examples.",
+                given="no sources",
+                expected="one reader or more",
+                mend='give them by name: Concatenated({"coco": coco, "voc": voc})',
+            )
+        for name, reader in named.items():
+            _check_reader(f"source {name!r}", reader)
+        self.sizes = {name: len(reader) for name, reader in named.items()}
+        """Number of examples of each source."""
+        self.cost: Cost = "memory" if all(reader.cost == "memory" for reader in named.values()) else "decode"
+        decoders = sorted({decoder_of(reader) for reader in named.values()} - {NO_DECODER})
+        self.decoder = ", ".join(decoders) or NO_DECODER
+        """What decodes the images of the sources."""
+        self._names, self._readers = list(named), list(named.values())
+        self._starts = np.cumsum([0, *self.sizes.values()])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def read_batch(self, indices: Int64s) -> Fields:
+        """The fields of these examples.
+
+        Raises:
+            DataError: as `joined` says.
+        """
+        return read_by_source(self._starts, indices, self._names, lambda i, own: self._readers[i].read_batch(own))
+
+    def example_id(self, index: int) -> str:
+        """Its source, and its name there."""
+        source = int(source_of(self._starts, np.array([index]))[0])
+        return f"{self._names[source]}:{self._readers[source].example_id(index - int(self._starts[source]))}"
+
+
+class Subset:
+    """Some examples of a reader, in the order of their indices as given.
+
+    Args:
+        reader: whose examples they are; they keep their names.
+        indices: each of 0 to len(reader) - 1 at most once; or a slice, as of a list.
+
+    Raises:
+        InputError: an index is out of range, is there twice, or is no whole number.
+    """
+
+    def __init__(self, reader: Reader, indices: Sequence[int] | npt.NDArray[Any] | Tensor | slice) -> None:
+        _check_reader("reader", reader)
+        self._reader = reader
+        self.cost = reader.cost
+        self.decoder = decoder_of(reader)
+        if isinstance(indices, slice):
+            self.indices = np.arange(len(reader))[indices]
+            """Of its examples in the reader; an array of int64."""
+        else:
+            self.indices = _checked_indices(indices, len(reader))
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read_batch(self, indices: Int64s) -> Fields:
+        """The fields of these examples of the subset."""
+        return self._reader.read_batch(self.indices[indices])
+
+    def example_id(self, index: int) -> str:
+        """Its name in the reader."""
+        return self._reader.example_id(int(self.indices[index]))
+
+
+class OnlyFields:
+    """Some of the fields of a reader: so that sources with different others can be joined.
+
+    Args:
+        reader: whose examples they are; they keep their names.
+        names: of the fields that are kept, in this order.
+
+    Raises:
+        InputError: no names are given.
+    """
+
+    def __init__(self, reader: Reader, names: Sequence[str]) -> None:
+        _check_reader("reader", reader)
+        check_all("names", names, str, mend='give the names of fields: OnlyFields(reader, ["image", "boxes"])')
+        self._reader = reader
+        self._names = list(names)
+        self.cost = reader.cost
+        self.decoder = decoder_of(reader)
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def read_batch(self, indices: Int64s) -> Fields:
+        """These fields of the examples.
+
+        Raises:
+            DataError: the reader has no such field.
+        """
+        fields = self._reader.read_batch(indices)
+        if absent := [name for name in self._names if name not in fields]:
+            raise DataError(
+                f"The reader gives no field {absent[0]!r}.",
+                given=f"the fields {', '.join(fields)}",
+                expected=", ".join(self._names),
+                mend="leave it out, or have the reader give it",
+            )
+        return {name: fields[name] for name in self._names}
+
+    def example_id(self, index: int) -> str:
+        """Its name in the reader."""
+        return self._reader.example_id(index)
+
+
+def split(reader: Reader, fractions: Mapping[str, float], seed: int = 0) -> dict[str, Subset]:
+    """Cut a reader into parts: `split(reader, {"train": 0.9, "validation": 0.1})`; each example is in exactly one.
+
+    The part of an example is a hash of the seed and its index: it stays there whatever is added behind it. So a part
+    of fraction f has f * len(reader) examples only on average, with a standard deviation of at most
+    sqrt(f * len(reader)).
+
+    Raises:
+        InputError: a fraction is not above 0, they do not add up to 1, or a part would be empty.
+    """
+    _check_reader("reader", reader)
+    _check_fractions(fractions)
+    bounds = np.cumsum(list(fractions.values()))[:-1]
+    numbers = np.searchsorted(bounds, Draws(seed, np.arange(len(reader))).uniform("split"), side="right")
+    parts = {name: Subset(reader, np.flatnonzero(numbers == number)) for number, name in enumerate(fractions)}
+    for name, part in parts.items():
+        if not len(part):
+            raise InputError(
+                f"The split leaves {name!r} without an example.",
+                given=f"a fraction of {fractions[name]} of {len(reader)} examples",
+                expected="one example or more in each part",
+                mend="give it a larger fraction, or name its examples: Subset(reader, indices)",
+            )
+    return parts
+
+
+def one_of(reader: Reader, n: int) -> Subset:
+    """The first of every `n` examples: those at 0, n, 2 n, ...
+
+    Raises:
+        InputError: `n` is below 1.
+    """
+    check_type("n", n, int, expected="a whole number", mend="give n a whole number above 0")
+    check_range("n", n, 1, math.inf)
+    return Subset(reader, slice(None, None, n))
+
+
+def _checked_indices(indices: Any, size: int) -> Int64s:
+    array = np.asarray(indices)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise InputError(
+            "The indices of a subset are no whole numbers in a row.",
+            given=f"an array of shape {array.shape} and type {array.dtype}",
+            expected=f"whole numbers from 0 to {size - 1}, each at most once",
+            mend="give a list or an array of them; of a mask, torch.nonzero(mask).flatten()",
+        )
+    outside = np.flatnonzero((array < 0) | (array >= size))
+    _, first_places = np.unique(array, return_index=True)
+    again = np.setdiff1d(np.arange(array.size), first_places)
+    for bad, what in ((outside, "out of range"), (again, "there twice")):
+        if bad.size:
+            raise InputError(
+                f"An index of the subset is {what}.",
+                given=f"indices[{bad[0]}]={array[bad[0]]}, of a reader of {size} examples",
+                expected=f"whole numbers from 0 to {size - 1}, each at most once",
+                mend="leave it out; to see an example more often than others, use the order Weighted",
+            )
+    return array.astype(np.int64)
+
+
+def _check_fractions(fractions: Mapping[str, float]) -> None:
+    total = math.fsum(fractions.values())
+    if not all(fraction > 0 for fraction in fractions.values()) or abs(total - 1) > 1e-9:
+        raise InputError(
+            "The parts of a split are not the whole.",
+            given=", ".join(f"{name} {fraction}" for name, fraction in fractions.items()) or "no parts",
+            expected=f"fractions above 0 that add up to 1, not {total:g}",
+            mend='give them such as {"train": 0.9, "validation": 0.1}',
+        )
+
+
+def _check_reader(name: str, reader: object) -> None:
+    if isinstance(reader, type) or not (hasattr(reader, "read_batch") and hasattr(reader, "cost")):
+        raise wrong_type(
+            name,
+            reader,
+            expected="a reader: it has read_batch, example_id, cost and a length",
+            mend="wrap tensors in Arrays({...}), a torch Dataset in TorchDataset(dataset)",
+        )

@@ -1,0 +1,188 @@
+"""Records of images with objects in them, as TensorFlow's object detection API writes and reads them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.checks import check_one_of, check_type, check_whole
+from lockstep.images.masks import DenseMasks, PngMasks, dense_masks
+from lockstep.readers.label_map import LabelMap
+from lockstep.readers.schema import EDGES, ParsedExample, boxes_of
+
+MASKS = ("none", "numerical", "png")
+
+_OBJECT = "image/object/"
+_BOXES = f"{_OBJECT}bbox/"
+_IMAGE, _SOURCE_ID, _HEIGHT, _WIDTH = "image/encoded", "image/source_id", "image/height", "image/width"
+_LABEL, _TEXT, _AREA = f"{_OBJECT}class/label", f"{_OBJECT}class/text", f"{_OBJECT}area"
+_WEIGHT, _MASK = f"{_OBJECT}weight", f"{_OBJECT}mask"
+_KEYPOINT_Y, _KEYPOINT_X, _VISIBILITY = (f"{_OBJECT}keypoint/{part}" for part in ("y", "x", "visibility"))
+_ADDITIONAL_CHANNELS = "image/additional_channels/encoded"
+_FLAGS = ("is_crowd", "difficult", "group_of")
+
+_UNKNOWN = -1
+_VISIBLE = 2  # as COCO counts: 0 is not labelled, 1 is labelled and hidden
+
+
+@dataclass(frozen=True)
+class DetectionSchema:
+    """A schema of `ImageRecords`, for what the converters of TensorFlow's object detection API write.
+
+    A batch is lists, with an entry for each image and n for the objects in it:
+
+    - "image": `EncodedImage`; "source_id": text, "" where the record has none
+    - "boxes": float32 (n, 4) of top, left, bottom and right as shares of height and width, see `boxes_of`
+    - "labels": int64 (n,), from the texts by the label map, -1 where it has no such name; from the numbers in the
+      record without a label map, and for a record without texts
+    - "class_text": n texts, "" where the record has none
+    - "weights": float32 (n,), 1 where the record has none
+    - "area": float32 (n,) in pixels, that of the box where the record has none
+    - "is_crowd", "difficult", "group_of": bool (n,), False where the record does not say
+
+    A feature of objects that a record has must have a value for each of its boxes. The image is required, and so is a
+    label or a text for each box.
+
+    Raises:
+        InputError: an option is of another type, or out of range.
+    """
+
+    label_map: LabelMap | None = None
+    """Names of classes, or their display names, in `image/object/class/text` and the numbers to give them."""
+    masks: str = "none"
+    """Also read "masks": for each image n masks with `decode`, none where the record has none. They are stored as
+    "numerical" (a float for each pixel, above 0 where the object is) or as "png" (an image for each)."""
+    num_keypoints: int = 0
+    """Above 0, also read "keypoints": float32 (n, num_keypoints, 2) of y and x as shares of height and width, NaN where
+    not labelled; and "keypoint_visibility": int64 (n, num_keypoints) of 0 (not labelled), 1 (hidden) or 2 (visible, or
+    the record does not say)."""
+    num_additional_channels: int = 0
+    """Above 0, also read "additional_channels": for each image a list of so many `EncodedImage`, grey ones."""
+
+    def __post_init__(self) -> None:
+        if self.label_map is not None:
+            check_type(
+                "label_map", self.label_map, LabelMap, expected="a LabelMap", mend="read it: read_label_map(path)"
+            )
+        check_one_of("masks", self.masks, MASKS)
+        for name in ("num_keypoints", "num_additional_channels"):
+            check_whole(name, getattr(self, name), least=0)
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The names of the features that are read."""
+        names = {_IMAGE, _SOURCE_ID, _HEIGHT, _WIDTH, _LABEL, _TEXT, _WEIGHT, _AREA}
+        names |= {_BOXES + edge for edge in EDGES} | {_OBJECT + flag for flag in _FLAGS}
+        names |= {_KEYPOINT_Y, _KEYPOINT_X, _VISIBILITY} if self.num_keypoints else set()
+        names |= {_MASK} if self.masks != "none" else set()
+        return frozenset(names | ({_ADDITIONAL_CHANNELS} if self.num_additional_channels else set()))
+
+    def fields(self, examples: Sequence[ParsedExample]) -> dict[str, Any]:
+        """The fields of a batch of records.
+
+        Raises:
+            DataError: a record has no image, or a feature of another kind or number of values.
+        """
+        boxes = boxes_of(examples, _BOXES)
+        objects = list(zip(examples, boxes, strict=True))
+        fields: dict[str, Any] = {
+            "image": [example.image(_IMAGE) for example in examples],
+            "source_id": [example.text(_SOURCE_ID) for example in examples],
+            "boxes": boxes,
+            "labels": [self._labels(example, len(own)) for example, own in objects],
+            "class_text": [_texts(example, len(own)) for example, own in objects],
+            "weights": [_weights(example, len(own)) for example, own in objects],
+            "area": [_areas(example, own) for example, own in objects],
+            **{flag: [_flags(example, flag, len(own)) for example, own in objects] for flag in _FLAGS},
+        }
+        if self.masks != "none":
+            fields["masks"] = [self._masks(example, len(own)) for example, own in objects]
+        if self.num_keypoints:
+            points = [self._keypoints(example, len(own)) for example, own in objects]
+            fields["keypoints"], fields["keypoint_visibility"] = map(list, zip(*points, strict=True))
+        if (channels := self.num_additional_channels) > 0:
+            fields["additional_channels"] = [example.images(_ADDITIONAL_CHANNELS, channels) for example in examples]
+        return fields
+
+    def _labels(self, example: ParsedExample, count: int) -> Tensor:
+        texts = _texts(example, count)
+        if self.label_map and any(texts):
+            return torch.tensor([self.label_map.ids.get(text, _UNKNOWN) for text in texts], dtype=torch.int64)
+        labels = example.int64s(_LABEL, count)
+        if len(labels) < count:
+            raise example.unusable(_LABEL, f"{count} values of int64, one for each box; or texts, and a label map")
+        return torch.from_numpy(labels)
+
+    def _keypoints(self, example: ParsedExample, count: int) -> tuple[Tensor, Tensor]:
+        """Those of each object, and how visible they are."""
+        shape = count, self.num_keypoints
+        y, x = (example.float32s(name, math.prod(shape)) for name in (_KEYPOINT_Y, _KEYPOINT_X))
+        if len(x) != len(y):
+            raise example.unusable(_KEYPOINT_X, f"{len(y)} values of float32, as many as {_KEYPOINT_Y!r} has")
+        if not len(y):
+            return torch.full((*shape, 2), math.nan), torch.zeros(shape, dtype=torch.int64)
+        points = np.stack([y, x], axis=1)
+        visibility = example.int64s(_VISIBILITY, len(y))
+        if not len(visibility):
+            visibility = np.full(len(y), _VISIBLE)
+        labelled = (visibility > 0) & np.isfinite(points).all(1)
+        points[~labelled] = math.nan
+        return torch.from_numpy(points).view(*shape, 2), torch.from_numpy(visibility * labelled).view(shape)
+
+    def _masks(self, example: ParsedExample, count: int) -> DenseMasks | PngMasks:
+        height, width = _size(example)
+        if self.masks == "numerical":
+            return dense_masks(example.float32s(_MASK, count * height * width), height, width)
+        data = example.byte_strings(_MASK)
+        if len(data) not in (0, count):
+            raise example.unusable(_MASK, f"{count} encoded masks, one for each box, or none")
+        return PngMasks(tuple(data), height, width, example.source, replace(example.decoding, exif=False))
+
+
+def _texts(example: ParsedExample, count: int) -> list[str]:
+    """The names of the objects' classes."""
+    texts = example.texts(_TEXT)
+    if len(texts) not in (0, count):
+        raise example.unusable(_TEXT, f"{count} texts, one for each box, or none")
+    return texts or [""] * count
+
+
+def _weights(example: ParsedExample, count: int) -> Tensor:
+    weights = example.float32s(_WEIGHT, count)
+    return torch.from_numpy(weights) if len(weights) else torch.ones(count)
+
+
+def _flags(example: ParsedExample, name: str, count: int) -> Tensor:
+    flags = example.int64s(_OBJECT + name, count)
+    return torch.from_numpy(flags != 0) if len(flags) else torch.zeros(count, dtype=torch.bool)
+
+
+def _areas(example: ParsedExample, boxes: Tensor) -> Tensor:
+    areas = example.float32s(_AREA, len(boxes))
+    if len(areas) or not len(boxes):
+        return torch.from_numpy(areas)
+    # As the evaluation of the object detection API takes it where there is none.
+    top, left, bottom, right = boxes.unbind(1)
+    return (bottom - top) * (right - left) * math.prod(_size(example))
+
+
+def _size(example: ParsedExample) -> tuple[int, int]:
+    """Height and width of the image as it is stored: as the record says, or else the image's header."""
+    if _HEIGHT not in example.features or _WIDTH not in example.features:
+        image = example.image(_IMAGE)
+        width, height = replace(image.decoding, exif=False).size(image.data, image.source)
+        return height, width
+    height, width = example.integer(_HEIGHT), example.integer(_WIDTH)
+    if min(height, width) < 1 or height * width > example.decoding.max_pixels:
+        raise example.unusable(
+            _HEIGHT,
+            f"1 pixel or more, and at most {example.decoding.max_pixels} with {_WIDTH!r}",
+            given=f"{height} x {width} pixels",
+        )
+    return height, width

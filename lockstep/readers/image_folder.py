@@ -1,0 +1,168 @@
+"""The reader of folders of images, one folder a class."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lockstep.errors import DataError
+from lockstep.images.decode import AS_STORED, Decoding
+from lockstep.images.encoded import EncodedImage
+from lockstep.readers.label_map import BACKGROUND, read_labels
+from lockstep.readers.reader import Cost, Int64s
+from lockstep.records.shards import check_local
+
+ENDINGS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
+
+_NAMED_AT_MOST = 5
+
+_logger = logging.getLogger("lockstep")
+
+
+class ImageFolder:
+    """The images of the folders in a folder, each of which is a class and named after it.
+
+    The classes are the folders in the order of their names, or those that a file of labels names, in its order; the
+    label of the first is 0, or 1 with a background class. The images of a class are all files with the ending of an
+    image in its folder and below, in the order of their paths. What else lies there is named in the log.
+
+    A batch is {"image": a list of `EncodedImage`, "label": int64 (batch,)}.
+
+    Args:
+        path: the folder.
+        labels: a file with one label a line, which is the name of a folder; other folders are not read.
+        background: have a class 0 without images, as the ImageNet of TensorFlow's reference models has.
+        decoding: how the images are decoded once they are asked for.
+
+    Raises:
+        DataError: the folder or the file of labels cannot be read, or a class has no folder or no images.
+    """
+
+    cost: Cost = "decode"
+
+    def __init__(
+        self,
+        path: str | Path,
+        labels: str | Path | None = None,
+        *,
+        background: bool = False,
+        decoding: Decoding = AS_STORED,
+    ) -> None:
+        check_local(path)
+        self._root = os.fspath(path)
+        self._decoding = decoding
+        # Looked up now: loader processes are forked from this one, and must find the decoder's library loaded.
+        self.decoder = decoding.chosen
+        """What decodes the images, with its version."""
+        _logger.info("Images in %s are decoded by %s", path, self.decoder)
+        files = _files_by_class(Path(path), read_labels(Path(labels)) if labels else None)
+        self.classes = (BACKGROUND, *files) if background else tuple(files)
+        """The name of each class, by its label."""
+        self._labels = np.repeat(np.arange(len(files)) + background, [len(names) for names in files.values()])
+        # As one string of bytes: a million strings would be several times as large.
+        encoded = [os.fsencode(name) for names in files.values() for name in names]
+        self._names = b"".join(encoded)
+        self._ends = np.cumsum([0, *map(len, encoded)])
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def read_batch(self, indices: Int64s) -> dict[str, Any]:
+        """The images, not decoded, and the labels of these examples.
+
+        Raises:
+            DataError: a file cannot be read.
+        """
+        paths = [f"{self._root}/{self.example_id(index)}" for index in indices.tolist()]
+        images = [EncodedImage(_bytes_of(path), path, self._decoding) for path in paths]
+        return {"image": images, "label": torch.from_numpy(self._labels[indices])}
+
+    def example_id(self, index: int) -> str:
+        """Its path within the folder."""
+        return os.fsdecode(self._names[self._ends[index] : self._ends[index + 1]])
+
+
+def _files_by_class(path: Path, labels: tuple[str, ...] | None) -> dict[str, list[str]]:
+    """The images of each class, as paths within the folder; what else lies there is named in the log.
+
+    Raises:
+        DataError: as `ImageFolder`.
+    """
+    try:
+        folders, others = _entries(path)
+        classes = folders if labels is None else labels
+        if absent := sorted({*classes} - {*folders}):
+            raise _unusable(path, f"no folder {_some(absent)}", "a folder for each label")
+        files = {name: _files_below(path / name, others) for name in classes}
+    except OSError as error:
+        raise _unusable(path, str(error), "a folder of folders that may be read") from error
+    if not files:
+        raise _unusable(path, f"only {_some(others)}" if others else "an empty folder", "a folder for each class")
+    if empty := [name for name, found in files.items() if not found]:
+        raise _unusable(path, f"no images in {_some(empty)}", f"one {', '.join(ENDINGS)} or more for each class")
+    if others := sorted([*others, *({*folders} - {*files})]):
+        _logger.warning("Not read in %s: %s", path, _some(others))
+    return files
+
+
+def _entries(path: Path) -> tuple[list[str], list[str]]:
+    """The names of the folders in a folder, and of what else is in it."""
+    entries = sorted(path.iterdir())
+    is_class = {entry.name: entry.is_dir() and not entry.name.startswith(".") for entry in entries}
+    return [name for name in is_class if is_class[name]], [name for name in is_class if not is_class[name]]
+
+
+def _files_below(folder: Path, others: list[str]) -> list[str]:
+    """The images in a folder and below, by path; what is not read is added to `others`, linked folders among it."""
+    above = len(os.fspath(folder)) - len(folder.name)
+    files = []
+    for at, folders, names in os.walk(folder, onerror=_raise):
+        prefix = at[above:].replace(os.sep, "/")
+        images = {name for name in names if name.lower().endswith(ENDINGS) and not name.startswith(".")}
+        hidden = {name for name in folders if name.startswith(".")}
+        linked = {name for name in folders if Path(at, name).is_symlink()}
+        files += [f"{prefix}/{name}" for name in images]
+        others += [f"{prefix}/{name}" for name in ({*names} - images) | hidden | linked]
+        folders[:] = {*folders} - hidden
+    return sorted(files)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _bytes_of(path: str) -> bytes:
+    # Four calls of the system, where `open` and `read` make eight.
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            return os.read(descriptor, os.fstat(descriptor).st_size)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read.",
+            given=str(error),
+            expected="the image that was there when the folder was listed",
+            mend="put it back, or begin again with the folder as it is now",
+        ) from error
+
+
+def _unusable(path: Path, given: str, expected: str) -> DataError:
+    return DataError(
+        f"{path} is no folder of images with a folder for each class.",
+        given=given,
+        expected=expected,
+        mend="name the folder above those of the classes; put the images of each class into one folder",
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED_AT_MOST
+    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,166 @@
+"""Names of classes and their numbers, as files keep them: label maps, and lists of labels with one a line.
+
+A label map is a `StringIntLabelMap` in protocol buffers' text format, as TensorFlow's object detection API reads it:
+
+    item {
+      name: "/m/01g317"
+      id: 1
+      display_name: "person"
+    }
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from lockstep.errors import DataError
+from lockstep.readers.text_format import Field, Word, parse_text_format, quoted
+from lockstep.records.atomic import replacing
+
+BACKGROUND = "background"
+
+
+@dataclass(frozen=True)
+class Label:
+    """A class: its number, its name in the data, and, where that is a code, a name for people."""
+
+    id: int
+    name: str
+    display_name: str = ""
+
+
+@dataclass(frozen=True)
+class LabelMap:
+    """Classes by number and by name, in the order of their file.
+
+    Raises:
+        DataError: a negative id, the id 0 for anything but the background, a class without a name, or an id or a name
+            that comes twice.
+    """
+
+    labels: tuple[Label, ...]
+
+    def __post_init__(self) -> None:
+        _check(self.labels, "The label map")
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """The number of each class by its name, and by its display name where that is no other's."""
+        shown = Counter(label.display_name for label in self.labels)
+        unique = {label.display_name: label.id for label in self.labels if shown[label.display_name] == 1}
+        unique.pop("", None)
+        return {**unique, **{label.name: label.id for label in self.labels if label.name}}
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """The name of each class for people, by its number: its display name if it has one."""
+        return {label.id: label.display_name or label.name for label in self.labels}
+
+
+def read_label_map(path: Path) -> LabelMap:
+    """Read a label map; of an item's fields `id`, `name` and `display_name` count, and the others are skipped.
+
+    Raises:
+        DataError: the file cannot be read or is of another format, or as `LabelMap`.
+    """
+    fields = parse_text_format(_read(path), str(path))
+    labels = tuple(_label(item, path) for name, item in fields if name == "item" and isinstance(item, list))
+    if not labels:
+        raise _unusable(str(path), f"the fields {', '.join(sorted({name for name, _ in fields})) or '(none)'}")
+    _check(labels, str(path))
+    return LabelMap(labels)
+
+
+def write_label_map(path: Path, label_map: LabelMap) -> None:
+    """Write a label map, whole or not at all.
+
+    Raises:
+        DataError: the system refuses to write it.
+    """
+    with replacing(path) as file:
+        file.write("\n".join(map(_item, label_map.labels)).encode())
+
+
+def read_labels(path: Path) -> tuple[str, ...]:
+    """The labels of a file that has one a line; space around them and lines after the last one do not count.
+
+    Raises:
+        DataError: the file cannot be read, has no label, an empty line between two, or a label twice.
+    """
+    labels = tuple(line.strip() for line in _read(path).rstrip().splitlines())
+    twice = [label for label, count in Counter(labels).items() if count > 1]
+    problem = ""
+    if "" in labels:
+        problem = f"line {labels.index('') + 1} is empty"
+    elif twice:
+        problem = (
+            f"{twice[0]!r} twice: lines {', '.join(str(n) for n, label in enumerate(labels, 1) if label == twice[0])}"
+        )
+    if problem or not labels:
+        raise DataError(
+            f"{path} is no list of labels.",
+            given=problem or "no labels",
+            expected="one label a line, each once: a label's number is that of its line",
+            mend="write each label on a line of its own",
+        )
+    return labels
+
+
+def _label(item: list[Field], path: Path) -> Label:
+    fields = dict(item)
+    try:
+        number = fields.get("id", Word("0"))
+        names = [fields.get(name, "") for name in ("name", "display_name")]
+        if not isinstance(number, Word) or not all(isinstance(name, str) for name in names):
+            raise ValueError
+        return Label(int(number.text), *map(str, names))
+    except ValueError:
+        raise _unusable(str(path), f"the item {item}") from None
+
+
+def _check(labels: tuple[Label, ...], source: str) -> None:
+    ids = Counter(label.id for label in labels)
+    names = Counter(label.name for label in labels)
+    for label in labels:
+        if label.id < 0:
+            raise _unusable(source, f"the id {label.id} of {label.name!r}")
+        if label.id == 0 and BACKGROUND not in (label.name, label.display_name):
+            raise _unusable(source, f"the id 0 of {label.name!r}")
+        if not (label.name or label.display_name):
+            raise _unusable(source, f"no name for the id {label.id}")
+        if ids[label.id] > 1:
+            raise _unusable(source, f"the id {label.id} twice, of {label.name!r} among others")
+        if label.name and names[label.name] > 1:
+            raise _unusable(source, f"the name {label.name!r} twice, of the id {label.id} among others")
+
+
+def _unusable(source: str, given: str) -> DataError:
+    return DataError(
+        f"{source} cannot be used as a label map.",
+        given=given,
+        expected="items with an id above 0 (0 for the background) and a name, both of this item alone",
+        mend="give every class an id and a name of its own",
+    )
+
+
+def _item(label: Label) -> str:
+    lines = [f"  name: {quoted(label.name)}"] if label.name else []
+    lines.append(f"  id: {label.id}")
+    if label.display_name:
+        lines.append(f"  display_name: {quoted(label.display_name)}")
+    return "\n".join(["item {", *lines, "}", ""])
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path} cannot be read.",
+            given=str(error),
+            expected="a text file in UTF-8 that may be read",
+            mend="check the path, and who may read it",
+        ) from error

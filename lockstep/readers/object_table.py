@@ -1,0 +1,102 @@
+"""The objects on the images of a data set for detection, as columns of numbers: a few bytes an object."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lockstep.checks import check_type
+from lockstep.errors import DataError
+from lockstep.readers.image_files import named
+from lockstep.readers.label_map import LabelMap
+from lockstep.readers.reader import Int64s
+
+Column = npt.NDArray[Any]
+Float32s = npt.NDArray[np.float32]
+Float64s = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+NO_AREA = "have no area on their image, and are left out"
+"""What the log says of objects for which `shares_of_boxes` finds none."""
+
+_logger = logging.getLogger("lockstep")
+
+
+class ObjectTable:
+    """Values of objects by name, with the objects of an image side by side.
+
+    Args:
+        images: for each object the index of its image, in any order; on an image, objects stay in the order given.
+        columns: the values, with the objects first.
+        num_images: number of images; there may be none of an image's objects.
+    """
+
+    def __init__(self, images: Int64s, columns: Mapping[str, Column], num_images: int) -> None:
+        order = np.argsort(images, kind="stable")
+        self._columns = {name: values[order] for name, values in columns.items()}
+        self._starts = np.searchsorted(images[order], np.arange(num_images + 1))
+
+    def rows(self, name: str, index: int) -> Column:
+        """The values of the objects on an image; not to be changed."""
+        return self._columns[name][self._starts[index] : self._starts[index + 1]]
+
+    def tensors(self, name: str, indices: Int64s) -> list[Tensor]:
+        """The values of the objects on each of some images, as a tensor of one's own."""
+        return [torch.from_numpy(self.rows(name, index).copy()) for index in indices.tolist()]
+
+
+def shares_of_boxes(boxes: Float64s, sizes: Int64s, source: str) -> tuple[Float32s, Bools]:
+    """Boxes as shares of height and width, clipped to their image, and which of them have an area there.
+
+    Args:
+        boxes: (objects, 4) top, left, bottom, right, in pixels.
+        sizes: (objects, 2) height and width of each one's image, in pixels.
+        source: where they are from; the log says how many were clipped.
+    """
+    limits = np.tile(sizes, 2)
+    clipped = np.clip(boxes, 0, limits)
+    shares = (clipped / limits).astype(np.float32)
+    has_area = (shares[:, 2] > shares[:, 0]) & (shares[:, 3] > shares[:, 1])
+    if num_clipped := int((has_area & (clipped != boxes).any(axis=1)).sum()):
+        _logger.info(
+            "%d of %d boxes in %s reach out of their image, and are clipped to it", num_clipped, len(boxes), source
+        )
+    return shares, has_area
+
+
+def check_label_map(label_map: object) -> None:
+    """Refuse what is neither a label map nor None.
+
+    Raises:
+        InputError: saying how to read one.
+    """
+    if label_map is not None:
+        check_type("label_map", label_map, LabelMap, expected="a LabelMap", mend="read it: read_label_map(path)")
+
+
+def labels_of_names(names: Sequence[str], label_map: LabelMap, source: str) -> Int64s:
+    """The labels of objects by the names of their classes.
+
+    Raises:
+        DataError: the label map lacks one, of objects in `source`.
+    """
+    if missing := sorted({*names} - {*label_map.ids}):
+        raise DataError(
+            f"The label map lacks classes of {source}.",
+            given=f"no {named(missing)}",
+            expected="a label for each class that an object is of, by its name or its display name",
+            mend="add them to the label map, or take these objects out of the annotations",
+        )
+    return np.array([label_map.ids[name] for name in names], np.int64)
+
+
+def warn_of_objects(names: Sequence[str], total: int, source: str, what: str) -> None:
+    """Say in the log, once for all of them, what is odd about some of a source's objects."""
+    if names:
+        _logger.warning("%d of %d objects in %s %s: %s", len(names), total, source, what, named(names))

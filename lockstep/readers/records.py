@@ -1,0 +1,97 @@
+"""The reader of small examples in TFRecord files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from lockstep.readers.joining import read_by_source
+from lockstep.readers.reader import Cost
+from lockstep.records.template import Field, Template, UInt8s, read_each
+from lockstep.records.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, Int64s, RecordFile, RecordFiles
+
+
+class Records:
+    """Small examples, all of the same fields, in files of `tf.train.Example` records.
+
+    The files are mapped into memory: they may be replaced by others while they are read, but not cut short.
+    Compressed ones are decompressed into memory. Every record's checksum is verified when it is first read.
+
+    Args:
+        paths: the files, whose records follow one another: a path, a pattern such as "train-*", or several of these.
+        fields: which feature becomes which field of a batch.
+        verify: whether checksums of records are looked at.
+
+    Raises:
+        DataError: as `RecordFiles`: a file cannot be opened, is cut short, or holds something else than records.
+    """
+
+    cost: Cost = "memory"
+
+    def __init__(
+        self, paths: str | Path | Sequence[str | Path], fields: Mapping[str, Field], *, verify: bool = True
+    ) -> None:
+        self._records = RecordFiles(paths)
+        self._files = [_File(file, fields, verify) for file in self._records.files]
+        self._names = [str(file.path) for file in self._records.files]
+        self._starts = np.array(self._records.starts)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def read_batch(self, indices: Int64s) -> dict[str, Any]:
+        """The fields of these examples.
+
+        Raises:
+            DataError: a record is damaged, is no example, or has not got the fields.
+        """
+        return read_by_source(self._starts, indices, self._names, lambda i, own: self._files[i].read(own))
+
+    def example_id(self, index: int) -> str:
+        """Its file, and its number in there."""
+        return self._records.example_id(index)
+
+
+class _File:
+    """One of the files, and what has been found out about it."""
+
+    def __init__(self, records: RecordFile, fields: Mapping[str, Field], verify: bool) -> None:
+        self._records = records
+        self._fields = fields
+        self._verified = np.full(len(records), not verify)
+
+    def read(self, indices: Int64s) -> dict[str, Tensor]:
+        """The fields of these records of the file, by template if they follow it."""
+        self._verify(indices)
+        fields = None
+        if self._rows is not None:
+            fields = self._template.read(self._rows[indices])
+        if fields is None:
+            records = ((self._records.read(i, verify=False), self._records.place(i)) for i in indices)
+            fields = read_each(records, self._fields)
+        return fields
+
+    def _verify(self, indices: Int64s) -> None:
+        """Check the checksums of those that are read for the first time."""
+        for index in indices[~self._verified[indices]]:
+            self._records.read(index)
+            self._verified[index] = True
+
+    @cached_property
+    def _template(self) -> Template:
+        first = self._records.read(0, verify=not self._verified[0])
+        return Template(first, self._fields, self._records.place(0))
+
+    @cached_property
+    def _rows(self) -> UInt8s | None:
+        """The payloads as an array of shape (records, length); None where their lengths differ."""
+        lengths = self._records.index.lengths
+        if (lengths != lengths[0]).any():
+            return None
+        rows = self._records.contents().reshape(len(lengths), FRAME_BYTES + int(lengths[0]))
+        return rows[:, HEAD_BYTES:-TAIL_BYTES]

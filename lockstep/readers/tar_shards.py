@@ -1,0 +1,260 @@
+"""The reader of WebDataset's shards: tar archives in which the files of one sample follow one another."""
+
+from __future__ import annotations
+
+import json
+import logging
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from lockstep.checks import wrong_type
+from lockstep.errors import DataError, InputError
+from lockstep.images.decode import AS_STORED, Decoding
+from lockstep.images.encoded import EncodedImage
+from lockstep.readers import image_folder
+from lockstep.readers.reader import NO_DECODER, Cost, Int64s
+from lockstep.records.braces import expand_braces
+from lockstep.records.open_files import OpenFiles
+from lockstep.records.shards import find_shards
+from lockstep.records.tar_index import key_and_ending, tar_index_of
+from lockstep.records.tar_members import shown
+
+Kind = Literal["image", "label", "json", "text", "bytes"]
+
+_IMAGE_ENDINGS = tuple(ending.removeprefix(".") for ending in image_folder.ENDINGS)
+_KINDS: dict[str, Kind] = {**dict.fromkeys(_IMAGE_ENDINGS, "image"), "cls": "label", "json": "json", "txt": "text"}
+_DEFAULT_NAMES = {**dict.fromkeys(_IMAGE_ENDINGS, "image"), "cls": "label"}
+
+_LARGEST_TEXT_BYTES = 1 << 24
+_INT64 = range(-(1 << 63), 1 << 63)
+_THREADS = 8
+
+_logger = logging.getLogger("lockstep")
+
+
+class TarShards:
+    """The samples of plain tar archives, in any order: each the members that follow one another with one key.
+
+    The key is a member's name up to the first dot after the last slash, its ending what comes after that dot, in lower
+    case. The last part of the ending says what a member holds:
+
+        jpg, jpeg, png and others of images     an `EncodedImage`
+        cls                                     a whole number; the field is int64 of shape (batch,)
+        json                                    what the JSON says
+        txt                                     a string
+        any other                               bytes
+
+    Every field but that of cls is a list. The headers of an archive are walked once, and its index kept like that of
+    a file of records.
+
+    Args:
+        paths: a path, a pattern such as "train-*.tar", a range such as "train-{000000..000999}.tar", or several.
+        fields: the endings of each field, by its name; of several, "jpg;png", the first that a sample has counts.
+            By default those of the first sample: image endings are "image", cls is "label", others have their own
+            name. Members of other endings are not read.
+        decoding: how the images are decoded once they are asked for.
+
+    Raises:
+        InputError: the endings of a field are none, or hold different things.
+        DataError: as `find_shards`, `expand_braces` and `tar_index_of`; or two members of the first sample would be
+            one field.
+    """
+
+    cost: Cost = "decode"
+
+    def __init__(
+        self,
+        paths: str | Path | Sequence[str | Path],
+        fields: Mapping[str, str] | None = None,
+        *,
+        decoding: Decoding = AS_STORED,
+    ) -> None:
+        chosen = None if fields is None else _chosen_fields(fields)
+        several = [paths] if isinstance(paths, str | Path) else paths
+        files = find_shards([expanded for path in several for expanded in expand_braces(path)])
+        with ThreadPoolExecutor(_THREADS) as pool:
+            self._shards = list(pool.map(partial(_Shard, OpenFiles()), files))
+        self._starts = [0, *accumulate(map(len, self._shards))]
+        self._decoding = decoding
+        self._fields = chosen or (_default_fields(self._sample(0)) if len(self) else ())
+        has_images = any(field.kind == "image" for field in self._fields)
+        # Looked up now: loader processes are forked from this one, and must find the decoder's library loaded.
+        self.decoder = decoding.chosen if has_images else NO_DECODER
+        """What decodes the images, with its version."""
+        if has_images:
+            _logger.info("Images in %s are decoded by %s", paths, self.decoder)
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def read_batch(self, indices: Int64s) -> dict[str, Any]:
+        """The fields of these samples, images not decoded.
+
+        Raises:
+            DataError: a sample has no member for a field, a member does not hold what its ending says, or an archive
+                has changed.
+        """
+        samples = [self._sample(index) for index in indices.tolist()]
+        return {field.name: self._column(field, samples) for field in self._fields}
+
+    def example_id(self, index: int) -> str:
+        """The name of its archive, and its key."""
+        sample = self._sample(index)
+        return f"{sample.shard.path.name}: {sample.key}"
+
+    def _sample(self, index: int) -> _Sample:
+        number = bisect_right(self._starts, index) - 1
+        return self._shards[number].sample(index - self._starts[number])
+
+    def _column(self, field: _Field, samples: Iterable[_Sample]) -> Any:
+        values = [self._value(field.kind, sample.shard, sample.member_of(field)) for sample in samples]
+        return torch.tensor(values) if field.kind == "label" else values
+
+    def _value(self, kind: Kind, shard: _Shard, member: int) -> Any:
+        source = f"{shard.path}: {shown(shard.index.name(member))}"
+        size_bytes = int(shard.index.sizes[member])
+        if kind in ("label", "json", "text") and size_bytes > _LARGEST_TEXT_BYTES:
+            raise _unusable(source, f"{size_bytes} bytes", f"at most {_LARGEST_TEXT_BYTES} bytes")
+        data = shard.read(member)
+        if kind == "bytes":
+            return data
+        return EncodedImage(data, source, self._decoding) if kind == "image" else _parsed(kind, data, source)
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """One field of a batch."""
+
+    name: str
+    endings: tuple[str, ...]
+    kind: Kind
+
+    @classmethod
+    def of(cls, name: str, endings: Sequence[str]) -> _Field:
+        """Raises InputError where the endings hold different things."""
+        kinds = {_KINDS.get(ending.rpartition(".")[2], "bytes") for ending in endings}
+        if len(kinds) > 1:
+            raise InputError(
+                f"The endings of the field {name!r} hold different things.",
+                given=f"{';'.join(endings)}: {', '.join(sorted(kinds))}",
+                expected="endings of one kind, such as jpg;png",
+                mend="make a field of each",
+            )
+        return cls(name, tuple(endings), kinds.pop())
+
+
+class _Shard:
+    """One archive, and its index."""
+
+    def __init__(self, open_files: OpenFiles, path: Path) -> None:
+        self.path = path
+        self.index = tar_index_of(path)
+        self._open_files = open_files
+
+    def __len__(self) -> int:
+        return len(self.index.starts) - 1
+
+    def sample(self, number: int) -> _Sample:
+        """What is known of a sample without reading it."""
+        members = self.index.members(number)
+        parts = [key_and_ending(self.index.name(member)) for member in members]
+        endings = [shown(ending) for _, ending in parts]
+        return _Sample(self, shown(parts[0][0]), dict(zip(endings, members, strict=True)))
+
+    def read(self, member: int) -> bytes:
+        """The content of a member."""
+        index = self.index
+        return self._open_files.read(self.path, index.version, int(index.sizes[member]), int(index.offsets[member]))
+
+
+class _Sample(NamedTuple):
+    """One sample of an archive."""
+
+    shard: _Shard
+    key: str
+    members: Mapping[str, int]
+    """Their numbers in the archive, by their endings."""
+
+    def member_of(self, field: _Field) -> int:
+        """The member that holds a field.
+
+        Raises:
+            DataError: there is none.
+        """
+        for ending in field.endings:
+            if ending in self.members:
+                return self.members[ending]
+        raise DataError(
+            f"The sample {self.key!r} of {self.shard.path} has no {field.name!r}.",
+            given=f"members that end in {', '.join(self.members)}",
+            expected=f"one that ends in {' or '.join(field.endings)}",
+            mend="choose other fields, or pack it anew: files of a sample follow one another (tar --sort=name)",
+        )
+
+
+def _chosen_fields(fields: Mapping[str, str]) -> tuple[_Field, ...]:
+    mend = 'write {"image": "jpg;png", "label": "cls"}'
+    if not isinstance(fields, Mapping):
+        raise wrong_type("fields", fields, expected="the endings of each field, by its name", mend=mend)
+    if not fields or not all(isinstance(text, str) and all(text.split(";")) for text in fields.values()):
+        raise InputError(
+            "The fields of a sample are chosen by the endings of its members.",
+            given=f"fields={dict(fields)}",
+            expected="one field or more, each with its endings, and a semicolon between these",
+            mend=mend,
+        )
+    return tuple(_Field.of(name, text.lower().split(";")) for name, text in fields.items())
+
+
+def _default_fields(sample: _Sample) -> tuple[_Field, ...]:
+    """The fields of a sample when none are chosen; an image may be of any format in others.
+
+    Raises:
+        DataError: two members would be one field.
+    """
+    endings: dict[str, str] = {}
+    for ending in sample.members:
+        name = _DEFAULT_NAMES.get(ending, ending)
+        if name in endings:
+            raise DataError(
+                f"Two members of the sample {sample.key!r} of {sample.shard.path} would be the field {name!r}.",
+                given=f"the endings {endings[name]} and {ending}",
+                expected="one of them, or each with a name of its own",
+                mend=f'choose the fields: fields={{"{name}": "{endings[name]}", ...}}',
+            )
+        endings[name] = ending
+    return tuple(
+        _Field.of(name, _IMAGE_ENDINGS if ending in _IMAGE_ENDINGS else [ending]) for name, ending in endings.items()
+    )
+
+
+def _parsed(kind: Kind, data: bytes, source: str) -> Any:
+    try:
+        if kind == "json":
+            return json.loads(data)
+        text = data.decode()
+        if kind == "text":
+            return text
+        if (label := int(text)) not in _INT64:
+            raise ValueError(f"{label} does not fit into 64 bits")
+        return label
+    except (ValueError, RecursionError) as error:
+        expected = {"json": "JSON", "text": "text in UTF-8", "label": "a whole number"}[kind]
+        raise _unusable(source, str(error), expected) from error
+
+
+def _unusable(source: str, given: str, expected: str) -> DataError:
+    return DataError(
+        f"{source} cannot be used.",
+        given=given,
+        expected=expected,
+        mend="repair it, or choose other fields",
+    )
