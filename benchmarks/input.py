@@ -1,0 +1,259 @@
+"""The input pipeline against others: JPEGs to batches of random crops, by two processes.
+
+    python benchmarks/input.py --images FOLDER... [--rounds 7] [--quick] [--only NAME...] [--python-of NAME=PYTHON...]
+
+All JPEGs below the folders are read, each as often as it takes to have 1,000, from TFRecord shards and, by torchvision,
+from files. Decode, random resized crop to 224 pixels, flip; then the same with colour jitter and normalisation. Each
+pipeline runs in a process of its own (input_peers.py), in the Python that --python-of names for it, else in this one.
+They take turns. A turn ends when all that may be read ahead has been read again: nobody works in another's turn.
+The result is printed and appended to benchmarks/results/input.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from input_peers import PEERS
+from measuring import ALLOCATOR, WARM_UP_ROUNDS, Line, record
+
+from lockstep.records.example import serialize_example
+from lockstep.records.framing import FRAME_BYTES
+from lockstep.records.record_index import build_index
+from lockstep.records.record_streams import write_records
+
+SCRIPT = Path(__file__).with_name("input_peers.py")
+NUM_IMAGES, NUM_SHARDS, NUM_PROCESSES, BATCH_SIZE = 1000, 8, 2, 64
+INSTALL = {
+    "DALI": "pip install nvidia-dali-cuda130",
+    "tf.data": "pip install tensorflow-cpu",
+    "torchvision": "pip install torchvision torchcodec",
+    "ours, crop": "libjpeg-turbo 3.0 or later, as libturbojpeg.so",
+    "ours": "pip install torchcodec, of the build that fits torch",
+}
+"""By how the name of a pipeline begins."""
+AIMS = [
+    ("ours", "DALI", 1.05),
+    ("ours", "tf.data", 1.05),
+    ("ours, threads", "DALI", 1.2),
+    ("ours, crop decode", "DALI", 1.2),
+    ("ours, crop decode, threads", "DALI", 1.2),
+    ("ours", "torchvision", None),
+    ("ours", "torchvision, tensors", None),
+    ("ours", "tf.data, aliased", None),
+    ("ours, crop decode", "tf.data, aliased", None),
+    ("ours, Pillow", "torchvision", None),
+    ("ours, coloured", "torchvision, coloured", 1.3),
+    ("ours, coloured", "torchvision, tensors, coloured", None),
+]
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+_AT_REST_SECONDS = 0.08
+
+
+class Turn(NamedTuple):
+    """Images in a second, of a core's time and of the clock."""
+
+    per_cpu_second: float
+    per_second: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", nargs="+", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--batches", type=int, default=12, help=f"of {BATCH_SIZE} images, in a turn")
+    parser.add_argument("--quick", action="store_true", help="two rounds: does it run?")
+    parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS), metavar="NAME")
+    parser.add_argument("--python-of", nargs="+", default=[], metavar="NAME=PYTHON", help="of those that begin so")
+    arguments = parser.parse_args()
+    pythons = dict(each.split("=", 1) for each in arguments.python_of)
+    with tempfile.TemporaryDirectory(prefix="lockstep-input-") as folder:
+        print(prepare(Path(folder), arguments.images))
+        contenders = started(arguments.only, pythons, Path(folder))
+        try:
+            turns = take_turns(contenders, 2 if arguments.quick else arguments.rounds, arguments.batches)
+        finally:
+            for contender in contenders.values():
+                contender.end()
+    lines = [*pipelines(contenders, turns), *ratios(turns)]
+    if not arguments.quick:
+        record(__file__, lines)
+
+
+# Data ---------------------------------------------------------------------------------------------------------------
+
+
+def prepare(folder: Path, sources: Sequence[Path]) -> str:
+    """Write the images as files and as shards with an index for DALI; returns what they are."""
+    found = [
+        path for source in sources for path in sorted(source.rglob("*")) if path.suffix.lower() in (".jpg", ".jpeg")
+    ]
+    contents = [content for path in found if (content := path.read_bytes()).startswith(b"\xff\xd8\xff")]
+    assert contents, f"no JPEGs in {', '.join(map(str, sources))}"
+    times = -(-NUM_IMAGES // len(contents))
+    images = list(islice(cycle(contents), times * len(contents)))
+    for number, content in enumerate(images):
+        path = folder / "files" / f"class {number % 2}" / f"{number:05}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    for shard in range(NUM_SHARDS):
+        name = f"{shard:05}-of-{NUM_SHARDS:05}"
+        write_records(folder / f"train-{name}", map(example, images[shard::NUM_SHARDS]))
+        (folder / f"index-{name}.idx").write_text("".join(index_lines(folder / f"train-{name}")))
+    kilobytes = statistics.mean(map(len, images)) / 1000
+    return f"{len(contents)} JPEGs of {kilobytes:.0f} kB, {times} times: {len(images)} examples"
+
+
+def example(image: bytes) -> bytes:
+    return serialize_example({"image/encoded": [image], "image/class/label": np.array([1])})
+
+
+def index_lines(path: Path) -> Iterator[str]:
+    """Where each record starts and how long it is, with its frame, as DALI reads it."""
+    start = 0
+    for length in build_index(path).lengths.tolist():
+        yield f"{start} {length + FRAME_BYTES}\n"
+        start += length + FRAME_BYTES
+
+
+# Pipelines ----------------------------------------------------------------------------------------------------------
+
+
+class Contender:
+    """A pipeline in a process of its own.
+
+    Raises:
+        ImportError: it cannot be started there.
+    """
+
+    def __init__(self, name: str, python: str, folder: Path) -> None:
+        environment = {**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        command = [python, str(SCRIPT), name, str(folder), str(NUM_PROCESSES), str(BATCH_SIZE)]
+        # Libraries talk to standard error, of corrupt EXIF for instance; of what they say only the end is wanted.
+        self._errors = (folder / f"{name}.log").open("w+")
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+        )
+        while (line := self._answer()) and not line.startswith("{"):
+            pass
+        if not line:
+            self.end()
+            raise ImportError(Path(self._errors.name).read_text().strip().split("\n")[-1])
+        self.about: Line = json.loads(line)
+        self.rest()
+
+    def turn(self, num_batches: int) -> Turn:
+        """Read so many batches, and wait until as much is read ahead as was before."""
+        before, began = self._cpu_seconds(), time.perf_counter()
+        assert self._process.stdin
+        self._process.stdin.write(f"{num_batches}\n")
+        self._process.stdin.flush()
+        assert self._answer() == "\n", Path(self._errors.name).read_text()
+        ended, after = self.rest()
+        images = num_batches * BATCH_SIZE
+        return Turn(images / (after - before), images / (ended - began))
+
+    def rest(self) -> tuple[float, float]:
+        """Wait until nothing works any more; since when, and what was used until then."""
+        since, used = time.perf_counter(), self._cpu_seconds()
+        while (now := time.perf_counter()) < since + _AT_REST_SECONDS:
+            time.sleep(0.005)
+            # One tick may be that of an idle thread.
+            if (total := self._cpu_seconds()) > used + 1.5 / _TICKS_A_SECOND:
+                since, used = now, total
+        return since, used
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+    def _answer(self) -> str:
+        assert self._process.stdout
+        return self._process.stdout.readline()
+
+    def _cpu_seconds(self) -> float:
+        return sum(map(ticks_of, family(self._process.pid))) / _TICKS_A_SECOND
+
+
+def family(pid: int) -> Iterator[int]:
+    """A process and all that came from it and live."""
+    yield pid
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            yield from family(int(child))
+
+
+def ticks_of(pid: int) -> int:
+    """Time in user code and in the system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def started(names: Sequence[str], pythons: Mapping[str, str], folder: Path) -> dict[str, Contender]:
+    """Those that can be started; of the others it is told what they need."""
+    contenders = {}
+    for name in names:
+        python = next((each for start, each in pythons.items() if name.startswith(start)), sys.executable)
+        try:
+            contenders[name] = Contender(name, python, folder)
+        except ImportError as error:
+            needed = next(text for start, text in INSTALL.items() if name.startswith(start))
+            print(f"{name} is not measured: {error}\n    it needs: {needed}; then --python-of '{name}=.../bin/python'")
+    return contenders
+
+
+def take_turns(contenders: Mapping[str, Contender], rounds: int, num_batches: int) -> dict[str, list[Turn]]:
+    """The turns of each, after a warm-up; the order is reversed every other round."""
+    turns: dict[str, list[Turn]] = {name: [] for name in contenders}
+    for number in range(rounds + WARM_UP_ROUNDS):
+        for name in list(contenders)[:: 1 if number % 2 else -1]:
+            turns[name].append(contenders[name].turn(num_batches))
+    return {name: values[WARM_UP_ROUNDS:] for name, values in turns.items()}
+
+
+# Results ------------------------------------------------------------------------------------------------------------
+
+
+def pipelines(contenders: Mapping[str, Contender], turns: Mapping[str, list[Turn]]) -> Iterator[Line]:
+    for name, values in turns.items():
+        per_cpu_second, per_second = (statistics.median(each) for each in zip(*values, strict=True))
+        about = contenders[name].about
+        print(f"{name:32} {per_cpu_second:6.0f} images / CPU-second {per_second:6.0f} / second    {about['made_of']}")
+        rounds = {"rounds": len(values), "num_processes": NUM_PROCESSES}
+        yield {"pipeline": name, "per_cpu_second": per_cpu_second, "per_second": per_second, **rounds, **about}
+
+
+def ratios(turns: Mapping[str, list[Turn]]) -> Iterator[Line]:
+    """Of neighbouring turns: medians, and what lies between a quarter and three quarters of the rounds."""
+    for ours, theirs, aim in AIMS:
+        if ours not in turns or theirs not in turns:
+            continue
+        line: Line = {"comparison": f"{ours} / {theirs}", "aim": aim}
+        for unit in Turn._fields:
+            values = sorted(
+                getattr(a, unit) / getattr(b, unit) for a, b in zip(turns[ours], turns[theirs], strict=True)
+            )
+            line[unit] = statistics.median(values)
+            line[f"{unit}_low"], line[f"{unit}_high"] = values[len(values) // 4], values[-1 - len(values) // 4]
+        ranges = (
+            f"{line[unit]:.2f} ({line[f'{unit}_low']:.2f} to {line[f'{unit}_high']:.2f}) {unit.replace('_', ' ')}"
+            for unit in Turn._fields
+        )
+        print(f"{line['comparison']:48}", ", ".join(ranges) + (f", aim {aim:.2f}" if aim else ""))
+        yield line
+
+
+if __name__ == "__main__":
+    main()
