@@ -80,14 +80,14 @@ class TensorBundle:
             MalformedError: it is no header.
             CheckpointError: there is none, or it is of a later version.
         """
-        if value is None:
+        header = BundleHeader.of(Message(value or b""))
+        if header.num_shards < 1:
             raise damaged(
                 self._index,
                 "is no index of a checkpoint of version 2",
                 given="a table without a header",
-                expected="an entry with an empty key, which comes first",
+                expected="the number of files in an entry with an empty key",
             )
-        header = BundleHeader.of(Message(value))
         check_version(header.least_version, self._index)
         return header
 

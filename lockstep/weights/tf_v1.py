@@ -94,7 +94,10 @@ class TensorTables:
 
     def _values(self, name: str, dtype: torch.dtype, extents: Slice, table: Table, count: int) -> Tensor:
         """The values of a slice in one dimension."""
-        value = table.get(slice_key(name, extents))
+        try:
+            value = table.get(slice_key(name, extents))
+        except CheckpointError as error:
+            raise self._damaged(name, table.path, str(error.given)) from error
         if value is None:
             raise self._damaged(name, table.path, f"no slice with starts and lengths {extents}")
         try:
@@ -114,23 +117,22 @@ class TensorTables:
 
 def _contents(table: Table) -> list[SavedTensor]:
     """What a file says that it holds."""
-    value = table.get(_CONTENTS_KEY)
-    if value is None:
-        raise damaged(
-            table.path,
-            "is no checkpoint of version 1",
-            given="a table without contents",
-            expected="an entry with an empty key, which comes first",
-        )
     try:
-        contents = Message(value).message(1)
-        version = least_version(contents.message(2))
-        tensors = [SavedTensor.of(message) for message in contents.messages(1)]
+        found = Message(table.get(_CONTENTS_KEY) or b"").messages(1)
+        versions = [least_version(contents.message(2)) for contents in found]
+        tensors = [SavedTensor.of(message) for contents in found for message in contents.messages(1)]
     except MalformedError as fault:
         raise damaged(
             table.path, "is damaged", given=fault.what, expected="the contents of the file in its first entry"
         ) from None
-    check_version(version, table.path)
+    if not found:
+        raise damaged(
+            table.path,
+            "is no checkpoint of version 1",
+            given="a table without contents",
+            expected="these in an entry with an empty key",
+        )
+    check_version(max(versions), table.path)
     return tensors
 
 
