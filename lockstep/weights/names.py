@@ -1,0 +1,132 @@
+"""Names of tensors: chosen by patterns, and renamed in order on the way from a file to a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lockstep.checks import check_all, check_type
+from lockstep.errors import InputError
+from lockstep.selection import Patterns, selected
+from lockstep.weights.layouts import Layout
+
+_EXAMPLE = r"""write Rename(r"^(.*)/weights$", r"\1.weight")"""
+
+
+@dataclass(frozen=True)
+class Rename:
+    r"""Every place of a name where a regular expression is found becomes something else.
+
+    Raises:
+        InputError: the pattern is no regular expression, or there is nothing to become.
+    """
+
+    pattern: str
+    to: str | tuple[str, ...]
+    r"""What it becomes, with `\1` for what the first parentheses matched; with several, the tensor goes to them all."""
+    layout: Layout | None = None
+    """How the axes of these tensors change; None leaves that to the shapes."""
+
+    def __post_init__(self) -> None:
+        check_type("pattern", self.pattern, str, expected="a regular expression", mend=_EXAMPLE)
+        check_all("to", self._ends, str, mend=_EXAMPLE)
+        check_type("layout", self.layout, (Layout, type(None)), expected="a Layout", mend='write Layout("i o -> o i")')
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise self._unusable(str(error)) from error
+        if not self.pattern or not self._ends:
+            raise self._unusable("it has no pattern, or nothing to become")
+
+    @property
+    def _ends(self) -> tuple[str, ...]:
+        return (self.to,) if isinstance(self.to, str) else self.to
+
+    def matches(self, name: str) -> bool:
+        """Whether it changes this name."""
+        return re.search(self.pattern, name) is not None
+
+    def ends(self, name: str) -> list[str]:
+        """What a name that it matches becomes.
+
+        Raises:
+            InputError: `to` refers to parentheses that the pattern has not.
+        """
+        try:
+            return [re.sub(self.pattern, end, name) for end in self._ends]
+        except (re.error, IndexError) as error:
+            raise self._unusable(str(error)) from error
+
+    def _unusable(self, why: str) -> InputError:
+        return InputError(
+            f"This renaming cannot be used: {why}.",
+            given=f"Rename({self.pattern!r}, {self.to!r})",
+            expected="a regular expression, and one name or more for what it matches",
+            mend=_EXAMPLE,
+        )
+
+
+class Place(NamedTuple):
+    """Where a tensor goes."""
+
+    name: str
+    layout: Layout | None = None
+    """What the last renaming with a layout says; None leaves it to the shapes."""
+
+
+Places = Mapping[str, Sequence[Place]]
+"""The places of each tensor, by its name in the file."""
+
+
+def renamed(places: Places, renames: Sequence[Rename]) -> tuple[dict[str, list[Place]], list[Rename]]:
+    """The places after all renames, each applied to what those before it made; and the renames that matched nothing.
+
+    Raises:
+        InputError: a rename cannot be used.
+    """
+    idle = []
+    for rename in renames:
+        matched = [place.name for each in places.values() for place in each if rename.matches(place.name)]
+        if not matched:
+            idle.append(rename)
+        places = {name: [end for place in each for end in _ends(place, rename)] for name, each in places.items()}
+    return {name: list(each) for name, each in places.items()}, idle
+
+
+def _ends(place: Place, rename: Rename) -> list[Place]:
+    if not rename.matches(place.name):
+        return [place]
+    return [Place(end, rename.layout or place.layout) for end in rename.ends(place.name)]
+
+
+def filtered(
+    names: Iterable[str], include: Patterns = (), exclude: Patterns = (), *, from_start: bool = False
+) -> list[str]:
+    """The names that a pattern of `include` matches and none of `exclude`, once each, in their order.
+
+    Args:
+        names: what is chosen from.
+        include: regular expressions, or exact names; none of them means every name.
+        exclude: the same; these win.
+        from_start: the patterns must match from the first letter on, so that scopes can be given as they are.
+
+    Raises:
+        InputError: a pattern matches nothing, or is no regular expression.
+    """
+    names = list(dict.fromkeys(names))
+    chosen = matched("include", include, names, from_start=from_start) if include else {*names}
+    chosen -= matched("exclude", exclude, names, from_start=from_start)
+    return [name for name in names if name in chosen]
+
+
+def matched(field: str, patterns: Patterns, names: Iterable[str], *, from_start: bool = False) -> set[str]:
+    """The names that at least one of the patterns matches; `field` is what the user calls the patterns.
+
+    Raises:
+        InputError: a pattern matches nothing, or is no regular expression.
+    """
+    if from_start:
+        patterns = [rf"\A(?:{pattern})" for pattern in ([patterns] if isinstance(patterns, str) else patterns)]
+    return set(selected(field, patterns, names))

@@ -1,0 +1,258 @@
+"""Which tensor of a file goes to which parameter of a model: decided by names and shapes, before any is read."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from lockstep.errors import CheckpointError, InputError
+from lockstep.weights.fits import arranged, fit
+from lockstep.weights.name_maps import AVERAGE, bookkeeping
+from lockstep.weights.names import Place, matched, renamed
+from lockstep.weights.report import Left, Loaded, Mismatch, Report, shortened
+from lockstep.weights.source import WeightSource
+from lockstep.weights.warm_start import Target, WarmStart
+
+__all__ = ["Plan", "Target", "WarmStart", "plan"]
+
+# Torch counts the batches that a batch norm has seen; no other system does, nor did torch before 0.4.1.
+_MAY_LACK = (r"(^|\.)num_batches_tracked$",)
+_MOST_GUESSES = 8
+_AS_THEY_ARE = WarmStart()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which tensors are to be read, and for what."""
+
+    report: Report
+    targets: Mapping[str, Target] = field(repr=False)
+
+    def tensors(self, source: WeightSource) -> Iterator[tuple[str, Tensor]]:
+        """Each parameter and buffer that is loaded, with its tensor in the model's layout, shape and dtype.
+
+        A tensor of the file is read once; those that go to several places may share memory.
+
+        Raises:
+            CheckpointError: a tensor is damaged, not what it was when this was planned, or out of a dtype's range.
+        """
+        by_tensor: dict[str, list[Loaded]] = {}
+        for each in self.report.loaded:
+            by_tensor.setdefault(each.source, []).append(each)
+        for name, uses in by_tensor.items():
+            tensor = source.read(name)
+            for each in uses:
+                yield each.target, arranged(tensor, each, self.targets[each.target], source)
+
+
+class _Pair(NamedTuple):
+    """A tensor of the file, and a place in the model that it would go to."""
+
+    tensor: str
+    variable: str
+    """What the tensor holds, or holds the average of."""
+    place: Place
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        return self.tensor, self.variable, self.place.name
+
+
+def plan(source: WeightSource, targets: Mapping[str, Target], mapping: WarmStart = _AS_THEY_ARE) -> Plan:
+    """Decide which tensors of `source` go to which of the model's parameters and buffers; none of them is read.
+
+    Raises:
+        InputError: a pattern, a rename, a prefix or the name map matches nothing, or two tensors go to one place.
+        CheckpointError: tensors are missing or do not fit, nothing is loaded, or less than what is required.
+    """
+    variables, ignored = _variables(source, prefer_average=mapping.prefer_average)
+    why_not = _choice([*source.tensors, *variables, *targets], mapping)
+    pairs = {pair: why_not(*pair.names) for pair in _pairs(source, variables, mapping)}
+    taken = _one_each(source, [pair for pair, why in pairs.items() if not why and pair.place.name in targets])
+    fits = [
+        fit(pair.place, pair.tensor, source.tensors[pair.tensor], target, mapping)
+        for name, target in targets.items()
+        if (pair := taken.get(name))
+    ]
+    loaded = tuple(each for each in fits if isinstance(each, Loaded))
+    refused = {pair.place.name: why for pair, why in pairs.items() if why}
+    rest = [name for name in targets if name not in taken]
+    missing, skipped = _by_reason({n: why_not(n) or refused.get(n) or _why_lacking(n, mapping) for n in rest})
+    used = {pair.tensor for pair in taken.values()}
+    unexpected, refused_tensors = _by_reason({p.tensor: why for p, why in pairs.items() if p.tensor not in used})
+    report = Report(
+        origin=f"{source.path} ({source.kind})",
+        loaded=loaded,
+        missing=missing,
+        skipped=skipped,
+        mismatched=tuple(each for each in fits if isinstance(each, Mismatch)),
+        unexpected=unexpected,
+        ignored=(*ignored, *refused_tensors),
+        num_values=_num_values(targets, targets),
+        num_values_loaded=_num_values(targets, [each.target for each in loaded]),
+    )
+    _check(report, mapping, {pair.place.name: pair.tensor for pair in pairs if pair.tensor in unexpected})
+    return Plan(report, dict(targets))
+
+
+def _variables(source: WeightSource, *, prefer_average: bool) -> tuple[dict[str, str], list[Left]]:
+    """The tensor to load for each variable of the file, and the tensors that are none or are not to be loaded.
+
+    Raises:
+        InputError: averages are preferred and there are none.
+    """
+    own = bookkeeping(source.tensors)
+    weights = [name for name in source.tensors if name not in own]
+    averages = {name.removesuffix(AVERAGE): name for name in weights if name.endswith(AVERAGE)}
+    raw = {name: name for name in weights if not name.endswith(AVERAGE)}
+    ignored = [Left(name, what) for name, what in own.items()]
+    if not prefer_average:
+        return raw, ignored + [Left(name, "moving average") for name in averages.values()]
+    if not averages:
+        raise InputError(
+            f"{source.path} holds no moving averages.",
+            given="prefer_average=True",
+            expected=f"tensors with names that end with {AVERAGE}",
+            mend="leave prefer_average out to load the raw weights",
+        )
+    return raw | averages, ignored + [Left(name, "its moving average is loaded") for name in raw if name in averages]
+
+
+def _pairs(source: WeightSource, variables: Mapping[str, str], mapping: WarmStart) -> list[_Pair]:
+    """Every tensor that may be loaded with every name that it gets.
+
+    Raises:
+        InputError: the prefix is on none of the names, or a rename or the name map matches none.
+    """
+    if mapping.strip_prefix and not any(name.startswith(mapping.strip_prefix) for name in variables):
+        raise _matches_nothing(source, f"strip_prefix={mapping.strip_prefix!r}", variables)
+    stripped = {name: [Place(name.removeprefix(mapping.strip_prefix))] for name in variables}
+    mapped, idle = renamed(stripped, mapping.resolved_map.renames)
+    if mapping.name_map is not None and len(idle) == len(mapping.resolved_map.renames):
+        called = f"name_map={mapping.name_map!r}" if isinstance(mapping.name_map, str) else "The name map"
+        raise _matches_nothing(source, called, _names(stripped))
+    places, idle = renamed(mapped, mapping.rename)
+    if idle:
+        raise _matches_nothing(source, ", ".join(map(repr, idle)), _names(mapped))
+    return [
+        _Pair(tensor, variable, Place(mapping.add_prefix + place.name, place.layout))
+        for variable, tensor in variables.items()
+        for place in places[variable]
+    ]
+
+
+def _choice(names: Sequence[str], mapping: WarmStart) -> Callable[..., str]:
+    """Why what has these names, in the file or in the model, is not to be loaded, as a function; "" where it is.
+
+    Raises:
+        InputError: a pattern matches none of all the names.
+    """
+    include = matched("include", mapping.include, names) if mapping.include else None
+    skip = matched("skip", mapping.skip, names) if mapping.skip else set()
+
+    def reason(*own: str) -> str:
+        if not skip.isdisjoint(own):
+            return "skip"
+        return "not in include" if include is not None and include.isdisjoint(own) else ""
+
+    return reason
+
+
+def _one_each(source: WeightSource, pairs: Sequence[_Pair]) -> dict[str, _Pair]:
+    """The pair of each place.
+
+    Raises:
+        InputError: a place has two.
+    """
+    taken: dict[str, _Pair] = {}
+    for pair in pairs:
+        other = taken.setdefault(pair.place.name, pair)
+        if other is not pair:
+            raise InputError(
+                f"Two tensors of {source.path} would go to {pair.place.name!r}.",
+                given=f"{other.tensor!r} and {pair.tensor!r}",
+                expected="one tensor for each parameter",
+                mend="make a rename narrower, or skip one of the two by its name in the file",
+            )
+    return taken
+
+
+def _by_reason(reasons: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[Left, ...]]:
+    """The names without a reason, and those with one."""
+    without = tuple(name for name, why in reasons.items() if not why)
+    return without, tuple(Left(name, why) for name, why in reasons.items() if why)
+
+
+def _why_lacking(name: str, mapping: WarmStart) -> str:
+    """Why a parameter may be without a tensor; "" if it may not."""
+    patterns = (*_MAY_LACK, *mapping.resolved_map.may_lack)
+    return "not in such files" if any(re.search(pattern, name) for pattern in patterns) else ""
+
+
+def _num_values(targets: Mapping[str, Target], names: Iterable[str]) -> int:
+    return sum(math.prod(targets[name].shape) for name in names if targets[name].kind == "parameter")
+
+
+def _names(places: Mapping[str, Sequence[Place]]) -> list[str]:
+    return [place.name for each in places.values() for place in each]
+
+
+def _matches_nothing(source: WeightSource, what: str, names: Iterable[str]) -> InputError:
+    return InputError(
+        f"{what} matches no tensor of {source.path}.",
+        given=what,
+        expected=f"what is found in one of {shortened(list(names)) or 'no names at all'}",
+        mend="correct it, or leave it out",
+    )
+
+
+def _check(report: Report, mapping: WarmStart, guesses: Mapping[str, str]) -> None:
+    """Refuse a plan that would leave out what was not to be left out.
+
+    Args:
+        report: the plan.
+        mapping: what was asked for.
+        guesses: tensors that are not used, by the name they would have in the model.
+
+    Raises:
+        CheckpointError: naming every parameter at fault.
+    """
+    missing = [] if mapping.ignore_missing else report.missing
+    mismatched = report.mismatched if mapping.mismatch == "error" else []
+    if missing or mismatched:
+        given = [_missing_in_words(missing, guesses)] if missing else []
+        given += [f"{each.source!r} does not fit {each.target!r}: {each.reason}" for each in mismatched]
+        raise CheckpointError(
+            f"The model does not get all it needs from {report.origin}.",
+            given="; ".join(given),
+            expected="a tensor that fits, for every parameter and buffer of the model",
+            mend="give rename=..., a name_map or system, skip=... what is to stay as it is, "
+            "or ignore_missing=True, reshape=True or mismatch='skip'",
+        )
+    if not report.loaded or report.share < (mapping.require_loaded or 0):
+        raise CheckpointError(
+            f"Too little of the model would be loaded from {report.origin}.",
+            given=f"{len(report.loaded):,} of {report.num_targets:,} tensors, {100 * report.share:.2f} % of the "
+            f"parameters; {_missing_in_words(report.missing, guesses)}; "
+            f"mismatched: {shortened([each.target for each in report.mismatched]) or 'none'}; "
+            f"skipped: {shortened([each.name for each in report.skipped]) or 'none'}",
+            expected=f"at least {100 * mapping.require_loaded:g} % (require_loaded={mapping.require_loaded:g})"
+            if mapping.require_loaded
+            else "at least one tensor",
+            mend="correct the names with rename=..., prefixes or a name_map, or choose more",
+        )
+
+
+def _missing_in_words(missing: Sequence[str], guesses: Mapping[str, str]) -> str:
+    """All that is missing; for the first few, with the tensor that has the closest name."""
+    words = []
+    for index, name in enumerate(missing):
+        close = difflib.get_close_matches(name, guesses, n=1) if index < _MOST_GUESSES else []
+        words.append(f"{name} (close to {guesses[close[0]]!r} in the file)" if close else name)
+    return f"missing: {', '.join(words) or 'nothing'}"

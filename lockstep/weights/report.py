@@ -1,0 +1,128 @@
+"""What became of every tensor of a file and of every parameter of the model, for people and for programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_NAMED_AT_MOST = 4
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A parameter or buffer that gets a tensor of the file."""
+
+    target: str
+    source: str
+    """The tensor's name in the file."""
+    shape: tuple[int, ...]
+    """Of the tensor in the file."""
+    layout: str | None
+    """The pattern by which its axes move; None leaves them as they lie."""
+    reshaped: bool
+    """The values, once in that layout, are read off in order into another shape of the same size."""
+    converted: str | None
+    """From which dtype to which; None where they are the same."""
+    averaged: bool
+    """It is the moving average of the variable."""
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A parameter or buffer whose tensor in the file does not fit."""
+
+    target: str
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """What was left alone on purpose."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Each parameter and buffer of the model is in one of loaded, missing, skipped and mismatched.
+
+    Each tensor of the file is a source of some that are loaded or mismatched, or else it is unexpected or ignored.
+    """
+
+    origin: str
+    """The file and what it is."""
+    loaded: tuple[Loaded, ...]
+    missing: tuple[str, ...]
+    """Parameters and buffers that the file has no tensor for."""
+    skipped: tuple[Left, ...]
+    """Parameters and buffers that were not to be loaded."""
+    mismatched: tuple[Mismatch, ...]
+    unexpected: tuple[str, ...]
+    """Tensors of the file that nothing in the model is called like."""
+    ignored: tuple[Left, ...]
+    """Tensors of the file that were not to be loaded: steps, slots, averages, and what was skipped."""
+    num_values: int
+    """Of all parameters of the model, without its buffers."""
+    num_values_loaded: int
+
+    @property
+    def share(self) -> float:
+        """The share of the parameters' values that is loaded, from 0 to 1."""
+        return self.num_values_loaded / self.num_values if self.num_values else 0.0
+
+    @property
+    def num_targets(self) -> int:
+        """Parameters and buffers of the model."""
+        return len(self.loaded) + len(self.missing) + len(self.skipped) + len(self.mismatched)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as values that JSON has."""
+        return {"share": self.share, "counts": self._counts(), **asdict(self)}
+
+    def __str__(self) -> str:
+        """A few lines for the screen; long lists are cut."""
+        head = (
+            f"Weights from {self.origin}: {len(self.loaded):,} of {self.num_targets:,} tensors of the model, "
+            f"{100 * self.share:.1f} % of its parameters"
+        )
+        lines = {
+            "loaded": self._how(),
+            "missing": shortened(self.missing),
+            "mismatched": shortened([f"{each.target} ({each.reason})" for each in self.mismatched]),
+            "skipped": _by_reason(self.skipped),
+            "unexpected": shortened(self.unexpected),
+            "ignored": _by_reason(self.ignored),
+        }
+        counts = self._counts()
+        return "\n".join([head, *(f"  {name:10} {counts[name]:6,}  {text}".rstrip() for name, text in lines.items())])
+
+    def _counts(self) -> dict[str, int]:
+        fields = ("loaded", "missing", "mismatched", "skipped", "unexpected", "ignored")
+        return {field: len(getattr(self, field)) for field in fields}
+
+    def _how(self) -> str:
+        ways = {
+            "renamed": [each.target != each.source for each in self.loaded],
+            "transposed": [each.layout is not None for each in self.loaded],
+            "reshaped": [each.reshaped for each in self.loaded],
+            "converted": [each.converted is not None for each in self.loaded],
+            "averages": [each.averaged for each in self.loaded],
+        }
+        return ", ".join(f"{sum(which):,} {way}" for way, which in ways.items() if any(which))
+
+
+def shortened(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = len(names) - _NAMED_AT_MOST
+    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _by_reason(left: Sequence[Left]) -> str:
+    counts = Counter(each.reason for each in left)
+    return "; ".join(
+        f"{reason}: {shortened([each.name for each in left if each.reason == reason])}" for reason in counts
+    )

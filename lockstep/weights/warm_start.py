@@ -1,0 +1,89 @@
+"""What a user says of a warm start, and what is known of a model before it gets its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lockstep.checks import check_all, check_one_of, check_switch, check_type
+from lockstep.errors import InputError
+from lockstep.selection import Patterns
+from lockstep.weights.layouts import Shape, System
+from lockstep.weights.name_maps import NameMap, named
+from lockstep.weights.names import Rename
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is known of a parameter or buffer that may get a tensor."""
+
+    shape: Shape
+    dtype: str
+    """As torch calls it: "float32"."""
+    kind: Literal["parameter", "buffer"] = "parameter"
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """How the tensors of a file find their places in a model.
+
+    A name loses `strip_prefix`, goes through the name map and then through `rename`, in order, and gets `add_prefix`.
+    Steps, slots and the like are never loaded, moving averages only instead of what they are averages of.
+
+    Raises:
+        InputError: a field cannot be as given.
+    """
+
+    rename: tuple[Rename, ...] = ()
+    strip_prefix: str = ""
+    add_prefix: str = ""
+    include: Patterns = ()
+    """Regular expressions, or exact names: only what they match, by its name in the file or in the model, is loaded."""
+    skip: Patterns = ()
+    """The same for what is not loaded; it wins over `include`."""
+    ignore_missing: bool = False
+    """Leave parameters that the file has no tensor for as they are."""
+    reshape: bool = False
+    """Read the values of a tensor of another shape off in order, where there are as many."""
+    mismatch: Literal["error", "skip"] = "error"
+    """What becomes of a parameter whose tensor does not fit."""
+    prefer_average: bool = False
+    """Take the moving average of a variable where the file has one."""
+    name_map: str | NameMap | None = None
+    """A map of `lockstep.weights.name_maps`, or one of your own."""
+    system: System | None = None
+    """Whose layouts the tensors have, "torch" or "tensorflow"; None: those of the name map, or else torch's."""
+    require_loaded: float | None = None
+    """The least share of the parameters' values, from 0 to 1, that must be loaded."""
+
+    def __post_init__(self) -> None:
+        check_all("rename", self.rename, Rename, mend=r'write rename=(Rename(r"^net\.", "backbone."),)')
+        for name in ("strip_prefix", "add_prefix"):
+            check_type(name, getattr(self, name), str, expected="text", mend=f'write {name}="module."')
+        for name in ("ignore_missing", "reshape", "prefer_average"):
+            check_switch(name, getattr(self, name))
+        check_one_of("mismatch", self.mismatch, ("error", "skip"))
+        if self.system is not None:
+            check_one_of("system", self.system, ("torch", "tensorflow"))
+        if self.require_loaded is not None:
+            _check_share(self.require_loaded)
+        check_type("name_map", self.name_map, (str, NameMap, type(None)), expected="a name", mend='write "mnist"')
+        if isinstance(self.name_map, str):
+            named(self.name_map)
+
+    @property
+    def resolved_map(self) -> NameMap:
+        """The name map, which has no renames where none is given."""
+        found = named(self.name_map) if isinstance(self.name_map, str) else self.name_map
+        return found or NameMap((), system="torch")
+
+
+def _check_share(share: float) -> None:
+    check_type("require_loaded", share, (int, float), expected="a share, from 0 to 1", mend="write require_loaded=0.95")
+    if not 0 <= share <= 1:
+        raise InputError(
+            "require_loaded is out of range.",
+            given=f"require_loaded={share}",
+            expected="a share, from 0 to 1",
+            mend="write 0.95 for 95 %",
+        )

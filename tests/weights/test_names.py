@@ -1,0 +1,140 @@
+"""Names are chosen by patterns and renamed in order; what cannot work is refused, and what does nothing is told."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.errors import InputError
+from lockstep.weights.layouts import CONVOLUTION, DENSE
+from lockstep.weights.names import Place, Rename, filtered, renamed
+
+# The variables of a net of two convolutions and a dense layer.
+NAMES = [f"{layer}/{kind}" for layer in ("conv1", "conv2", "fc1") for kind in ("weights", "biases")]
+
+
+def ends(name: str, *renames: Rename) -> list[str]:
+    places, _ = renamed({name: [Place(name)]}, renames)
+    return [place.name for place in places[name]]
+
+
+@pytest.mark.parametrize(
+    ("choice", "chosen"),
+    [
+        ({}, NAMES),
+        ({"include": "biases"}, ["conv1/biases", "conv2/biases", "fc1/biases"]),
+        ({"include": ["biases"]}, ["conv1/biases", "conv2/biases", "fc1/biases"]),
+        ({"exclude": "weights"}, ["conv1/biases", "conv2/biases", "fc1/biases"]),
+        ({"exclude": ["weights", "conv1"]}, ["conv2/biases", "fc1/biases"]),
+        ({"include": ["conv", "conv1"]}, ["conv1/weights", "conv1/biases", "conv2/weights", "conv2/biases"]),
+        ({"include": ["conv"], "exclude": ["biases", "conv2"]}, ["conv1/weights"]),
+        ({"include": ".*biases", "from_start": True}, ["conv1/biases", "conv2/biases", "fc1/biases"]),
+        ({"include": ["conv1", "fc1/b|conv2/b"], "from_start": True}, [*NAMES[:2], "conv2/biases", "fc1/biases"]),
+        ({"exclude": ["conv"], "from_start": True}, ["fc1/weights", "fc1/biases"]),
+    ],
+)
+def test_names_are_chosen_by_regular_expressions(choice: dict[str, object], chosen: list[str]) -> None:
+    assert filtered(NAMES, **choice) == chosen  # type: ignore[arg-type]
+
+
+def test_each_name_is_chosen_once() -> None:
+    assert filtered(["a", "b", "a"]) == ["a", "b"]
+
+
+def test_a_pattern_that_must_match_from_the_start_is_not_searched_for() -> None:
+    with pytest.raises(InputError, match="A pattern of include matches no parameter"):
+        filtered(NAMES, include="biases", from_start=True)
+
+
+@pytest.mark.parametrize("field", ["include", "exclude"])
+def test_a_pattern_that_matches_nothing_is_refused(field: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        filtered(NAMES, **{field: ["conv", "convolution"]})  # type: ignore[arg-type]
+    assert refusal.value.what == f"A pattern of {field} matches no parameter."
+    assert refusal.value.given == "'convolution'"
+
+
+def test_renames_replace_what_they_find_wherever_it_is() -> None:
+    assert ends("a/b/weights", Rename("/", "."), Rename(r"\.weights$", ".weight")) == ["a.b.weight"]
+    assert ends("conv12/x", Rename(r"^conv(\d)(\d)/", r"layer\2.\1.")) == ["layer2.1.x"]
+    assert ends("module.conv", Rename(r"^module\.", "")) == ["conv"]
+
+
+def test_the_order_of_renames_matters() -> None:
+    first, second = Rename("^a$", "b"), Rename("^b$", "c")
+    assert ends("a", first, second) == ["c"]
+    assert ends("a", second, first) == ["b"]
+
+
+def test_one_tensor_may_go_to_several_places_and_on_from_there() -> None:
+    shared = Rename(r"^shared/(\w+)$", (r"left.\1", r"right.\1"))
+    assert ends("shared/weight", shared, Rename("^right", "wrong")) == ["left.weight", "wrong.weight"]
+    places, idle = renamed({"v0": [Place("v0")]}, [Rename("v0", ("my_var0", "my_var1"), DENSE)])
+    assert places == {"v0": [Place("my_var0", DENSE), Place("my_var1", DENSE)]}
+    assert idle == []
+
+
+def test_the_last_layout_that_is_said_counts() -> None:
+    renames = [Rename("a", "b", CONVOLUTION), Rename("b", "c"), Rename("c", "d", DENSE), Rename("d", "e")]
+    places, _ = renamed({"a": [Place("a")]}, renames)
+    assert places == {"a": [Place("e", DENSE)]}
+
+
+def test_renames_that_match_nothing_are_told() -> None:
+    idle = Rename("^z", "y")
+    places, found = renamed({"a": [Place("a")]}, [Rename("a", "b"), idle, Rename("^a", "c")])
+    assert places == {"a": [Place("b")]}
+    assert found == [idle, Rename("^a", "c")]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "to", "why"),
+    [
+        ("(", "x", "missing ), unterminated subpattern at position 0"),
+        ("", "x", "it has no pattern, or nothing to become"),
+        ("a", (), "it has no pattern, or nothing to become"),
+    ],
+)
+def test_renames_that_cannot_be_used_are_refused(pattern: str, to: str | tuple[str, ...], why: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        Rename(pattern, to)
+    assert str(refusal.value) == (
+        f"This renaming cannot be used: {why}.\n"
+        f"  given:    Rename({pattern!r}, {to!r})\n"
+        "  expected: a regular expression, and one name or more for what it matches\n"
+        '  mend:     write Rename(r"^(.*)/weights$", r"\\1.weight")'
+    )
+
+
+def test_a_rename_to_what_the_pattern_has_not_matched_is_refused() -> None:
+    with pytest.raises(InputError, match="cannot be used: invalid group reference 2"):
+        ends("a", Rename("(a)", r"\2"))
+
+
+@pytest.mark.parametrize("fields", [{"pattern": 3, "to": "x"}, {"pattern": "x", "to": 3}, {"pattern": "x", "to": (3,)}])
+def test_renames_are_text(fields: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="of the wrong type"):
+        Rename(**fields)  # type: ignore[arg-type]
+
+
+def test_the_layout_of_a_rename_is_a_layout() -> None:
+    with pytest.raises(InputError, match="layout is of the wrong type"):
+        Rename("a", "b", "i o -> o i")  # type: ignore[arg-type]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.text("abc/", min_size=1, max_size=5), unique=True, max_size=8),
+    st.lists(st.tuples(st.sampled_from("abc/"), st.text("abc.", max_size=2)), max_size=4),
+)
+def test_renaming_is_substitution_in_order_and_loses_no_tensor(names: list[str], steps: list[tuple[str, str]]) -> None:
+    places, _ = renamed({name: [Place(name)] for name in names}, [Rename(old, new) for old, new in steps])
+    assert list(places) == names
+    for name, (place,) in places.items():
+        expected = name
+        for old, new in steps:
+            expected = re.sub(old, new, expected)
+        assert place == Place(expected)
