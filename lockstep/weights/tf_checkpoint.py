@@ -31,8 +31,8 @@ def open_tensorflow(path: Path) -> WeightSource:
     Args:
         path: a folder, for its latest checkpoint, which its file `checkpoint` names; or a prefix such as
             "model.ckpt-5000"; or one of the files of that prefix (.index, .data-00000-of-00001, .meta), which stands
-            for all; of version 1 the file, or one of several, or
-            their pattern "model.ckpt-?????-of-00004".
+            for all. Of version 1, the file; of several their prefix, one of them, or their pattern
+            "model.ckpt-?????-of-00004".
 
     Raises:
         CheckpointError: there is no checkpoint, or it is damaged.
@@ -43,10 +43,11 @@ def open_tensorflow(path: Path) -> WeightSource:
             prefix = prefix.with_name(ending[1])
         if prefix.name and prefix.with_name(prefix.name + INDEX).exists():
             return TensorBundle(prefix)
-        if shard := _SHARD.fullmatch(prefix.name) or _first_shard(prefix):
-            return TensorTables(*_shards(prefix.with_name(shard[1]), int(shard[2])))
-        if prefix.is_file():
+        shard = _SHARD.fullmatch(prefix.name)
+        if not shard and prefix.is_file():
             return TensorTables(prefix, [prefix])
+        if shard := shard or _first_shard(prefix):
+            return TensorTables(*_shards(prefix.with_name(shard[1]), int(shard[2])))
     except OSError as error:
         raise unreadable(path, error) from error
     raise _absent(path, prefix)
@@ -107,7 +108,7 @@ def _absent(path: Path, prefix: Path) -> CheckpointError:
         f"There is no TensorFlow checkpoint {named}.",
         given=f"a folder {prefix.parent} with {_checkpoints_in(prefix.parent)}",
         expected=f"{prefix.name}{INDEX} (version 2), or the file {prefix.name} (version 1)",
-        mend="check the path; or name a checkpoint itself, without the folder's file `checkpoint`",
+        mend="name a checkpoint that is there",
     )
 
 

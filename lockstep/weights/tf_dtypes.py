@@ -75,6 +75,8 @@ def kind_of(number: int) -> Kind:
 
 def from_bytes(data: bytes, dtype: torch.dtype, *, big_endian: bool = False) -> Tensor:
     """Values in one dimension, from the bytes of all of them in turn; of a complex number each part is swapped."""
+    if not data:
+        return torch.empty(0, dtype=dtype)
     unit = dtype.itemsize // (2 if dtype.is_complex else 1)
     stored = np.dtype(f"{'>' if big_endian else '<'}u{unit}")
     values = torch.from_numpy(np.frombuffer(data, stored).astype(stored.newbyteorder("=")))

@@ -94,6 +94,13 @@ def test_each_read_is_a_tensor_of_its_own() -> None:
     assert source.read("deep").sum() == 63 * 32
 
 
+@pytest.mark.parametrize("dtype", [1, 2, 3, 4, 5, 6, 8, 9, 10, 14, 17, 18, 19, 22, 23, 24, 25, 26, 28])
+def test_a_tensor_of_any_kind_may_be_empty(prefix: Path, dtype: int) -> None:
+    source = TensorBundle(write_bundle(prefix, {b"w": entry(dtype, [0, 2])}))
+    assert str(source.read("w").dtype) == f"torch.{source.tensors['w'].dtype}"
+    assert source.read("w").shape == (0, 2)
+
+
 @pytest.mark.parametrize("sizes", [(1 << 62, 0), (0, 1 << 62, 1 << 62), (1,) * 100], ids=str)
 def test_large_sizes_of_nothing_and_many_of_one_are_no_fault(prefix: Path, sizes: tuple[int, ...]) -> None:
     data = b"\7" * (0 not in sizes)

@@ -103,6 +103,13 @@ def test_of_two_versions_with_one_name_the_second_counts(tmp_path: Path) -> None
     assert open_tensorflow(tmp_path / "model.ckpt-2").kind == "TensorFlow checkpoint (V2)"
 
 
+def test_of_one_file_and_several_with_one_name_the_one_counts(tmp_path: Path) -> None:
+    for path in MADE.glob("v1_shards*"):
+        shutil.copy(path, tmp_path)
+    shutil.copy(MADE / "saver_v1.ckpt", tmp_path / "v1_shards")
+    assert open_tensorflow(tmp_path / "v1_shards").path == tmp_path / "v1_shards"
+
+
 def test_a_path_within_the_working_directory_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(MADE / "saver")
     assert open_tensorflow(Path("model.ckpt-1")).path == Path("model.ckpt-1")
@@ -157,18 +164,25 @@ def test_a_latest_checkpoint_that_is_not_there_is_named_with_those_that_are() ->
     assert caught.value.what == f"There is no TensorFlow checkpoint {named}."
     assert caught.value.given == f"a folder {folder} with the checkpoints PNet-18"
     assert caught.value.expected == "PNet-30.index (version 2), or the file PNet-30 (version 1)"
+    assert caught.value.mend == "name a checkpoint that is there"
 
 
 @pytest.mark.parametrize(
-    ("state", "given"),
-    [("/", "a folder / with"), ("x" * 300, "a folder"), ("\\000", "a folder"), ("none/w", "nothing")],
+    ("state", "what", "given"),
+    [
+        ("/", "There is no TensorFlow checkpoint /, which {}/checkpoint names.", "a folder / with "),
+        ("\\000", "There is no TensorFlow checkpoint {}/\0, which", "with no checkpoint of version 2"),
+        ("none/w", "There is no TensorFlow checkpoint {}/none/w, which", "nothing to be read (No such file or"),
+        ("x" * 300, "{} cannot be read.", "OSError: File name too long"),
+    ],
+    ids=["the root", "no name", "no folder", "too long"],
 )
-def test_a_state_that_names_what_cannot_be_is_refused(tmp_path: Path, state: str, given: str) -> None:
+def test_a_state_that_names_what_cannot_be_is_refused(tmp_path: Path, state: str, what: str, given: str) -> None:
     (tmp_path / "checkpoint").write_text(f'model_checkpoint_path: "{state}"')
     with pytest.raises(CheckpointError) as caught:
         open_tensorflow(tmp_path)
-    assert str(tmp_path) in caught.value.what
-    assert given in caught.value.given or "too long" in caught.value.given
+    assert what.format(tmp_path) in caught.value.what
+    assert given in caught.value.given
 
 
 def test_no_checkpoint_is_refused(tmp_path: Path) -> None:
