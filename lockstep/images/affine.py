@@ -1,6 +1,7 @@
 """Shears, shifts and turns of one image: each pixel of the result is the nearest one of the image, black outside of it.
 
-They are torchvision's: shears keep the corner at the top left, turns keep the middle and are anticlockwise.
+They are those of torchvision: shears keep the corner at the top left, turns keep the middle and are anticlockwise. A
+place that is as near to one pixel as to another may be read from the other one there.
 """
 
 from __future__ import annotations

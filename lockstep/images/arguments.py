@@ -8,19 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_all, check_range, check_type
+from lockstep.checks import check_all, check_range
 from lockstep.errors import InputError
-
-
-def check_whole(name: str, value: int, least: int = 1) -> None:
-    """Refuse what is no whole number of `least` or more.
-
-    Raises:
-        InputError: naming the argument.
-    """
-    expected = f"a whole number of {least} or more"
-    check_type(name, value, int, expected=expected, mend=f"give {name} as a whole number")
-    check_range(name, value, least)
 
 
 def check_probability(name: str, value: float) -> None:
@@ -32,14 +21,31 @@ def check_probability(name: str, value: float) -> None:
     check_range(name, value, 0, math.nextafter(1, 2))
 
 
+def pair_of(name: str, bounds: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The least and the most of what may be drawn.
+
+    Raises:
+        InputError: these are not two numbers; the argument is named.
+    """
+    check_all(name, bounds, (int, float), mend=f"give {name}=(least, most)")
+    if len(bounds) != 2:
+        raise InputError(
+            f"{name} is out of range.",
+            given=f"{name}={bounds}",
+            expected="two numbers",
+            mend=f"give {name}=(least, most)",
+        )
+    return bounds
+
+
 def check_bounds(name: str, bounds: tuple[float, float], most: float = math.inf) -> None:
     """Refuse what is not 0 < least <= most of two finite numbers, the second at most `most`.
 
     Raises:
         InputError: naming the argument.
     """
-    check_all(name, bounds, (int, float), mend=f"give {name}=(least, most)")
-    if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] <= most or bounds[1] == math.inf:
+    low, high = pair_of(name, bounds)
+    if not 0 < low <= high <= most or high == math.inf:
         limit = f" <= {most:g}" if most < math.inf else ", finite"
         raise InputError(
             f"{name} is out of range.",

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn.functional import pad
 
+from lockstep.checks import check_type
 from lockstep.errors import InputError
 from lockstep.randomness import Draws
 
@@ -36,6 +37,7 @@ class RandomShift:
     field: str = "image"
 
     def __post_init__(self) -> None:
+        check_type("pixels", self.pixels, int, expected="a whole number above 0", mend="give pixels as a whole number")
         if self.pixels < 1:
             raise InputError(
                 f"A shift by up to {self.pixels} pixels shifts nothing.",

@@ -6,6 +6,7 @@ added, contrast is about the mean of each channel, saturation and hue are those 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.checks import check_range
+from lockstep.images.arguments import pair_of
 from lockstep.images.colour_orders import Operations, Order, check_colours, in_chosen_orders
 from lockstep.randomness import Draws
 
@@ -57,9 +59,9 @@ class ColourDraws:
 
     def __post_init__(self) -> None:
         check_range("brightness", self.brightness, 0)
-        check_range("hue", self.hue, 0)
+        check_range("hue", self.hue, 0, math.nextafter(0.5, 1))
         for name in ("contrast", "saturation"):
-            low, high = getattr(self, name)
+            low, high = pair_of(name, getattr(self, name))
             check_range(f"the least {name}", low, 0)
             check_range(f"the most {name}", high, low)
 
@@ -104,6 +106,14 @@ def as_floats(images: Tensor) -> Tensor:
 def scaled(images: Tensor) -> Tensor:
     """From uint8 to float32 in [0, 1]."""
     return images.float().mul_(1 / 255)
+
+
+def mean_in_steps(values: Tensor) -> Tensor:
+    """The mean over the last two dimensions, which stay with length 1: of floats of shape (..., rows, columns).
+
+    A mean to a single number is split among threads, and rounded by their number; means of rows are not.
+    """
+    return values.mean(-1, keepdim=True).mean(-2, keepdim=True)
 
 
 def centred(values: Tensor) -> Tensor:

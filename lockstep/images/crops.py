@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_one_of, check_range
+from lockstep.checks import check_one_of, check_range, check_whole
 from lockstep.errors import DataError, InputError
-from lockstep.images.arguments import check_bounds, check_whole, kind_of
+from lockstep.images.arguments import check_bounds, kind_of
 from lockstep.images.crop_laws import DistortedLaw, Int64s, Objects, Windows, central_region, resized_crop_windows
 from lockstep.images.decode import Region
 from lockstep.images.encoded import EncodedImage
@@ -61,9 +61,9 @@ class DistortedCrop:
     field: str = "image"
 
     def __post_init__(self) -> None:
-        check_whole("size", self.size)
+        check_whole("size", self.size, least=1)
         check_range("min_object_covered", self.min_object_covered, 0)
-        check_whole("max_attempts", self.max_attempts)
+        check_whole("max_attempts", self.max_attempts, least=1)
         check_bounds("aspect", self.aspect)
         check_bounds("area", self.area, most=1)
         check_one_of("resize", self.resize, (*_METHODS, RANDOM))
@@ -129,7 +129,7 @@ class RandomResizedCrop:
     field: str = "image"
 
     def __post_init__(self) -> None:
-        check_whole("size", self.size)
+        check_whole("size", self.size, least=1)
         check_bounds("scale", self.scale, most=1)
         check_bounds("ratio", self.ratio)
         check_one_of("resize", self.resize, _METHODS)
@@ -169,7 +169,7 @@ class CentralCrop:
     field: str = "image"
 
     def __post_init__(self) -> None:
-        check_whole("size", self.size)
+        check_whole("size", self.size, least=1)
         check_bounds("fraction", (self.fraction, self.fraction), most=1)
         check_one_of("resize", self.resize, _METHODS)
 
@@ -200,7 +200,7 @@ class Resize:
     field: str = "image"
 
     def __post_init__(self) -> None:
-        check_whole("size", self.size)
+        check_whole("size", self.size, least=1)
         check_one_of("resize", self.resize, _METHODS)
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:

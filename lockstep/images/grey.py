@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.errors import InputError
 from lockstep.images.arguments import check_probability
+from lockstep.images.colour import as_floats
 from lockstep.randomness import Draws
 
 
@@ -49,10 +51,24 @@ def grey(images: Tensor) -> Tensor:
 
 
 def greyed(images: Tensor, chosen: Tensor) -> Tensor:
-    """The images with those that were chosen in grey; the same shape.
+    """The images with those that were chosen in grey; float32 of the same shape.
 
     Args:
-        images: floats of shape (batch, 3, height, width).
+        images: uint8 of shape (batch, 3, height, width), taken as [0, 1], or floats.
         chosen: as `GreyDraws` draws them, on the same device.
+
+    Raises:
+        InputError: the shapes or types do not fit.
     """
-    return torch.where(chosen[:, None, None, None], grey(images), images)
+    known = images.dtype == torch.uint8 or images.is_floating_point()
+    shapes = images.ndim == 4 and images.shape[1] == 3 and chosen.shape == images.shape[:1]
+    if not known or not shapes or chosen.dtype != torch.bool:
+        raise InputError(
+            "These images cannot become grey by this choice.",
+            given=f"images of {images.dtype} and shape {tuple(images.shape)}, a choice of {chosen.dtype} and shape "
+            f"{tuple(chosen.shape)}",
+            expected="images of shape (batch, 3, height, width), uint8 or floats; bools of shape (batch,)",
+            mend="add GreyDraws to the augmentations, and pass the field that it names",
+        )
+    values = as_floats(images)
+    return torch.where(chosen[:, None, None, None], grey(values), values)

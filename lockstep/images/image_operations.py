@@ -1,7 +1,8 @@
-"""Operations of augmentation policies on the colours of one image, as torchvision computes them on uint8.
+"""Operations of augmentation policies on the colours of one image, by the formulas of torchvision on uint8.
 
 An image is uint8 of shape (3, height, width), and so is the result, which may be the image itself. Results that are not
-whole are cut off, not rounded: so does torchvision, and its policies were tuned with it.
+whole are cut off, not rounded: so does torchvision, and its policies were tuned with it. Where a result is whole but
+for the last bit of a float, the two may differ by 1.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ def posterized(image: Tensor, bits: float) -> Tensor:
 
 
 def solarized(image: Tensor, threshold: float) -> Tensor:
-    """255 less each value that is not below a threshold from 0 to 255."""
+    """255 less each value that is not below a threshold from 0 to 255, which is taken in 32 bits."""
     # By numpy, which compares bytes many times as fast: 255 is added to, or taken from, by an exclusive or.
-    chosen = image.numpy() >= math.ceil(threshold)
+    chosen = image.numpy() >= math.ceil(np.float32(threshold))
     return image ^ torch.from_numpy(chosen.view(np.uint8) * np.uint8(255))
 
 

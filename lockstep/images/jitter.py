@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lockstep.checks import check_range
-from lockstep.images.colour import as_floats, turned_hue
+from lockstep.images.colour import as_floats, mean_in_steps, turned_hue
 from lockstep.images.colour_orders import Operations, Order, check_colours, in_chosen_orders
 from lockstep.images.grey import grey
 from lockstep.randomness import Draws
@@ -74,7 +74,7 @@ def _brightened(values: Tensor, factor: Tensor) -> Tensor:
 
 
 def _contrasted(values: Tensor, factor: Tensor) -> Tensor:
-    return _blended(values, grey(values).mean(dim=(1, 2, 3), keepdim=True), factor)
+    return _blended(values, mean_in_steps(grey(values)), factor)
 
 
 def _saturated(values: Tensor, factor: Tensor) -> Tensor:

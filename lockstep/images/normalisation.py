@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_positive
+from lockstep.checks import check_all, check_positive
 from lockstep.errors import InputError
-from lockstep.images.colour import as_floats
+from lockstep.images.colour import as_floats, mean_in_steps
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Of red, green and blue in [0, 1], over ImageNet's training images."""
@@ -30,6 +30,8 @@ def normalised(
     Raises:
         InputError: there are not as many numbers as channels, or a deviation is not above 0.
     """
+    check_all("mean", mean, (int, float), mend="give mean=(...) with one number for each channel")
+    check_all("std", std, (int, float), mend="give std=(...) with one number for each channel")
     if not images.ndim == 4 or not images.shape[1] == len(mean) == len(std):
         raise InputError(
             "These images cannot be normalised by these numbers.",
@@ -48,10 +50,24 @@ def standardised(images: Tensor) -> Tensor:
     """(value - mean) / deviation of each image, over all its values: TensorFlow's `per_image_standardization`.
 
     Args:
-        images: floats of shape (batch, ...), of any range. The deviation counts as 1 / sqrt(values) at least: an image
-            of one colour becomes 0.
+        images: uint8 or floats of shape (batch, ...), of any range. The deviation counts as 1 / sqrt(values) at least:
+            an image of one colour becomes 0.
+
+    Returns:
+        float32 of the same shape.
+
+    Raises:
+        InputError: the images have another type, or there is no batch of them.
     """
-    values = images.flatten(1)
-    centred = values - values.mean(1, keepdim=True)
-    deviation = centred.square().mean(1, keepdim=True).sqrt_()
-    return (centred / deviation.clamp_(min=1 / math.sqrt(values.shape[1]))).view_as(images)
+    if images.ndim < 2 or not (images.dtype == torch.uint8 or images.is_floating_point()):
+        raise InputError(
+            "These images cannot be standardised.",
+            given=f"{images.dtype} of shape {tuple(images.shape)}",
+            expected="uint8 or floats of shape (batch, ...)",
+            mend="convert whole numbers to floats; give a single image as a batch of one",
+        )
+    # Row by row: the same for an image alone, in a batch, and for any number of threads.
+    values = images.float().reshape(len(images), math.prod(images.shape[1:-1]), images.shape[-1])
+    centred = values - mean_in_steps(values)
+    deviation = mean_in_steps(centred.square()).sqrt_()
+    return (centred / deviation.clamp_(min=1 / math.sqrt(values[0].numel()))).view_as(images)

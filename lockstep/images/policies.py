@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from lockstep.checks import check_whole
 from lockstep.errors import InputError
 from lockstep.images import affine
 from lockstep.images import image_operations as operations
-from lockstep.images.arguments import check_whole, colour_images
+from lockstep.images.arguments import colour_images
 from lockstep.randomness import Draws
 
 _Int64s = npt.NDArray[np.int64]
@@ -90,9 +91,9 @@ class RandAugment:
     field: str = "image"
 
     def __post_init__(self) -> None:
-        check_whole("num_ops", self.num_ops)
-        check_whole("num_bins", self.num_bins, 2)
-        check_whole("magnitude", self.magnitude, 0)
+        check_whole("num_ops", self.num_ops, least=1)
+        check_whole("num_bins", self.num_bins, least=2)
+        check_whole("magnitude", self.magnitude, least=0)
         if self.magnitude >= self.num_bins:
             raise InputError(
                 "magnitude is out of range.",
@@ -129,7 +130,7 @@ class TrivialAugmentWide:
     field: str = "image"
 
     def __post_init__(self) -> None:
-        check_whole("num_bins", self.num_bins, 2)
+        check_whole("num_bins", self.num_bins, least=2)
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images changed; the images given stay as they are.

@@ -7,7 +7,7 @@ fractions. All that comes after it is computed in floats, as in slim.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -68,8 +68,9 @@ def vgg(size: int = 224, short_side: tuple[int, int] = (256, 512)) -> Preset:
     Raises:
         InputError: a parameter is out of range.
     """
-    middle = ShortSideCrop(size, (short_side[0], short_side[0]), place="middle", resize="bilinear")
-    return Preset((ShortSideCrop(size, short_side, resize="bilinear"), HorizontalFlip()), (middle,), _vgg_inputs)
+    crop = ShortSideCrop(size, short_side, resize="bilinear")
+    middle = replace(crop, short_side=(short_side[0], short_side[0]), place="middle")
+    return Preset((crop, HorizontalFlip()), (middle,), _vgg_inputs)
 
 
 def inception(size: int = 299, *, fast: bool = True, boxes_field: str | None = None) -> Preset:

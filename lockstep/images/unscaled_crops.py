@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_one_of
+from lockstep.checks import check_one_of, check_whole
 from lockstep.errors import DataError, InputError
-from lockstep.images.arguments import check_whole
+from lockstep.images.arguments import pair_of
 from lockstep.images.crops import encoded_images
 from lockstep.images.encoded import EncodedImage
 from lockstep.images.resizing import ANTIALIASED, LEGACY_METHODS, resized
@@ -42,7 +42,7 @@ class CropOrPad:
     field: str = "image"
 
     def __post_init__(self) -> None:
-        check_whole("size", self.size)
+        check_whole("size", self.size, least=1)
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images decoded and cropped; nothing is drawn.
@@ -73,8 +73,8 @@ class RandomCrop:
     field: str = "image"
 
     def __post_init__(self) -> None:
-        check_whole("size", self.size)
-        check_whole("padding", self.padding, 0)
+        check_whole("size", self.size, least=1)
+        check_whole("padding", self.padding, least=0)
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images decoded and cropped.
@@ -121,12 +121,12 @@ class ShortSideCrop:
     field: str = "image"
 
     def __post_init__(self) -> None:
-        check_whole("size", self.size)
+        check_whole("size", self.size, least=1)
         check_one_of("place", self.place, ("random", "middle"))
         check_one_of("resize", self.resize, _METHODS)
-        least, most = self.short_side
-        check_whole("the least short side", least)
-        check_whole("the most short side", most)
+        least, most = pair_of("short_side", self.short_side)
+        check_whole("the least short side", least, least=1)
+        check_whole("the most short side", most, least=1)
         if not self.size <= least <= most:
             raise InputError(
                 "short_side is out of range.",

@@ -92,6 +92,11 @@ def test_a_shift_by_nothing_is_refused() -> None:
     )
 
 
+def test_a_shift_by_a_word_is_refused() -> None:
+    with pytest.raises(InputError, match="pixels is of the wrong type"):
+        RandomShift("a")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("batch", "given"),
     [

@@ -122,6 +122,10 @@ def test_scales() -> None:
     [
         ({"brightness": -0.1}, "brightness is out of range"),
         ({"hue": -0.1}, "hue is out of range"),
+        ({"hue": 0.6}, "hue is out of range"),
+        ({"contrast": 0.5}, "contrast is of the wrong type"),
+        ({"saturation": (1.0,)}, "saturation is out of range"),
+        ({"saturation": (1.0, "2")}, r"saturation\[1\] is of the wrong type"),
         ({"contrast": (-1, 1)}, "the least contrast is out of range"),
         ({"saturation": (1.5, 0.5)}, "the most saturation is out of range"),
     ],

@@ -64,6 +64,20 @@ def test_an_image_depends_on_its_own_numbers_alone() -> None:
     assert torch.equal(images, given)
 
 
+def test_the_number_of_threads_changes_nothing() -> None:
+    images = torch.rand(8, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    numbers = torch.tensor([[1.0, 1.4, 1.0, 0.0, 0.0]]).expand(8, -1)
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(jittered(images, numbers, (("contrast",),)))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
 def test_nothing_drawn_changes_nothing() -> None:
     numbers = JitterDraws()({}, draws(4))["image.jitter"]
     assert torch.equal(numbers[:, :4], torch.tensor([[1.0, 1.0, 1.0, 0.0]]).expand(4, -1))
@@ -95,6 +109,30 @@ def test_some_images_become_grey() -> None:
     found = greyed(images, torch.tensor([True, False]))
     assert torch.equal(found[0], grey(images[:1])[0].expand(3, -1, -1))
     assert torch.equal(found[1], images[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.uint8], ids=str)
+def test_images_of_any_type_become_grey_in_32_bits(dtype: torch.dtype) -> None:
+    images = golden_images(2) if dtype == torch.uint8 else golden_images(2).to(dtype) / 255
+    found = greyed(images, torch.tensor([True, False]))
+    assert found.dtype == torch.float32
+    expected = greyed(golden_images(2) / 255, torch.tensor([True, False]))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("images", "chosen", "given"),
+    [
+        (torch.zeros(2, 1, 4, 4), torch.ones(2, dtype=torch.bool), r"shape \(2, 1, 4, 4\)"),
+        (torch.zeros(3, 4, 4), torch.ones(3, dtype=torch.bool), r"shape \(3, 4, 4\)"),
+        (torch.zeros(2, 3, 4, 4).long(), torch.ones(2, dtype=torch.bool), "torch.int64"),
+        (torch.zeros(2, 3, 4, 4), torch.ones(1, dtype=torch.bool), r"a choice of torch.bool and shape \(1,\)"),
+        (torch.zeros(2, 3, 4, 4), torch.ones(2), "a choice of torch.float32"),
+    ],
+)
+def test_what_cannot_become_grey_is_refused(images: Tensor, chosen: Tensor, given: str) -> None:
+    with pytest.raises(InputError, match=f"cannot become grey(.|\n)*{given}(.|\n)*add GreyDraws"):
+        greyed(images, chosen)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,17 @@ def test_every_operation_gives_the_pixels_of_torchvision(name: str) -> None:
     assert torch.equal(image, torch.from_numpy(GOLDEN["image"]))
 
 
+@pytest.mark.parametrize("table", TABLES)
+def test_values_from_the_threshold_on_are_solarized_at_every_strength(table: str) -> None:
+    """A threshold that is whole must not be missed by the error of a double: so do torchvision's first transforms."""
+    ramp = torch.arange(256, dtype=torch.uint8).expand(3, 1, 256)
+    solarize = TABLES[table]["Solarize"]
+    for place in range(31):
+        changed = solarize.apply(ramp, solarize.amount(place / 30, 1, 256)) != ramp
+        first = -(-255 * (30 - place) // 30)
+        assert torch.equal(changed[0, 0], torch.arange(256) >= first), place
+
+
 @pytest.mark.parametrize("name", [name for name in RANDAUGMENT if name not in ("AutoContrast", "Equalize")])
 @pytest.mark.parametrize("table", TABLES)
 def test_no_strength_changes_nothing(table: str, name: str) -> None:

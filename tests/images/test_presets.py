@@ -121,6 +121,33 @@ def test_images_of_nearly_one_colour_are_standardised_as_in_tensorflow() -> None
     torch.testing.assert_close(standardised(images), first_channels(GOLDEN["flat"]), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(3, 224, 224), (3, 31, 17), (1, 1, 1), (7,)])
+def test_images_are_standardised_alike_in_any_slice_by_any_number_of_threads(shape: tuple[int, ...]) -> None:
+    images = torch.rand(5, *shape, generator=torch.Generator().manual_seed(0))
+    whole = standardised(images)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            assert torch.equal(torch.cat([standardised(images[:1]), standardised(images[1:])]), whole)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.uint8], ids=str)
+def test_images_of_any_type_are_standardised_in_32_bits(dtype: torch.dtype) -> None:
+    images = torch.randint(0, 256, (2, 3, 8, 8), generator=torch.Generator().manual_seed(0)).to(dtype)
+    found = standardised(images)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, standardised(images.float()))
+
+
+@pytest.mark.parametrize("images", [torch.tensor(1.0), torch.zeros(4), torch.zeros(2, 3, 4, 4).long()])
+def test_what_cannot_be_standardised_is_refused(images: torch.Tensor) -> None:
+    with pytest.raises(InputError, match=r"cannot be standardised(.|\n)*expected: uint8 or floats"):
+        standardised(images)
+
+
 def test_vgg_gives_the_numbers_of_tensorflow_but_for_the_rounding() -> None:
     found = inputs(vgg(7, (9, 12)), golden_batch())
     torch.testing.assert_close(found[0], first_channels(GOLDEN["vgg"]), rtol=0, atol=0.501)
@@ -262,6 +289,9 @@ def test_normalised_takes_bytes_and_shares_alike() -> None:
         ((2, 3, 4, 4), (0.5, 0.5, 0.5), (1.0,), "1 deviations"),
         ((3, 4, 4), (0.5, 0.5, 0.5), (1.0, 1.0, 1.0), "cannot be normalised"),
         ((2, 1, 4, 4), (0.5,), (0.0,), "std is out of range"),
+        ((2, 1, 4, 4), 0.5, (1.0,), "mean is of the wrong type"),
+        ((2, 1, 4, 4), (0.5,), 1.0, "std is of the wrong type"),
+        ((2, 1, 4, 4), ("0.5",), (1.0,), r"mean\[0\] is of the wrong type"),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(
@@ -299,6 +329,10 @@ def test_what_are_no_images_is_refused(augment: Augment) -> None:
         (lambda: ShortSideCrop(8, (8.5, 9)), "the least short side is of the wrong type"),  # type: ignore[arg-type]
         (lambda: ShortSideCrop(8, place="left"), "place cannot be 'left'"),
         (lambda: ShortSideCrop(8, resize="random"), "resize cannot be 'random'"),
+        (lambda: ShortSideCrop(224, 256), "short_side is of the wrong type"),  # type: ignore[arg-type]
+        (lambda: ShortSideCrop(224, (256,)), "short_side is out of range"),  # type: ignore[arg-type]
+        (lambda: vgg(224, 256), "short_side is of the wrong type"),  # type: ignore[arg-type]
+        (lambda: vgg(224, (256,)), "short_side is out of range"),  # type: ignore[arg-type]
         (lambda: vgg(300), "short_side is out of range"),
         (lambda: slim_preset("lenet", 0), "size is out of range"),
     ],
