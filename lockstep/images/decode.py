@@ -263,7 +263,8 @@ def _torchcodec() -> _Torchcodec:
         from torchcodec.decoders import decode_jpeg
     except Exception as error:  # A library that does not fit torch fails in many ways.
         problem = f"{type(error).__name__}: {error}"
-        _logger.info("torchcodec is not used: %s", problem)
+        is_installed = not (isinstance(error, ModuleNotFoundError) and error.name == "torchcodec")
+        _logger.log(logging.INFO if is_installed else logging.DEBUG, "torchcodec is not used: %s", problem)
         return _Torchcodec(torch.clone, "", problem)
     return _Torchcodec(decode_jpeg, f"torchcodec {__version__}", "")
 
