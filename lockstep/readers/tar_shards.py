@@ -24,6 +24,7 @@ from lockstep.readers.reader import NO_DECODER, Cost, Int64s
 from lockstep.records.braces import expand_braces
 from lockstep.records.open_files import OpenFiles
 from lockstep.records.shards import find_shards
+from lockstep.records.tar_headers import BLOCK_BYTES, header_crc
 from lockstep.records.tar_index import key_and_ending, tar_index_of
 from lockstep.records.tar_members import shown
 
@@ -116,7 +117,7 @@ class TarShards:
 
     def _column(self, field: _Field, samples: Iterable[_Sample]) -> Any:
         values = [self._value(field.kind, sample.shard, sample.member_of(field)) for sample in samples]
-        return torch.tensor(values) if field.kind == "label" else values
+        return torch.tensor(values, dtype=torch.int64) if field.kind == "label" else values
 
     def _value(self, kind: Kind, shard: _Shard, member: int) -> Any:
         source = f"{shard.path}: {shown(shard.index.name(member))}"
@@ -170,9 +171,23 @@ class _Shard:
         return _Sample(self, shown(parts[0][0]), dict(zip(endings, members, strict=True)))
 
     def read(self, member: int) -> bytes:
-        """The content of a member."""
+        """The content of a member.
+
+        Raises:
+            DataError: the archive has changed since its index was made.
+        """
         index = self.index
-        return self._open_files.read(self.path, index.version, int(index.sizes[member]), int(index.offsets[member]))
+        offset = int(index.offsets[member])
+        # A tar archive has no checksums of contents; another header shows one that has only its size and time of change.
+        header = self._open_files.read(self.path, index.version, BLOCK_BYTES, offset - BLOCK_BYTES)
+        if header_crc(header) != index.header_crcs[member]:
+            raise DataError(
+                f"{self.path} is another archive than the one that its index was made of.",
+                given=f"another header before the content of {shown(index.name(member))!r}, at byte {offset}",
+                expected="the archive that was there, or another time of change",
+                mend="leave archives alone while they are read; if it was replaced before, touch it and start again",
+            )
+        return self._open_files.read(self.path, index.version, int(index.sizes[member]), offset)
 
 
 class _Sample(NamedTuple):
@@ -243,6 +258,8 @@ def _parsed(kind: Kind, data: bytes, source: str) -> Any:
         text = data.decode()
         if kind == "text":
             return text
+        if "_" in text:  # Python's own way to write a thousand
+            raise ValueError(f"the label {text!r:.40}")
         if (label := int(text)) not in _INT64:
             raise ValueError(f"{label} does not fit into 64 bits")
         return label

@@ -57,7 +57,7 @@ def check_version(file: BinaryIO, path: Path, version: Version) -> None:
     """
     if (now := version_of(file)) != version:
         raise DataError(
-            f"{path} has changed since its records were counted.",
+            f"{path} has changed since its index was made.",
             given=f"{now.size_bytes} bytes, changed at {now.mtime_ns} ns",
             expected=f"{version.size_bytes} bytes, changed at {version.mtime_ns} ns",
             mend="start again, and leave the files alone while they are read",

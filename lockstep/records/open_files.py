@@ -29,7 +29,7 @@ class OpenFiles:
         """Bytes of a file from an offset on, fewer at its end.
 
         Raises:
-            DataError: it cannot be opened, or is not what it was.
+            DataError: it cannot be opened, or is not what it was, by its size and its time of change.
         """
         file = self._open(path, version)  # as long as it is read here, no other thread's reading closes it
         return file.read(size, offset)
@@ -44,7 +44,9 @@ class _OpenFile:
     def __init__(self, path: Path, version: Version) -> None:
         self._file = opened(path)
         weakref.finalize(self, self._file.close)
-        check_version(self._file, path, version)
+        self._path, self._version = path, version
 
     def read(self, size: int, offset: int) -> bytes:
-        return read_at(self._file, size, offset)
+        data = read_at(self._file, size, offset)
+        check_version(self._file, self._path, self._version)  # each time, and last: it may be written in place
+        return data

@@ -10,6 +10,8 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+import google_crc32c
+
 BLOCK_BYTES = 512
 # Types of members, a byte each, as their headers name them.
 FILES = b"0\x007"
@@ -39,6 +41,8 @@ class Header(NamedTuple):
     """Of its content, before it is padded; 0 where its type has none."""
     kind: bytes
     """Its type, one byte."""
+    crc: int
+    """CRC-32C of the block."""
 
 
 def read_header(block: bytes) -> Header:
@@ -55,7 +59,13 @@ def read_header(block: bytes) -> Header:
     size_bytes = 0 if kind in WITHOUT_CONTENT else _number(block[124:136], "size")
     if block[257:263] == _POSIX and (prefix := _text(block[345:500])):
         name = prefix + b"/" + name
-    return Header(name, size_bytes, kind)
+    return Header(name, size_bytes, kind, header_crc(block))
+
+
+def header_crc(block: bytes) -> int:
+    """CRC-32C of a block: the checksum of a header is a sum, and the same for 01.jpg and 10.jpg."""
+    crc: int = google_crc32c.value(block)
+    return crc
 
 
 def read_pax(content: bytes) -> dict[bytes, bytes]:

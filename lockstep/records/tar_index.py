@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from lockstep.errors import DataError
 from lockstep.records.kept_index import Version, keep_index, kept_index, version_of
-from lockstep.records.record_streams import opened
-from lockstep.records.tar_headers import FILES, FOLDERS
+from lockstep.records.record_streams import opened, read_at
+from lockstep.records.tar_headers import BLOCK_BYTES, FILES, FOLDERS, header_crc
 from lockstep.records.tar_members import Member, members_of, shown
 
 Int64s = npt.NDArray[np.int64]
@@ -28,7 +28,7 @@ Int64s = npt.NDArray[np.int64]
 _WORTH_KEEPING_BYTES = 1 << 20
 _MOST_NAMED = 5
 
-_KIND = b"LSTARIX1"
+_KIND = b"LSTARIX2"
 _COUNTS = struct.Struct("<qqqq")
 
 _logger = logging.getLogger("lockstep")
@@ -41,6 +41,8 @@ class TarIndex(NamedTuple):
     """Of each member's content from the start of the file, in bytes."""
     sizes: Int64s
     """Of each content, in bytes."""
+    header_crcs: Int64s
+    """CRC-32C of the block before each content."""
     starts: Int64s
     """Number of each sample's first member; and of all members."""
     name_stops: Int64s
@@ -70,8 +72,9 @@ def tar_index_of(path: Path) -> TarIndex:
     """
     with opened(path) as file:
         version = version_of(file)
-    index = kept_index(path, _KIND, version, partial(_decoded, version))
-    if index is None:
+        index = kept_index(path, _KIND, version, partial(_decoded, version))
+        is_same = index is not None and _has_these_ends(file, index)
+    if index is None or not is_same:
         index = build_tar_index(path)
         if version.size_bytes >= _WORTH_KEEPING_BYTES:
             keep_index(path, _KIND, index.version, _encoded(index))
@@ -125,6 +128,7 @@ class _Samples:
         return TarIndex(
             np.array([member.offset for member in self._members], dtype=np.int64),
             np.array([member.size_bytes for member in self._members], dtype=np.int64),
+            np.array([member.header_crc for member in self._members], dtype=np.int64),
             np.array([*self._starts, len(self._members)], dtype=np.int64),
             np.cumsum([len(member.name) for member in self._members], dtype=np.int64),
             b"".join(member.name for member in self._members),
@@ -149,9 +153,19 @@ class _Samples:
         self._members.append(member)
 
 
+def _has_these_ends(file: BinaryIO, index: TarIndex) -> bool:
+    """Whether the first and the last member are where the index has them.
+
+    Archives that were packed alike are of one size, and copied with their times of one time of change, too.
+    """
+    ends = [0, -1] if len(index.offsets) else []
+    headers = [read_at(file, BLOCK_BYTES, int(index.offsets[member]) - BLOCK_BYTES) for member in ends]
+    return [header_crc(header) for header in headers] == index.header_crcs[ends].tolist()
+
+
 def _encoded(index: TarIndex) -> bytes:
     counts = len(index.offsets), len(index.starts), len(index.names), len(index.not_read)
-    arrays = np.concatenate([index.offsets, index.sizes, index.starts, index.name_stops])
+    arrays = np.concatenate([index.offsets, index.sizes, index.header_crcs, index.starts, index.name_stops])
     return b"".join([_COUNTS.pack(*counts), arrays.astype("<i8").tobytes(), index.names, index.not_read])
 
 
@@ -160,14 +174,14 @@ def _decoded(version: Version, content: bytes) -> TarIndex | None:
     if len(content) < _COUNTS.size:
         return None
     members, starts, names_bytes, not_read_bytes = _COUNTS.unpack_from(content)
-    numbers = 3 * members + starts
+    numbers = 4 * members + starts
     texts = _COUNTS.size + 8 * numbers  # where the names begin
     if min(members, starts - 1, names_bytes) < 0 or len(content) != texts + names_bytes + not_read_bytes:
         return None
     array = np.frombuffer(content, dtype="<i8", count=numbers, offset=_COUNTS.size).astype(np.int64)
-    offsets, sizes, sample_starts, name_stops = np.split(array, [members, 2 * members, 2 * members + starts])
+    parts = np.split(array, [members, 2 * members, 3 * members, 3 * members + starts])
     names, not_read = content[texts : texts + names_bytes], content[texts + names_bytes :]
-    index = TarIndex(offsets, sizes, sample_starts, name_stops, names, not_read, version)
+    index = TarIndex(*parts, names, not_read, version)
     return index if _is_sound(index) else None
 
 
@@ -181,5 +195,5 @@ def _is_sound(index: TarIndex) -> bool:
     return (
         rises(index.starts, 0, len(index.offsets))
         and rises(index.name_stops, 0, len(index.names))
-        and rises(np.stack([index.offsets, ends], axis=1).ravel(), 0, index.version.size_bytes)
+        and rises(np.stack([index.offsets, ends], axis=1).ravel(), BLOCK_BYTES, index.version.size_bytes)
     )

@@ -36,6 +36,8 @@ _REFUSED = {b"1": "a hard link", b"2": "a symbolic link", SPARSE: "a sparse file
 # Headers of small members lie close together, those of large ones far apart.
 _WINDOW_BYTES = 1 << 12
 _REST_BYTES = 1 << 20
+# No program pads further. What interrupted copies leave is as long as the whole file, and takes minutes to look through.
+_LONGEST_REST_BYTES = 1 << 24
 
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
@@ -58,6 +60,8 @@ class Member(NamedTuple):
     """Of its content."""
     kind: bytes
     """One of FILES, FOLDERS, DEVICES or LABELS."""
+    header_crc: int
+    """Of the block before its content."""
 
 
 def members_of(file: BinaryIO, path: Path, size_bytes: int) -> Iterator[Member]:
@@ -81,8 +85,11 @@ def members_of(file: BinaryIO, path: Path, size_bytes: int) -> Iterator[Member]:
 
 
 def shown(name: bytes) -> str:
-    """A name as people read it: what is not UTF-8 in it, escaped."""
-    return name.decode(errors="backslashreplace")
+    """A name as people read it, on one line: what is not UTF-8 in it, or no character to be seen, escaped."""
+    text = name.decode(errors="backslashreplace")
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 class _Walk:
@@ -114,7 +121,7 @@ class _Walk:
         """Refuse what follows the end mark: most programs would pass over it in silence."""
         if self._extended:
             raise BadHeaderError("an end mark, where a member was announced")
-        for place in range(self._place, self._size_bytes, _REST_BYTES):
+        for place in range(self._place, min(self._size_bytes, self._place + _LONGEST_REST_BYTES), _REST_BYTES):
             if read_at(self._file, _REST_BYTES, place).strip(b"\0"):
                 raise DataError(
                     f"{self._path} holds more after its end mark.",
@@ -122,6 +129,8 @@ class _Walk:
                     expected="one archive; those that `cat` has joined end at the first one's mark",
                     mend="give the archives themselves, or join them by tar --concatenate",
                 )
+        if (rest := self._size_bytes - self._place) > _LONGEST_REST_BYTES:
+            raise self._cut_short(f"zeros in its place, and {rest} bytes up to the end of the file", "its header")
 
     def damaged(self, given: str) -> DataError:
         """The error for a header, or an extension of one, that is none."""
@@ -195,7 +204,7 @@ class _Walk:
             )
         if kind in FILES and name.endswith(b"/"):  # as the oldest archives name folders
             kind = FOLDERS
-        return Member(name, self._place, self._place + BLOCK_BYTES, size_bytes, kind)
+        return Member(name, self._place, self._place + BLOCK_BYTES, size_bytes, kind, header.crc)
 
     def _cut_short(self, given: str, expected: str, name: str = "") -> DataError:
         return DataError(

@@ -97,10 +97,7 @@ class RecordFile:
             data = self.memory[offset : offset + size]
         else:
             data = self._open_files.read(self.path, self.index.version, size, offset)
-        start = offset - HEAD_BYTES
-        if len(data) < size:
-            raise self._source.cut_short(record, start, HEAD_BYTES + size, HEAD_BYTES + len(data))
-        return payload_of(data, verify, self._source, record, start)
+        return payload_of(data, verify, self._source, record, offset - HEAD_BYTES)
 
     def place(self, record: int) -> str:
         """A record by its number, file and byte: the subject of a sentence, for errors."""

@@ -206,7 +206,7 @@ def test_a_file_that_changes_before_it_is_mapped_is_noticed(tmp_path: Path) -> N
     (path,) = write(tmp_path, [payload(1), payload(2)])
     reader = Records([path], FIELDS, verify=False)
     write(tmp_path, [payload(3)])
-    with pytest.raises(DataError, match=f"{path} has changed since its records were counted"):
+    with pytest.raises(DataError, match=f"{path} has changed since its index was made"):
         reader.read_batch(np.array([0]))
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import multiprocessing
+import os
 import pickle
 import tarfile
 from collections.abc import Mapping
@@ -167,12 +168,13 @@ def test_endings_of_one_field_hold_one_kind_of_thing(path: Path) -> None:
     ("name", "content", "given_", "expected"),
     [
         ("1.cls", b"cat", "invalid literal for int() with base 10: 'cat'", "a whole number"),
+        ("1.cls", b"1_000", "the label '1_000'", "a whole number"),
         ("1.cls", b"9223372036854775808", "9223372036854775808 does not fit into 64 bits", "a whole number"),
         ("1.txt", b"\xff", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte", "text in UTF-8"),
         ("1.json", b"{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)", "JSON"),
         ("1.json", b"[" * 100_000, None, "JSON"),
     ],
-    ids=["word", "large", "binary", "half", "deep"],
+    ids=["word", "thousand", "large", "binary", "half", "deep"],
 )
 def test_a_member_that_does_not_hold_what_its_ending_says_is_named(
     tmp_path: Path, name: str, content: bytes, given_: str | None, expected: str
@@ -206,6 +208,48 @@ def test_a_shard_that_has_changed_is_refused(path: Path) -> None:
     shard_of(path, sample("0001", 9))
     with pytest.raises(DataError, match=f"{path} has changed since"):
         read(reader, 0)
+
+
+def test_a_shard_that_is_cut_short_while_it_is_open_is_refused(tmp_path: Path) -> None:
+    path = shard_of(tmp_path / "a.tar", {f"{number}.bin": bytes(3000) for number in range(6)})
+    reader = TarShards(path)
+    assert [len(data) for data in read(reader, 0, 5)["bin"]] == [3000, 3000]
+    os.truncate(path, 8000)
+    with pytest.raises(DataError, match=rf"{path} has changed since[\s\S]*given: +8000 bytes"):
+        read(reader, 5)
+
+
+def test_a_shard_replaced_by_one_of_its_size_and_time_is_refused(tmp_path: Path) -> None:
+    names = [f"{number}.bin" for number in range(4)]
+    path = shard_of(tmp_path / "a.tar", {name: name.encode() for name in names})
+    os.utime(path, (10**9, 10**9))
+    reader = TarShards(path)
+    middle = [names[number] for number in (0, 2, 1, 3)]
+    os.utime(shard_of(path, {name: name.encode() for name in middle}), (10**9, 10**9))
+    assert read(reader, 0, 3)["bin"] == [b"0.bin", b"3.bin"]
+    with pytest.raises(DataError) as caught:
+        read(reader, 1)
+    assert caught.value.what == f"{path} is another archive than the one that its index was made of."
+    assert caught.value.given == "another header before the content of '1.bin', at byte 1536"
+    assert caught.value.expected == "the archive that was there, or another time of change"
+    assert caught.value.mend.endswith("if it was replaced before, touch it and start again")
+
+
+def test_a_kept_index_of_another_shard_of_its_size_and_time_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.records.tar_index._WORTH_KEEPING_BYTES", 1)
+    path = tmp_path / "a.tar"
+    for digits in ("0123", "3210"):
+        os.utime(shard_of(path, {f"{digit}.cls": digit.encode() for digit in digits}), (10**9, 10**9))
+        reader = TarShards(path)
+        assert [reader.example_id(index) for index in range(4)] == [f"a.tar: {digit}" for digit in digits]
+        assert read(reader, 0, 1, 2, 3)["label"].tolist() == [int(digit) for digit in digits]
+
+
+def test_of_no_samples_labels_are_whole_numbers(path: Path) -> None:
+    batch = read(TarShards(path))
+    assert (batch["label"].dtype, batch["label"].shape, batch["image"]) == (torch.int64, (0,), [])
 
 
 def test_an_index_kept_beside_a_shard_is_used(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import gc
 import os
 import pickle
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def test_another_file_under_the_name_is_not_read(paths: list[Path]) -> None:
     paths[0].write_bytes(bytes(11))
     assert files.read(paths[0], before, 10, 0) == bytes(10)
     files.read(paths[1], version(paths[1]), 1, 0)
-    with pytest.raises(DataError, match=f"{paths[0]} has changed since its records were counted"):
+    with pytest.raises(DataError, match=f"{paths[0]} has changed since its index was made"):
         files.read(paths[0], before, 1, 0)
 
 
@@ -89,3 +90,23 @@ def test_few_of_many_shards_are_open(tmp_path: Path, compression: Compression | 
     files = RecordFiles(tmp_path / "???")
     assert [files.read(index) for index in range(140)] == [bytes([number]) for number in range(140)]
     assert len(open_below(tmp_path)) == (0 if compression else 128)
+
+
+def cut_short(path: Path) -> None:
+    os.truncate(path, 5)
+
+
+def written_over(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"x" * 10)
+
+
+@pytest.mark.parametrize("change", [cut_short, written_over])
+def test_a_file_that_changes_while_it_is_open_is_refused(paths: list[Path], change: Callable[[Path], None]) -> None:
+    files = OpenFiles()
+    os.utime(paths[1], (10**9, 10**9))
+    before = version(paths[1])
+    assert files.read(paths[1], before, 4, 0) == b"\x01" * 4
+    change(paths[1])
+    with pytest.raises(DataError, match=f"{paths[1]} has changed since its index was made"):
+        files.read(paths[1], before, 4, 0)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import tarfile
 from contextlib import suppress
@@ -189,6 +190,12 @@ def test_a_name_that_is_not_utf8_is_escaped(tmp_path: Path, caplog: pytest.LogCa
     assert caplog.messages == [f"Not read in {path}: caf\\xe9"]
 
 
+def test_a_name_of_several_lines_is_logged_on_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = archive_of(tmp_path / "a.tar", member_of("one\nERROR all is lost\x1b[31m é"), member_of("1.cls"))
+    tar_index_of(path)
+    assert caplog.messages == [f"Not read in {path}: one\\nERROR all is lost\\x1b[31m é"]
+
+
 @pytest.mark.parametrize(
     ("kind", "what"),
     [
@@ -359,6 +366,18 @@ def test_archives_joined_by_cat_are_refused(tmp_path: Path) -> None:
     assert caught.value.mend == "give the archives themselves, or join them by tar --concatenate"
 
 
+def test_more_zeros_than_any_program_pads_are_not_looked_through(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.tar", {"0.jpg": b""})
+    os.truncate(path, 512 + (1 << 24))
+    assert len(build_tar_index(path).offsets) == 1
+    os.truncate(path, 20 << 30)
+    with pytest.raises(DataError) as caught:
+        build_tar_index(path)
+    assert caught.value.what == f"{path} is cut short: member 1, at byte 512, is not whole."
+    assert caught.value.given == f"zeros in its place, and {(20 << 30) - 512} bytes up to the end of the file"
+    assert caught.value.expected == "its header"
+
+
 @pytest.mark.parametrize("compression", ["gz", "bz2", "xz"])
 def test_a_compressed_archive_is_refused_with_what_to_do(tmp_path: Path, compression: str) -> None:
     path = tmp_path / "a.tar"
@@ -427,7 +446,7 @@ def test_a_kept_index_that_names_what_is_not_there_is_made_again(
     path = archive(tmp_path / "a.tar", FILES)
     index = tar_index_of(path)
     content = tar_index._encoded(index._replace(**change))  # type: ignore[arg-type]
-    tar_index.keep_index(path, b"LSTARIX1", index.version, content)
+    tar_index.keep_index(path, b"LSTARIX2", index.version, content)
     with caplog.at_level(logging.WARNING, "lockstep"):
         assert same(tar_index_of(path), index)
     kept = tmp_path / ".lockstep-index" / "a.tar"
@@ -438,5 +457,5 @@ def test_a_kept_index_that_names_what_is_not_there_is_made_again(
 def test_a_kept_index_of_another_length_is_made_again(tmp_path: Path, content: bytes) -> None:
     path = archive(tmp_path / "a.tar", FILES)
     index = tar_index_of(path)
-    tar_index.keep_index(path, b"LSTARIX1", index.version, content)
+    tar_index.keep_index(path, b"LSTARIX2", index.version, content)
     assert same(tar_index_of(path), index)
