@@ -28,7 +28,12 @@ EXAMPLES = """examples:
   lockstep run my_script.py --workers 4                   your own script on four workers
   lockstep convert images photos --to shards              sharded records of folders of images
   lockstep benchmark input mnist                          what limits the run, and what to change
-  lockstep show photos --augment crop --to page.html      examples, before and after they are augmented"""
+  lockstep show photos --augment crop --to page.html      examples, before and after they are augmented
+  lockstep inspect runs/mnist                             what is in a checkpoint or a record file, and what is damaged
+  lockstep import checkpoint net.ckpt --to net.safetensors    weights of another system, TensorFlow's among them"""
+
+# Commands that are called like a word or a module of Python's.
+_MODULES = {"import": "importing", "inspect": "inspecting"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,6 +52,8 @@ def parser() -> argparse.ArgumentParser:
     convert.add_arguments(commands.add_parser("convert", help="make sharded records of a data set"))
     _add_benchmark(commands.add_parser("benchmark", help="measure what limits a run, and say what to change"))
     _add_show(commands.add_parser("show", help="show examples, before and after they are augmented"))
+    _add_inspect(commands.add_parser("inspect", help="list what is in a checkpoint, a run or a record file"))
+    _add_import(commands.add_parser("import", help="make a file of safetensors of weights from anywhere"))
     return top
 
 
@@ -116,6 +123,30 @@ def _add_show(show: argparse.ArgumentParser) -> None:
     show.add_argument("--repeat", type=int, default=1, metavar="N", help="augment each so many times")
 
 
+def _add_inspect(inspect: argparse.ArgumentParser) -> None:
+    inspect.add_argument(
+        "path", help="weights of any supported system, a run (or run@STEP), a record file, its pattern or folder"
+    )
+    inspect.add_argument(
+        "--diff", metavar="OTHER", help="compare with these weights; the exit code is 1 if they differ"
+    )
+    inspect.add_argument("--values", metavar="NAME", help="show the values of this tensor")
+    inspect.add_argument("--norms", action="store_true", help="show the 2-norm of each tensor")
+    inspect.add_argument("--json", action="store_true", help="write JSON, for programs")
+    inspect.description = "List what is there. All of it is read and verified; exit code 1 if some is damaged."
+
+
+def _add_import(importing: argparse.ArgumentParser) -> None:
+    importing.add_argument("what", choices=["checkpoint"], help="what is imported")
+    importing.add_argument("path", help="weights of any supported system, or a run (or run@STEP)")
+    importing.add_argument("--to", required=True, metavar="FILE", help="the file of safetensors")
+    importing.add_argument("--average", action="store_true", help="take moving averages where there are some")
+    importing.add_argument(
+        "--map", metavar="NAME", help="give TensorFlow's weights torch's names and layouts: tensorflow, mnist, ..."
+    )
+    importing.add_argument("--force", action="store_true", help="overwrite the file")
+
+
 def _add_machine(command: argparse.ArgumentParser) -> None:
     command.add_argument("--workers", type=int, metavar="N", help="processes, one a device (default: what there is)")
     command.add_argument("--device", choices=["cpu"], help="leave the accelerators alone")
@@ -138,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(given)
     configure()
     try:
-        command = import_module(f"lockstep.cli.{arguments.command}")
+        command = import_module(f"lockstep.cli.{_MODULES.get(arguments.command, arguments.command)}")
         code: int = command.run(arguments, given)
     except LockstepError as error:
         logging.getLogger("lockstep").error("%s", error)

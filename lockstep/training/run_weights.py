@@ -1,0 +1,179 @@
+"""The weights of our own runs as a source like any other, and the one door to weights from anywhere."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, DamagedError, FileEntry, Manifest
+from lockstep.checkpoints.store import Store
+from lockstep.errors import CheckpointError
+from lockstep.weights.name_maps import AVERAGE
+from lockstep.weights.opening import open_file, unknown
+from lockstep.weights.safetensors_file import SafetensorsFile
+from lockstep.weights.source import TensorInfo, WeightSource
+
+CHECKPOINTS = "checkpoints"
+
+_WEIGHTS = ("parameters", "buffers", "average")
+_SLOTS = "slots"
+_RUN_AT_STEP = re.compile(r"(.+)@(\d+)", re.DOTALL)
+
+_logger = logging.getLogger("lockstep")
+
+
+class _Section(NamedTuple):
+    """One file of tensors of a checkpoint."""
+
+    entry: FileEntry
+    file: SafetensorsFile
+    prefix: str
+    """What stands before the names of its tensors: the name of the state, where a run has several."""
+    ending: str
+
+
+class RunWeights:
+    """One checkpoint of a run. Parameters and buffers have the model's names; moving averages end as TensorFlow's do.
+
+    Where a run has several states, the name of the state stands before the names of its tensors: "generator.conv.bias".
+    Opening it reads the manifest and compares the sizes of the files; the hash of a file is verified when the first of
+    its tensors is read.
+
+    Args:
+        folder: of the checkpoint.
+        slots: list those of the optimizer too, such as "momentum/conv.bias".
+
+    Raises:
+        CheckpointError: it is damaged (DamagedError), or of another version of the format.
+    """
+
+    kind = "Lockstep checkpoint"
+
+    def __init__(self, folder: Path, *, slots: bool = False) -> None:
+        self.path = folder
+        manifest = Manifest.read(folder)
+        self.step = manifest.step
+        self._verified: set[str] = set()
+        self._places = {
+            section.prefix + name + section.ending: (section, name)
+            for section in _sections(folder, manifest, (*_WEIGHTS, _SLOTS) if slots else _WEIGHTS)
+            for name in section.file.tensors
+        }
+        self.tensors: Mapping[str, TensorInfo] = {
+            name: section.file.tensors[inside] for name, (section, inside) in self._places.items()
+        }
+
+    def read(self, name: str) -> Tensor:
+        """A tensor, whole and contiguous, the hash of its file verified.
+
+        Raises:
+            CheckpointError: there is no such tensor, or its file is not what was written (DamagedError).
+        """
+        if name not in self._places:
+            raise CheckpointError(
+                f"{self.path} has no tensor {name!r}.",
+                given=repr(name),
+                expected=f"the name of one of its {len(self._places)} tensors",
+                mend="list its tensors, and name one of these",
+            )
+        section, inside = self._places[name]
+        self._verify(section)
+        return section.file.read(inside)
+
+    def verify(self) -> None:
+        """Verify the hashes of all files with tensors that are listed.
+
+        Raises:
+            DamagedError: one is not what was written.
+        """
+        for section, _ in self._places.values():
+            self._verify(section)
+
+    def _verify(self, section: _Section) -> None:
+        if section.entry.name not in self._verified:
+            section.entry.read(self.path)
+            self._verified.add(section.entry.name)
+
+
+def _sections(folder: Path, manifest: Manifest, wanted: tuple[str, ...]) -> Iterator[_Section]:
+    for kind in wanted:
+        for entry in manifest.files:
+            state, _, section = entry.name.removesuffix(SUFFIX).rpartition(".")
+            if section == kind:
+                file = _opened(folder, entry)
+                yield _Section(entry, file, f"{state}." if state else "", AVERAGE if kind == "average" else "")
+
+
+def _opened(folder: Path, entry: FileEntry) -> SafetensorsFile:
+    entry.check_size(folder)
+    try:
+        return SafetensorsFile(folder / entry.name)
+    except CheckpointError:
+        entry.read(folder)  # says that it is not what was written
+        raise
+
+
+def open_weights(path: str | Path, *, slots: bool = False) -> WeightSource:
+    """The weights at a path, whatever wrote them.
+
+    Args:
+        path: a checkpoint of a run; a run's workdir, for its newest checkpoint that is intact, or `WORKDIR@STEP`; or
+            what `lockstep.weights.opening.open_file` opens.
+        slots: list the slots of our own optimizers too.
+
+    Raises:
+        CheckpointError: there are no weights that are known, or they are damaged.
+    """
+    path = Path(path)
+    if (path / MANIFEST).is_file():
+        return RunWeights(path, slots=slots)
+    if store := store_of_run(path):
+        return _newest(store, slots)
+    if not path.exists() and (at := _RUN_AT_STEP.fullmatch(str(path))) and (store := store_of_run(Path(at[1]))):
+        return RunWeights(_at(store, int(at[2])), slots=slots)
+    if (path / CHECKPOINTS).is_dir():
+        raise unknown(path, "a run without a checkpoint")
+    return open_file(path)
+
+
+def store_of_run(folder: Path) -> Store | None:
+    """The checkpoints of a workdir, or of the folder in it that they are in; None where there are none."""
+    stores = (Store(folder / CHECKPOINTS), Store(folder))
+    return next((store for store in stores if store.folder.is_dir() and store.steps()), None)
+
+
+def _newest(store: Store, slots: bool) -> RunWeights:
+    damages = []
+    for step in reversed(store.steps()):
+        try:
+            weights = RunWeights(store.path(step), slots=slots)
+            weights.verify()
+        except DamagedError as damage:
+            _logger.warning(
+                "%s Given: %s; expected: %s. Trying the one before.", damage.what, damage.given, damage.expected
+            )
+            damages.append(damage)
+        else:
+            return weights
+    raise CheckpointError(
+        f"Every checkpoint in {store.folder} is damaged.",
+        given="; ".join(f"{damage.what} ({damage.given})" for damage in damages),
+        expected="at least one that is as it was written",
+        mend="put one back from a copy, or name another run",
+    )
+
+
+def _at(store: Store, step: int) -> Path:
+    if step not in store.steps():
+        raise CheckpointError(
+            f"{store.folder} has no checkpoint of step {step}.",
+            given=f"step {step}",
+            expected=f"one of the steps there are: {', '.join(map(str, store.steps()))}",
+            mend="name one of these, or the workdir alone for the newest that is intact",
+        )
+    return store.path(step)

@@ -1,0 +1,96 @@
+"""Files of safetensors: https://github.com/huggingface/safetensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from lockstep.errors import CheckpointError
+from lockstep.weights.source import TensorInfo
+from lockstep.weights.tf_errors import damaged, no_tensor, unreadable
+
+_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "F32": torch.float32,
+    "C64": torch.complex64,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+}
+
+
+class SafetensorsFile:
+    """A file of safetensors. It has no checksums; places and sizes of all tensors are verified when it is opened.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        CheckpointError: it cannot be read, is cut short or is damaged.
+    """
+
+    kind = "safetensors"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._faults():
+            opened: Any = safe_open(path, framework="pt")  # the library has types for some of what it does
+            self._file = opened
+            slices = {name: self._file.get_slice(name) for name in self._file.offset_keys()}
+            self.tensors: Mapping[str, TensorInfo] = {name: _info(each) for name, each in slices.items()}
+            self.metadata: Mapping[str, str] = self._file.metadata() or {}
+
+    def read(self, name: str) -> Tensor:
+        """A tensor of its own, whole and contiguous.
+
+        Raises:
+            CheckpointError: there is no such tensor, or torch has no such kind.
+        """
+        if name not in self.tensors:
+            raise no_tensor(name, self.path, len(self.tensors))
+        with self._faults():
+            # A copy: the file is mapped into memory, and somebody may write to it.
+            tensor: Tensor = self._file.get_tensor(name).clone()
+        return tensor
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+        except Exception as error:  # the library has an error of its own, and for some headers others
+            raise damaged(
+                self.path,
+                "is no file of safetensors, or is damaged or cut short",
+                given=str(error),
+                expected="a header that describes all bytes of the file",
+            ) from error
+
+
+def _info(part: Any) -> TensorInfo:
+    """Of a tensor that the library names."""
+    shape, kind = tuple(part.get_shape()), part.get_dtype()
+    if kind not in _DTYPES:
+        return TensorInfo(shape, kind, 0)
+    dtype = _DTYPES[kind]
+    return TensorInfo(shape, str(dtype).removeprefix("torch."), math.prod(shape) * dtype.itemsize)

@@ -1,0 +1,202 @@
+"""Files of torch.save, in today's format (a zip archive) and that before torch 1.6. Nothing in them is run.
+
+They are unpickled by torch's own unpickler for weights, which knows tensors and plain values and calls nothing else.
+"""
+
+from __future__ import annotations
+
+import pickle
+import pickletools
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lockstep.errors import CheckpointError
+from lockstep.weights.name_maps import AVERAGE
+from lockstep.weights.source import TensorInfo
+from lockstep.weights.tf_errors import damaged, damaged_tensor, no_tensor, not_numbers, unreadable
+from lockstep.weights.torch_records import MAGIC, TorchRecords
+
+_PROTOCOL = b"\x80\x02"
+_RAW = ("state_dict", "model_state_dict", "model")
+_AVERAGED = ("ema", "ema_state_dict", "state_dict_ema", "model_ema")
+_MOST_ENTRIES, _MOST_DEPTH = 1_000_000, 32
+_NAMES_IN_PICKLE = 8
+_BLAMED = re.compile(r"GLOBAL (\S+)|WeightsUnpickler error:\s*([^\n]+)")
+
+
+class TorchFile:
+    """The tensors of a state dict, or of all dicts and lists in a file, by their keys with dots between.
+
+    Where the file has a "state_dict", "model_state_dict" or "model", only its tensors are listed, without this name;
+    with those of its "ema" beside them, which have the ending that averages have in TensorFlow's checkpoints. Names are
+    as they are otherwise: that of a parallel module stays in front.
+
+    Today's format is mapped into memory and its checksums are verified when the first tensor is read; that before is
+    read at once, and has none.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        CheckpointError: it cannot be read, is damaged, holds more than tensors and plain values, or no tensors.
+    """
+
+    kind = "torch file"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                head = file.read(len(MAGIC))
+            self._num_bytes = path.stat().st_size
+        except OSError as error:
+            raise unreadable(path, error) from error
+        self._records = TorchRecords(path) if head == MAGIC else None
+        if not self._records and not head.startswith(_PROTOCOL):
+            raise _foreign_pickle(path, head)
+        content = _loaded(path, mapped=self._records is not None)
+        try:
+            self._tensors = _tensors(content)
+        except ValueError as error:
+            raise damaged(path, "cannot be used", given=str(error), expected="tensors in dicts and lists") from None
+        if not self._tensors:
+            raise _without_tensors(path, content)
+        self.tensors: Mapping[str, TensorInfo] = {name: _info(tensor) for name, tensor in self._tensors.items()}
+        self.values: Mapping[str, int | float | str] = _values(content)
+        """What stands beside the weights: the epoch, the best accuracy."""
+
+    def read(self, name: str) -> Tensor:
+        """A tensor of its own, whole and contiguous, its checksum verified.
+
+        Raises:
+            CheckpointError: there is no such tensor, it is damaged, or not of plain values.
+        """
+        if name not in self._tensors:
+            raise no_tensor(name, self.path, len(self._tensors))
+        if self._records:
+            self._records.verify()
+        tensor = self._tensors[name].detach()
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+            raise not_numbers(name, self.path, f"{tensor.dtype}, {tensor.layout}, on {tensor.device}")
+        if tensor.nbytes > self._num_bytes:  # one value may stand for many
+            raise damaged_tensor(
+                name, self.path, given=f"{tensor.nbytes} bytes", expected=f"at most the {self._num_bytes} of the file"
+            )
+        return tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+
+
+def _loaded(path: Path, *, mapped: bool) -> object:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:
+        found = _BLAMED.search(str(error))
+        raise _refused(path, (found[1] or found[2]).strip() if found else str(error).splitlines()[0]) from error
+    except Exception as error:  # torch has no one kind of error for what is damaged
+        raise damaged(
+            path,
+            "is no file of torch.save, or is damaged or cut short",
+            given=f"{type(error).__name__}: {error}".splitlines()[0],
+            expected="what torch.save has written",
+        ) from error
+
+
+def _tensors(content: object) -> dict[str, Tensor]:
+    """The tensors to be listed, by name.
+
+    Raises:
+        ValueError: there are too many, or two of one name.
+    """
+    raw, averaged = _first(content, _RAW), _first(content, _AVERAGED)
+    if raw and averaged:
+        return raw | {name + AVERAGE: tensor for name, tensor in averaged.items()}
+    return raw or averaged or _flat(content)
+
+
+def _first(content: object, keys: tuple[str, ...]) -> dict[str, Tensor]:
+    """The tensors of the first dict under one of the keys that has any."""
+    found = [content[key] for key in keys if key in content] if isinstance(content, Mapping) else []
+    flat = (_flat(each) for each in found if isinstance(each, Mapping))
+    return next((tensors for tensors in flat if tensors), {})
+
+
+def _flat(content: object) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for number, (name, value) in enumerate(_entries(content, "", _MOST_DEPTH)):
+        if number == _MOST_ENTRIES:
+            raise ValueError(f"more than {_MOST_ENTRIES} entries")
+        if isinstance(value, Tensor) and tensors.setdefault(name, value) is not value:
+            raise ValueError(f"two tensors {name!r}")
+    return tensors
+
+
+def _entries(content: object, name: str, depth: int) -> Iterator[tuple[str, object]]:
+    """Yield all that is in dicts and lists, with keys or numbers by dots."""
+    if isinstance(content, Mapping):
+        inside = ((str(key), value) for key, value in content.items())
+    elif isinstance(content, list | tuple):
+        inside = ((str(number), value) for number, value in enumerate(content))
+    else:
+        yield name or "tensor", content
+        return
+    if not depth:
+        raise ValueError(f"more than {_MOST_DEPTH} dicts or lists, one inside of another")
+    for key, value in inside:
+        yield from _entries(value, f"{name}.{key}" if name else key, depth - 1)
+
+
+def _values(content: object) -> dict[str, int | float | str]:
+    items = content.items() if isinstance(content, Mapping) else ()
+    return {str(key): value for key, value in items if isinstance(value, int | float | str)}
+
+
+def _info(tensor: Tensor) -> TensorInfo:
+    return TensorInfo(
+        tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.numel() * tensor.dtype.itemsize
+    )
+
+
+def _refused(path: Path, blamed: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} holds more than tensors: loading it could run code, so it was not loaded.",
+        given=blamed,
+        expected="tensors, numbers, text, and dicts and lists of these",
+        mend="with the program that wrote it, and where you trust it, save the tensors alone: "
+        "torch.save(model.state_dict(), NEW_FILE)",
+    )
+
+
+def _foreign_pickle(path: Path, head: bytes) -> CheckpointError:
+    """The error for a file that is neither an archive nor begins as torch.save has it, with what it would call."""
+    names: list[str] = []
+    strings: list[str] = []
+    # Where it is no pickle to its end, the names so far count.
+    with suppress(ValueError, IndexError, OverflowError, MemoryError), path.open("rb") as file:
+        for opcode, argument, _ in pickletools.genops(file):  # reads them, and follows none
+            if opcode.name == "GLOBAL":
+                names.append(str(argument).replace(" ", "."))
+            elif opcode.name == "STACK_GLOBAL":
+                names.append(".".join(strings[-2:]))
+            elif isinstance(argument, str):
+                strings.append(argument)
+            if len(names) == _NAMES_IN_PICKLE:
+                break
+    if names or head.startswith(b"\x80"):
+        return _refused(path, f"a pickle that is none of torch.save, and names {', '.join(names) or 'nothing'}")
+    return damaged(
+        path, "is no file of torch.save", given=f"the bytes {head.hex(' ')}", expected="a zip archive, or a pickle"
+    )
+
+
+def _without_tensors(path: Path, content: object) -> CheckpointError:
+    keys = ", ".join(map(str, list(content)[:5])) if isinstance(content, Mapping) else ""
+    return CheckpointError(
+        f"{path} holds no tensors.",
+        given=f"a {type(content).__name__}" + (f" with {keys}" if keys else ""),
+        expected="a state dict, or a dict with one",
+        mend="save it again: torch.save(model.state_dict(), FILE)",
+    )
