@@ -21,6 +21,10 @@ def check_probability(name: str, value: float) -> None:
     check_range(name, value, 0, math.nextafter(1, 2))
 
 
+PLACES = ("boxes", "masks", "keypoints", "keypoint_visibility", "area")
+"""The fields that say where objects are on an image, or how much of it they take."""
+
+
 def pair_of(name: str, bounds: tuple[Any, Any]) -> tuple[Any, Any]:
     """The least and the most of what may be drawn.
 
@@ -53,6 +57,30 @@ def check_bounds(name: str, bounds: tuple[float, float], most: float = math.inf)
             expected=f"0 < least <= most{limit}",
             mend=f"give {name} within these bounds",
         )
+
+
+def check_no_places(batch: dict[str, Any], moved_by: object) -> None:
+    """Refuse the places of objects on the images, which an augmentation that moves what is on them would leave wrong.
+
+    What says of objects only that they are there may stay: the labels of an image, as its one label does.
+
+    Raises:
+        InputError: the fields and the class of `moved_by` are named.
+    """
+    wrong = [name for name in PLACES if name in batch and not _one_each(batch[name])]
+    if wrong:
+        name, kept = type(moved_by).__name__, [f'"{name}"' for name in batch if name not in wrong]
+        raise InputError(
+            f"{name} would leave {', '.join(wrong)} where they are, and move the images.",
+            given=f"a batch of {', '.join(batch)}",
+            expected=f"no places of objects on the images, none of {', '.join(PLACES)}",
+            mend=f"read the fields wanted alone: ls.data.OnlyFields(reader, [{', '.join(kept)}])",
+        )
+
+
+def _one_each(values: object) -> bool:
+    """Whether a field has one number for each example, so that it is about no objects."""
+    return isinstance(values, Tensor) and values.ndim == 1
 
 
 def colour_images(batch: dict[str, Any], field: str, wanted_by: object) -> Tensor:

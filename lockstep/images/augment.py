@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 
 from lockstep.checks import check_type
 from lockstep.errors import InputError
+from lockstep.images.arguments import check_no_places
 from lockstep.randomness import Draws
 
 
@@ -50,9 +51,11 @@ class RandomShift:
         """Return the batch with its images shifted.
 
         Raises:
-            InputError: the batch has no such field, or it holds no images of four dimensions.
+            InputError: the batch has no such field, or it holds no images of four dimensions; or there are places of
+                objects: boxes, masks, keypoints.
         """
         images = self._images(batch)
+        check_no_places(batch, self)
         height, width = images.shape[2:]
         padded = pad(images, [self.pixels] * 4)
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (batch, channels, shifts, shifts, height, width)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lockstep.checks import check_one_of, check_range, check_whole
 from lockstep.errors import DataError, InputError
-from lockstep.images.arguments import check_bounds, kind_of
+from lockstep.images.arguments import check_bounds, check_no_places, kind_of
 from lockstep.images.crop_laws import DistortedLaw, Int64s, Objects, Windows, central_region, resized_crop_windows
 from lockstep.images.decode import Region
 from lockstep.images.encoded import EncodedImage
@@ -72,12 +72,14 @@ class DistortedCrop:
         """Return the batch with its images decoded, cropped and resized.
 
         Raises:
-            InputError: a field is missing, or is not what it has to be.
+            InputError: a field is missing, or is not what it has to be; or there are places of objects, which are left
+                behind: boxes of another field, masks, keypoints, areas.
             DataError: an image cannot be decoded, or a box does not lie within its image.
         """
         images = encoded_images(batch, self.field, self)
-        pixels = _decoded(images, self.windows(batch, draws).regions(), self.size, self._methods(draws))
         rest = {name: value for name, value in batch.items() if name != self.boxes_field}
+        check_no_places(rest, self)
+        pixels = _decoded(images, self.windows(batch, draws).regions(), self.size, self._methods(draws))
         return {**rest, self.field: pixels}
 
     def windows(self, batch: Fields, draws: Draws) -> Windows:
@@ -138,10 +140,11 @@ class RandomResizedCrop:
         """Return the batch with its images decoded, cropped and resized.
 
         Raises:
-            InputError: the field holds no encoded images.
+            InputError: the field holds no encoded images; or there are places of objects: boxes, masks, keypoints.
             DataError: an image cannot be decoded.
         """
         images = encoded_images(batch, self.field, self)
+        check_no_places(batch, self)
         regions = self.windows(batch, draws).regions()
         return {**batch, self.field: _decoded(images, regions, self.size, repeat(self.resize))}
 
@@ -177,10 +180,11 @@ class CentralCrop:
         """Return the batch with its images decoded, cropped and resized; nothing is drawn.
 
         Raises:
-            InputError: the field holds no encoded images.
+            InputError: the field holds no encoded images; or there are places of objects: boxes, masks, keypoints.
             DataError: an image cannot be decoded.
         """
         images = encoded_images(batch, self.field, self)
+        check_no_places(batch, self)
         regions = [central_region(height, width, self.fraction) for width, height in (image.size for image in images)]
         return {**batch, self.field: _decoded(images, regions, self.size, repeat(self.resize))}
 
@@ -188,6 +192,8 @@ class CentralCrop:
 @dataclass(frozen=True)
 class Resize:
     """All of each image, resized without regard to its aspect.
+
+    Boxes and keypoints stay right, since they are shares; masks and areas stay those of the image given.
 
     Raises:
         InputError: a parameter is out of range.
@@ -238,7 +244,7 @@ def _is_boxes(value: object) -> bool:
 
 def _sizes(images: Sequence[EncodedImage]) -> tuple[Int64s, Int64s]:
     """Widths and heights in pixels."""
-    width, height = np.array([image.size for image in images], dtype=np.int64).T
+    width, height = np.array([image.size for image in images], dtype=np.int64).reshape(-1, 2).T
     return width, height
 
 
@@ -248,8 +254,8 @@ def _objects(boxes: Sequence[Tensor], images: Sequence[EncodedImage], height: In
     Raises:
         DataError: one does not lie within its image.
     """
-    owner = np.repeat(np.arange(len(boxes)), [len(each) for each in boxes])
-    shares = torch.cat([*boxes]).numpy().astype(np.float32)
+    owner = np.repeat(np.arange(len(boxes)), np.array([len(each) for each in boxes], dtype=np.int64))
+    shares = torch.cat([torch.empty(0, 4), *boxes]).numpy().astype(np.float32)
     if not (inside := (shares >= 0) & (shares <= 1)).all():
         wrong = int((~inside).any(1).argmax())
         raise DataError(

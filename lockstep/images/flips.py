@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lockstep.errors import InputError
-from lockstep.images.arguments import check_probability
+from lockstep.images.arguments import check_no_places, check_probability
 from lockstep.randomness import Draws
 
 
@@ -34,11 +34,13 @@ class HorizontalFlip:
         """Return the batch with some of its images flipped; the images given stay as they are.
 
         Raises:
-            InputError: the batch has no such field, or it holds no images of four dimensions.
+            InputError: the batch has no such field, or it holds no images of four dimensions; or there are places of
+                objects: boxes, masks, keypoints.
         """
         images = batch.get(self.field)
         if not isinstance(images, torch.Tensor) or images.ndim != 4:
             raise self._without_images(batch)
+        check_no_places(batch, self)
         flipped = images.clone()
         # Row by row: to gather and scatter them at once takes several times as long.
         for row in np.flatnonzero(draws.uniform(f"HorizontalFlip {self.field}") < self.p).tolist():

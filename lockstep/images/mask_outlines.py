@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import DataError
+from lockstep.images.masks import check_memory
 from lockstep.images.polygons import Int32s, Int64s, in_fifths, polygon_flips
 
 _MOST = 2**31  # what int32 holds is below
+_MOST_PIXELS = _MOST // 5 - 1  # which in fifths are below
 _FEWEST_NUMBERS = 6  # of a polygon: three corners
 
 # The string of runs: six bits a character, of which five are of the number and one says that it goes on.
@@ -48,8 +50,10 @@ class MaskOutlines:
         A pixel is 1 if it lies in any polygon of the object. The pixels are those that pycocotools gives.
 
         Raises:
-            DataError: an outline belongs to an image of another size, or is too long to be real.
+            DataError: an outline belongs to an image of another size, or is too long to be real; or they take more than
+                2 GiB.
         """
+        check_memory(len(self), self.height, self.width, self.source)
         masks = np.zeros((len(self), self.width * self.height), np.uint8)
         for index, (mask, outline) in enumerate(zip(masks, self.outlines, strict=True)):
             try:
@@ -104,14 +108,15 @@ def _packed_polygon(numbers: object) -> Int32s:
     if len(numbers) < _FEWEST_NUMBERS:
         return np.empty(0, np.int32)
     try:
-        corners = in_fifths(np.frombuffer(array("d", numbers)))
+        corners = np.frombuffer(array("d", numbers))
     except (TypeError, OverflowError):
         raise ValueError("a polygon of something else than numbers") from None
-    if not np.abs(corners).max() < _MOST:
-        raise ValueError(f"a polygon that reaches from {min(numbers)} to {max(numbers)}")
+    is_real = np.abs(corners) < _MOST_PIXELS  # NaN is not
+    if not is_real.all():
+        raise ValueError(f"a polygon with a corner at {corners[is_real.argmin()]:g}")
     packed = np.empty(1 + len(corners), np.int32)
     packed[0] = len(corners)
-    packed[1:] = corners
+    packed[1:] = in_fifths(corners)
     return packed
 
 

@@ -13,6 +13,24 @@ from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 
 
+_MOST_BYTES = 1 << 31
+
+
+def check_memory(count: int, height: int, width: int, source: str) -> None:
+    """Refuse masks that take more than 2 GiB once they are decoded: a few bytes may ask for any number of pixels.
+
+    Raises:
+        DataError: naming their image.
+    """
+    if count * height * width > _MOST_BYTES:
+        raise DataError(
+            f"The masks of {source.removesuffix(',')} are too large to be decoded.",
+            given=f"{count} masks of {width} x {height} pixels: {count * height * width} bytes",
+            expected=f"at most {_MOST_BYTES} bytes, one for each pixel of each mask",
+            mend="leave it out, or cut the image into smaller ones",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class PngMasks:
     """A mask for each object of an image, each the bytes of an image file of its own, most often a PNG."""
@@ -33,12 +51,13 @@ class PngMasks:
         """The masks: uint8 of shape (masks, height, width), 1 where a pixel is not black, else 0.
 
         Raises:
-            DataError: one is damaged, of no known format, or its header announces another size; this is found out
-                before memory is taken.
+            DataError: one is damaged, of no known format, or its header announces another size, or they take more than
+                2 GiB; this is found out before memory is taken.
         """
         sources = [f"{self.source.removesuffix(',')}, mask {number}," for number in range(len(self.data))]
         for data, source in zip(self.data, sources, strict=True):
             self._check_size(self.decoding.size(data, source), source)
+        check_memory(len(self.data), self.height, self.width, self.source)
         masks = torch.empty(len(self.data), self.height, self.width, dtype=torch.uint8)
         for mask, data, source in zip(masks, self.data, sources, strict=True):
             red, green, blue = self.decoding.decode(data, source)

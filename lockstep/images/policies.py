@@ -18,7 +18,7 @@ from lockstep.checks import check_whole
 from lockstep.errors import InputError
 from lockstep.images import affine
 from lockstep.images import image_operations as operations
-from lockstep.images.arguments import colour_images
+from lockstep.images.arguments import check_no_places, colour_images
 from lockstep.randomness import Draws
 
 _Int64s = npt.NDArray[np.int64]
@@ -106,9 +106,10 @@ class RandAugment:
         """Return the batch with its images changed; the images given stay as they are.
 
         Raises:
-            InputError: the field holds no decoded images.
+            InputError: the field holds no decoded images; or there are places of objects: boxes, masks, keypoints.
         """
         images = colour_images(batch, self.field, self)
+        check_no_places(batch, self)
         strengths = np.full(len(images), self.magnitude / (self.num_bins - 1))
         for number in range(self.num_ops):
             images = _changed(images, RANDAUGMENT, strengths, draws, f"RandAugment {self.field} {number}")
@@ -136,9 +137,10 @@ class TrivialAugmentWide:
         """Return the batch with its images changed; the images given stay as they are.
 
         Raises:
-            InputError: the field holds no decoded images.
+            InputError: the field holds no decoded images; or there are places of objects: boxes, masks, keypoints.
         """
         images = colour_images(batch, self.field, self)
+        check_no_places(batch, self)
         column = f"TrivialAugmentWide {self.field}"
         strengths = draws.integers(f"{column} strength", 0, self.num_bins) / (self.num_bins - 1)
         return {**batch, self.field: _changed(images, TRIVIALAUGMENT, strengths, draws, column)}

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from lockstep.checks import check_one_of, check_whole
 from lockstep.errors import DataError, InputError
-from lockstep.images.arguments import pair_of
+from lockstep.images.arguments import check_no_places, pair_of
 from lockstep.images.crops import encoded_images
+from lockstep.images.decode import AS_STORED
 from lockstep.images.encoded import EncodedImage
 from lockstep.images.resizing import ANTIALIASED, LEGACY_METHODS, resized
 from lockstep.randomness import Draws
@@ -48,14 +49,15 @@ class CropOrPad:
         """Return the batch with its images decoded and cropped; nothing is drawn.
 
         Raises:
-            InputError: the field holds no images.
+            InputError: the field holds no images; or there are places of objects: boxes, masks, keypoints.
             DataError: an image cannot be decoded.
         """
         images = _images(batch, self.field, self)
+        check_no_places(batch, self)
         sides = _sides(images)
         # Towards 0: of an odd rest the larger part is cut off, or added, at the bottom and at the right.
         corners = np.trunc((sides - self.size) / 2).astype(np.int64)
-        return {**batch, self.field: _windows(map(_raster, images), corners, self.size)}
+        return {**batch, self.field: _stacked(_windows(map(_raster, images), corners, self.size), batch, self)}
 
 
 @dataclass(frozen=True)
@@ -80,22 +82,22 @@ class RandomCrop:
         """Return the batch with its images decoded and cropped.
 
         Raises:
-            InputError: the field holds no images.
+            InputError: the field holds no images; or there are places of objects: boxes, masks, keypoints.
             DataError: an image cannot be decoded, or is too small even with the black around it.
         """
         images = _images(batch, self.field, self)
+        check_no_places(batch, self)
         sides = _sides(images)
         room = sides + 2 * self.padding - self.size
         if (room < 0).any():
             raise self._too_small(images, sides, int((room < 0).any(1).argmax()))
         corners = _corners(room, draws, f"RandomCrop {self.field}") - self.padding
-        return {**batch, self.field: _windows(map(_raster, images), corners, self.size)}
+        return {**batch, self.field: _stacked(_windows(map(_raster, images), corners, self.size), batch, self)}
 
     def _too_small(self, images: Sequence[EncodedImage | Tensor], sides: _Int64s, row: int) -> DataError:
-        image = images[row]
         height, width = sides[row]
         return DataError(
-            f"{image.source if isinstance(image, EncodedImage) else 'An image'} is too small to be cropped.",
+            f"{_name(images[row])} is too small to be cropped.",
             given=f"{height} rows and {width} columns, with {self.padding} more at each side",
             expected=f"{self.size} rows and columns or more",
             mend="ask for a smaller size or more padding, or use CropOrPad",
@@ -139,18 +141,34 @@ class ShortSideCrop:
         """Return the batch with its images decoded, resized and cropped.
 
         Raises:
-            InputError: the field holds no images.
-            DataError: an image cannot be decoded.
+            InputError: the field holds no images; or there are places of objects: boxes, masks, keypoints.
+            DataError: an image cannot be decoded, or is so thin that it had more than `max_pixels` of its `Decoding`
+                once it is resized.
         """
         images = _images(batch, self.field, self)
+        check_no_places(batch, self)
         column = f"ShortSideCrop {self.field}"
         short = draws.integers(f"{column} side", self.short_side[0], self.short_side[1] + 1)
         sides = scaled_sides(_sides(images), short)
+        self._check_pixels(images, sides, short)
         room = sides - self.size
         corners = room // 2 if self.place == "middle" else _corners(room, draws, column)
         places = np.concatenate([sides, corners], axis=1).tolist()
         crops = [self._crop(image, *place) for image, place in zip(images, places, strict=True)]
-        return {**batch, self.field: torch.stack(crops)}
+        return {**batch, self.field: _stacked(crops, batch, self)}
+
+    def _check_pixels(self, images: Sequence[EncodedImage | Tensor], sides: _Int64s, short: _Int64s) -> None:
+        """Refuse an image that takes too much memory once it is resized: if it is thin, a small file may."""
+        for image, pixels, side in zip(images, sides.prod(1).tolist(), short.tolist(), strict=True):
+            most = (image.decoding if isinstance(image, EncodedImage) else AS_STORED).max_pixels
+            if pixels > most:
+                height, width = _sides([image])[0]
+                raise DataError(
+                    f"{_name(image)} is too thin to be resized by its short side.",
+                    given=f"{height} rows and {width} columns, for a short side of {side} pixels",
+                    expected=f"at most {most} pixels once it is resized",
+                    mend="leave it out of the data, or use Resize or RandomResizedCrop",
+                )
 
     def _crop(self, image: EncodedImage | Tensor, height: int, width: int, top: int, left: int) -> Tensor:
         rows, columns = slice(top, top + self.size), slice(left, left + self.size)
@@ -178,6 +196,10 @@ def _sides(images: Sequence[EncodedImage | Tensor]) -> _Int64s:
     return np.array(sides, dtype=np.int64).reshape(-1, 2)
 
 
+def _name(image: EncodedImage | Tensor) -> str:
+    return image.source if isinstance(image, EncodedImage) else "An image"
+
+
 def _raster(image: EncodedImage | Tensor) -> Tensor:
     return image.decode() if isinstance(image, EncodedImage) else image
 
@@ -189,10 +211,19 @@ def _corners(room: _Int64s, draws: Draws, column: str) -> _Int64s:
     return corners
 
 
-def _windows(images: Iterable[Tensor], corners: _Int64s, size: int) -> Tensor:
+def _windows(images: Iterable[Tensor], corners: _Int64s, size: int) -> list[Tensor]:
     """The square of each image from its top and left on, which may lie outside of it."""
     places = corners.tolist()
-    return torch.stack([_window(image, top, left, size) for image, (top, left) in zip(images, places, strict=True)])
+    return [_window(image, top, left, size) for image, (top, left) in zip(images, places, strict=True)]
+
+
+def _stacked(crops: list[Tensor], batch: Fields, crop: CropOrPad | RandomCrop | ShortSideCrop) -> Tensor:
+    """Shape (batch, channels, size, size), for a batch without examples, too."""
+    if crops:
+        return torch.stack(crops)
+    given = batch[crop.field]
+    images = given if isinstance(given, Tensor) else torch.empty(0, 3, 0, 0, dtype=torch.uint8)
+    return images.new_empty(0, images.shape[1], crop.size, crop.size)
 
 
 def _window(image: Tensor, top: int, left: int, size: int) -> Tensor:

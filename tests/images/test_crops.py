@@ -209,9 +209,8 @@ def test_crops_show_a_box() -> None:
     cropped = DistortedCrop(16, min_object_covered=0.5, area=(0.05, 0.2), boxes_field="boxes")(batch, draws(64))
     assert [*cropped] == ["image", "label"]
     assert (cropped["image"].flatten(1).amax(1) == 255).all()
-    anywhere = DistortedCrop(16, area=(0.05, 0.2))(batch, draws(64))
+    anywhere = DistortedCrop(16, area=(0.05, 0.2))({"image": batch["image"]}, draws(64))
     assert (anywhere["image"].flatten(1).amax(1) == 0).any()
-    assert "boxes" in anywhere
 
 
 def test_an_image_without_boxes_is_cropped_as_if_none_were_asked_for() -> None:

@@ -105,8 +105,9 @@ def test_runs_are_the_same_as_a_list_and_as_a_string(lengths: list[int]) -> None
         ([[1, 2, 3, 4, 5, "6"]], "a polygon of something else than numbers"),
         ([[1, 2, 3, 4, 5, None]], "a polygon of something else than numbers"),
         ([[1, 2, 3, 4, 5, 10**400]], "a polygon of something else than numbers"),
-        ([[1, 2, 3, 4, 5, 1e9]], "a polygon that reaches from 1 to 1000000000.0"),
-        ([[1, 2, 3, 4, 5, float("nan")]], "a polygon that reaches from 1 to"),
+        ([[1, 2, 3, 4, 5, 1e9]], "a polygon with a corner at 1e+09"),
+        ([[1, 2, 3, 4, 5, float("nan")]], "a polygon with a corner at nan"),
+        ([[1, 2, -1.7e308, 4, 5, 6]], "a polygon with a corner at -1.7e+308"),
         ({}, "runs of the size None"),
         ({"size": [4], "counts": [4]}, "runs of the size [4]"),
         ({"size": [4, 0], "counts": [0]}, "runs of the size [4, 0]"),
@@ -126,11 +127,19 @@ def test_runs_are_the_same_as_a_list_and_as_a_string(lengths: list[int]) -> None
         ({"size": [4, 5], "counts": compressed([19])}, "runs of 19 pixels for 4 rows and 5 columns"),
         ({"size": [4, 5], "counts": compressed([30, -10])}, "runs of 20 pixels for 4 rows and 5 columns"),
     ],
-    ids=range(27),
+    ids=range(28),
 )
 def test_what_is_no_segmentation_is_refused(segmentation: object, problem: str) -> None:
     with pytest.raises(ValueError, match="^" + re.escape(problem)):
         packed_outline(segmentation)
+
+
+def test_outlines_that_take_too_much_memory_together_are_refused() -> None:
+    zeros = packed_outline({"size": [9000, 9000], "counts": [81_000_000]})
+    with pytest.raises(
+        DataError, match=r"The masks of image\.jpg are too large to be decoded\.\n.*27 masks of 9000 x 9000"
+    ):
+        MaskOutlines((zeros,) * 27, 9000, 9000, "image.jpg").decode()
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,16 @@ def test_sizes_are_checked_before_any_mask_is_decoded() -> None:
         masks_of(png(SQUARE), height=10**6, width=10**6, decoding=Header()).decode()
 
 
+def test_masks_that_take_too_much_memory_together_are_refused() -> None:
+    large = png(np.zeros((9000, 9000), bool))
+    with pytest.raises(DataError) as caught:
+        masks_of(*[large] * 120, height=9000, width=9000).decode()
+    assert caught.value.what == "The masks of Record 1 of x, at byte 5 are too large to be decoded."
+    assert caught.value.given == f"120 masks of 9000 x 9000 pixels: {120 * 81_000_000} bytes"
+    assert caught.value.expected == f"at most {2**31} bytes, one for each pixel of each mask"
+    assert caught.value.mend == "leave it out, or cut the image into smaller ones"
+
+
 @settings(max_examples=30, deadline=None)
 @given(count=st.integers(0, 3), height=st.integers(1, 5), width=st.integers(1, 9), seed=st.integers(0, 99))
 def test_packed_masks_come_back(count: int, height: int, width: int, seed: int) -> None:

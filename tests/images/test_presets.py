@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,27 @@ def test_the_middle_of_the_short_side() -> None:
     image = some_images(1)[0]
     found = ShortSideCrop(7, (12, 12), place="middle", resize="bilinear")({"image": [image]}, draws(1))["image"]
     assert torch.equal(found[0], resized(image.decode(), 12, 36, "bilinear")[:, 2:9, 14:21])
+
+
+@pytest.mark.parametrize("resize", ["antialiased", "nearest"])
+@pytest.mark.parametrize("shape", [(3000, 1, 3), (1, 3000, 3)])
+def test_an_image_whose_other_side_would_become_too_long_is_refused(shape: tuple[int, ...], resize: str) -> None:
+    """A small file may ask for gigabytes: 1 x 3000 pixels become 224 x 672000."""
+    images = [encoded(GOLDEN["image"], "usual.png"), encoded(np.zeros(shape, np.uint8), "thin.png")]
+    crop = ShortSideCrop(224, (224, 224), resize=resize)
+    with pytest.raises(DataError, match=r"thin\.png is too thin to be resized") as raised:
+        crop({"image": images}, draws(2))
+    assert raised.value.given == f"{shape[0]} rows and {shape[1]} columns, for a short side of 224 pixels"
+    assert raised.value.expected == "at most 100000000 pixels once it is resized"
+    assert crop({"image": images[:1]}, draws(1))["image"].shape == (1, 3, 224, 224)
+    with pytest.raises(DataError, match="An image is too thin"):
+        crop({"image": torch.zeros(2, 1, 1, 3000)}, draws(2))
+
+
+def test_the_limit_of_pixels_once_resized_is_that_of_decoding() -> None:
+    image = replace(some_images(1)[0], decoding=Decoding("pillow", max_pixels=12 * 36 - 1))
+    with pytest.raises(DataError, match="at most 431 pixels once it is resized"):
+        ShortSideCrop(7, (12, 12))({"image": [image]}, draws(1))
 
 
 @settings(max_examples=50, deadline=None)
