@@ -12,7 +12,6 @@ from torch import Tensor
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 
-
 _MOST_BYTES = 1 << 31
 
 

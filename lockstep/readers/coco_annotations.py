@@ -23,6 +23,7 @@ from lockstep.readers.object_table import Column, Float32s, Float64s
 from lockstep.readers.reader import Int64s
 
 _MOST_PIXELS = 2**31  # on a side
+_MOST_AREA = 2**62  # in pixels
 
 _OBJECT = struct.Struct("<qqq4dd?")
 _COLUMNS = np.dtype(
@@ -84,8 +85,8 @@ class _Packed(NamedTuple):
 def read_coco(path: Path, *, masks: bool = False, keypoints: bool = False) -> CocoAnnotations:
     """Read a file of annotations of instances or of keypoints.
 
-    Of an annotation, `id`, `image_id`, `category_id` and `bbox` are required; `iscrowd` is 0 where it is missing, and
-    `area` that of the box.
+    Of an annotation, `id`, `image_id`, `category_id` and `bbox` are required; where they are missing or null, `iscrowd`
+    is 0 and `area` that of the box. An empty list of `keypoints` is none. What lies on the image is below 2**31 pixels.
 
     Args:
         path: the file.
@@ -101,7 +102,7 @@ def read_coco(path: Path, *, masks: bool = False, keypoints: bool = False) -> Co
         _list_in(document, name, path) for name in ("images", "annotations", "categories")
     )
     if loose := [(place, each) for place, each in enumerate(annotations) if not isinstance(each, _Packed)]:
-        raise _unusable(path, f"annotation number {loose[0][0]}, without image_id: {loose[0][1]!r:.80}")
+        raise _unusable(path, f"annotation number {loose[0][0]}, without image_id or bbox: {loose[0][1]!r:.80}")
     image_ids, file_names, sizes = _images(images, path)
     packed: list[_Packed] = annotations
     objects = np.frombuffer(b"".join(each.object for each in packed), _COLUMNS)
@@ -140,13 +141,13 @@ def _document(path: Path, masks: bool, keypoints: bool) -> dict[str, Any]:
 
 
 def _packed(found: dict[str, Any], path: Path, masks: bool, keypoints: bool) -> object:
-    """An annotation, packed; any other dict as it is."""
-    if "image_id" not in found:
+    """An annotation, packed; any other dict as it is: images and attributes may have an image_id, too."""
+    if "image_id" not in found or "bbox" not in found:
         return found
     try:
         return _Packed(
             _OBJECT.pack(*_numbers_of_object(found)),
-            _keypoints(found["keypoints"]) if keypoints and "keypoints" in found else b"",
+            _keypoints(found["keypoints"]) if keypoints and found.get("keypoints") else b"",
             packed_outline(_value(found, "segmentation")).tobytes() if masks else b"",
         )
     except ValueError as error:
@@ -155,9 +156,12 @@ def _packed(found: dict[str, Any], path: Path, masks: bool, keypoints: bool) -> 
 
 def _numbers_of_object(found: dict[str, Any]) -> tuple[float, ...]:
     ids = [_integer(found, name) for name in ("id", "image_id", "category_id")]
-    x, y, width, height = _numbers(_value(found, "bbox"), "bbox", 4)
-    (area,) = _numbers([found.get("area", width * height)], "area", 1)
-    is_crowd = found.get("iscrowd", 0)
+    x, y, width, height = _numbers(found["bbox"], "bbox", 4)
+    given = found.get("area")
+    (area,) = _numbers([max(0, width * height) if given is None else given], "area", 1, _MOST_AREA)
+    if area < 0:
+        raise ValueError(f"area {area:g}")
+    is_crowd = found.get("iscrowd") or 0
     if is_crowd not in (0, 1):
         raise ValueError(f"iscrowd {is_crowd!r:.40}")
     return *ids, x, y, width, height, area, bool(is_crowd)
@@ -186,13 +190,13 @@ def _integer(found: dict[str, Any], name: str) -> int:
     return value
 
 
-def _numbers(values: object, name: str, count: int) -> array[float]:
-    """So many finite numbers."""
+def _numbers(values: object, name: str, count: int, most: float = _MOST_PIXELS) -> array[float]:
+    """So many numbers, all nearer to 0 than `most`."""
     try:
         numbers = array("d", values if isinstance(values, list) else [])
     except (TypeError, OverflowError):
         numbers = array("d")
-    if len(numbers) != count or not np.isfinite(numbers).all():
+    if len(numbers) != count or not all(-most < number < most for number in numbers):  # NaN is neither
         raise ValueError(f"{name} {values!r:.40}")
     return numbers
 
@@ -282,7 +286,7 @@ def _all_keypoints(packed: Sequence[_Packed], ids: Int64s, path: Path) -> Float3
 def _all_outlines(packed: Sequence[_Packed]) -> Outlines:
     numbers = np.frombuffer(b"".join(each.outline for each in packed), np.int32)
     ends = np.cumsum([len(each.outline) for each in packed], dtype=np.int64) // numbers.itemsize
-    return Outlines(numbers, np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1))
+    return Outlines(numbers, np.stack([np.concatenate([[0], ends])[:-1], ends], axis=1).astype(np.int64))
 
 
 def _unusable(path: Path, given: str) -> DataError:

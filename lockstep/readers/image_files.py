@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from lockstep.errors import DataError
+from lockstep.errors import DataError, InputError
 from lockstep.images.decode import Decoding
 from lockstep.images.encoded import EncodedImage
 from lockstep.readers.reader import Int64s
 
 _NAMED_AT_MOST = 5
+_MOST_BYTES = 0x7FFF_F000  # what the system reads at once
 
 _logger = logging.getLogger("lockstep")
 
@@ -29,10 +31,13 @@ class ImageFiles:
         decoding: how they are decoded once they are asked for.
 
     Raises:
-        DataError: the folder cannot be read, or a file is not there.
+        InputError: they would be turned, and what the annotation says of them would not.
+        DataError: a name leads out of the folder; the folder cannot be read, or a file is not there.
     """
 
     def __init__(self, folder: Path, names: Sequence[str], sizes: Int64s, decoding: Decoding) -> None:
+        check_not_turned(decoding)
+        _check_within(folder, names)
         _check_present(folder, names)
         self.sizes = sizes
         """Height and width of each, (files, 2)."""
@@ -62,22 +67,72 @@ class ImageFiles:
             DataError: it cannot be read, its header is damaged, or announces another size than the annotation.
         """
         path = self.path(index)
-        image = EncodedImage(_bytes_of(path), path, self._decoding)
+        image = EncodedImage(bytes_of(path), path, self._decoding)
         (width, height), (expected_height, expected_width) = image.size, self.sizes[index].tolist()
         if (height, width) != (expected_height, expected_width):
             raise DataError(
                 f"{path} is not of the size that its annotation is for.",
                 given=f"{width} x {height} pixels",
                 expected=f"{expected_width} x {expected_height} pixels",
-                mend="put the annotated image there; if it lies on its side, decode with exif=True or without",
+                mend="put the annotated image there, or annotate it as it is stored",
             )
         return image
+
+
+def bytes_of(path: str) -> bytes:
+    """What a file holds.
+
+    Raises:
+        DataError: it cannot be read, is something else than a file, such as a pipe or a device, or larger than 2 GiB.
+    """
+    # Few calls of the system: `open` and `read` make eight. And none that waits for the other end of a pipe.
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
+                raise OSError(f"no file, or one of more than {_MOST_BYTES} bytes")
+            return os.read(descriptor, status.st_size)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read.",
+            given=str(error),
+            expected="the image that was there when the folder was listed",
+            mend="put it back, or begin again with the folder as it is now",
+        ) from error
+
+
+def check_not_turned(decoding: Decoding) -> None:
+    """Refuse to turn images of which boxes or masks are known: these would stay where they are.
+
+    Raises:
+        InputError: saying what to do instead.
+    """
+    if decoding.exif:
+        raise InputError(
+            "Images cannot be turned as EXIF asks for, and their boxes be left where they are.",
+            given="Decoding(exif=True) for images with boxes",
+            expected="Decoding(exif=False): boxes and masks are those of the raster as it is stored",
+            mend="leave exif out; if the boxes are those of the turned images, write these files anew, turned",
+        )
 
 
 def named(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
     more = len(names) - _NAMED_AT_MOST
     return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+
+
+def _check_within(folder: Path, names: Sequence[str]) -> None:
+    if outside := [name for name in names if ".." in name and ".." in Path(name).parts]:
+        raise DataError(
+            f"The annotations name files that are not in {folder}.",
+            given=named(outside),
+            expected="paths within the folder, without ..",
+            mend="name the folder above all of them, and write the file names from there on",
+        )
 
 
 def _check_present(folder: Path, names: Sequence[str]) -> None:
@@ -104,15 +159,3 @@ def _check_present(folder: Path, names: Sequence[str]) -> None:
 def _names_in(folder: str) -> set[str]:
     with os.scandir(folder) as entries:
         return {entry.name for entry in entries}
-
-
-def _bytes_of(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be read.",
-            given=str(error),
-            expected="the image that was there when the folder was listed",
-            mend="put it back, or begin again with the folder as it is now",
-        ) from error

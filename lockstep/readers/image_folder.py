@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,12 @@ import torch
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.images.encoded import EncodedImage
+from lockstep.readers.image_files import bytes_of, named
 from lockstep.readers.label_map import BACKGROUND, read_labels
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.records.shards import check_local
 
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
-
-_NAMED_AT_MOST = 5
 
 _logger = logging.getLogger("lockstep")
 
@@ -80,7 +78,7 @@ class ImageFolder:
             DataError: a file cannot be read.
         """
         paths = [f"{self._root}/{self.example_id(index)}" for index in indices.tolist()]
-        images = [EncodedImage(_bytes_of(path), path, self._decoding) for path in paths]
+        images = [EncodedImage(bytes_of(path), path, self._decoding) for path in paths]
         return {"image": images, "label": torch.from_numpy(self._labels[indices])}
 
     def example_id(self, index: int) -> str:
@@ -98,16 +96,16 @@ def _files_by_class(path: Path, labels: tuple[str, ...] | None) -> dict[str, lis
         folders, others = _entries(path)
         classes = folders if labels is None else labels
         if absent := sorted({*classes} - {*folders}):
-            raise _unusable(path, f"no folder {_some(absent)}", "a folder for each label")
+            raise _unusable(path, f"no folder {named(absent)}", "a folder for each label")
         files = {name: _files_below(path / name, others) for name in classes}
     except OSError as error:
         raise _unusable(path, str(error), "a folder of folders that may be read") from error
     if not files:
-        raise _unusable(path, f"only {_some(others)}" if others else "an empty folder", "a folder for each class")
+        raise _unusable(path, f"only {named(others)}" if others else "an empty folder", "a folder for each class")
     if empty := [name for name, found in files.items() if not found]:
-        raise _unusable(path, f"no images in {_some(empty)}", f"one {', '.join(ENDINGS)} or more for each class")
+        raise _unusable(path, f"no images in {named(empty)}", f"one {', '.join(ENDINGS)} or more for each class")
     if others := sorted([*others, *({*folders} - {*files})]):
-        _logger.warning("Not read in %s: %s", path, _some(others))
+        _logger.warning("Not read in %s: %s", path, named(others))
     return files
 
 
@@ -137,23 +135,6 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _bytes_of(path: str) -> bytes:
-    # Four calls of the system, where `open` and `read` make eight.
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            return os.read(descriptor, os.fstat(descriptor).st_size)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be read.",
-            given=str(error),
-            expected="the image that was there when the folder was listed",
-            mend="put it back, or begin again with the folder as it is now",
-        ) from error
-
-
 def _unusable(path: Path, given: str, expected: str) -> DataError:
     return DataError(
         f"{path} is no folder of images with a folder for each class.",
@@ -161,8 +142,3 @@ def _unusable(path: Path, given: str, expected: str) -> DataError:
         expected=expected,
         mend="name the folder above those of the classes; put the images of each class into one folder",
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED_AT_MOST
-    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")

@@ -178,7 +178,7 @@ class _Shard:
         """
         index = self.index
         offset = int(index.offsets[member])
-        # A tar archive has no checksums of contents; another header shows one that has only its size and time of change.
+        # Contents have no checksums in tar; by another header, one of the same size and time of change is known.
         header = self._open_files.read(self.path, index.version, BLOCK_BYTES, offset - BLOCK_BYTES)
         if header_crc(header) != index.header_crcs[member]:
             raise DataError(

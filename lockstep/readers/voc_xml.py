@@ -11,7 +11,8 @@ from lockstep.errors import DataError
 
 _EDGES = ("ymin", "xmin", "ymax", "xmax")
 _MOST_PIXELS = 2**31  # on a side
-_UNSPECIFIED = "Unspecified"  # VOC's own word for a view that nobody has named
+_UNSPECIFIED = "Unspecified"  # VOC's own word for what nobody has named
+_FLAGS = {"0": False, "1": True, "false": False, "true": True, _UNSPECIFIED.lower(): False, "": False}
 
 
 class VocObject(NamedTuple):
@@ -39,7 +40,9 @@ class VocAnnotation(NamedTuple):
 
 
 def read_voc_xml(path: Path) -> VocAnnotation:
-    """Read one file. An object's parts, such as hands, are skipped; `difficult` and `truncated` may be missing.
+    """Read one file. An object's parts, such as hands, are skipped.
+
+    `difficult` and `truncated` are 0 or 1, or false or true as some tools write them; missing or "Unspecified" is 0.
 
     Raises:
         DataError: the file cannot be read, is no XML, declares a document type (which could define entities that grow
@@ -49,7 +52,7 @@ def read_voc_xml(path: Path) -> VocAnnotation:
         parser = XMLParser(target=_Builder())
         parser.feed(path.read_bytes())
         return _annotation(parser.close())
-    except (OSError, ParseError, ValueError) as error:
+    except (OSError, ParseError, ValueError, LookupError) as error:  # the last for an unknown encoding
         raise DataError(
             f"{path} cannot be used as an annotation in PASCAL VOC's format.",
             given=str(error),
@@ -92,7 +95,7 @@ def _text(found: Element, name: str) -> str:
 def _number(found: Element, name: str) -> float:
     text = _text(found, name)
     try:
-        number = float(text)
+        number = math.nan if "_" in text else float(text)  # 1_000 is a number in Python alone
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
@@ -101,7 +104,7 @@ def _number(found: Element, name: str) -> float:
 
 
 def _flag(found: Element, name: str) -> bool:
-    text = found.findtext(name, "").strip() or "0"
-    if text not in ("0", "1"):
+    text = found.findtext(name, "").strip()
+    if text.lower() not in _FLAGS:
         raise ValueError(f"{name} {text!r:.40}")
-    return text == "1"
+    return _FLAGS[text.lower()]

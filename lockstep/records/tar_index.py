@@ -160,7 +160,7 @@ def _has_these_ends(file: BinaryIO, index: TarIndex) -> bool:
     """
     ends = [0, -1] if len(index.offsets) else []
     headers = [read_at(file, BLOCK_BYTES, int(index.offsets[member]) - BLOCK_BYTES) for member in ends]
-    return [header_crc(header) for header in headers] == index.header_crcs[ends].tolist()
+    return all(header_crc(header) == index.header_crcs[member] for member, header in zip(ends, headers, strict=True))
 
 
 def _encoded(index: TarIndex) -> bytes:
@@ -179,9 +179,10 @@ def _decoded(version: Version, content: bytes) -> TarIndex | None:
     if min(members, starts - 1, names_bytes) < 0 or len(content) != texts + names_bytes + not_read_bytes:
         return None
     array = np.frombuffer(content, dtype="<i8", count=numbers, offset=_COUNTS.size).astype(np.int64)
-    parts = np.split(array, [members, 2 * members, 3 * members, 3 * members + starts])
+    lengths = [members, members, members, starts]
+    offsets, sizes, crcs, sample_starts, name_stops = np.split(array, np.cumsum(lengths))
     names, not_read = content[texts : texts + names_bytes], content[texts + names_bytes :]
-    index = TarIndex(*parts, names, not_read, version)
+    index = TarIndex(offsets, sizes, crcs, sample_starts, name_stops, names, not_read, version)
     return index if _is_sound(index) else None
 
 

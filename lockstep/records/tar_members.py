@@ -36,7 +36,7 @@ _REFUSED = {b"1": "a hard link", b"2": "a symbolic link", SPARSE: "a sparse file
 # Headers of small members lie close together, those of large ones far apart.
 _WINDOW_BYTES = 1 << 12
 _REST_BYTES = 1 << 20
-# No program pads further. What interrupted copies leave is as long as the whole file, and takes minutes to look through.
+# No program pads further. What an interrupted copy leaves takes minutes to look through.
 _LONGEST_REST_BYTES = 1 << 24
 
 _COMPRESSED = {

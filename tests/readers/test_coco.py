@@ -196,6 +196,55 @@ def test_missing_area_and_crowd_have_defaults(tmp_path: Path) -> None:
     assert (field_of(reader, "area")[0], field_of(reader, "is_crowd")[0]) == ([5.0], [False])
 
 
+def test_null_and_empty_lists_count_as_missing(tmp_path: Path) -> None:
+    plain = annotation(1, 10, [0, 0, 2.5, 2], keypoints=[]) | {"area": None, "iscrowd": None}
+    reader = Coco(
+        *written(tmp_path, document_of(plain, annotation(2, 10, [0, 0, 1, 1], keypoints=[1, 1, 2]))), keypoints=True
+    )
+    assert (field_of(reader, "area")[0], field_of(reader, "is_crowd")[0]) == ([5.0, 4.5], [False, False])
+    assert field_of(reader, "keypoint_visibility")[0] == [[0], [2]]
+
+
+def test_other_things_may_have_the_id_of_an_image(tmp_path: Path) -> None:
+    document = document_of(annotation(1, 10, [0, 0, 1, 1], attributes={"image_id": 3}))
+    document["images"][0]["image_id"] = 10
+    assert len(field_of(Coco(*written(tmp_path, document)), "boxes")[0]) == 1
+
+
+def test_without_annotations_there_are_no_masks(tmp_path: Path) -> None:
+    reader = Coco(*written(tmp_path, document_of()), masks=True)
+    assert [masks.decode().shape for masks in field_of(reader, "masks")] == [(0, 4, 8), (0, 6, 3), (0, 4, 8)]
+
+
+@pytest.mark.parametrize("name", ["../../../etc/passwd", "..", "a/../../1.png"])
+def test_a_file_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    path, folder = written(tmp_path, document_of())
+    document = document_of()
+    document["images"][1]["file_name"] = name
+    path.write_text(json.dumps(document))
+    with pytest.raises(DataError) as caught:
+        Coco(path, folder)
+    assert caught.value.what == f"The annotations name files that are not in {folder}."
+    assert caught.value.given == name
+    assert caught.value.expected == "paths within the folder, without .."
+    assert caught.value.mend == "name the folder above all of them, and write the file names from there on"
+
+
+def link_to_zeros(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, link_to_zeros])
+def test_what_is_no_file_is_not_read(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    path, folder = written(tmp_path, document_of())
+    (folder / "1.png").unlink()
+    make(folder / "1.png")
+    with pytest.raises(
+        DataError, match=rf"{folder}/1\.png cannot be read\.\n.*no file, or one of more than 2147479552 bytes"
+    ):
+        Coco(path, folder).read_batch(np.array([0]))
+
+
 def test_a_label_map_gives_the_labels(tmp_path: Path) -> None:
     document = document_of(annotation(1, 10, [0, 0, 1, 1]), annotation(2, 10, [0, 0, 1, 1], category_id=9))
     label_map = LabelMap((Label(1, "/m/dog", "dog"), Label(2, "cat"), Label(3, "cow")))
@@ -284,14 +333,22 @@ def twice(name: str) -> Callable[[Document], object]:
         (lambda document: {**document, "images": [3]}, "image number 0: argument of type 'int'"),
         (twice("images"), "the id 10 of more than one image"),
         (without("annotations", "id"), "annotation '(without id)': no id"),
-        (without("annotations", "image_id"), "annotation number 0, without image_id: {'id': 1, 'category_id': 7"),
+        (
+            without("annotations", "image_id"),
+            "annotation number 0, without image_id or bbox: {'id': 1, 'category_id': 7",
+        ),
         (without("annotations", "category_id"), "annotation 1: no category_id"),
-        (without("annotations", "bbox"), "annotation 1: no bbox"),
-        (lambda document: {**document, "annotations": ["x"]}, "annotation number 0, without image_id: 'x'"),
+        (without("annotations", "bbox"), "annotation number 0, without image_id or bbox: {'id': 1, 'image_id': 10"),
+        (lambda document: {**document, "annotations": ["x"]}, "annotation number 0, without image_id or bbox: 'x'"),
         (changed("annotations", bbox=[1, 2, 3]), "annotation 1: bbox [1, 2, 3]"),
         (changed("annotations", bbox=[1, 2, 3, "4"]), "annotation 1: bbox [1, 2, 3, '4']"),
         (changed("annotations", bbox=[1, 2, 3, float("nan")]), "annotation 1: bbox [1, 2, 3, nan]"),
-        (changed("annotations", area=None), "annotation 1: area [None]"),
+        (changed("annotations", bbox=[0, 0, 1e308, 1e308]), "annotation 1: bbox [0, 0, 1e+308, 1e+308]"),
+        (changed("annotations", bbox=[-(2**31), 0, 1, 1]), "annotation 1: bbox [-2147483648, 0, 1, 1]"),
+        (changed("annotations", area="4"), "annotation 1: area ['4']"),
+        (changed("annotations", area=1e300), "annotation 1: area [1e+300]"),
+        (changed("annotations", area=-1), "annotation 1: area -1"),
+        (changed("annotations", keypoints=[1e300, 1, 2]), "annotation 1: keypoints [1e+300, 1, 2]"),
         (changed("annotations", iscrowd=2), "annotation 1: iscrowd 2"),
         (changed("annotations", id=2**63), f"annotation {2**63}: id {2**63}"),
         (changed("annotations", image_id=11), "annotation 1 is of image 11, which is not listed"),
@@ -317,7 +374,7 @@ def twice(name: str) -> Callable[[Document], object]:
         (changed("categories", id=None), "category number 0: id None"),
         (twice("categories"), "the id 9 of more than one category"),
     ],
-    ids=range(40),
+    ids=range(45),
 )
 def test_a_file_that_does_not_fit_is_refused(
     tmp_path: Path, change: Callable[[Document], object], problem: str
@@ -412,9 +469,7 @@ def test_an_image_of_another_size_is_named_when_read(tmp_path: Path) -> None:
     assert caught.value.what == f"{folder}/2.png is not of the size that its annotation is for."
     assert caught.value.given == "3 x 7 pixels"
     assert caught.value.expected == "3 x 6 pixels"
-    assert (
-        caught.value.mend == "put the annotated image there; if it lies on its side, decode with exif=True or without"
-    )
+    assert caught.value.mend == "put the annotated image there, or annotate it as it is stored"
 
 
 def test_boxes_are_those_of_the_raster_as_it_is_stored(tmp_path: Path) -> None:
@@ -424,8 +479,12 @@ def test_boxes_are_those_of_the_raster_as_it_is_stored(tmp_path: Path) -> None:
     Image.new("RGB", (8, 4)).save(folder / "1.png", "JPEG", exif=turned)
     (image,) = Coco(path, folder).read_batch(np.array([0]))["image"]
     assert image.decode().shape == (3, 4, 8)
-    with pytest.raises(DataError, match=r"4 x 8 pixels\n.*8 x 4 pixels"):
-        Coco(path, folder, decoding=Decoding(exif=True)).read_batch(np.array([0]))
+    with pytest.raises(InputError) as caught:
+        Coco(path, folder, decoding=Decoding(exif=True))
+    assert caught.value.what == "Images cannot be turned as EXIF asks for, and their boxes be left where they are."
+    assert caught.value.given == "Decoding(exif=True) for images with boxes"
+    assert caught.value.expected == "Decoding(exif=False): boxes and masks are those of the raster as it is stored"
+    assert caught.value.mend.startswith("leave exif out; if the boxes are those of the turned images, write")
 
 
 def test_a_bucket_is_no_folder_here(tmp_path: Path) -> None:

@@ -259,6 +259,26 @@ def test_an_image_listed_without_annotation_is_named(tmp_path: Path) -> None:
     assert caught.value.mend == "copy them there, or take the images out of the list"
 
 
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [("True", True), ("true", True), ("1", True), ("False", False), ("Unspecified", False), ("", False)],
+)
+def test_flags_are_words_or_numbers(tmp_path: Path, word: str, value: bool) -> None:
+    reader = Voc(single(tmp_path, one(difficult=word, truncated=word)))
+    assert (field_of(reader, "difficult"), field_of(reader, "truncated")) == ([[value]], [[value]])
+
+
+def test_a_file_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    root = voc_of(tmp_path, {"1": xml(name="../../../dev/zero")}, train="1\n")
+    with pytest.raises(DataError, match=rf"The annotations name files that are not in {root}/JPEGImages\.\n"):
+        Voc(root)
+
+
+def test_images_are_not_turned_away_from_their_boxes(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be turned as EXIF asks for"):
+        Voc(single(tmp_path), decoding=Decoding(exif=True))
+
+
 BOMB = '<!DOCTYPE lolz [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;">]>'
 
 
@@ -280,10 +300,16 @@ BOMB = '<!DOCTYPE lolz [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;">]>'
         (xml("<object><name>cat</name></object>"), "object 1: no bndbox/ymin"),
         (xml(one(box=(1, 2, "x", 4))), "object 1: bndbox/xmax 'x'"),
         (xml(one(box=(1, 2, 3, "inf"))), "object 1: bndbox/ymax 'inf'"),
+        (xml(one(box=(1, 2, 3, "1_0"))), "object 1: bndbox/ymax '1_0'"),
+        ('<?xml version="1.0" encoding="foo"?>' + xml(), "unknown encoding: foo"),
+        (
+            '<?xml version="1.0" encoding="hex"?>' + xml(),
+            "'hex' is not a text encoding; use codecs.decode() to handle arbitrary codecs",
+        ),
         (xml(one(difficult="no")), "object 1: difficult 'no'"),
         (xml(one(truncated=2)), "object 1: truncated '2'"),
     ],
-    ids=range(17),
+    ids=range(20),
 )
 def test_an_annotation_that_does_not_fit_is_named(tmp_path: Path, text: str, problem: str) -> None:
     root = voc_of(tmp_path, {"1": text}, train="1\n")
