@@ -20,11 +20,13 @@ from lockstep.data.advice import Advice, advise
 from lockstep.data.loader import Loader
 from lockstep.data.measuring import Measured, Pace, measure
 from lockstep.errors import InputError
+from lockstep.images.arguments import PLACES
 from lockstep.images.crops import RandomResizedCrop
 from lockstep.images.encoded import EncodedImage
 from lockstep.images.flips import HorizontalFlip
 from lockstep.images.slim_presets import Preset, cifarnet, inception, lenet, vgg
 from lockstep.parallel.launch import STOPPED
+from lockstep.readers.combine import OnlyFields
 from lockstep.readers.opening import KNOWN, open_source
 from lockstep.readers.reader import Reader
 from lockstep.recipes.build import build
@@ -128,7 +130,7 @@ def _of_path(arguments: argparse.Namespace) -> _Subject:
             expected=f"a recipe ({', '.join(names())}, or a file.toml), or a path: {KNOWN}",
             mend=suggestion(what, names()) or "check the path",
         )
-    reader = open_source(what)
+    reader = _without_places(open_source(what))
     augment = _PRESETS[name]().train if name else (RandomResizedCrop(_CROP_SIZE), HorizontalFlip())
     return _Subject(
         Loader(
@@ -139,6 +141,12 @@ def _of_path(arguments: argparse.Namespace) -> _Subject:
             num_threads=arguments.threads,
         )
     )
+
+
+def _without_places(reader: Reader) -> Reader:
+    """The reader without the places of objects, which crops would leave wrong."""
+    names = reader.read_batch(np.zeros(1, np.int64)).keys() if len(reader) else set()
+    return OnlyFields(reader, [name for name in names if name not in PLACES]) if names & {*PLACES} else reader
 
 
 def _has_images(reader: Reader) -> bool:

@@ -75,6 +75,12 @@ def test_json_of_threads_and_a_preset(images: Path, capsys: pytest.CaptureFixtur
     assert found["changes"]
 
 
+def test_images_with_objects_are_cropped_without_their_places(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(__file__).parent.parent / "fixtures" / "coco"
+    run(f"{folder / 'instances.json'}:{folder / 'images'}", "--seconds", "0.1", "--batch-size", "1", "--threads", "1")
+    assert "RandomResizedCrop, HorizontalFlip" in capsys.readouterr().out.splitlines()[0]
+
+
 def test_a_recipe_is_measured_with_its_step(capsys: pytest.CaptureFixture[str]) -> None:
     run("mnist", "--seconds", "1", "--batch-size", "16")
     lines = capsys.readouterr().out.splitlines()
