@@ -59,15 +59,16 @@ def check_bounds(name: str, bounds: tuple[float, float], most: float = math.inf)
         )
 
 
-def check_no_places(batch: dict[str, Any], moved_by: object) -> None:
+def check_no_places(batch: dict[str, Any], moved_by: object, taken: str | None = None) -> None:
     """Refuse the places of objects on the images, which an augmentation that moves what is on them would leave wrong.
 
-    What says of objects only that they are there may stay: the labels of an image, as its one label does.
+    What says of objects only that they are there may stay: the labels of an image, as its one label does. So may the
+    field `taken`, which the augmentation takes out of the batch.
 
     Raises:
         InputError: the fields and the class of `moved_by` are named.
     """
-    wrong = [name for name in PLACES if name in batch and not _one_each(batch[name])]
+    wrong = [name for name in PLACES if name in batch and name != taken and not _one_each(batch[name])]
     if wrong:
         name, kept = type(moved_by).__name__, [f'"{name}"' for name in batch if name not in wrong]
         raise InputError(

@@ -77,8 +77,8 @@ class DistortedCrop:
             DataError: an image cannot be decoded, or a box does not lie within its image.
         """
         images = encoded_images(batch, self.field, self)
+        check_no_places(batch, self, taken=self.boxes_field)
         rest = {name: value for name, value in batch.items() if name != self.boxes_field}
-        check_no_places(rest, self)
         pixels = _decoded(images, self.windows(batch, draws).regions(), self.size, self._methods(draws))
         return {**rest, self.field: pixels}
 

@@ -98,8 +98,11 @@ def test_what_moves_nothing_leaves_them(augment: Augment) -> None:
 def test_the_boxes_that_a_crop_is_drawn_by_are_taken_out_and_the_rest_is_refused() -> None:
     crop = DistortedCrop(4, boxes_field="boxes")
     assert [*crop({**given_to(crop), **WITHOUT_PLACES, "boxes": BOXES}, draws())] == ["image", *WITHOUT_PLACES]
-    with pytest.raises(InputError, match="DistortedCrop would leave masks, keypoints, keypoint_visibility, area where"):
+    with pytest.raises(
+        InputError, match="Crop would leave masks, keypoints, keypoint_visibility, area where"
+    ) as raised:
         crop({**given_to(crop), **OBJECTS}, draws())
+    assert raised.value.mend.endswith('OnlyFields(reader, ["image", "boxes"])')
 
 
 @pytest.mark.parametrize("augment", [*CROPS, Resize(4), Decode(), *OTHERS, *STAYING], ids=repr)
