@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 Stage = Literal["read", "decode", "augment", "collate"]
@@ -53,16 +52,18 @@ class stage:  # noqa: N801 - used like a function; a generator would cost twice 
             _change_to(self._outer)
 
 
-@contextmanager
-def measured() -> Iterator[Seconds]:
-    """Seconds of each stage that runs on this thread within the block, to be read when it has ended."""
-    seconds: Seconds = {}
-    before = _thread.seconds, _thread.running
-    _thread.seconds, _thread.running = seconds, _Running(None, 0.0)
-    try:
-        yield seconds
-    finally:
-        _thread.seconds, _thread.running = before
+class measured:  # noqa: N801
+    """`with measured() as seconds:` has the seconds of each stage that has run on this thread within the block."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> Seconds:
+        self._before = _thread.seconds, _thread.running
+        _thread.seconds, _thread.running = {}, _Running(None, 0.0)
+        return _thread.seconds
+
+    def __exit__(self, *_: object) -> None:
+        _thread.seconds, _thread.running = self._before
 
 
 def added(first: Mapping[str, float], second: Mapping[str, float]) -> Seconds:

@@ -1,13 +1,15 @@
 """Examples that cannot be read: what is read in their place, and how many of them a run puts up with.
 
-Which examples are bad is a property of the files, and what takes their place is arithmetic: so the stream is the same
-for any number of workers and loader processes, and after any resume, whoever came upon them first.
+Whether an example is bad at a place of the stream is a property of its file and of what is drawn there, and what takes
+its place is arithmetic: so the stream is the same for any number of workers and of those who read, and after any
+resume, whoever came upon it first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -20,47 +22,56 @@ from lockstep.types import BadExample
 Policy = Literal["raise", "skip"]
 POLICIES: tuple[Policy, ...] = ("raise", "skip")
 
-Bad = Mapping[int, str]
-"""The reasons, by the index of the example."""
-Choose = Callable[[Rows, Bad], Rows]
-"""The rows that are read where some examples are bad; the very rows where none of theirs is."""
+IsBad = Callable[[int, int], bool]
+"""Whether an example is bad at a position: `is_bad(position, index)`."""
+Choose = Callable[[Rows, IsBad], Rows]
+"""The rows that are read where some are bad; the very rows where none is."""
 
 _MOST_TRIED = 10_000
+_AT_ONCE = 16
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
 class NextOfEpoch:
-    """Training: the next example of the same epoch that is not bad stands in, and comes once more than the others."""
+    """Training: the next example of the same epoch that is not bad stands in, with the draws of the place."""
 
     order: Order
     size: int
     seed: int
 
-    def __call__(self, rows: Rows, bad: Bad) -> Rows:
+    def __call__(self, rows: Rows, is_bad: IsBad) -> Rows:
         """The rows with another example in the place of each bad one.
 
         Raises:
             DataError: there is none.
         """
-        if bad.keys().isdisjoint(rows.indices.tolist()):
+        bad = [row for row, place in enumerate(_places(rows)) if is_bad(*place)]
+        if not bad:
             return rows
-        pairs = zip(rows.positions.tolist(), rows.indices.tolist(), strict=True)
-        indices = [self._instead(position, bad) if index in bad else index for position, index in pairs]
-        return Rows(rows.positions, np.array(indices))
+        indices = rows.indices.copy()
+        for row in bad:
+            indices[row] = self._instead(int(rows.positions[row]), is_bad)
+        return Rows(rows.positions, indices)
 
-    def _instead(self, position: int, bad: Bad) -> int:
-        epoch_size = self.order.epoch_size(self.size)
-        start, place = position - position % epoch_size, position % epoch_size
-        others = start + (place + np.arange(1, min(epoch_size, _MOST_TRIED + 1))) % epoch_size
-        for index in self.order.indices(others, self.size, self.seed).tolist():
-            if index not in bad:
-                return int(index)
+    def _instead(self, position: int, is_bad: IsBad) -> int:
+        for index in islice(self._following(position), _MOST_TRIED):
+            if not is_bad(position, index):
+                return index
         raise DataError(
             f"No example can stand in for the bad one at position {position}.",
-            given=f"{len(bad)} bad examples, {len(others)} after it among them",
+            given="nothing but bad examples after it in its epoch",
             expected="an example that can be read",
             mend="check the folder and the kind of its files: most of them cannot be read",
         )
+
+    def _following(self, position: int) -> Iterator[int]:
+        """The examples after a position, to the end of its epoch and on from its start."""
+        epoch_size = self.order.epoch_size(self.size)
+        start, place = position - position % epoch_size, position % epoch_size
+        for first in range(1, epoch_size, _AT_ONCE):
+            others = np.arange(first, min(first + _AT_ONCE, epoch_size))
+            yield from self.order.indices(start + (place + others) % epoch_size, self.size, self.seed).tolist()
 
 
 @dataclass(frozen=True)
@@ -69,20 +80,20 @@ class LeftOut:
 
     size: int
 
-    def __call__(self, rows: Rows, bad: Bad) -> Rows:
+    def __call__(self, rows: Rows, is_bad: IsBad) -> Rows:
         """The rows that can be read, filled up to their number.
 
         Raises:
             DataError: no example at all is left.
         """
-        good = [index for index in rows.indices.tolist() if index not in bad]
+        good = [index for position, index in _places(rows) if not is_bad(position, index)]
         if len(good) == len(rows):
             return rows
-        filler = good[-1] if good else next((index for index in range(self.size) if index not in bad), None)
+        filler = good[-1] if good else next((index for index in range(self.size) if not is_bad(index, index)), None)
         if filler is None:
             raise DataError(
                 "None of the examples can be read.",
-                given=f"{self.size} bad examples; the first one: {bad[0]}",
+                given=f"{self.size} bad examples",
                 expected="one example at least that can be read",
                 mend="check the folder and the kind of its files",
             )
@@ -113,14 +124,24 @@ class Quarantine:
             DataError: they are more than the budget.
         """
         self.reasons |= {index: example.reason for index, example in found.items()}
-        if len(self.reasons) > self.budget:
-            raise DataError(
-                f"{len(self.reasons)} examples cannot be read: more than the budget of {self.budget}.",
-                given="; ".join(f"{example.example_id}: {example.reason}" for example in _last(list(found.values()))),
-                expected=f"at most {self.budget} bad examples",
-                mend="look at the files named in the quarantine, or raise the budget (bad_budget)",
-            )
+        last = list(found.values())[-_MOST_NAMED:]
+        check_budget(len(self.reasons), self.budget, {example.example_id: example.reason for example in last})
 
 
-def _last(examples: Sequence[BadExample], most: int = 3) -> Sequence[BadExample]:
-    return examples[-most:]
+def check_budget(num_bad: int, budget: int, some: Mapping[str, str]) -> None:
+    """Refuse more bad examples than may be put up with.
+
+    Raises:
+        DataError: with the reasons for some of them, by name.
+    """
+    if num_bad > budget:
+        raise DataError(
+            f"{num_bad} examples cannot be read: more than the budget of {budget}.",
+            given="; ".join(f"{name}: {reason}" for name, reason in some.items()),
+            expected=f"at most {budget} bad examples",
+            mend="look at the files that the log and quarantine.jsonl name, or raise the budget (bad_budget)",
+        )
+
+
+def _places(rows: Rows) -> Iterator[tuple[int, int]]:
+    return zip(rows.positions.tolist(), rows.indices.tolist(), strict=True)

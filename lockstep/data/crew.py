@@ -6,12 +6,13 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
-from lockstep.checks import check_whole
+from lockstep.checks import check_type, check_whole
 from lockstep.cores import usable_cores
 from lockstep.data.ahead import Job, Result, Timed, read_here
 from lockstep.data.processes import read_in_processes
 from lockstep.data.threads import read_in_threads
 from lockstep.errors import InputError
+from lockstep.readers.reader import Reader
 
 _MOST_PROCESSES = 8
 
@@ -50,19 +51,24 @@ class Crew:
                 mend="leave num_processes out, and the trainer's own process reads; or give num_threads",
             )
 
-    def check(self, augment: Sequence[object]) -> None:
-        """Refuse augmentations that this crew cannot run.
+    def check(self, reader: Reader, augment: Sequence[object]) -> None:
+        """Refuse readers and augmentations that this crew cannot run.
 
         Raises:
-            InputError: one draws from random generators that all threads share, and threads shall run it.
+            InputError: one draws from random generators that all threads share, and threads shall run it; or what
+                shall augment cannot be called.
         """
+        expected, mend = "functions of a batch and its draws", "give values of ls.images, or ls.data.EachExample"
         for each in augment:
+            check_type("augment", each, Callable, expected=expected, mend=mend)  # type: ignore[arg-type]
+        for each in (reader, *augment):
             if self.num_threads and getattr(each, "draws_globally", False):
                 raise InputError(
-                    f"{each} draws from random generators that all threads of a process share.",
+                    f"{type(each).__name__} may draw from random generators that all threads of a process share.",
                     given=f"num_threads={self.num_threads}",
-                    expected="loader processes, in which it can be seeded for each example",
-                    mend="leave num_threads out; or take the draws as an argument: ls.data.EachExample(function)",
+                    expected="loader processes, in which they can be seeded for each example",
+                    mend="leave num_threads out; or, if it draws nothing, say so (TorchDataset(dataset, draws=False)); "
+                    "or take the draws as an argument (ls.data.EachExample)",
                 )
 
     def size(self, num_workers: int) -> int:

@@ -7,19 +7,17 @@ the process, these are seeded for each example, and put back.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from lockstep.checks import check_type
-from lockstep.errors import InputError
+from lockstep.data.generators import generators_put_back, seed_generators
+from lockstep.errors import DataError, InputError, LockstepError
 from lockstep.images.encoded import EncodedImage
-from lockstep.randomness import Draws, key_of, mix
+from lockstep.randomness import Draws
 from lockstep.readers.collate import Collation
 
 Fields = dict[str, Any]
@@ -60,10 +58,11 @@ class EachExample:
         """Return the batch of what the function makes of each example.
 
         Raises:
-            DataError: what it returned for one is no dict, or does not fit the first one; its position is named.
+            DataError: it raised an error for one, what it returned is no dict, or does not fit the first one; the
+                position is named.
         """
         examples = [
-            self.function(example, ExampleDraws(draws.seed, position))
+            _made(self.function, position, example, ExampleDraws(draws.seed, position))
             for example, position in zip(_examples(batch), draws.positions.tolist(), strict=True)
         ]
         return Collation(_name(self.function), "the function").batch_of(examples, draws.positions.astype(np.int64))
@@ -98,7 +97,7 @@ class Seeded:
 
         Raises:
             InputError: the batch has no such field.
-            DataError: an image cannot be decoded, or the results of two examples do not fit each other.
+            DataError: an image cannot be decoded, the transform raised an error, or two results do not fit each other.
         """
         if self.field not in batch:
             raise InputError(
@@ -107,9 +106,9 @@ class Seeded:
                 expected=f"one called {self.field!r}",
                 mend="name the field: Seeded(transform, field=...)",
             )
-        with _generators_put_back():
+        with generators_put_back():
             values = [
-                self._transformed(value, mix(draws.seed, position, key_of("global generators")))
+                self._transformed(value, draws.seed, position)
                 for value, position in zip(batch[self.field], draws.positions.tolist(), strict=True)
             ]
         positions = draws.positions.astype(np.int64)
@@ -118,22 +117,29 @@ class Seeded:
         )
         return {**batch, **column}
 
-    def _transformed(self, value: Any, key: int) -> Any:
-        random.seed(key)
-        np.random.seed(key & 0xFFFFFFFF)
-        torch.default_generator.manual_seed(key)
-        return self.transform(value.decode() if isinstance(value, EncodedImage) else value)
+    def _transformed(self, value: Any, seed: int, position: int) -> Any:
+        whole = value.decode() if isinstance(value, EncodedImage) else value
+        seed_generators(seed, position)
+        return _made(self.transform, position, whole)
 
 
-@contextmanager
-def _generators_put_back() -> Iterator[None]:
-    python, numpy, of_torch = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+def _made(function: Callable[..., Any], position: int, *arguments: Any) -> Any:
+    """What a function of the user's own makes of an example.
+
+    Raises:
+        DataError: it raised an error that is none of ours; the position is named.
+    """
     try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.default_generator.set_state(of_torch)
+        return function(*arguments)
+    except LockstepError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"{_name(function)} fails for the example at position {position} of the stream.",
+            given=f"{type(error).__name__}: {error}",
+            expected="an example with its fields",
+            mend="mend the function; `lockstep show` shows what stands at a position",
+        ) from error
 
 
 def _examples(batch: Fields) -> Iterator[Fields]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import count, filterfalse, islice, takewhile
+from itertools import count, filterfalse, takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -14,12 +14,12 @@ import torch
 
 from lockstep.checks import check_one_of, check_type, check_whole
 from lockstep.data.ahead import Timed
-from lockstep.data.bad_examples import POLICIES, LeftOut, NextOfEpoch, Policy, Quarantine
+from lockstep.data.bad_examples import POLICIES, Choose, LeftOut, NextOfEpoch, Policy, Quarantine
 from lockstep.data.crew import Crew
 from lockstep.data.order import Int64s, Order, order_of
 from lockstep.data.processes import map_leaves
-from lockstep.data.reading import Fields, Found, Reading, ReadRows
-from lockstep.data.rows import Rows, evaluation_rows, offsets_of
+from lockstep.data.reading import Fields, Found, Leave, Reading, ReadRows
+from lockstep.data.rows import Due, EvaluationRows, RowsOf, TrainingRows, offsets_of
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
 from lockstep.readers.one_by_one import ExampleReader, reader_of
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from lockstep.readers.reader import Reader
 
 _CPU = torch.device("cpu")
-# The order of this many rows is computed at once: numpy's price per call is then spread over many batches.
-_ROWS_AT_ONCE = 8192
 
 AnyBatch = TypeVar("AnyBatch", bound=Batch)
 
@@ -51,7 +49,7 @@ class Loader:
     read in the trainer's own.
 
     With `bad_examples="skip"` an example that cannot be read is replaced by the next one of its epoch that can, which
-    then comes once more than the others; an evaluation leaves it out. More than `bad_budget` of them end the run.
+    then comes again; an evaluation leaves it out. More than `bad_budget` different ones end the run.
 
     Raises:
         InputError: a parameter is out of range, there is no such order, it is that of another number of examples, or
@@ -88,12 +86,12 @@ class Loader:
         self.batch_size = batch_size
         self.seed = seed
         self.order = order_of(order)
-        self.augment: Sequence[Augment] = augment if isinstance(augment, Sequence) else [augment] if augment else []
+        self.augment = _as_list(augment)
         self.epoch_size = self.order.epoch_size(len(reader))
         """Positions in an epoch: as many as the reader has examples, or as an order that repeats some says."""
         self.crew = Crew(num_processes, num_threads, prefetch)
         """Who reads ahead."""
-        self.crew.check(self.augment)
+        self.crew.check(self.reader, self.augment)
         self.quarantine = Quarantine(bad_examples, bad_budget)
         """The bad examples that the run has come upon."""
         self._moves = 0
@@ -176,10 +174,14 @@ class Loader:
             InputError: the batch size does not divide by the towers.
             LockstepError: an example cannot be read; or as `read_in_order` says.
         """
-        rows = self._training_rows(offsets_of(self.batch_size, towers, num_towers), self._starts())
-        instead = NextOfEpoch(self.order, len(self.reader), self.seed) if self.quarantine.policy == "skip" else None
-        reading = Reading(self.reader, self.augment, self.seed, instead, self.quarantine.reasons)
-        source = self._source(reading, rows, workers_on_host or -(-num_towers // len(towers)))
+        offsets = offsets_of(self.batch_size, towers, num_towers)
+        rows_of = TrainingRows(self.order, len(self.reader), self.seed, self.batch_size, offsets)
+        source = self._source(
+            rows_of,
+            NextOfEpoch(self.order, len(self.reader), self.seed),
+            self._starts(),
+            workers_on_host or -(-num_towers // len(towers)),
+        )
         positions = self._starts()
         if stop is not None:
             positions = takewhile(lambda position: not stop(position), positions)
@@ -219,10 +221,7 @@ class Loader:
         size = len(self.reader)
         end = size // micro_batch * micro_batch if drop_last else size
         starts = range(rank * micro_batch, end, num_workers * micro_batch)
-        rows = (evaluation_rows(start, micro_batch, size) for start in starts)
-        choose = LeftOut(size) if self.quarantine.policy == "skip" else None
-        reading = Reading(self.reader, self.augment, self.seed, choose, self.quarantine.reasons)
-        source = self._source(reading, rows, num_workers)
+        source = self._source(EvaluationRows(micro_batch, size), LeftOut(size), iter(starts), num_workers)
         return _delivered(source, starts, device, partial(self._evaluation_batch, micro_batch))
 
     def example_ids(self, position: int, count: int) -> list[str]:
@@ -281,17 +280,20 @@ class Loader:
         """Where the batches start that are due."""
         return filterfalse(frozenset(self.skipped).__contains__, count(self.position, self.batch_size))
 
-    def _training_rows(self, offsets: Int64s, starts: Iterator[int]) -> Iterator[Rows]:
-        batches_at_once = max(1, _ROWS_AT_ONCE // len(offsets))
-        while True:
-            some = np.fromiter(islice(starts, batches_at_once), np.int64)
-            positions = some[:, None] + offsets
-            yield from map(Rows, positions, self._indices(positions.ravel()).reshape(positions.shape))
-
     def _source(
-        self, reading: Reading, rows: Iterator[Rows], num_workers: int
+        self, rows_of: RowsOf, choose: Choose, starts: Iterator[int], num_workers: int
     ) -> Generator[Timed[ReadRows], None, None]:
-        return self.crew.read(reading, rows, num_workers, needs_decoding=self.reader.cost == "decode")
+        """The batches that start there, read by the crew."""
+        quarantine = self.quarantine
+        leave = Leave(choose, quarantine.budget, quarantine.reasons) if quarantine.policy == "skip" else None
+        reading = Reading(self.reader, self.augment, self.seed, rows_of, leave)
+        return self.crew.read(reading, map(Due, starts), num_workers, needs_decoding=self.reader.cost == "decode")
+
+
+def _as_list(augment: Augment | Sequence[Augment] | None) -> Sequence[Augment]:
+    if isinstance(augment, Sequence):
+        return augment
+    return [] if augment is None else [augment]
 
 
 def _delivered(

@@ -20,8 +20,8 @@ from lockstep.cores import usable_cores
 from lockstep.data.bad_examples import NextOfEpoch
 from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s, Order
-from lockstep.data.reading import Reading
-from lockstep.data.rows import Rows
+from lockstep.data.reading import Leave, Reading
+from lockstep.data.rows import Due, TrainingRows
 from lockstep.stages import added
 from lockstep.types import Batch
 
@@ -146,20 +146,21 @@ def measure(
 
 def first_reading(loader: Loader, seconds: float) -> tuple[Pace, Int64s]:
     """Of reading alone, in this process, until the seconds or an epoch have passed; and which examples were read."""
-    instead = NextOfEpoch(loader.order, len(loader.reader), loader.seed)
-    reading = Reading(loader.reader, [], loader.seed, instead if loader.quarantine.policy == "skip" else None)
+    size, batch_size = len(loader.reader), loader.batch_size
+    order = loader.order, size, loader.seed
+    leave = Leave(NextOfEpoch(*order), size) if loader.quarantine.policy == "skip" else None
+    first, whole = (TrainingRows(*order, batch_size, np.arange(rows)) for rows in (1, batch_size))
+    Reading(loader.reader, [], loader.seed, first, leave)(Due(0))  # Whatever is made when it is needed is made now.
+    reading = Reading(loader.reader, [], loader.seed, whole, leave)
     read: list[Int64s] = []
     passed = cpu_passed = 0.0
-    while not read or (passed < seconds and len(read) * loader.batch_size < loader.epoch_size):
-        positions = np.arange(loader.batch_size) + len(read) * loader.batch_size
-        rows = Rows(positions, loader.order.indices(positions, len(loader.reader), loader.seed))
-        if not read:
-            reading(rows[:1])  # Whatever is made when it is needed is made now.
+    while not read or (passed < seconds and len(read) * batch_size < loader.epoch_size):
+        due = Due(len(read) * batch_size)
+        read.append(whole(due).indices)
         started, cpu_started = time.perf_counter(), time.process_time()
-        reading(rows)
+        reading(due)
         passed += time.perf_counter() - started
         cpu_passed += time.process_time() - cpu_started
-        read.append(rows.indices)
     return Pace(len(read) * loader.batch_size, passed, cpu_passed), np.concatenate(read)
 
 

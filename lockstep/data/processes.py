@@ -22,12 +22,14 @@ import ctypes
 import math
 import mmap
 import os
+import pickle
 import signal
 import struct
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from itertools import count, cycle, islice
 from multiprocessing import get_context, reduction
@@ -128,7 +130,7 @@ class _LoaderProcess(Generic[Job, Result]):
             if isinstance(answer, _Failure):
                 raise answer.raised_in(self._process.name)
             descriptor = reduction.recv_handle(self._pipe)
-        except (EOFError, ConnectionError) as error:
+        except (EOFError, OSError) as error:  # It died before or while it was sending.
             raise self._lost(self.asked[0]) from error
         self.asked.popleft()
         self._num_taken += 1
@@ -136,7 +138,9 @@ class _LoaderProcess(Generic[Job, Result]):
         return Timed(map_leaves(answer, _Stored, lambda stored: stored.within(memory)), seconds)
 
     def end(self) -> None:
-        """Kill it: it holds nothing that could be lost."""
+        """Kill it, once: it holds nothing that could be lost."""
+        if self._pipe.closed:
+            return
         atexit.unregister(self.end)
         self._process.kill()
         self._process.join()
@@ -196,10 +200,10 @@ def _serve(
             # Before the trainer can take it: what is taken must have been counted.
             _COUNT.pack_into(finished, 0, number)
             with _closing(descriptor):
-                pipe.send((tree, size, seconds))
+                _send(pipe, (tree, size, seconds))
                 reduction.send_handle(pipe, descriptor, trainer_pid)
         except Exception as error:
-            pipe.send((_Failure(error if isinstance(error, LockstepError) else None, traceback.format_exc()), 0, {}))
+            _send(pipe, (_Failure(_portable(error), traceback.format_exc()), 0, {}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +217,24 @@ class _Stored:
     def within(self, memory: torch.Tensor) -> torch.Tensor:
         num_bytes = math.prod(self.shape) * self.dtype.itemsize
         return memory[self.offset : self.offset + num_bytes].view(self.dtype).view(self.shape)
+
+
+def _send(pipe: Connection, message: object) -> None:
+    # Connection.send would have torch hand over tensors within objects through files, which a kill leaves behind.
+    pipe.send_bytes(pickle.dumps(message))
+
+
+def _portable(error: Exception) -> LockstepError | None:
+    """An error of ours as the trainer can raise it again; None for others, whose traceback says all."""
+    if not isinstance(error, LockstepError):
+        return None
+    try:
+        copy(error)
+    except Exception:  # A class of the user's own, which is not made from our parts: as the one of ours that it is.
+        ours = next(each for each in type(error).__mro__ if each.__module__ == LockstepError.__module__)
+        told: LockstepError = ours(error.what, given=error.given, expected=error.expected, mend=error.mend)
+        return told
+    return error
 
 
 def _shared(result: Any) -> tuple[Any, int, int]:

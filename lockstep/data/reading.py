@@ -1,16 +1,20 @@
-"""From rows of the stream to the fields of a batch: read, augmented, and what cannot be read named or left out."""
+"""From the place of a batch to its fields: rows read, augmented, and what cannot be read named or left out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lockstep.data.bad_examples import Bad, Choose
+from torch import Tensor
+
+from lockstep.data.bad_examples import Choose, check_budget
+from lockstep.data.one_at_a_time import read_seeded
 from lockstep.data.order import Int64s
-from lockstep.data.rows import Rows
+from lockstep.data.rows import Due, Rows, RowsOf
 from lockstep.errors import DataError, LockstepError
 from lockstep.randomness import Draws
+from lockstep.readers.reader import draws_globally
 from lockstep.stages import stage
 
 if TYPE_CHECKING:
@@ -38,103 +42,163 @@ class ReadRows(NamedTuple):
     bad: list[Found]
 
 
+@dataclass
+class Leave:
+    """What may be left out.
+
+    Args:
+        choose: which rows are read, given what is bad.
+        budget: more different bad examples than this end the run; so nobody reads on for hours to find them all.
+        suspects: examples that were bad before, by index: they are looked at alone first.
+    """
+
+    choose: Choose
+    budget: int
+    suspects: Collection[int] = ()
+    seen: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.seen = set(self.suspects)
+
+
 class Reading:
     """Reads and augments the rows of a batch; wherever it runs, the same rows give the same fields.
 
-    A DataError is an example's own fault if the example alone raises it too. Then the rows are chosen again without
-    it, until all of them can be read. An example that is bad once is taken to be bad whatever is drawn for it.
+    A DataError is an example's own fault if the example alone raises it too, at its position. Then the rows are chosen
+    again without it there, until all of them can be read.
 
     Args:
         reader: where the examples come from.
         augment: what happens to them, in this order.
         seed: keys the draws of the augmentations.
-        choose: which rows are read, given what is bad; None raises what is wrong with an example.
-        bad: what is known to be bad.
+        rows_of: the rows of a batch.
+        leave: what may be left out; None raises what is wrong with an example.
     """
 
     def __init__(
-        self,
-        reader: Reader,
-        augment: Sequence[Augment],
-        seed: int,
-        choose: Choose | None = None,
-        bad: Bad | None = None,
+        self, reader: Reader, augment: Sequence[Augment], seed: int, rows_of: RowsOf, leave: Leave | None = None
     ) -> None:
         self._reader = reader
         self._augment = augment
         self._seed = seed
-        self._choose = choose
-        self._bad = dict(bad or {})
+        self._rows_of = rows_of
+        self._leave = leave
 
-    def __call__(self, rows: Rows) -> ReadRows:
-        """The fields of these rows.
+    def __call__(self, due: Due) -> ReadRows:
+        """The fields of the batch that is due.
 
         Raises:
             LockstepError: something cannot be read or augmented, and may not be left out.
         """
-        while True:
-            chosen = self._choose(rows, self._bad) if self._choose else rows
-            try:
-                return ReadRows(self._fields(chosen), self._found(rows, chosen))
-            except DataError:
-                if not self._choose or not self._finds_bad(chosen):
-                    raise
+        rows = self._rows_of(due)
+        if self._leave is None:
+            return ReadRows(self._fields(rows), [])
+        return _Attempts(self, self._leave).read(rows)
 
     def _fields(self, rows: Rows) -> Fields:
         with stage("read"):
-            fields = read_examples(self._reader, rows.indices)
+            fields = read_examples(self._reader, rows, self._seed)
         if self._augment:
             draws = Draws(self._seed, rows.positions)
             with stage("augment"):
                 for augment in self._augment:
-                    fields = augment(fields, draws)
+                    fields = _checked(augment(fields, draws), len(rows), augment)
         return fields
 
-    def _finds_bad(self, rows: Rows) -> bool:
-        """Whether some of the rows cannot even be read alone; they are remembered."""
-        before = len(self._bad)
-        for row in range(len(rows)):
-            alone = rows[row : row + 1]
+    def problem_of(self, alone: Rows) -> str | None:
+        """Why a single row cannot be read; None where it can."""
+        try:
+            self._fields(alone)
+        except DataError as error:
+            return f"{error.what} {error.given}"
+        return None
+
+
+class _Attempts:
+    """The attempts to read one batch, and what they have found to be bad, by (position, index)."""
+
+    def __init__(self, reading: Reading, leave: Leave) -> None:
+        self._reading = reading
+        self._leave = leave
+        self._reasons: dict[tuple[int, int], str | None] = {}
+
+    def read(self, rows: Rows) -> ReadRows:
+        while True:
+            chosen = self._leave.choose(rows, lambda *place: self._reasons.get(place) is not None)
+            if self._look_at(chosen, only=self._leave.seen):
+                continue
             try:
-                self._fields(alone)
-            except DataError as error:
-                self._bad[int(alone.indices[0])] = f"{error.what} {error.given}"
-        return len(self._bad) > before
+                return ReadRows(self._reading._fields(chosen), self._found(rows, chosen))
+            except DataError:
+                if not self._look_at(chosen):
+                    raise
+
+    def _look_at(self, rows: Rows, only: Collection[int] | None = None) -> bool:
+        """Whether some of the rows, of all or of certain examples, are bad that were not known to be.
+
+        Raises:
+            DataError: there are more of them than the budget, and a batch, can hold.
+        """
+        found = False
+        for row, place in enumerate(zip(rows.positions.tolist(), rows.indices.tolist(), strict=True)):
+            if place not in self._reasons and (only is None or place[1] in only):
+                self._reasons[place] = self._reading.problem_of(rows.alone(row))
+                found = found or self._reasons[place] is not None
+        bad = {index: reason for (_, index), reason in self._reasons.items() if reason is not None}
+        self._leave.seen |= bad.keys()
+        names = {self._reading._reader.example_id(index): reason for index, reason in list(bad.items())[-3:]}
+        check_budget(len(bad), self._leave.budget + len(rows), names)
+        return found
 
     def _found(self, rows: Rows, chosen: Rows) -> list[Found]:
         if chosen is rows:
             return []
         columns = (rows.positions.tolist(), rows.indices.tolist(), chosen.indices.tolist())
-        found = {
-            position: Found(position, index, instead, self._bad[index])
-            for position, index, instead in zip(*columns, strict=True)
-            if index in self._bad
-        }
+        found = {}
+        for position, index, instead in zip(*columns, strict=True):
+            if (reason := self._reasons.get((position, index))) is not None:
+                found[position] = Found(position, index, instead, reason)
         return list(found.values())
 
 
-def read_examples(reader: Reader, indices: Int64s) -> Fields:
-    """The examples of some indices, by field.
+def read_examples(reader: Reader, rows: Rows, seed: int) -> Fields:
+    """The examples of some rows, by field.
 
     Raises:
-        DataError: an example cannot be read, or a field has another length than there are indices.
+        DataError: an example cannot be read, or a field has another length than there are rows.
         LockstepError: what the reader itself has raised on purpose.
     """
     try:
-        fields = reader.read_batch(indices)
+        if draws_globally(reader):
+            return _checked(read_seeded(reader, rows, seed), len(rows), reader)
+        return _checked(reader.read_batch(rows.indices), len(rows), reader)
     except LockstepError:
         raise
     except Exception as error:
-        raise _unreadable(reader, indices, error) from error
-    for name, value in fields.items():
-        if len(value) != len(indices):
-            raise DataError(
-                f"The reader gave another number of {name!r} than examples asked for.",
-                given=f"{len(value)} of {name!r} for {len(indices)} examples",
-                expected="fields with the batch first: one entry for each example",
-                mend=f"mend read_batch of {type(reader).__name__}",
-            )
-    return fields
+        raise _unreadable(reader, rows.indices, error) from error
+
+
+def _checked(fields: Any, num_rows: int, source: object) -> Fields:
+    """The fields, if each has an entry for each row."""
+    name = getattr(source, "__name__", type(source).__name__)
+    problem = "" if isinstance(fields, dict) else f"a {type(fields).__name__}"
+    for field_name, value in () if problem else fields.items():
+        is_column = (isinstance(value, Tensor) and value.dim() > 0) or type(value) in (list, tuple)
+        if not is_column:
+            problem = f"{field_name!r}: a {type(value).__name__} without rows"
+        elif len(value) != num_rows:
+            problem = f"{len(value)} of {field_name!r} for {num_rows} examples"
+        if problem:
+            break
+    if problem:
+        raise DataError(
+            f"{name} did not give an entry of each field for each example.",
+            given=problem,
+            expected="a dict of fields with the batch first: tensors, or lists, of its length",
+            mend=f"mend what {name} returns",
+        )
+    result: Fields = fields
+    return result
 
 
 def _unreadable(reader: Reader, indices: Int64s, error: Exception) -> DataError:

@@ -14,6 +14,7 @@ from torch import Tensor
 from lockstep.checks import check_whole
 from lockstep.data.order import Order, order_of
 from lockstep.data.reading import Fields, read_examples
+from lockstep.data.rows import Rows
 from lockstep.errors import DataError, InputError
 from lockstep.images.arguments import kind_of
 from lockstep.images.augment import Augment
@@ -135,7 +136,7 @@ def with_marks(batch: Mapping[str, Any], count: int) -> Tensor:
 def _shown(reader: Reader, index: int, position: int, pipeline: Pipeline, draws: Sequence[Draws]) -> ShownExample:
     shown = ShownExample(position, reader.example_id(index))
     try:
-        fields = read_examples(reader, np.array([index]))
+        fields = read_examples(reader, Rows(np.array([position]), np.array([index])), draws[0].seed)
         label = _label(fields)
         shown = replace(shown, label=label, class_name=_class_name(reader, fields, label))
         original = Picture("original", position, _pixels(fields), _marks(fields, 0))

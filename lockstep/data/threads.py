@@ -23,7 +23,7 @@ def read_in_threads(
 
     They end when the generator is closed, after the jobs they are at. What `read` raises is raised here.
     """
-    most = num_threads * prefetch
+    most, threads_of_caller = num_threads * prefetch, torch.get_num_threads()
     pool = ThreadPoolExecutor(num_threads, "loader thread", initializer=_alone)
     try:
         asked = deque[Future[Timed[Result]]](pool.submit(timed, read, job) for job in islice(jobs, most))
@@ -31,11 +31,14 @@ def read_in_threads(
             queue_fill = sum(future.done() for future in asked) / most
             answer = asked.popleft().result()
             asked.extend(pool.submit(timed, read, job) for job in islice(jobs, 1))
+            # What a loader thread asks for itself, torch takes for the wish of threads that begin later, too.
+            torch.set_num_threads(threads_of_caller)
             yield answer._replace(queue_fill=queue_fill)
     finally:
         pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads_of_caller)
 
 
 def _alone() -> None:
-    # Of this thread alone: each thread that computes has its own team, and the cores are shared out already.
+    # Each thread that computes has its own team, and the cores are shared out already.
     torch.set_num_threads(1)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.checks import check_one_of
-from lockstep.data.loader import Loader
+from lockstep.data.bad_examples import check_budget
+from lockstep.data.loader import EvaluationBatch, Loader
 from lockstep.errors import InputError
 from lockstep.evaluation.precise_statistics import PreciseStatistics, recompute_statistics
 from lockstep.training.state import TrainState
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from lockstep.types import ScoreFunction
 
 log = logging.getLogger("lockstep")
+
+_MOST_NAMED = 10
 
 Weights = Literal["raw", "average"]
 
@@ -92,28 +95,32 @@ def evaluate(
         recompute_statistics(model, score, statistics, worker)
     model.eval()
     size = micro_batch or loader.batch_size
-    with torch.inference_mode():
-        mine: list[JSON] = [
-            [
-                batch.position,
-                batch.valid,
-                _sums(score(model, batch), batch.valid, size),
-                [list(bad) for bad in batch.bad],
-            ]
-            for batch in loader.evaluation_batches(
-                size, worker.rank, worker.num_workers, worker.device, drop_last=drop_last
-            )
-        ]
+    batches = loader.evaluation_batches(size, worker.rank, worker.num_workers, worker.device, drop_last=drop_last)
+    mine: list[JSON] = [_scored(model, score, batch, size) for batch in batches]
     rows = sorted((row for rows in worker.group.gather(mine) for row in rows), key=itemgetter(0))
     worker.pulse.at(state.step, before)
     if not rows:
         raise _all_dropped(loader, size)
     sums = {name: math.fsum(row[2][name] for row in rows) for name in rows[0][2]}
     bad = tuple(BadExample(*example) for row in rows for example in row[3])
-    if worker.is_chief:
-        for example in bad:
-            log.warning("%s cannot be read, and does not count. %s", example.example_id, example.reason)
+    _tell_of_bad(bad, loader, is_chief=worker.is_chief)
     return Evaluation(sums, sum(row[1] for row in rows), bad)
+
+
+def _scored(model: nn.Module, score: ScoreFunction, batch: EvaluationBatch, size: int) -> list[Any]:
+    with torch.inference_mode():
+        sums = _sums(score(model, batch), batch.valid, size)
+    return [batch.position, batch.valid, sums, [list(bad) for bad in batch.bad]]
+
+
+def _tell_of_bad(bad: Sequence[BadExample], loader: Loader, *, is_chief: bool) -> None:
+    """Name those that do not count; refuse more than the loader's budget allows."""
+    some = bad[:_MOST_NAMED]
+    for example in some if is_chief else ():
+        log.warning("%s cannot be read, and does not count. %s", example.example_id, example.reason)
+    if len(bad) > len(some) and is_chief:
+        log.warning("and %d more", len(bad) - len(some))
+    check_budget(len(bad), loader.quarantine.budget, {each.example_id: each.reason for each in bad[:3]})
 
 
 def _all_dropped(loader: Loader, size: int) -> InputError:

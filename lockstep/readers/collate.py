@@ -20,8 +20,8 @@ Int64s = npt.NDArray[np.int64]
 class Collation:
     """How items become a batch, and how one that cannot be part of it is named: by its number.
 
-    An item is a dict of fields, or a pair (image, label). Tensors, arrays and numbers are stacked; values of anything
-    else become a list.
+    An item is a dict of fields, or a pair (image, label). Tensors, arrays and numbers are stacked, if all items have
+    the same shape and dtype; values of anything else become a list.
     """
 
     dataset: str
@@ -63,15 +63,28 @@ class Collation:
         raise self.unfit(number, f"a {type(item).__name__}{size}", "a dict of fields, or a pair (image, label)")
 
     def _column(self, name: str, values: Sequence[Any], numbers: Int64s) -> Tensor | list[Any]:
-        tensors = [_as_tensor(value) for value in values]
+        tensors = [self._as_tensor(name, value, number) for value, number in zip(values, numbers, strict=True)]
         stackable = [tensor for tensor in tensors if tensor is not None]
-        if len(stackable) < len(values):
+        if not stackable:
             return list(values)
-        for number, tensor in zip(numbers, stackable, strict=True):
-            if tensor.shape != stackable[0].shape:
-                expected = f"{tuple(stackable[0].shape)}, as in item {numbers[0]}"
-                raise self.unfit(number, f"{name!r} of shape {tuple(tensor.shape)}", expected)
+        expected = _kind(tensors[0])
+        for number, tensor in zip(numbers, tensors, strict=True):
+            if _kind(tensor) != expected:
+                raise self.unfit(number, f"{name!r}: {_kind(tensor)}", f"{expected}, as in item {numbers[0]}")
         return torch.stack(stackable)
+
+    def _as_tensor(self, name: str, value: Any, number: int) -> Tensor | None:
+        try:
+            return _as_tensor(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise self.unfit(number, f"{name!r}: {error}", "numbers that torch can hold") from error
+
+
+def _kind(value: Tensor | None) -> str:
+    """What has to be the same in all items of a batch, in words."""
+    if value is None:
+        return "no tensor"
+    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
 
 
 def _as_tensor(value: Any) -> Tensor | None:

@@ -14,7 +14,7 @@ from lockstep.checks import check_all, check_range, check_type, wrong_type
 from lockstep.errors import DataError, InputError
 from lockstep.randomness import Draws
 from lockstep.readers.joining import Fields, Int64s, read_by_source, source_of
-from lockstep.readers.reader import NO_DECODER, Cost, Reader, decoder_of
+from lockstep.readers.reader import NO_DECODER, Cost, Reader, decoder_of, draws_globally
 
 
 class Concatenated:
@@ -54,6 +54,7 @@ class Concatenated:
         decoders = sorted({decoder_of(reader) for reader in named.values()} - {NO_DECODER})
         self.decoder = ", ".join(decoders) or NO_DECODER
         """What decodes the images of the sources."""
+        self.draws_globally = any(map(draws_globally, named.values()))
         self._names, self._readers = list(named), list(named.values())
         self._starts = np.cumsum([0, *self.sizes.values()])
 
@@ -90,6 +91,7 @@ class Subset:
         self._reader = reader
         self.cost = reader.cost
         self.decoder = decoder_of(reader)
+        self.draws_globally = draws_globally(reader)
         if isinstance(indices, slice):
             self.indices = np.arange(len(reader))[indices]
             """Of its examples in the reader; an array of int64."""
@@ -126,6 +128,7 @@ class OnlyFields:
         self._names = list(names)
         self.cost = reader.cost
         self.decoder = decoder_of(reader)
+        self.draws_globally = draws_globally(reader)
 
     def __len__(self) -> int:
         return len(self._reader)

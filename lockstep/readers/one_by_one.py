@@ -10,7 +10,11 @@ from lockstep.readers.reader import NO_DECODER, Cost, Int64s, Reader
 
 
 class ExampleReader(Protocol):
-    """The least that a reader of one's own has to have; `cost`, `example_id` and `decoder` may be there too."""
+    """The least that a reader of one's own has to have.
+
+    `cost`, `example_id` and `decoder` may be there too, and `draws_globally`: False says that nothing in it draws from
+    the random generators of the process, which are else seeded for each example, and not by threads.
+    """
 
     def __len__(self) -> int:
         """Number of examples."""
@@ -33,6 +37,7 @@ class OneByOne:
         self._collation = Collation(type(reader).__name__, "read(index)")
         self.cost: Cost = getattr(reader, "cost", "decode")
         self.decoder: str = getattr(reader, "decoder", NO_DECODER)
+        self.draws_globally: bool = getattr(reader, "draws_globally", True)
 
     def __len__(self) -> int:
         return len(self._reader)

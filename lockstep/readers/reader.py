@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
+from lockstep.checks import check_switch
 from lockstep.errors import InputError, LockstepError
 from lockstep.readers.collate import Collation
 
@@ -48,6 +49,11 @@ def decoder_of(reader: Reader) -> str:
     return decoder
 
 
+def draws_globally(reader: Reader) -> bool:
+    """Whether its examples may draw from the random generators of the process: they are seeded for each of them."""
+    return bool(getattr(reader, "draws_globally", False))
+
+
 class Arrays:
     """Examples that lie in memory: tensors of one length, a row an example.
 
@@ -77,7 +83,13 @@ class Arrays:
 class TorchDataset:
     """A map-style dataset of torch, whose items are dicts, or pairs (image, label).
 
-    Tensors, arrays and numbers are stacked; values of anything else become a list.
+    Tensors, arrays and numbers are stacked, if all items have the same shape and dtype; values of anything else become
+    a list. What an item draws from the random generators of the process is seeded by its position in the stream.
+
+    Args:
+        dataset: with a length, and items by index.
+        draws: whether items draw random numbers, as most transforms do. Without, threads may read them, and reading
+            is a little faster.
 
     Raises:
         InputError: the dataset has no length, or no items by index.
@@ -85,7 +97,8 @@ class TorchDataset:
 
     cost: Cost = "decode"
 
-    def __init__(self, dataset: Dataset[Any]) -> None:
+    def __init__(self, dataset: Dataset[Any], *, draws: bool = True) -> None:
+        check_switch("draws", draws)
         iterable = isinstance(dataset, IterableDataset)
         if iterable or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise InputError(
@@ -95,6 +108,7 @@ class TorchDataset:
                 mend="give it both; or train with ls.data.IterableLoader(dataset, ...), which cannot resume exactly",
             )
         self._dataset = dataset
+        self.draws_globally = draws
         self._collation = Collation(type(dataset).__name__, "__getitem__ of the dataset")
 
     def __len__(self) -> int:

@@ -20,6 +20,8 @@ log = logging.getLogger("lockstep")
 class QuarantineList:
     """A hook of the chief: names each new bad example in the log, and keeps the file as the loader's quarantine is.
 
+    Close it: a run that its bad examples have ended names the last of them then.
+
     Args:
         path: of the file; None writes none.
         loader: whose quarantine it is. What it holds already is known, and in the file.
@@ -30,7 +32,7 @@ class QuarantineList:
         self._loader = loader
         self._known = set(self._names())
         if path and (self._known or path.exists()):
-            self._write(path)
+            self._write()
 
     def __call__(self, report: StepReport) -> None:
         """Look for examples that nobody has named yet."""
@@ -41,15 +43,26 @@ class QuarantineList:
             self._known |= new.keys()
             budget = self._loader.quarantine.budget
             log.warning("%d bad examples so far, of at most %d", len(self._known), budget)
-            if self._path:
-                self._write(self._path)
+            self._write()
+
+    def close(self) -> None:
+        """Name those that no report has named."""
+        new = {name: reason for name, reason in self._names().items() if name not in self._known}
+        for name, reason in new.items():
+            log.warning("%s cannot be read. %s", name, reason)
+        if new:
+            self._known |= new.keys()
+            self._write()
 
     def _names(self) -> dict[str, str]:
         """The reason of each, by its name."""
         reader, reasons = self._loader.reader, self._loader.quarantine.reasons
         return {reader.example_id(index): reason for index, reason in reasons.items()}
 
-    def _write(self, path: Path) -> None:
+    def _write(self) -> None:
+        path = self._path
+        if path is None:
+            return
         lines = [json.dumps({"example": name, "reason": reason}) + "\n" for name, reason in self._names().items()]
         try:
             with replacing(path) as file:

@@ -150,7 +150,9 @@ class Session:
         recipe = self._recipe
         hooks: list[Hook] = [self._look, self._input.add]
         if self._worker.is_chief:
-            hooks.append(QuarantineList(self._workdir.quarantine if self._workdir else None, self._parts.loader))
+            quarantine = QuarantineList(self._workdir.quarantine if self._workdir else None, self._parts.loader)
+            stack.callback(quarantine.close)
+            hooks.append(quarantine)
             console = Console(recipe.watch.console, batch_size=recipe.batch_size, end=self._end)
             stack.callback(console.close)
             hooks.append(console)

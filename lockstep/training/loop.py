@@ -93,7 +93,9 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
                 "The run would end before its first step: no full batch fits.",
                 given=f"an end after {until}, batches of {loader.batch_size}, {now.epoch_size} examples in an epoch",
                 expected="an end that one batch reaches",
-                mend="raise the end, or lower the batch size",
+                mend="raise the end, or lower the batch size"
+                if now.epoch_size
+                else "give the loader an epoch_size, or an end in steps: its stream has no epochs",
             )
         if worker.is_chief:
             log.info("nothing to do: the run is at step %d (epoch %.2f), its end is %s", now.step, now.epochs, until)

@@ -119,9 +119,18 @@ def test_a_resumed_stream_knows_what_was_bad() -> None:
         "5": "file-5 is torn. half a file",
         "6": "file-6 is torn. half a file",
     }
+    resumed = loader(5, 6)
+    resumed.load_state(state)
+    assert resumed.quarantine.reasons == stream.quarantine.reasons
+    assert numbers(epoch(resumed)) == numbers(epoch(stream))
+
+
+def test_what_was_mended_is_read_again() -> None:
+    stream = loader(5, 6)
+    epoch(stream)
     mended = loader()
-    mended.load_state(state)
-    assert numbers(epoch(mended)) == numbers(epoch(stream))
+    mended.load_state({**stream.state(), "position": 0})
+    assert numbers(epoch(mended)) == numbers(epoch(loader()))
 
 
 def test_more_bad_examples_than_the_budget_end_the_run() -> None:
@@ -134,7 +143,7 @@ def test_more_bad_examples_than_the_budget_end_the_run() -> None:
         "3 examples cannot be read: more than the budget of 2.\n"
         "  given:    file-4: file-4 is torn. half a file; file-5: file-5 is torn. half a file\n"
         "  expected: at most 2 bad examples\n"
-        "  mend:     look at the files named in the quarantine, or raise the budget (bad_budget)"
+        "  mend:     look at the files that the log and quarantine.jsonl name, or raise the budget (bad_budget)"
     )
 
 
@@ -172,7 +181,7 @@ def test_an_evaluation_of_nothing_but_bad_ones_is_refused() -> None:
         list(loader(*range(NUM_EXAMPLES)).evaluation_batches(4))
     assert str(caught.value) == (
         "None of the examples can be read.\n"
-        "  given:    20 bad examples; the first one: file-0 is torn. half a file\n"
+        "  given:    20 bad examples\n"
         "  expected: one example at least that can be read\n"
         "  mend:     check the folder and the kind of its files"
     )
@@ -193,3 +202,46 @@ def test_an_error_of_no_single_example_is_raised() -> None:
 def test_there_is_no_other_policy() -> None:
     with pytest.raises(InputError, match="bad_examples='ignore'"):
         loader(bad_examples="ignore")
+
+
+def test_who_met_it_first_does_not_show() -> None:
+    """Of an augmentation that fails for some pairs of an example and its draws."""
+
+    class Picky(Damaged):
+        def augmented(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+            drawn = torch.from_numpy((draws.uniform("pick") * 5).astype(np.int64))
+            if (batch["number"] % 5 == drawn).any():
+                raise DataError("They do not fit.", given="a pair", expected="another", mend="none")
+            return batch
+
+    def stream(**crew: int) -> list[int]:
+        reader = Picky()
+        given = Loader(reader, batch_size=4, seed=1, augment=reader.augmented, bad_examples="skip", **crew)
+        return numbers(list(islice(given.batches(range(1), 1), 25)))
+
+    alone = stream(num_processes=0)
+    assert [stream(**crew) for crew in ({"num_processes": 2}, {"num_processes": 3}, {"num_threads": 3})] == [alone] * 3
+
+
+def test_threads_agree_on_what_is_bad() -> None:
+    for _ in range(10):
+        batches = epoch(loader(3, num_threads=4, num_processes=None, batch_size=2))
+        assert len(numbers(batches)) == NUM_EXAMPLES
+
+
+def test_a_folder_of_bad_files_is_not_read_to_its_end() -> None:
+    class Torn(Damaged):
+        num_reads = 0
+
+        def __len__(self) -> int:
+            return 5000
+
+        def read_batch(self, indices: Int64s) -> dict[str, Any]:
+            self.num_reads += 1
+            raise DataError("Torn.", given="half", expected="whole", mend="none")
+
+    reader = Torn()
+    stream = Loader(reader, batch_size=16, num_processes=0, bad_examples="skip", bad_budget=10).batches(range(1), 1)
+    with pytest.raises(DataError, match="more than the budget of 26"):
+        next(stream)
+    assert reader.num_reads < 500

@@ -228,19 +228,44 @@ def test_examples_that_only_fail_together_are_all_named() -> None:
         next(Loader(Ragged(), batch_size=2, order="sequential").batches(range(1), 1))
 
 
-def test_a_field_of_another_length_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("fields", "given_"),
+    [
+        ({"name": ["one"]}, "1 of 'name' for 2 examples"),
+        ({"name": torch.tensor(3)}, "'name': a Tensor without rows"),
+        ({"name": {"a": 1, "b": 2}}, "'name': a dict without rows"),
+        ({"name": 7}, "'name': a int without rows"),
+        (None, "a NoneType"),
+        ([1, 2], "a list"),
+    ],
+)
+def test_fields_without_an_entry_for_each_example_are_refused(fields: Any, given_: str) -> None:
     class Short(Numbers):
-        def read_batch(self, indices: Int64s) -> dict[str, Any]:
-            return {**super().read_batch(indices), "name": ["one"]}
+        def read_batch(self, indices: Int64s) -> Any:
+            return fields
 
     with pytest.raises(DataError) as caught:
         next(Loader(Short(), batch_size=2).batches(range(1), 1))
     assert str(caught.value) == (
-        "The reader gave another number of 'name' than examples asked for.\n"
-        "  given:    1 of 'name' for 2 examples\n"
-        "  expected: fields with the batch first: one entry for each example\n"
-        "  mend:     mend read_batch of Short"
+        "Short did not give an entry of each field for each example.\n"
+        f"  given:    {given_}\n"
+        "  expected: a dict of fields with the batch first: tensors, or lists, of its length\n"
+        "  mend:     mend what Short returns"
     )
+
+
+def test_an_augmentation_that_loses_rows_is_refused() -> None:
+    def first(batch: dict[str, Any], draws: Any) -> dict[str, Any]:
+        return {name: values[:1] for name, values in batch.items()}
+
+    with pytest.raises(DataError, match=r"first did not give an entry of each field for each example\."):
+        next(loader(augment=first).batches(range(1), 1))
+
+
+@pytest.mark.parametrize("augment", [5, [5], ["crop"]])
+def test_what_cannot_augment_is_refused(augment: Any) -> None:
+    with pytest.raises(InputError, match=r"functions of a batch and its draws"):
+        loader(augment=augment)
 
 
 def test_evaluation_counts_each_example_once_in_full_shapes() -> None:

@@ -3,10 +3,14 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import random
 import select
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ from lockstep.data import crew
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError, InputError, WorkerError
 from lockstep.randomness import Draws
+from lockstep.readers.reader import TorchDataset
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -213,7 +218,7 @@ DEAD = (
     ],
 )
 def test_a_process_that_dies_reading_is_named_with_what_it_read(fail: Any, end: str) -> None:
-    pattern = DEAD.format(number=0, pid=r"\d+", end=end, doing="it was reading positions 8 to 11 of the stream")
+    pattern = DEAD.format(number=0, pid=r"\d+", end=end, doing="it was reading the batch at position 8")
     with pytest.raises(WorkerError, match=pattern):
         list(islice(batches(Failing(fail)), 3))
     assert not multiprocessing.active_children()
@@ -307,3 +312,126 @@ def test_where_there_is_no_shared_memory_the_trainer_reads(monkeypatch: pytest.M
         "  expected: 0 on this system, which has no memfd to share batches through\n"
         "  mend:     leave num_processes out, and the trainer's own process reads; or give num_threads"
     )
+
+
+class Drawing:
+    """A dataset whose items draw from the generators of the process."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.rand(2), "y": np.random.rand(), "z": random.random(), "index": index}
+
+
+def drawn(**crew: int) -> list[Any]:
+    loader = Loader(TorchDataset(Drawing()), batch_size=4, order="sequential", seed=3, **crew)
+    stream = loader.batches(range(1), 1)
+    found = [batch["x"].tolist() + batch["y"].tolist() + batch["z"].tolist() for batch in islice(stream, 6)]
+    stream.close()
+    return found
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3])
+def test_what_a_dataset_draws_does_not_depend_on_who_reads(num_processes: int) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    alone = drawn(num_processes=0)
+    assert torch.equal(torch.get_rng_state(), before), "the caller's generators are put back"
+    assert len({str(each) for each in alone}) == 6, "each place of the stream has numbers of its own"
+    assert drawn(num_processes=num_processes) == alone
+
+
+def test_threads_read_a_dataset_that_says_that_it_draws_nothing() -> None:
+    with pytest.raises(InputError, match="TorchDataset may draw from random generators"):
+        Loader(TorchDataset(Drawing()), batch_size=4, num_threads=1)
+    quiet = Loader(TorchDataset(Drawing(), draws=False), batch_size=4, num_threads=1, order="sequential")
+    stream = quiet.batches(range(1), 1)
+    assert next(stream)["index"].tolist() == [0, 1, 2, 3]
+    stream.close()
+
+
+def test_items_that_do_not_fit_are_named() -> None:
+    class Uneven(Drawing):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return {"x": torch.zeros(1 + index // 2)}
+
+    with pytest.raises(DataError) as caught:
+        next(Loader(TorchDataset(Uneven()), batch_size=4, order="sequential", num_processes=0).batches(range(1), 1))
+    assert str(caught.value) == (
+        "The examples 0 and 2 do not fit into one batch.\n"
+        "  given:    2 has 'x': torch.float32 of shape (2,)\n"
+        "  expected: 'x': torch.float32 of shape (1,), as 0 has\n"
+        "  mend:     give all examples the same fields, of the same shapes and dtypes; or lists of what differs"
+    )
+
+
+def test_a_batch_of_many_rows_with_long_lists_arrives() -> None:
+    class Named(Coded):
+        def __len__(self) -> int:
+            return 100_000
+
+        def read_batch(self, indices: Int64s) -> dict[str, Any]:
+            return {"name": [f"a rather long name of example {index}" for index in indices.tolist()]}
+
+    loader = Loader(Named(), batch_size=30_000, num_processes=1, prefetch=4)
+    stream = loader.batches(range(1), 1)
+    assert [len(batch["name"]) for batch in islice(stream, 5)] == [30_000] * 5
+    stream.close()
+
+
+@dataclass
+class Boxed:
+    inside: torch.Tensor
+
+
+def test_tensors_within_objects_leave_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Objects(Coded):
+        def read_batch(self, indices: Int64s) -> dict[str, Any]:
+            return {"boxed": [Boxed(torch.full((3,), float(index))) for index in indices.tolist()]}
+
+    before = {path.name for path in Path(tempfile.gettempdir()).glob("pymp-*")}
+    stream = Loader(Objects(), batch_size=4, num_processes=2, order="sequential").batches(range(1), 1)
+    assert [each.inside.tolist() for each in next(stream)["boxed"]] == [[float(n)] * 3 for n in range(4)]
+    stream.close()
+    assert {path.name for path in Path(tempfile.gettempdir()).glob("pymp-*")} == before
+
+
+class OwnError(DataError):
+    def __init__(self, row: int) -> None:
+        super().__init__(f"Row {row} is bad.", given="a", expected="b", mend="c")
+
+
+def test_an_error_of_ones_own_class_arrives_as_the_one_that_it_is() -> None:
+    def fail() -> None:
+        raise OwnError(9)
+
+    with pytest.raises(DataError, match=r"Row 9 is bad\."):
+        list(islice(batches(Failing(fail)), 4))
+
+
+def test_a_process_killed_while_it_sends_is_named() -> None:
+    class Wordy(Coded):
+        def read_batch(self, indices: Int64s) -> dict[str, Any]:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            return {"name": ["x" * 10_000_000] * len(indices)}
+
+    stream = batches(Wordy(), 1)
+    with pytest.raises(WorkerError, match=r"was killed by SIGKILL"):
+        for _ in stream:
+            pass
+
+
+def test_a_stream_that_is_never_closed_ends_without_a_word() -> None:
+    script = """
+import torch, numpy, lockstep as ls
+class Slow:
+    cost = "decode"
+    def __len__(self): return 8
+    def read_batch(self, indices): return {"x": torch.from_numpy(indices)}
+    def example_id(self, index): return str(index)
+batches = ls.data.Loader(Slow(), batch_size=2, num_processes=2).batches(range(1), 1)
+next(batches)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

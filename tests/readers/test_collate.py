@@ -24,9 +24,9 @@ def test_a_pair_is_an_image_and_a_label() -> None:
 
 
 def test_numbers_are_stacked_and_all_else_is_a_list() -> None:
-    batch = batch_of({"x": True, "name": "a", "some": 1}, {"x": False, "name": "b", "some": None})
+    batch = batch_of({"x": True, "name": "a", "some": [1]}, {"x": False, "name": "b", "some": None})
     assert batch["x"].tolist() == [True, False]
-    assert (batch["name"], batch["some"]) == (["a", "b"], [1, None])
+    assert (batch["name"], batch["some"]) == (["a", "b"], [[1], None])
 
 
 def test_an_array_that_may_not_be_written_is_copied() -> None:
@@ -42,9 +42,17 @@ def test_an_array_that_may_not_be_written_is_copied() -> None:
         ([7], 40, "a int", "a dict of fields, or a pair (image, label)"),
         ([(0, 0), (1, 2, 3)], 41, "a tuple of 3", "a dict of fields, or a pair (image, label)"),
         ([{"a": 1, "b": 2}, {"a": 1}], 41, "the fields a", "a, b, as in item 40"),
-        ([{"a": torch.zeros(2)}, {"a": np.zeros(3)}], 41, "'a' of shape (3,)", "(2,), as in item 40"),
+        (
+            [{"a": torch.zeros(2)}, {"a": np.zeros(3)}],
+            41,
+            "'a': float64 of shape (3,)",
+            "float32 of shape (2,), as in item 40",
+        ),
+        ([{"a": 1}, {"a": 2.5}], 41, "'a': float32 of shape ()", "int64 of shape (), as in item 40"),
+        ([{"a": 1}, {"a": None}], 41, "'a': no tensor", "int64 of shape (), as in item 40"),
+        ([{"a": 1}, {"a": 2**70}], 41, "'a': Overflow when unpacking long long", "numbers that torch can hold"),
     ],
-    ids=["number", "triple", "other-fields", "other-shape"],
+    ids=["number", "triple", "other-fields", "other-shape", "other-type", "none", "huge"],
 )
 def test_an_item_that_does_not_fit_is_named_by_its_number(
     items: list[Any], number: int, given_: str, expected: str

@@ -111,7 +111,7 @@ def test_numbers_are_stacked(values: list[Any], dtype: torch.dtype) -> None:
 def test_what_is_no_number_becomes_a_list() -> None:
     boxes = [[torch.zeros(4)], []]
     assert batch_of({"boxes": boxes[0]}, {"boxes": boxes[1]})["boxes"] == boxes
-    assert batch_of({"x": None}, {"x": 1})["x"] == [None, 1]
+    assert batch_of({"x": None}, {"x": "y"})["x"] == [None, "y"]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,11 @@ def test_what_is_no_number_becomes_a_list() -> None:
         ([(0, 0), (0, 0, 0)], "a tuple of 3", "a dict of fields, or a pair (image, label)"),
         ([(0, 0), 7], "a int", "a dict of fields, or a pair (image, label)"),
         ([{"a": 1, "b": 2}, {"a": 1}], "the fields a", "a, b, as in item 0"),
-        ([{"a": torch.zeros(2)}, {"a": torch.zeros(3)}], "'a' of shape (3,)", "(2,), as in item 0"),
+        (
+            [{"a": torch.zeros(2)}, {"a": torch.zeros(3)}],
+            "'a': float32 of shape (3,)",
+            "float32 of shape (2,), as in item 0",
+        ),
     ],
 )
 def test_an_item_that_cannot_be_used_is_named(items: list[Any], given_: str, expected: str) -> None:
