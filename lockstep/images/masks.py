@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +64,10 @@ class PngMasks:
             torch.gt(red | green | blue, 0, out=mask)
         return masks
 
+    def selected(self, places: Sequence[int]) -> PngMasks:
+        """The masks at these places alone."""
+        return replace(self, data=tuple(self.data[place] for place in places))
+
     def _check_size(self, size: tuple[int, int], source: str) -> None:
         width, height = size
         if (height, width) != (self.height, self.width):
@@ -92,6 +97,11 @@ class DenseMasks:
         """The masks: uint8 of shape (masks, height, width), of 0 and 1."""
         pixels = np.unpackbits(np.frombuffer(self.bits, np.uint8), count=self.count * self.height * self.width)
         return torch.from_numpy(pixels).view(self.count, self.height, self.width)
+
+    def selected(self, places: Sequence[int]) -> DenseMasks:
+        """The masks at these places alone."""
+        bits = np.packbits(self.decode()[list(places)].numpy()).tobytes()
+        return replace(self, bits=bits, count=len(places))
 
 
 def dense_masks(values: npt.NDArray[np.float32], height: int, width: int) -> DenseMasks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from torch import Tensor
 from lockstep.checks import check_one_of, check_type, check_whole
 from lockstep.images.masks import DenseMasks, PngMasks, dense_masks
 from lockstep.readers.label_map import LabelMap
-from lockstep.readers.schema import EDGES, ParsedExample, boxes_of
+from lockstep.readers.schema import EDGES, ParsedExample, boxes_of, places_with_area
+from lockstep.records.example import Float32s
 
 MASKS = ("none", "numerical", "png")
 
@@ -26,6 +27,8 @@ _WEIGHT, _MASK = f"{_OBJECT}weight", f"{_OBJECT}mask"
 _KEYPOINT_Y, _KEYPOINT_X, _VISIBILITY = (f"{_OBJECT}keypoint/{part}" for part in ("y", "x", "visibility"))
 _ADDITIONAL_CHANNELS = "image/additional_channels/encoded"
 _FLAGS = ("is_crowd", "difficult", "group_of")
+
+_OF_OBJECTS = ("boxes", "labels", "class_text", "weights", "area", *_FLAGS, "masks", "keypoints", "keypoint_visibility")
 
 _UNKNOWN = -1
 _VISIBLE = 2  # as COCO counts: 0 is not labelled, 1 is labelled and hidden
@@ -47,7 +50,8 @@ class DetectionSchema:
     - "is_crowd", "difficult", "group_of": bool (n,), False where the record does not say
 
     A feature of objects that a record has must have a value for each of its boxes. The image is required, and so is a
-    label or a text for each box.
+    label or a text for each box. A height and a width must be those of the image's header. An object whose box has no
+    area on the image is left out, as in the readers of COCO and VOC.
 
     Raises:
         InputError: an option is of another type, or out of range.
@@ -87,10 +91,12 @@ class DetectionSchema:
         """The fields of a batch of records.
 
         Raises:
-            DataError: a record has no image, or a feature of another kind or number of values.
+            DataError: a record has no image or one of another size than it says, or a feature of another kind or number
+                of values, or out of range.
         """
         boxes = boxes_of(examples, _BOXES)
         objects = list(zip(examples, boxes, strict=True))
+        sizes = [_size(example) for example in examples]
         fields: dict[str, Any] = {
             "image": [example.image(_IMAGE) for example in examples],
             "source_id": [example.text(_SOURCE_ID) for example in examples],
@@ -98,17 +104,22 @@ class DetectionSchema:
             "labels": [self._labels(example, len(own)) for example, own in objects],
             "class_text": [_texts(example, len(own)) for example, own in objects],
             "weights": [_weights(example, len(own)) for example, own in objects],
-            "area": [_areas(example, own) for example, own in objects],
+            "area": [_areas(example, own, *size) for (example, own), size in zip(objects, sizes, strict=True)],
             **{flag: [_flags(example, flag, len(own)) for example, own in objects] for flag in _FLAGS},
         }
         if self.masks != "none":
-            fields["masks"] = [self._masks(example, len(own)) for example, own in objects]
+            fields["masks"] = [
+                self._masks(example, len(own), *size) for (example, own), size in zip(objects, sizes, strict=True)
+            ]
         if self.num_keypoints:
             points = [self._keypoints(example, len(own)) for example, own in objects]
-            fields["keypoints"], fields["keypoint_visibility"] = map(list, zip(*points, strict=True))
+            fields["keypoints"], fields["keypoint_visibility"] = (
+                [both[0] for both in points],
+                [both[1] for both in points],
+            )
         if (channels := self.num_additional_channels) > 0:
             fields["additional_channels"] = [example.images(_ADDITIONAL_CHANNELS, channels) for example in examples]
-        return fields
+        return _with_area(fields)
 
     def _labels(self, example: ParsedExample, count: int) -> Tensor:
         texts = _texts(example, count)
@@ -131,18 +142,22 @@ class DetectionSchema:
         visibility = example.int64s(_VISIBILITY, len(y))
         if not len(visibility):
             visibility = np.full(len(y), _VISIBLE)
+        elif not 0 <= visibility.min() <= visibility.max() <= _VISIBLE:
+            wrong = visibility[(visibility < 0) | (visibility > _VISIBLE)][0]
+            raise example.unusable(
+                _VISIBILITY, "0 (not labelled), 1 (hidden) or 2 (visible)", given=f"the value {wrong}"
+            )
         labelled = (visibility > 0) & np.isfinite(points).all(1)
         points[~labelled] = math.nan
         return torch.from_numpy(points).view(*shape, 2), torch.from_numpy(visibility * labelled).view(shape)
 
-    def _masks(self, example: ParsedExample, count: int) -> DenseMasks | PngMasks:
-        height, width = _size(example)
+    def _masks(self, example: ParsedExample, count: int, height: int, width: int) -> DenseMasks | PngMasks:
         if self.masks == "numerical":
             return dense_masks(example.float32s(_MASK, count * height * width), height, width)
         data = example.byte_strings(_MASK)
         if len(data) not in (0, count):
             raise example.unusable(_MASK, f"{count} encoded masks, one for each box, or none")
-        return PngMasks(tuple(data), height, width, example.source, replace(example.decoding, exif=False))
+        return PngMasks(tuple(data), height, width, example.source, example.decoding)
 
 
 def _texts(example: ParsedExample, count: int) -> list[str]:
@@ -154,7 +169,7 @@ def _texts(example: ParsedExample, count: int) -> list[str]:
 
 
 def _weights(example: ParsedExample, count: int) -> Tensor:
-    weights = example.float32s(_WEIGHT, count)
+    weights = _not_negative(example, _WEIGHT, count)
     return torch.from_numpy(weights) if len(weights) else torch.ones(count)
 
 
@@ -163,26 +178,44 @@ def _flags(example: ParsedExample, name: str, count: int) -> Tensor:
     return torch.from_numpy(flags != 0) if len(flags) else torch.zeros(count, dtype=torch.bool)
 
 
-def _areas(example: ParsedExample, boxes: Tensor) -> Tensor:
-    areas = example.float32s(_AREA, len(boxes))
+def _areas(example: ParsedExample, boxes: Tensor, height: int, width: int) -> Tensor:
+    areas = _not_negative(example, _AREA, len(boxes))
     if len(areas) or not len(boxes):
         return torch.from_numpy(areas)
     # As the evaluation of the object detection API takes it where there is none.
     top, left, bottom, right = boxes.unbind(1)
-    return (bottom - top) * (right - left) * math.prod(_size(example))
+    return (bottom - top) * (right - left) * (height * width)
+
+
+def _not_negative(example: ParsedExample, name: str, count: int) -> Float32s:
+    """The values of a feature, one for each box or none."""
+    values = example.float32s(name, count)
+    if len(values) and not 0 <= values.min() <= values.max() < math.inf:  # with a NaN among them, both are NaN
+        wrong = values[~((values >= 0) & (values < math.inf))][0]
+        raise example.unusable(name, "finite numbers of 0 or more", given=f"the value {wrong:g}")
+    return values
 
 
 def _size(example: ParsedExample) -> tuple[int, int]:
-    """Height and width of the image as it is stored: as the record says, or else the image's header."""
-    if _HEIGHT not in example.features or _WIDTH not in example.features:
-        image = example.image(_IMAGE)
-        width, height = replace(image.decoding, exif=False).size(image.data, image.source)
-        return height, width
-    height, width = example.integer(_HEIGHT), example.integer(_WIDTH)
-    if min(height, width) < 1 or height * width > example.decoding.max_pixels:
-        raise example.unusable(
-            _HEIGHT,
-            f"1 pixel or more, and at most {example.decoding.max_pixels} with {_WIDTH!r}",
-            given=f"{height} x {width} pixels",
-        )
+    """Height and width of the image, as its header says; the record must not say otherwise."""
+    width, height = example.image(_IMAGE).size
+    for name, side in ((_HEIGHT, height), (_WIDTH, width)):
+        if (told := example.integer(name, side)) != side:
+            raise example.unusable(name, f"{side} pixels, as the image's header says", given=f"{told} pixels")
     return height, width
+
+
+def _with_area(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields without the objects whose boxes have no area."""
+    for row, places in places_with_area(fields["boxes"]).items():
+        for name in _OF_OBJECTS:
+            if name in fields:
+                fields[name][row] = _selected(fields[name][row], places)
+    return fields
+
+
+def _selected(values: Any, places: Sequence[int]) -> Any:
+    """The values of some objects: of a tensor or a list, or masks, which a record may have none of."""
+    if isinstance(values, DenseMasks | PngMasks):
+        return values.selected(places) if len(values) else values
+    return values[places] if isinstance(values, Tensor) else [values[place] for place in places]

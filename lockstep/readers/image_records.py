@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.checks import wrong_type
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.readers.reader import Cost, Int64s
-from lockstep.readers.schema import ParsedExample, Schema
+from lockstep.readers.schema import ParsedExample, Schema, check_decoding
 from lockstep.records.example import parse_example
 from lockstep.records.tfrecord import RecordFiles
 
@@ -28,7 +28,7 @@ class ImageRecords:
         decoding: how the images are decoded once they are asked for.
 
     Raises:
-        InputError: `schema` is none.
+        InputError: `schema` is none; or the images would be turned, and the boxes that it asks for would not.
         DataError: as `RecordFiles`: a file cannot be opened, is cut short, or holds something else than records.
     """
 
@@ -49,6 +49,7 @@ class ImageRecords:
                 expected="a schema: it has features and fields",
                 mend="give one such as ImageNetSchema(boxes=True)",
             )
+        check_decoding(schema.features, decoding)
         self._records = RecordFiles(paths, verify=verify)
         self._schema, self._features, self._decoding = schema, schema.features, decoding
         files = [str(file.path) for file in self._records.files]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from torch import Tensor
 from lockstep.errors import DataError
 from lockstep.images.decode import Decoding
 from lockstep.images.encoded import EncodedImage
+from lockstep.readers.image_files import check_not_turned
 from lockstep.records.example import Float32s, Int64s, Values, scan_example
 
 EDGES = ("ymin", "xmin", "ymax", "xmax")
@@ -172,7 +173,7 @@ def boxes_of(examples: Sequence[ParsedExample], prefix: str) -> list[Tensor]:
     """The boxes of each example: float32 (boxes, 4) of top, left, bottom and right as shares of height and width.
 
     They come from the features `ymin`, `xmin`, `ymax` and `xmax`, each missing where there are none. What lies outside
-    of the image by up to a tenth of it is clipped.
+    of the image by up to a tenth of it is clipped; `places_with_area` says which have an area then.
 
     Raises:
         DataError: the four have not equally many values; or a box is no number, upside down, or farther outside: it is
@@ -180,8 +181,9 @@ def boxes_of(examples: Sequence[ParsedExample], prefix: str) -> list[Tensor]:
     """
     boxes = [_boxes_of(example, prefix) for example in examples]
     joined = np.concatenate([np.empty((0, 4), np.float32), *boxes])
-    first, last = joined[:, :2], joined[:, 2:]
-    usable = (first >= -_BEYOND) & (first <= last) & (last <= 1 + _BEYOND)  # NaN is none of these
+    usable = (joined >= -_BEYOND) & (joined <= 1 + _BEYOND)  # NaN is neither
+    if usable.all():
+        usable[:, :2] = joined[:, :2] <= joined[:, 2:]
     if not usable.all():
         wrong = int(np.flatnonzero(~usable.all(1))[0])
         example = examples[int(np.searchsorted(np.cumsum([len(each) for each in boxes]), wrong, side="right"))]
@@ -192,6 +194,28 @@ def boxes_of(examples: Sequence[ParsedExample], prefix: str) -> list[Tensor]:
             given="a box of top, left, bottom and right " + ", ".join(f"{share:g}" for share in joined[wrong]),
         )
     return list(torch.split(torch.from_numpy(joined.clip(0, 1)), [len(each) for each in boxes]))
+
+
+def places_with_area(boxes: Sequence[Tensor]) -> dict[int, list[int]]:
+    """Which boxes of an example enclose anything, by its row; only for examples in which not all do.
+
+    Every reader leaves out an object whose box has no area on its image.
+    """
+    joined = torch.cat([torch.empty(0, 4), *boxes])
+    if (joined[:, 2:] > joined[:, :2]).all():
+        return {}
+    have_area = [(each[:, 2:] > each[:, :2]).all(1) for each in boxes]
+    return {row: each.nonzero()[:, 0].tolist() for row, each in enumerate(have_area) if not each.all()}
+
+
+def check_decoding(features: Iterable[str], decoding: Decoding) -> None:
+    """Refuse to turn images of which a schema asks for boxes.
+
+    Raises:
+        InputError: saying what to do instead.
+    """
+    if any(name.rpartition("/")[2] in EDGES for name in features):
+        check_not_turned(decoding)
 
 
 def _boxes_of(example: ParsedExample, prefix: str) -> Float32s:

@@ -219,11 +219,16 @@ def test_a_record_without_masks_has_none(kind: str) -> None:
     assert masks.decode().shape == (0, HEIGHT, WIDTH)
 
 
-def test_masks_are_of_the_image_as_it_is_stored() -> None:
-    example = {**without(scene(1, mask=[png()]), "image/height", "image/width"), "image/encoded": [turned_jpeg()]}
-    batch = read(DetectionSchema(masks="png"), example, decoding=Decoding(exif=True))
-    assert batch["image"][0].size == (HEIGHT, WIDTH)
+def test_boxes_and_masks_are_of_the_image_as_it_is_stored(tmp_path: Path) -> None:
+    example = {**scene(1, mask=[png()]), "image/encoded": [turned_jpeg()]}
+    batch = read(DetectionSchema(masks="png"), example)
+    assert batch["image"][0].size == (WIDTH, HEIGHT)
     assert batch["masks"][0].decode().shape == (1, HEIGHT, WIDTH)
+    write_records(tmp_path / "a", [serialize_example(example)])
+    for schema in (DetectionSchema(), ImageNetSchema(boxes=True)):
+        with pytest.raises(InputError, match="cannot be turned as EXIF asks for"):
+            ImageRecords(tmp_path / "a", schema, decoding=Decoding(exif=True))
+    assert len(ImageRecords(tmp_path / "a", ImageNetSchema(), decoding=Decoding(exif=True))) == 1
 
 
 def test_fields_that_were_not_asked_for_are_not_read() -> None:
@@ -297,14 +302,65 @@ def test_numerical_masks_must_fill_the_images() -> None:
     assert caught.value.expected == "12 values of float32, or none"
 
 
-@pytest.mark.parametrize(("height", "width"), [(0, 3), (-2, -3), (2**62, 2**62), (101, 1)])
-def test_a_size_that_lies_is_refused_before_memory_is_taken(height: int, width: int) -> None:
-    example = {**scene(0), "image/height": whole_numbers(height), "image/width": whole_numbers(width)}
+@pytest.mark.parametrize("schema", [DetectionSchema(), DetectionSchema(masks="numerical")], ids=["boxes", "masks"])
+@pytest.mark.parametrize(
+    ("name", "told", "side"),
+    [("height", 0, HEIGHT), ("height", 2**62, HEIGHT), ("height", WIDTH, HEIGHT), ("width", -3, WIDTH)],
+)
+def test_a_size_that_is_not_the_images_is_refused(schema: DetectionSchema, name: str, told: int, side: int) -> None:
     with pytest.raises(DataError) as caught:
-        read(DetectionSchema(masks="numerical"), example, decoding=Decoding(max_pixels=100))
-    assert caught.value.what == "Record 0 of x, at byte 5, has no usable feature 'image/height'."
-    assert caught.value.given == f"{height} x {width} pixels"
-    assert caught.value.expected == "1 pixel or more, and at most 100 with 'image/width'"
+        read(schema, {**scene(1), f"image/{name}": whole_numbers(told)})
+    assert caught.value.what == f"Record 0 of x, at byte 5, has no usable feature 'image/{name}'."
+    assert caught.value.given == f"{told} pixels"
+    assert caught.value.expected == f"{side} pixels, as the image's header says"
+
+
+@pytest.mark.parametrize(
+    ("feature", "values", "given_", "expected"),
+    [
+        ("weight", floats(1, math.nan), "the value nan", "finite numbers of 0 or more"),
+        ("weight", floats(-0.5, 1), "the value -0.5", "finite numbers of 0 or more"),
+        ("area", floats(1, -2), "the value -2", "finite numbers of 0 or more"),
+        ("area", floats(math.inf, 1), "the value inf", "finite numbers of 0 or more"),
+        ("keypoint/visibility", whole_numbers(2, 7), "the value 7", "0 (not labelled), 1 (hidden) or 2 (visible)"),
+        ("keypoint/visibility", whole_numbers(-3, 1), "the value -3", "0 (not labelled), 1 (hidden) or 2 (visible)"),
+    ],
+    ids=["weight-nan", "weight-below-0", "area-below-0", "area-infinite", "visibility-7", "visibility-below-0"],
+)
+def test_values_out_of_range_are_named(feature: str, values: Any, given_: str, expected: str) -> None:
+    points = {"keypoint__y": floats(0, 1), "keypoint__x": floats(0, 1)}
+    with pytest.raises(DataError) as caught:
+        read(DetectionSchema(num_keypoints=1), scene(2, **points) | {OBJECT + feature: values})
+    assert caught.value.what == f"Record 0 of x, at byte 5, has no usable feature '{OBJECT}{feature}'."
+    assert caught.value.given == given_
+    assert caught.value.expected == expected
+
+
+@pytest.mark.parametrize("masks", ["none", "numerical", "png"])
+def test_objects_without_an_area_on_the_image_are_left_out(masks: str) -> None:
+    whole = np.arange(3 * HEIGHT * WIDTH) // (HEIGHT * WIDTH) == 2
+    example = scene(3, class__text=[b"cat", b"dog", b"cow"], weight=floats(1, 2, 3))
+    example[OBJECT + "bbox/ymin"], example[OBJECT + "bbox/ymax"] = floats(1.02, 0.5, 0.25), floats(1.05, 0.5, 1)
+    points = {OBJECT + "keypoint/y": floats(0.1, 0.2, 0.3), OBJECT + "keypoint/x": floats(0.1, 0.2, 0.3)}
+    of_masks = {"none": [], "numerical": floats(*whole), "png": [png(shade=0), png(shade=0), png()]}[masks]
+    schema = DetectionSchema(masks=masks, num_keypoints=1)
+    batch = read(schema, scene(1), {**example, **points, OBJECT + "mask": of_masks})
+    assert [len(boxes) for boxes in batch["boxes"]] == [1, 1]
+    assert batch["boxes"][1].tolist() == [[0.25, 0.125, 1, 0.5]]
+    assert batch["labels"][1].tolist() == [7]
+    assert batch["class_text"][1] == ["cow"]
+    assert batch["weights"][1].tolist() == [3]
+    assert batch["keypoints"][1].flatten().tolist() == pytest.approx([0.3, 0.3])
+    assert {len(batch[name][1]) for name in batch if name not in ("image", "source_id", "masks")} == {1}
+    if masks != "none":
+        assert batch["masks"][1].decode().tolist() == [[[1] * WIDTH] * HEIGHT]
+
+
+@pytest.mark.parametrize(
+    "schema", [DetectionSchema(), DetectionSchema(masks="png", num_keypoints=3)], ids=["few", "all"]
+)
+def test_of_no_records_there_are_no_fields(schema: DetectionSchema) -> None:
+    assert set(map(len, read(schema).values())) == {0}
 
 
 def test_a_record_without_an_image_is_named() -> None:

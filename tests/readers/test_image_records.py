@@ -249,7 +249,7 @@ def test_boxes_that_end_a_little_outside_are_clipped() -> None:
         ((0, 0.5, 1, 0.25), "xmin"),
         ((-0.5, 0, 1, 1), "ymin"),
         ((12, 40, 200, 300), "ymin"),
-        ((0, 0, 0.5, float("nan")), "xmin"),
+        ((0, 0, 0.5, float("nan")), "xmax"),
         ((0, float("inf"), 1, float("inf")), "xmin"),
     ],
 )

@@ -97,6 +97,45 @@ def test_boxes_are_top_left_bottom_right_as_shares(tmp_path: Path) -> None:
     assert {boxes.dtype for boxes in batch["boxes"]} == {torch.float32}
 
 
+@pytest.mark.parametrize(
+    ("edge", "value"),
+    [("ymin", -0.2), ("ymin", float("nan")), ("xmin", 7), ("ymax", 300), ("ymax", float("nan")), ("xmax", 1.2)],
+)
+def test_the_edge_that_is_no_share_is_named(tmp_path: Path, edge: str, value: float) -> None:
+    name = f"image/object/bbox/{edge}"
+    with pytest.raises(DataError, match=rf"Record 1 of .* has no usable feature '{name}'"):
+        read(tmp_path, ImageNetSchema(boxes=True), SHUTTLE, {**SHUTTLE, name: floats(0.5, value)})
+
+
+def test_boxes_without_an_area_are_left_out(tmp_path: Path) -> None:
+    edges = {
+        "ymin": floats(1.02, 0, 0.5),
+        "ymax": floats(1.05, 0.5, 0.5),
+        "xmin": floats(0, 0, 0),
+        "xmax": floats(1, 1, 1),
+    }
+    example = SHUTTLE | {f"image/object/bbox/{edge}": values for edge, values in edges.items()}
+    assert [boxes.tolist() for boxes in read(tmp_path, ImageNetSchema(boxes=True), example)["boxes"]] == [
+        [[0, 0, 0.5, 1]]
+    ]
+
+
+def test_a_label_that_no_int64_holds_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, ImageNetSchema(label_offset=1), {**DAISY, "image/class/label": number(-(2**63))})
+    assert "has no usable feature 'image/class/label'" in caught.value.what
+    assert caught.value.given == f"{-(2**63) - 1} then"
+    assert caught.value.expected == "a label that is an int64 once the offset is off"
+    with pytest.raises(InputError, match=r"label_offset is out of range"):
+        ImageNetSchema(label_offset=2**70)
+
+
+def test_of_no_records_labels_are_whole_numbers(tmp_path: Path) -> None:
+    batch = read(tmp_path, ImageNetSchema(boxes=True, text=True))
+    assert (batch["label"].dtype, batch["label"].shape) == (torch.int64, (0,))
+    assert (batch["image"], batch["boxes"], batch["text"]) == ([], [], [])
+
+
 def test_texts_are_read_on_request(tmp_path: Path) -> None:
     assert read(tmp_path, ImageNetSchema(text=True), SHUTTLE, FLOWER)["text"] == ["space shuttle", ""]
 
