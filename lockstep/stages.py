@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
 
 Stage = Literal["read", "decode", "augment", "collate"]
 Seconds = dict[str, float]
@@ -18,16 +18,12 @@ STAGES: tuple[Stage, ...] = ("read", "decode", "augment", "collate")
 """From files to a batch, in this order; what follows is the copy to the device, and the wait of who trains."""
 
 
-class _Running(NamedTuple):
-    """The stage that a thread is in, and since when."""
-
-    stage: Stage | None
-    since: float
-
-
 class _Thread(threading.local):
     seconds: Seconds | None = None
-    running = _Running(None, 0.0)
+    stage: Stage | None = None
+    """The one that it is in."""
+    since = 0.0
+    """When it came there."""
 
 
 _thread = _Thread()
@@ -44,7 +40,7 @@ class stage:  # noqa: N801 - used like a function; a generator would cost twice 
 
     def __enter__(self) -> None:
         if _thread.seconds is not None:
-            self._outer = _thread.running.stage
+            self._outer = _thread.stage
             _change_to(self._name)
 
     def __exit__(self, *_: object) -> None:
@@ -58,12 +54,12 @@ class measured:  # noqa: N801
     __slots__ = ("_before",)
 
     def __enter__(self) -> Seconds:
-        self._before = _thread.seconds, _thread.running
-        _thread.seconds, _thread.running = {}, _Running(None, 0.0)
+        self._before = _thread.seconds, _thread.stage, _thread.since
+        _thread.seconds, _thread.stage = {}, None
         return _thread.seconds
 
     def __exit__(self, *_: object) -> None:
-        _thread.seconds, _thread.running = self._before
+        _thread.seconds, _thread.stage, _thread.since = self._before
 
 
 def added(first: Mapping[str, float], second: Mapping[str, float]) -> Seconds:
@@ -72,8 +68,7 @@ def added(first: Mapping[str, float], second: Mapping[str, float]) -> Seconds:
 
 
 def _change_to(new: Stage | None) -> None:
-    now = time.perf_counter()
-    name, since = _thread.running
-    if name is not None and _thread.seconds is not None:
-        _thread.seconds[name] = _thread.seconds.get(name, 0.0) + now - since
-    _thread.running = _Running(new, now)
+    now, here = time.perf_counter(), _thread
+    if here.stage is not None and here.seconds is not None:
+        here.seconds[here.stage] = here.seconds.get(here.stage, 0.0) + now - here.since
+    here.stage, here.since = new, now

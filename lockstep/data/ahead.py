@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from lockstep.stages import Seconds, measured
@@ -30,4 +31,4 @@ def timed(read: Callable[[Job], Result], job: Job) -> Timed[Result]:
 
 def read_here(read: Callable[[Job], Result], jobs: Iterator[Job]) -> Iterator[Timed[Result]]:
     """Read each job when it is asked for; nothing is read ahead."""
-    return (timed(read, job) for job in jobs)
+    return map(partial(timed, read), jobs)

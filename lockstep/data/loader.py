@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from functools import partial
 from itertools import count, filterfalse, takewhile
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from lockstep.data.rows import Due, EvaluationRows, RowsOf, TrainingRows, offset
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
 from lockstep.readers.one_by_one import ExampleReader, reader_of
+from lockstep.stages import Seconds
 from lockstep.types import BadExample, Batch
 
 if TYPE_CHECKING:
@@ -233,8 +235,7 @@ class Loader:
 
     def _training_batch(self, towers: range, rows: ReadRows, position: int) -> Batch:
         batch = self._batch(Batch, rows, position, self.batch_size, towers)
-        instead = {example.position: example.replaced_by for example in batch.bad}
-        batch.example_ids = partial(self._names, instead)
+        batch.example_ids = partial(self._names, batch.bad) if batch.bad else self.example_ids
         batch.attempted = partial(self._attempted, position + self.batch_size, batch.bad)
         batch.quarantine = self._quarantine
         return batch
@@ -249,8 +250,9 @@ class Loader:
             indices = self._indices(np.array([example.position for example in bad]))
             self.quarantine.add(dict(zip(indices.tolist(), bad, strict=True)))
 
-    def _names(self, instead: Mapping[int, str], position: int, count: int) -> list[str]:
+    def _names(self, bad: Sequence[BadExample], position: int, count: int) -> list[str]:
         """The names of what was read."""
+        instead = {example.position: example.replaced_by for example in bad}
         due = self.example_ids(position, count)
         return [instead.get(place, name) for place, name in enumerate(due, position)]
 
@@ -269,7 +271,8 @@ class Loader:
             seed=self.seed,
             epoch_size=self.epoch_size,
         )
-        batch.bad = [self._bad_example(found) for found in rows.bad]
+        if rows.bad:
+            batch.bad = [self._bad_example(found) for found in rows.bad]
         return batch
 
     def _bad_example(self, found: Found) -> BadExample:
@@ -307,17 +310,18 @@ def _delivered(
         for position in positions:
             started = time.perf_counter()
             rows, seconds, queue_fill = next(source)
-            arrived = time.perf_counter()
-            batch = batch_of(rows._replace(fields=_moved(rows.fields, device)), position)
-            now = time.perf_counter()
-            batch.wait_seconds = now - started
-            batch.stage_seconds = {**seconds, "copy": now - arrived}
+            if device.type != "cpu":
+                rows, seconds = _moved(rows, seconds, device)
+            batch = batch_of(rows, position)
+            batch.stage_seconds = seconds
             batch.queue_fill = queue_fill
+            batch.wait_seconds = time.perf_counter() - started
             yield batch
 
 
-def _moved(fields: Fields, device: torch.device) -> Fields:
-    if device.type == "cpu":
-        return fields
-    moved: Fields = map_leaves(fields, torch.Tensor, lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
-    return moved
+def _moved(rows: ReadRows, seconds: Seconds, device: torch.device) -> tuple[ReadRows, Seconds]:
+    """The fields on the device, and the seconds that it took to have them on their way."""
+    started = time.perf_counter()
+    move = methodcaller("to", device, non_blocking=True)
+    fields: Fields = map_leaves(rows.fields, torch.Tensor, lambda tensor: move(tensor.pin_memory()))
+    return ReadRows(fields, rows.bad), {**seconds, "copy": time.perf_counter() - started}

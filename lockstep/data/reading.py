@@ -180,25 +180,25 @@ def read_examples(reader: Reader, rows: Rows, seed: int) -> Fields:
 
 def _checked(fields: Any, num_rows: int, source: object) -> Fields:
     """The fields, if each has an entry for each row."""
-    name = getattr(source, "__name__", type(source).__name__)
-    problem = "" if isinstance(fields, dict) else f"a {type(fields).__name__}"
-    for field_name, value in () if problem else fields.items():
-        is_column = (isinstance(value, Tensor) and value.dim() > 0) or type(value) in (list, tuple)
+    if not isinstance(fields, dict):
+        raise _without_entries(source, f"a {type(fields).__name__}")
+    for name, value in fields.items():
+        is_column = value.dim() > 0 if isinstance(value, Tensor) else type(value) in (list, tuple)
         if not is_column:
-            problem = f"{field_name!r}: a {type(value).__name__} without rows"
-        elif len(value) != num_rows:
-            problem = f"{len(value)} of {field_name!r} for {num_rows} examples"
-        if problem:
-            break
-    if problem:
-        raise DataError(
-            f"{name} did not give an entry of each field for each example.",
-            given=problem,
-            expected="a dict of fields with the batch first: tensors, or lists, of its length",
-            mend=f"mend what {name} returns",
-        )
-    result: Fields = fields
-    return result
+            raise _without_entries(source, f"{name!r}: a {type(value).__name__} without rows")
+        if len(value) != num_rows:
+            raise _without_entries(source, f"{len(value)} of {name!r} for {num_rows} examples")
+    return fields
+
+
+def _without_entries(source: object, given: str) -> DataError:
+    name = getattr(source, "__name__", type(source).__name__)
+    return DataError(
+        f"{name} did not give an entry of each field for each example.",
+        given=given,
+        expected="a dict of fields with the batch first: tensors, or lists, of its length",
+        mend=f"mend what {name} returns",
+    )
 
 
 def _unreadable(reader: Reader, indices: Int64s, error: Exception) -> DataError:
