@@ -58,7 +58,7 @@ AIMS = [
     ("ours, coloured", "torchvision, tensors, coloured", None),
 ]
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
-_AT_REST_SECONDS = 0.08
+_AT_REST_SECONDS = 0.12
 
 
 class Turn(NamedTuple):
@@ -72,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", nargs="+", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--batches", type=int, default=12, help=f"of {BATCH_SIZE} images, in a turn")
+    parser.add_argument("--batches", type=int, default=8, help=f"of {BATCH_SIZE} images, in a turn")
     parser.add_argument("--quick", action="store_true", help="two rounds: does it run?")
     parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS), metavar="NAME")
     parser.add_argument("--python-of", nargs="+", default=[], metavar="NAME=PYTHON", help="of those that begin so")
