@@ -91,7 +91,7 @@ def test_each_part_is_measured_with_its_own_stages(crew: dict[str, int], num_rea
     doing: list[str] = []
     measured = measure(loader_of(Numbers(), augment=decode, **crew), 0.01, tell=doing.append)
     assert {*measured.read.stage_seconds} == {"read"}
-    assert {*measured.alone.stage_seconds} == {"read", "decode", "augment", "copy"}
+    assert {*measured.alone.stage_seconds} == {"read", "decode", "augment"}
     in_processes = "num_processes" in crew and num_readers > 0
     assert ("collate" in measured.loader.stage_seconds) is in_processes
     assert (measured.loader.cpu_seconds is None) is in_processes
