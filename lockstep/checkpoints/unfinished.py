@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import platform
 import re
 import shutil
 import time
 from pathlib import Path
 from typing import Literal
+
+from lockstep.owner import host, started
 
 log = logging.getLogger("lockstep")
 
@@ -27,7 +28,7 @@ _NAME = re.compile(r"\.step-\d{8,}\.(?:new|old)\.(?P<host>[^.]+)\.(?P<pid>\d+)\.
 def unfinished_path(final: Path, kind: Literal["new", "old"]) -> Path:
     """Where this process writes a folder before it is called `final`, or keeps it while it is being deleted."""
     pid = os.getpid()
-    return final.with_name(f".{final.name}.{kind}.{_host()}.{pid}.{_started(pid)}")
+    return final.with_name(f".{final.name}.{kind}.{host()}.{pid}.{started(pid)}")
 
 
 def sweep(folder: Path) -> None:
@@ -50,24 +51,9 @@ def delete(path: Path) -> None:
 
 
 def _is_owned(path: Path, match: re.Match[str]) -> bool:
-    if match["host"] == _host() and Path("/proc/self/stat").exists():
-        return _started(int(match["pid"])) == match["started"]
+    if match["host"] == host() and Path("/proc/self/stat").exists():
+        return started(int(match["pid"])) == match["started"]
     return time.time() - _last_touched(path) < ABANDONED_SECONDS
-
-
-def _host() -> str:
-    return re.sub(r"[^A-Za-z0-9-]", "-", platform.node()) or "unnamed"
-
-
-def _started(pid: int) -> str:
-    """When a process began, in clock ticks since the start of the system; "0" where none lives or none can be seen."""
-    try:
-        # The name of the program comes second, in parentheses, and may hold anything.
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return "0"
-    state, started = fields[0], fields[19]
-    return "0" if state in "ZX" else started
 
 
 def _last_touched(path: Path) -> float:

@@ -166,6 +166,8 @@ class Session:
         return hooks
 
     def _look(self, report: StepReport) -> None:
+        if self._workdir:
+            self._workdir.check_held(closely=False)
         self._latest = report.progress
         if self._kept and report.refusal and report.refusal.culprits:
             self._kept.keep(report.refusal, report.step)
@@ -178,7 +180,8 @@ class Session:
             self._records.write_evaluation(report.step, "validation", result.means)
 
     def _save(self) -> None:
-        if self._saver:
+        if self._saver and self._workdir:
+            self._workdir.check_held()
             if self._records:
                 self._records.flush()
             self._saver.save(self._parts.state, self._parts.loader)
@@ -197,7 +200,7 @@ class Session:
 
     def _mark(self, event: str, step: int, **facts: object) -> None:
         if self._workdir and self._records:
-            self._workdir.note(event, step=step, workers=self._worker.num_workers, **facts)
+            self._workdir.note(event, step=step, workers=self._worker.num_workers, **self._workdir.holder, **facts)
             self._records.mark(event, step)
 
     def _settle_choices(self) -> Choices:

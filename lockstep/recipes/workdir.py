@@ -8,13 +8,12 @@ metrics.jsonl     losses, learning rate, evaluations
 summaries/        the same for TensorBoard
 refused/          batches that were not finite, to be looked at
 quarantine.jsonl  examples that could not be read
-.lock             held while the run is going on
+.lease-*          the process that goes on with the run
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -24,16 +23,13 @@ from typing import Any
 
 from lockstep.durable import replacing
 from lockstep.errors import WorkdirError
+from lockstep.lease import Lease, take
 from lockstep.recipes.recipe import Recipe, differences
 from lockstep.recipes.toml import load, to_toml
 from lockstep.reporting.append import AppendOnly
 from lockstep.training.choices import Choices
 
-if sys.platform != "win32":
-    import fcntl
-
-
-RECIPE, CHOICES, HISTORY, LOCK = "recipe.toml", "choices.json", "history.jsonl", ".lock"
+RECIPE, CHOICES, HISTORY = "recipe.toml", "choices.json", "history.jsonl"
 QUARANTINE = "quarantine.jsonl"
 
 
@@ -42,6 +38,7 @@ class Workdir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lease: Lease | None = None
 
     @property
     def quarantine(self) -> Path:
@@ -141,31 +138,41 @@ class Workdir:
     def held(self) -> Iterator[None]:
         """Hold the folder, made if need be, against a second start of the run, until this one ends or dies.
 
-        Where the system has no `flock` nothing is held.
-
         Raises:
-            WorkdirError: another process on this host holds it, or it cannot be written.
+            WorkdirError: another process that is alive holds it, or it cannot be written.
         """
         with self._accessed():
             self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / LOCK).open("a")
-        with file:
-            with self._accessed():
-                self._lock(file.fileno())
-            yield
-
-    def _lock(self, descriptor: int) -> None:
-        if sys.platform == "win32":
-            return
+            lease = self._lease = take(self.path)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise WorkdirError(
-                f"The run in {self.path} is going on already.",
-                given=f"{self.path / LOCK}, held by another process",
-                expected="one start of a run at a time",
-                mend="wait for it or stop it, or name another --workdir",
-            ) from None
+            yield
+        finally:
+            self._lease = None
+            lease.release()
+
+    @property
+    def holder(self) -> dict[str, Any]:
+        """What the history says of the process that holds the folder."""
+        if self._lease is None:
+            return {}
+        owner, dead = self._lease.owner, self._lease.taken_from
+        return {"host": owner.host, "pid": owner.pid} | ({"taken_over_from": str(dead)} if dead else {})
+
+    def check_held(self, *, closely: bool = True) -> None:
+        """Make sure that this process still holds the folder, if it ever did.
+
+        Args:
+            closely: ask the disk; else only where there is reason to, which costs nothing.
+
+        Raises:
+            WorkdirError: another start has taken it over, or the folder is gone.
+        """
+        if self._lease:
+            with self._accessed():
+                if closely:
+                    self._lease.check()
+                else:
+                    self._lease.glance()
 
     def note(self, event: str, **facts: Any) -> None:
         """Add a line to the run's history."""
@@ -192,4 +199,4 @@ class Workdir:
 
 
 def _is_partial(path: Path) -> bool:
-    return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".partial"))
+    return path.name.startswith(".lease-") or (path.name.startswith(".") and path.name.endswith(".partial"))

@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lockstep.errors import WorkdirError
+from lockstep.owner import host, this_process
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.workdir import Workdir
 from lockstep.training.choices import Choices
@@ -104,16 +108,41 @@ def test_damaged_choices_are_refused(workdir: Workdir, text: str, given: str) ->
 
 def test_it_is_held_once(workdir: Workdir) -> None:
     with workdir.held():
-        with pytest.raises(WorkdirError) as caught, workdir.held():
+        with pytest.raises(WorkdirError, match=f"The run in {workdir.path} is going on already"), workdir.held():
             pass
-        assert str(caught.value) == (
-            f"The run in {workdir.path} is going on already.\n"
-            f"  given:    {workdir.path / '.lock'}, held by another process\n"
-            "  expected: one start of a run at a time\n"
-            "  mend:     wait for it or stop it, or name another --workdir"
-        )
+        workdir.check_held()
+        assert workdir.holder == {"host": host(), "pid": os.getpid()}
+    assert workdir.holder == {}
     with workdir.held():
         pass
+
+
+def test_who_goes_on_in_the_place_of_a_dead_process_says_so(workdir: Workdir) -> None:
+    dead = replace(this_process(), started="12345")
+    (workdir.path / ".lease-000007").write_bytes(dead.encode())
+    with workdir.held():
+        assert workdir.holder == {"host": host(), "pid": os.getpid(), "taken_over_from": str(dead)}
+
+
+def test_a_folder_that_is_gone_is_a_plain_error(tmp_path: Path) -> None:
+    workdir = Workdir(tmp_path / "run")
+    with workdir.held():
+        shutil.rmtree(workdir.path)
+        workdir.check_held(closely=False)
+        with pytest.raises(WorkdirError, match=f"The workdir {workdir.path} cannot be used: No such file"):
+            workdir.check_held()
+    assert not workdir.path.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_a_plain_error(workdir: Workdir, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, mode: str, **_: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(WorkdirError) as caught, workdir.held():
+        pass
+    assert caught.value.what == f"The workdir {workdir.path} cannot be used: Read-only file system."
+    assert caught.value.given == f"{workdir.path / '.lease-000001'} (Read-only file system)"
 
 
 def test_a_folder_that_cannot_be_made_is_a_plain_error(tmp_path: Path) -> None:

@@ -271,8 +271,6 @@ def test_only_so_many_are_kept(
 
 
 def test_what_cannot_be_kept_hides_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/.lock").touch()
     build = make_build(BAD, attempted=lambda position: (tmp_path / "run/refused").touch())
     with pytest.raises(ls.NonFiniteError):
         run(tmp_path / "run", make_recipe("stop"), build)

@@ -1,0 +1,103 @@
+"""Which process something belongs to, told from all others, and whether it still lives.
+
+A process's number is given again once it is dead, so the time at which it began belongs to it; and another process can
+be seen only from the same system: after a restart, and in another container, the same number is somebody else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+_BOOT, _PROCESSES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process that holds something."""
+
+    host: str
+    pid: int
+    """0 where it is not known."""
+    started: str
+    """As `started` gives it."""
+    system: str
+    """Processes of one system see each other; "" where nobody can tell."""
+    since_unix_seconds: int
+    """By the clock of its host."""
+    token: str
+    """Random: tells what one process takes twice."""
+    released: bool = False
+
+    def __str__(self) -> str:
+        if not self.pid:
+            return "a process that did not name itself"
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since_unix_seconds))
+        return f"process {self.pid} on host {self.host}, since {since}"
+
+    def encode(self) -> bytes:
+        """The owner as JSON."""
+        return (json.dumps(asdict(self), indent=1) + "\n").encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Owner:
+        """What `encode` gave.
+
+        Raises:
+            ValueError: it did not give this.
+        """
+        try:
+            body = json.loads(data)
+            return cls(
+                host=str(body["host"]),
+                pid=int(body["pid"]),
+                started=str(body["started"]),
+                system=str(body["system"]),
+                since_unix_seconds=int(body["since_unix_seconds"]),
+                token=str(body["token"]),
+                released=bool(body["released"]),
+            )
+        except (TypeError, KeyError, OverflowError, RecursionError) as error:
+            raise ValueError(f"not an owner: {error!r}") from error
+
+    def state(self) -> Literal["alive", "dead", "unseen"]:
+        """Whether the process lives; `unseen` where this one cannot see it."""
+        if not self.system or self.system != _system():
+            return "unseen"
+        return "alive" if started(self.pid) == self.started else "dead"
+
+
+def this_process() -> Owner:
+    """This process, as the owner of something from now on."""
+    pid = os.getpid()
+    return Owner(host(), pid, started(pid), _system(), int(time.time()), uuid.uuid4().hex)
+
+
+def host() -> str:
+    """The name of this host, of letters, digits and hyphens."""
+    return re.sub(r"[^A-Za-z0-9-]", "-", platform.node()) or "unnamed"
+
+
+def started(pid: int) -> str:
+    """When a process began, in clock ticks since the start of the system; "0" where none lives or none can be seen."""
+    try:
+        # The name of the program comes second, in parentheses, and may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return "0"
+    state, began = fields[0], fields[19]
+    return "0" if state in "ZX" else began
+
+
+def _system() -> str:
+    with suppress(OSError):
+        return f"{_BOOT.read_text().strip()} {_PROCESSES.readlink()}"
+    return ""
