@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import os
 import re
 from collections.abc import Sequence
 from itertools import islice
@@ -53,9 +52,8 @@ def open_source(path: str | Path) -> Reader:
     Raises:
         DataError: it is none of these; there are several sets of shards; or as the reader says.
     """
-    text = os.fspath(path)
-    check_local(text)
-    whole = Path(text)
+    check_local(path)
+    text, whole = str(path), Path(path)
     annotations, colon, images = text.rpartition(":")
     if colon and annotations.endswith(".json") and not whole.exists():
         return Coco(annotations, images)

@@ -23,7 +23,7 @@ from lockstep.readers import image_folder
 from lockstep.readers.reader import NO_DECODER, Cost, Int64s
 from lockstep.records.braces import expand_braces
 from lockstep.records.open_files import OpenFiles
-from lockstep.records.shards import find_shards
+from lockstep.records.shards import find_shards, list_of_paths
 from lockstep.records.tar_headers import BLOCK_BYTES, header_crc
 from lockstep.records.tar_index import key_and_ending, tar_index_of
 from lockstep.records.tar_members import shown
@@ -64,7 +64,7 @@ class TarShards:
         decoding: how the images are decoded once they are asked for.
 
     Raises:
-        InputError: the endings of a field are none, or hold different things.
+        InputError: it is no path; or the endings of a field are none, or hold different things.
         DataError: as `find_shards`, `expand_braces` and `tar_index_of`; or two members of the first sample would be
             one field.
     """
@@ -79,8 +79,7 @@ class TarShards:
         decoding: Decoding = AS_STORED,
     ) -> None:
         chosen = None if fields is None else _chosen_fields(fields)
-        several = [paths] if isinstance(paths, str | Path) else paths
-        files = find_shards([expanded for path in several for expanded in expand_braces(path)])
+        files = find_shards([expanded for path in list_of_paths(paths) for expanded in expand_braces(path)])
         with ThreadPoolExecutor(_THREADS) as pool:
             self._shards = list(pool.map(partial(_Shard, OpenFiles()), files))
         self._starts = [0, *accumulate(map(len, self._shards))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,7 +84,7 @@ def _listed(root: Path, split: str) -> list[str]:
     path = folder / f"{split}.txt"
     try:
         names = [line.split()[0] for line in path.read_text("utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # the second where it is no text, or the split no name
         # Those of single classes, such as cat_train, come last.
         splits = sorted((each.stem for each in folder.glob("*.txt")), key=lambda name: ("_" in name, name))
         raise DataError(
@@ -105,7 +106,7 @@ def _listed(root: Path, split: str) -> list[str]:
 
 def _existing(root: Path, names: Sequence[str]) -> Path:
     """The first of these folders that is there, or the root itself."""
-    return next((root / name for name in names if (root / name).is_dir()), root)
+    return next((root / name for name in names if os.path.isdir(root / name)), root)  # noqa: PTH112 (may raise)
 
 
 def _years(root: Path) -> list[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from itertools import product
 from pathlib import Path
 
 from lockstep.errors import DataError
+from lockstep.records.shards import check_local
 
 _RANGE = re.compile(r"\{(\d{1,18}\.\.\d{1,18})\}")
 _MOST = 1_000_000
@@ -20,11 +22,13 @@ def expand_braces(path: str | Path) -> list[str]:
     begins with a zero. A path that exists is itself, whatever characters it has.
 
     Raises:
-        DataError: a range falls, or the path stands for more than a million.
+        InputError: it is no path.
+        DataError: a range falls, or the path stands for more than a million; or as `check_local`.
     """
+    check_local(path)
     path = str(path)
     texts = _RANGE.split(path)  # in turn: what is not in a range, and what is
-    if len(texts) == 1 or Path(path).exists():
+    if len(texts) == 1 or os.path.exists(path):  # noqa: PTH110 (that of pathlib raises where it may not look)
         return [path]
     spans = [tuple(map(int, text.split(".."))) for text in texts[1::2]]
     count = math.prod(max(0, last + 1 - first) for first, last in spans)

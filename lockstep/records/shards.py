@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 
+from lockstep.checks import check_type, wrong_type
 from lockstep.errors import DataError
 
 # TensorFlow's names of shards, such as train-00003-of-00128 or data-00000-of-00001.gz
@@ -18,7 +20,9 @@ _MOUNTS = {
     "s3": "mount the bucket (mount-s3 BUCKET FOLDER), or copy it (aws s3 sync),",
     "gs": "mount the bucket (gcsfuse BUCKET FOLDER), or copy it (gcloud storage rsync),",
 }
+_LONGEST_PATH_BYTES, _LONGEST_PART_BYTES = 4095, 255
 _MOST_NAMED = 5
+_MOST_SHOWN = 100
 
 
 def find_shards(paths: str | Path | Sequence[str | Path]) -> list[Path]:
@@ -30,20 +34,41 @@ def find_shards(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     whatever characters it has.
 
     Raises:
-        DataError: there is no such file; shards are missing, or there are two sets of them; or a path is not on this
-            machine.
+        InputError: it is no path, nor a list of paths.
+        DataError: there is no such file; shards are missing, or there are two sets of them; or as `check_local`.
+    """
+    return [file for path in list_of_paths(paths) for file in _matching(path)]
+
+
+def list_of_paths(paths: str | Path | Sequence[str | Path]) -> Sequence[str | Path]:
+    """One path, or several, as a list of them.
+
+    Raises:
+        InputError: it is neither.
     """
     if isinstance(paths, str | Path):
-        return _matching(str(paths))
-    return [file for path in paths for file in _matching(str(path))]
+        return [paths]
+    given: object = paths
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise wrong_type("paths", paths, expected="a path, or a list of paths", mend='write "train-*", or a list')
+    return list(paths)
 
 
 def check_local(path: str | Path) -> None:
-    """Refuse the address of a file that is not on this machine, such as s3://bucket/file.
+    """Refuse what is no path, and the address of a file that is not on this machine, such as s3://bucket/file.
 
     Raises:
-        DataError: saying what to mount.
+        InputError: it is of another type.
+        DataError: no system takes it for a path; or it is an address: the error says what to mount.
     """
+    check_type("path", path, (str, Path), expected="a path: text, or a Path", mend="write it as text")
+    if problem := _problem_of(str(path)):
+        raise DataError(
+            f"{str(path)[:_MOST_SHOWN]!r} cannot be the path of a file.",
+            given=problem,
+            expected=f"at most {_LONGEST_PATH_BYTES} bytes, at most {_LONGEST_PART_BYTES} between slashes, and no zero",
+            mend="check the path",
+        )
     if remote := _REMOTE.match(str(path)):
         scheme = remote[1].lower()
         raise DataError(
@@ -54,17 +79,30 @@ def check_local(path: str | Path) -> None:
         )
 
 
-def _matching(pattern: str) -> list[Path]:
-    check_local(pattern)
-    path = Path(pattern)
-    if path.is_dir():
+def _problem_of(path: str) -> str:
+    """Why no system takes this for a path; "" if it may be one."""
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError:
+        return "a character that no file name has"
+    if len(encoded) > _LONGEST_PATH_BYTES:
+        return f"a path of {len(encoded)} bytes"
+    if len(encoded) > _LONGEST_PART_BYTES and (longest := max(map(len, encoded.split(b"/")))) > _LONGEST_PART_BYTES:
+        return f"a part of {longest} bytes"
+    return "a zero in it" if b"\0" in encoded else ""
+
+
+def _matching(given: str | Path) -> list[Path]:
+    check_local(given)
+    pattern, path = str(given), Path(given)
+    if os.path.isdir(path):  # noqa: PTH112 (that of pathlib raises where a folder may not be looked into)
         raise DataError(
             f"{path} is a folder.",
             given=_held(path),
             expected="a file, or a pattern of files",
             mend=f"name its files, such as {path}/train-*",
         )
-    if path.exists() or not glob.has_magic(pattern):
+    if os.path.exists(path) or not glob.has_magic(pattern):  # noqa: PTH110
         return [path]
     found = glob.glob(pattern, recursive=True)  # noqa: PTH207 (that of pathlib takes hidden files too)
     files = [path for path in map(Path, sorted(found)) if path.is_file()]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,12 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from lockstep.errors import DataError, InputError, WorkerError
+from lockstep.readers.coco import Coco
+from lockstep.readers.image_folder import ImageFolder
+from lockstep.readers.opening import open_source
 from lockstep.readers.reader import Arrays, Reader, TorchDataset
+from lockstep.readers.tar_shards import TarShards
+from lockstep.readers.voc import Voc
 
 INDICES = np.array([3, 0, 3])
 
@@ -152,3 +157,14 @@ def test_a_dataset_without_indices_is_refused() -> None:
         TorchDataset(Stream())
     with pytest.raises(InputError, match=r"list_iterator has no examples by index.\n.*list_iterator object"):
         TorchDataset(iter([1]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", [None, 5, b"x"])
+@pytest.mark.parametrize(
+    "reader",
+    [Voc, ImageFolder, TarShards, open_source, lambda path: Coco(path, "images"), lambda path: Coco("a", path)],
+    ids=["voc", "folder", "tar", "source", "coco", "coco images"],
+)
+def test_readers_refuse_what_is_no_path(reader: Callable[[Any], object], path: Any) -> None:
+    with pytest.raises(InputError, match="is of the wrong type"):
+        reader(path)

@@ -242,6 +242,12 @@ def test_a_list_that_is_none_is_refused(tmp_path: Path, lines: str, problem: str
     assert caught.value.mend == "repair the list"
 
 
+@pytest.mark.parametrize("split", ["a\0b", "x" * 5000], ids=["zero", "long"])
+def test_a_split_that_cannot_be_a_files_name_is_refused(tmp_path: Path, split: str) -> None:
+    with pytest.raises(DataError, match=r"The split '[\s\S]*' cannot be read\."):
+        Voc(single(tmp_path), split)
+
+
 def test_a_list_that_is_no_text_is_refused(tmp_path: Path) -> None:
     root = single(tmp_path)
     (root / "ImageSets" / "Main" / "train.txt").write_bytes(b"\xff\xfe1")

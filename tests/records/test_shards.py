@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lockstep.errors import DataError
+from lockstep.errors import DataError, InputError
+from lockstep.records.braces import expand_braces
 from lockstep.records.shards import check_local, find_shards
 
 
@@ -143,3 +146,30 @@ def test_an_address_is_refused_with_what_to_mount(address: str | Path, scheme: s
         assert caught.value.given == f"an address that begins with {scheme}:"
         assert caught.value.expected == "a path in the file system"
         assert caught.value.mend == f"{mend} and give the path of the folder"
+
+
+UNUSABLE = {
+    "too long": ("x" * 5000, "a path of 5000 bytes"),
+    "a part too long": ("a/" + "é" * 150 + "/b*", "a part of 300 bytes"),
+    "range": ("x" * 5000 + "{0..3}", "a path of 5006 bytes"),
+    "zero": ("a\0b*", "a zero in it"),
+    "half a character": ("a\ud800", "a character that no file name has"),
+}
+
+
+@pytest.mark.parametrize(("path", "given_"), UNUSABLE.values(), ids=UNUSABLE)
+@pytest.mark.parametrize("what", [find_shards, expand_braces, check_local])
+def test_what_no_system_takes_for_a_path_is_refused(what: Callable[[str], object], path: str, given_: str) -> None:
+    with pytest.raises(DataError) as caught:
+        what(path)
+    assert caught.value.what.endswith(" cannot be the path of a file.")
+    assert len(caught.value.what) < 200
+    assert caught.value.given == given_
+    assert caught.value.expected == "at most 4095 bytes, at most 255 between slashes, and no zero"
+    assert caught.value.mend == "check the path"
+
+
+@pytest.mark.parametrize("path", [None, 5, b"x", [3]], ids=str)
+def test_what_is_no_path_is_refused(path: Any) -> None:
+    with pytest.raises(InputError, match=r"paths? is of the wrong type"):
+        find_shards(path)
