@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from lockstep.checks import check_one_of, check_range
+from lockstep.cli.subject import PRESETS, is_recipe, open_data
 from lockstep.data.advice import Advice, advise
 from lockstep.data.loader import Loader
 from lockstep.data.measuring import Measured, Pace, measure
@@ -24,16 +23,12 @@ from lockstep.images.arguments import PLACES
 from lockstep.images.crops import RandomResizedCrop
 from lockstep.images.encoded import EncodedImage
 from lockstep.images.flips import HorizontalFlip
-from lockstep.images.slim_presets import Preset, cifarnet, inception, lenet, vgg
 from lockstep.parallel.launch import STOPPED
 from lockstep.readers.combine import OnlyFields
-from lockstep.readers.opening import KNOWN, open_source
 from lockstep.readers.reader import Reader
 from lockstep.recipes.build import build
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.shipped import names
 from lockstep.recipes.shipped import recipe as find
-from lockstep.recipes.wording import suggestion
 from lockstep.reporting.wording import rate
 from lockstep.stages import STAGES
 from lockstep.training import choices
@@ -46,13 +41,6 @@ log = logging.getLogger("lockstep")
 _BATCH_SIZE = 64
 _CROP_SIZE = 224
 _LEAST_SECONDS = 0.1
-
-_PRESETS: Mapping[str, Callable[[], Preset]] = {
-    "lenet": lenet,
-    "cifarnet": cifarnet,
-    "vgg": vgg,
-    "inception": inception,
-}
 
 
 @dataclass(frozen=True)
@@ -69,7 +57,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     check_range("seconds", arguments.seconds, _LEAST_SECONDS)
     threads = torch.get_num_threads()
     try:
-        recipe = _recipe(arguments) if arguments.what in names() or arguments.what.endswith(".toml") else None
+        recipe = _recipe(arguments) if is_recipe(arguments.what) else None
         worker = join(arguments.device or (recipe.device if recipe else None))
         subject = _of_recipe(recipe, worker) if recipe else _of_path(arguments)
         measured = measure(
@@ -122,16 +110,9 @@ def _of_path(arguments: argparse.Namespace) -> _Subject:
     """A loader of what lies there, with a usual augmentation where it is images."""
     what, name = arguments.what, arguments.augment
     if name is not None:
-        check_one_of("augment", name, list(_PRESETS))
-    if not Path(what).exists() and not re.search(r"[*?\[{:]", what):
-        raise InputError(
-            f"There is neither a recipe nor data called {what}.",
-            given=what,
-            expected=f"a recipe ({', '.join(names())}, or a file.toml), or a path: {KNOWN}",
-            mend=suggestion(what, names()) or "check the path",
-        )
-    reader = _without_places(open_source(what))
-    augment = _PRESETS[name]().train if name else (RandomResizedCrop(_CROP_SIZE), HorizontalFlip())
+        check_one_of("augment", name, list(PRESETS))
+    reader = _without_places(open_data(what))
+    augment = PRESETS[name]().train if name else (RandomResizedCrop(_CROP_SIZE), HorizontalFlip())
     return _Subject(
         Loader(
             reader,

@@ -26,12 +26,14 @@ from lockstep.recipes.shipped import names
 from lockstep.recipes.shipped import recipe as find
 from lockstep.recipes.wording import suggestion
 
-_PRESETS: Mapping[str, Callable[..., Preset]] = {
+PRESETS: Mapping[str, Callable[..., Preset]] = {
     "lenet": lenet,
     "cifarnet": cifarnet,
     "vgg": vgg,
     "inception": inception,
 }
+"""The published pipelines by name."""
+
 _CROP, _CROP_PIXELS = "crop", 224
 _IMAGE, _BOXES = "image", "boxes"
 _PATTERN = re.compile(r"[*?\[{:]")
@@ -64,8 +66,8 @@ def subject(
         InputError: there is no such source or augmentation, or a size is given without a preset.
         DataError: the data cannot be read.
     """
-    recipe = find(source) if _is_recipe(source) else None
-    reader = _reader_of(recipe) if recipe else _opened(source)
+    recipe = find(source) if is_recipe(source) else None
+    reader = _reader_of(recipe) if recipe else open_data(source, everything=True)
     return Subject(
         reader,
         order or (recipe.feed.order if recipe else "shuffled"),
@@ -74,7 +76,8 @@ def subject(
     )
 
 
-def _is_recipe(word: str) -> bool:
+def is_recipe(word: str) -> bool:
+    """Whether a word names a recipe: one that is shipped, or a file.toml."""
     return word in names() or word.endswith(".toml")
 
 
@@ -83,7 +86,13 @@ def _reader_of(recipe: Recipe) -> Reader:
     return held_out(replace(recipe, evaluate=replace(recipe.evaluate, examples=None)), recipe.data.split).reader
 
 
-def _opened(source: str) -> Reader:
+def open_data(source: str, *, everything: bool = False) -> Reader:
+    """The reader of what a path names, as `open_source`.
+
+    Raises:
+        InputError: nothing is there; it may have been meant to be a recipe.
+        DataError: the data cannot be read.
+    """
     if not Path(source).exists() and not _PATTERN.search(source):
         raise InputError(
             f"There is neither a recipe nor data called {source}.",
@@ -91,24 +100,24 @@ def _opened(source: str) -> Reader:
             expected=f"a recipe ({', '.join(names())}, or a file.toml), or a path: {KNOWN}",
             mend=suggestion(source, names()) or "check the path",
         )
-    return open_source(source)
+    return open_source(source, everything=everything)
 
 
 def _pipeline(augment: str | None, size: int | None, recipe: Recipe | None, reader: Reader) -> Pipeline:
-    if augment in (_CROP, *_PRESETS):
+    if augment in (_CROP, *PRESETS):
         return _pipeline_of_preset(augment, size, reader)
     if size is not None:
         raise InputError(
             "Only a preset has a size to choose.",
             given=f"--size {size} " + (f"with --augment {augment}" if augment else "without --augment"),
-            expected=f"--augment {', '.join((_CROP, *_PRESETS))}",
+            expected=f"--augment {', '.join((_CROP, *PRESETS))}",
             mend="leave --size out, or name a preset",
         )
     if augment is None:
         return Pipeline(recipe.data.augment) if recipe else NOTHING
-    if _is_recipe(augment):
+    if is_recipe(augment):
         return Pipeline(find(augment).data.augment)
-    choices = (_CROP, *_PRESETS, *names())
+    choices = (_CROP, *PRESETS, *names())
     raise InputError(
         f"There is no augmentation called {augment!r}.",
         given=f"--augment {augment}",
@@ -126,7 +135,7 @@ def _pipeline_of_preset(name: str, size: int | None, reader: Reader) -> Pipeline
     if name == "inception" and _has_boxes(reader):
         preset = inception(**options, boxes_field=_BOXES)
         return Pipeline(preset.train, preset.inputs, (_IMAGE, _BOXES))
-    preset = _PRESETS[name](**options)
+    preset = PRESETS[name](**options)
     return Pipeline(preset.train, preset.inputs, (_IMAGE,))
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import glob
+import mmap
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 from lockstep.errors import DataError
 from lockstep.readers.coco import Coco
 from lockstep.readers.detection_schema import DetectionSchema
-from lockstep.readers.image_folder import ImageFolder
+from lockstep.readers.image_folder import ENDINGS, ImageFolder
 from lockstep.readers.image_records import ImageRecords
 from lockstep.readers.imagenet_schema import ImageNetSchema
 from lockstep.readers.mnist_schema import mnist_records
@@ -19,7 +22,7 @@ from lockstep.readers.reader import Reader
 from lockstep.readers.tar_shards import TarShards
 from lockstep.readers.voc import Voc
 from lockstep.records.braces import expand_braces
-from lockstep.records.example import scan_example
+from lockstep.records.example import Values, parse_example
 from lockstep.records.record_streams import read_all
 from lockstep.records.shards import check_local, find_shards
 
@@ -36,9 +39,11 @@ _MOST_NAMED = 5
 
 _IMAGE, _PIXELS, _LABEL = "image/encoded", "image_raw", "image/class/label"
 _OBJECTS = "image/object/"
+_MASK, _POINTS, _TOPS = f"{_OBJECTS}mask", f"{_OBJECTS}keypoint/y", f"{_OBJECTS}bbox/ymin"
+_CHANNELS = "image/additional_channels/encoded"
 
 
-def open_source(path: str | Path) -> Reader:
+def open_source(path: str | Path, *, everything: bool = False) -> Reader:
     """The reader of what a path names: known by the names in a folder, and by the first record of a file of records.
 
     - a folder with a folder of images for each class: `ImageFolder`
@@ -47,7 +52,14 @@ def open_source(path: str | Path) -> Reader:
     - tar archives, a pattern or a range of them, or their folder: `TarShards`
     - a folder with annotations in XML: `Voc`, its split "train" where it has one, else all of it
     - a file of annotations.json: `Coco`; its images are in the folder named after a colon, else in one beside the file
-      that is named like the split or "images", else beside the file itself
+      or its folder that is named like the split, else in "images" beside the file, beside the file itself, or in
+      "images" beside its folder
+
+    Args:
+        path: what to open.
+        everything: also read what costs more than it is worth where nobody looks at it: masks, keypoints, additional
+            channels, and boxes and texts of images that have one class; as far as the file of annotations or the first
+            record has them.
 
     Raises:
         DataError: it is none of these; there are several sets of shards; or as the reader says.
@@ -56,22 +68,22 @@ def open_source(path: str | Path) -> Reader:
     text, whole = str(path), Path(path)
     annotations, colon, images = text.rpartition(":")
     if colon and annotations.endswith(".json") and not whole.exists():
-        return Coco(annotations, images)
+        return _coco(Path(annotations), Path(images), everything)
     if whole.is_dir():
-        return _open_folder(whole)
+        return _open_folder(whole, everything)
     if whole.suffix == ".json":
-        return Coco(whole, _images_beside(whole))
-    return _open_files(find_shards(expand_braces(text)), text)
+        return _coco(whole, _images_beside(whole), everything)
+    return _open_files(find_shards(expand_braces(text)), text, everything)
 
 
-def _open_folder(folder: Path) -> Reader:
+def _open_folder(folder: Path, everything: bool) -> Reader:
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
         raise _unknown(str(folder), str(error)) from error
     names = [entry.name for entry in entries]
     if shards := [name for name in names if _RECORDS.search(name) or _TAR.search(name)]:
-        return _open_files(_one_set(folder, shards), str(folder))
+        return _open_files(_one_set(folder, shards), str(folder), everything)
     if annotations := next((entry for entry in entries if entry.name.lower() == "annotations"), None):
         # Those of captions have no categories, and come last.
         if files := sorted(annotations.glob("*.json"), key=lambda file: ("captions" in file.name, file)):
@@ -96,7 +108,7 @@ def _one_set(folder: Path, names: Sequence[str]) -> list[Path]:
     return find_shards(f"{glob.escape(str(folder))}/{patterns[0]}")
 
 
-def _open_files(files: Sequence[Path], given: str) -> Reader:
+def _open_files(files: Sequence[Path], given: str, everything: bool) -> Reader:
     if missing := next((file for file in files if not file.is_file()), None):
         raise _unknown(given, f"no file {missing}")
     if _TAR.search(files[0].name):
@@ -106,12 +118,43 @@ def _open_files(files: Sequence[Path], given: str) -> Reader:
         return mnist_records(files)
     if _IMAGE not in features:
         raise _unknown(given, f"records with the features {_listed(sorted(features)) or '(none)'}")
-    has_objects = any(name.startswith(_OBJECTS) for name in features)
-    return ImageRecords(files, DetectionSchema() if has_objects and _LABEL not in features else ImageNetSchema())
+    if _LABEL in features or not any(name.startswith(_OBJECTS) for name in features):
+        return ImageRecords(files, ImageNetSchema(boxes=everything, text=everything))
+    return ImageRecords(files, _schema_of_all(features) if everything else DetectionSchema())
 
 
-def _first_features(files: Sequence[Path], given: str) -> set[str]:
-    """The names of the features of the first record there is."""
+def _schema_of_all(features: Mapping[str, Values]) -> DetectionSchema:
+    """The schema that reads all that a record has."""
+    masks, points, tops, channels = (features.get(name, []) for name in (_MASK, _POINTS, _TOPS, _CHANNELS))
+    return DetectionSchema(
+        masks="none" if not len(masks) else "png" if isinstance(masks, list) else "numerical",
+        num_keypoints=len(points) // max(1, len(tops)),
+        num_additional_channels=len(channels),
+    )
+
+
+def _coco(annotations: Path, images: Path, everything: bool) -> Reader:
+    """The reader of a file of annotations, with the masks and keypoints that it has for all objects."""
+    if everything:
+        has_masks, has_keypoints = _words_in(annotations, b'"segmentation"', b'"keypoints"')
+        options = [(has_masks, has_keypoints), (has_masks, False), (False, has_keypoints)]
+        for masks, keypoints in dict.fromkeys(each for each in options if any(each)):
+            with suppress(DataError):  # a word may be one of the categories, or of some objects alone
+                return Coco(annotations, images, masks=masks, keypoints=keypoints)
+    return Coco(annotations, images)
+
+
+def _words_in(path: Path, *words: bytes) -> list[bool]:
+    """Which of these words are anywhere in a file; none where it cannot be read: its reader says why."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return [content.find(word) >= 0 for word in words]
+    except (OSError, ValueError):  # the second for an empty file
+        return [False] * len(words)
+
+
+def _first_features(files: Sequence[Path], given: str) -> dict[str, Values]:
+    """The features of the first record there is."""
     for file in files:
         try:
             first = next(read_all(file), None)
@@ -120,7 +163,7 @@ def _first_features(files: Sequence[Path], given: str) -> set[str]:
                 raise
             raise _unknown(given, f"{file}, which is no file of records") from error
         if first:
-            return {*scan_example(first[1], f"The first record of {file}")}
+            return parse_example(first[1], f"The first record of {file}")
     raise DataError(
         f"There are no records in {given}.",
         given=f"{len(files)} {'file' if len(files) == 1 else 'files'} without a record",
@@ -133,8 +176,17 @@ def _images_beside(annotations: Path) -> Path:
     """Where the images of COCO's instances_train2017.json are: in train2017, in images, or in its own folder."""
     split = annotations.stem.rpartition("_")[2]
     here, above = annotations.parent, annotations.parent.parent
-    folders = (above / split, here / split, above / "images" / split, above / "images", here / "images")
+    folders = [here / split, above / split, here / "images" / split, above / "images" / split, here / "images"]
+    folders += [] if _has_images(here) else [above / "images"]
     return next((folder for folder in folders if folder.is_dir()), here)
+
+
+def _has_images(folder: Path) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return any(entry.name.lower().endswith(ENDINGS) for entry in entries)
+    except OSError:
+        return False
 
 
 def _unknown(path: str, given: str, mend: str = "check the path; or read it by a reader of its own") -> DataError:

@@ -17,6 +17,7 @@ from PIL import Image
 
 from lockstep.cli import show
 from lockstep.cli.main import main
+from lockstep.cli.subject import subject
 from lockstep.data.showing import examples
 from lockstep.images.augment import RandomShift
 from lockstep.images.drawing import COLOURS
@@ -296,3 +297,11 @@ def test_ctrl_c_leaves_nothing_behind(folder: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(show, "examples", stopped)
     run(folder, "--to", tmp_path / "page.html", code=130)
     assert [path.name for path in tmp_path.iterdir()] == ["images"]
+
+
+def test_all_that_is_known_of_an_example_is_shown(tmp_path: Path) -> None:
+    coco = FIXTURES / "coco"
+    fields = subject(f"{coco / 'person_keypoints.json'}:{coco / 'images'}", None).reader.read_batch(np.array([0]))
+    assert {"boxes", "masks", "keypoints"} <= fields.keys()
+    run(f"{coco / 'person_keypoints.json'}:{coco / 'images'}", "--to", tmp_path / "page.html", "--positions", "0:1")
+    assert len(articles(tmp_path / "page.html")) == 1

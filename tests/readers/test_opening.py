@@ -193,6 +193,51 @@ def test_images_of_coco_are_looked_for_beside_their_annotations(tmp_path: Path, 
     assert torch.equal(reader.read_batch(np.array([0]))["labels"][0], torch.tensor([1]))
 
 
+def test_images_beside_the_annotations_come_before_those_beside_their_folder(tmp_path: Path) -> None:
+    image_in(tmp_path / "images" / "other.png")
+    reader = open_source(coco_in(tmp_path / "train/_annotations.coco.json", tmp_path / "train"))
+    assert reader.read_batch(np.array([0]))["image"][0].source == f"{tmp_path}/train/1.png"
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["all", "some"])
+def test_everything_of_coco_is_read_that_all_objects_have(tmp_path: Path, number: int) -> None:
+    path = coco_in(tmp_path / "instances.json", tmp_path)
+    found = json.loads(path.read_text())
+    more = {"segmentation": [[0, 0, 2, 0, 2, 2]], "keypoints": [1, 1, 2]}
+    others = [{**found["annotations"][0], "id": 2}] * (number - 1)
+    found["annotations"] = [{**found["annotations"][0], **more}, *others]
+    path.write_text(json.dumps(found))
+    fields = {"masks", "keypoints"} if number == 1 else {"keypoints"}
+    for given in (path, f"{path}:{tmp_path}"):
+        assert fields_of(open_source(given, everything=True)) & {"masks", "keypoints"} == fields
+        assert not fields_of(open_source(given)) & {"masks", "keypoints"}
+
+
+def test_of_coco_without_masks_boxes_are_everything(tmp_path: Path) -> None:
+    assert "boxes" in fields_of(open_source(coco_in(tmp_path / "instances.json", tmp_path), everything=True))
+
+
+@pytest.mark.parametrize("mask", [image_bytes, None], ids=["png", "numbers"])
+def test_everything_of_records_is_read(tmp_path: Path, mask: Callable[[], bytes] | None) -> None:
+    masks: Values = [mask()] if mask else np.ones(HEIGHT * WIDTH, np.float32)
+    points = {f"image/object/keypoint/{axis}": np.array([0.1, 0.2], np.float32) for axis in "yx"}
+    channels: dict[str, Values] = {"image/additional_channels/encoded": [image_bytes()] * 3}
+    ends = {f"image/object/bbox/{edge}": np.array([1], np.float32) for edge in ("ymax", "xmax")}
+    path = records_in(
+        tmp_path / "a.tfrecord", {**with_objects(), **ends, "image/object/mask": masks, **points, **channels}
+    )
+    batch = open_source(path, everything=True).read_batch(np.array([0]))
+    assert batch["masks"][0].decode().shape == (1, HEIGHT, WIDTH)
+    assert batch["keypoints"][0].shape == (1, 2, 2)
+    assert len(batch["additional_channels"][0]) == 3
+    assert not fields_of(open_source(path)) & {"masks", "keypoints", "additional_channels"}
+
+
+def test_everything_of_images_with_a_class_is_read(tmp_path: Path) -> None:
+    path = records_in(tmp_path / "a.tfrecord", {**with_objects(), **classified(), "image/class/text": [b"cat"]})
+    assert fields_of(open_source(path, everything=True)) == {"image", "label", "boxes", "text"}
+
+
 def test_images_of_coco_can_be_named(tmp_path: Path) -> None:
     annotations = coco_in(tmp_path / "a/instances.json", tmp_path / "far/away")
     assert isinstance(open_source(f"{annotations}:{tmp_path / 'far/away'}"), Coco)
