@@ -11,8 +11,7 @@ import torch
 
 from lockstep.checkpoints.tensors import check, encoded
 from lockstep.cli.converting import size
-from lockstep.durable import replacing
-from lockstep.errors import InputError
+from lockstep.cli.target_file import check_target, target_file
 from lockstep.records.shards import check_local
 from lockstep.training.run_weights import open_weights
 from lockstep.weights.layouts import CONVOLUTION, DENSE, DEPTHWISE, Layout, Shape
@@ -22,7 +21,6 @@ from lockstep.weights.plan import plan
 from lockstep.weights.source import WeightSource
 from lockstep.weights.warm_start import Target, WarmStart
 
-_ENDING = ".safetensors"
 _WEIGHT = ".weight"
 # What TensorFlow's weights of so many axes are: those of a convolution, or of a dense layer.
 _BY_AXES = {4: CONVOLUTION, 2: DENSE}
@@ -32,23 +30,16 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     """Write the file, and what became of every tensor."""
     check_local(arguments.path)
     path = Path(arguments.to)
-    _check_destination(path, overwrite=arguments.force)
+    what = "Weights are imported into a file of safetensors."
+    check_target(path, [".safetensors"], what, overwrite=arguments.force)
     mapping = WarmStart(name_map=arguments.map, prefer_average=arguments.average)
     source = open_weights(arguments.path)
     planned = plan(source, targets(source, mapping), mapping)
     tensors = dict(planned.tensors(source))
     check({path.stem: tensors})
-    try:
-        with replacing(path) as file:
-            for part in encoded(tensors):
-                file.write(part)
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be written.",
-            given=str(error),
-            expected="a folder that may be written, on a disk with room",
-            mend="make room, or name another folder",
-        ) from error
+    with target_file(path) as file:
+        for part in encoded(tensors):
+            file.write(part)
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     sys.stdout.write(f"{planned.report}\n{path}: {len(tensors):,} tensors, {size(num_bytes)}\n")
     return 0
@@ -78,33 +69,3 @@ def _shape(variable: str, place: Place, shape: Shape, *, by_system: bool) -> Sha
     if layout is None and by_system and place.name.endswith(_WEIGHT):
         layout = DEPTHWISE if "depthwise" in variable.rpartition("/")[2] else _BY_AXES.get(len(shape))
     return (layout.shape(shape) if layout else None) or shape
-
-
-def _check_destination(path: Path, *, overwrite: bool) -> None:
-    """Before any work is done.
-
-    Raises:
-        InputError: the file has another ending, its folder is not there, or it must not be overwritten.
-    """
-    if path.suffix != _ENDING:
-        raise InputError(
-            "Weights are imported into a file of safetensors.",
-            given=f"--to {path}",
-            expected=f"a file whose name ends in {_ENDING}",
-            mend=f"--to {path.with_suffix(_ENDING)}" if path.name else "name a file",
-        )
-    if not path.parent.is_dir():
-        raise InputError(
-            f"There is no folder {path.parent} to write to.",
-            given=f"--to {path}",
-            expected="a file in a folder that is there",
-            mend=f"make it: mkdir -p {path.parent}",
-        )
-    if path.is_dir() or (path.exists() and not overwrite):
-        kind = "folder" if path.is_dir() else "file"
-        raise InputError(
-            f"There is a {kind} {path} already.",
-            given=f"--to {path}",
-            expected="a name that is free",
-            mend="give another name" + ("" if path.is_dir() else ", or --force to overwrite it"),
-        )

@@ -12,8 +12,8 @@ from lockstep.checks import check_range
 from lockstep.cli.page import card, html_page, png_bytes
 from lockstep.cli.sheet import contact_sheet
 from lockstep.cli.subject import Subject, subject
+from lockstep.cli.target_file import check_target, target_file
 from lockstep.data.showing import examples
-from lockstep.durable import replacing
 from lockstep.errors import InputError
 from lockstep.images.drawing import printable
 from lockstep.parallel.launch import STOPPED
@@ -25,7 +25,8 @@ _MOST_PICTURES = 1000
 def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     """Write the page, and one line that says so."""
     path = Path(arguments.to)
-    _check_destination(path, overwrite=arguments.force)
+    what = "Examples are shown as a page of HTML or as one PNG."
+    check_target(path, _SIDE_PIXELS, what, overwrite=arguments.force)
     check_range("repeat", arguments.repeat, 1, _MOST_PICTURES + 1)
     positions = _positions(arguments.positions, arguments.repeat)
     try:
@@ -43,42 +44,14 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return STOPPED["SIGINT"]
     title = _title(arguments, positions, chosen)
-    _write(path, html_page(title, cards) if path.suffix == ".html" else png_bytes(contact_sheet(title, cards, side)))
+    page = html_page(title, cards) if path.suffix == ".html" else png_bytes(contact_sheet(title, cards, side))
+    with target_file(path) as file:
+        file.write(page)
     bad = sum(bool(card.problem) for card in cards)
     sys.stdout.write(
         f"{printable(str(path))}: {_counted(len(cards), 'example')}" + (f", {bad} with a problem" if bad else "") + "\n"
     )
     return 0
-
-
-def _check_destination(path: Path, *, overwrite: bool) -> None:
-    """Before any work is done.
-
-    Raises:
-        InputError: the file has another ending, its folder is not there, or it must not be overwritten.
-    """
-    if path.suffix not in _SIDE_PIXELS:
-        raise InputError(
-            "Examples are shown as a page of HTML or as one PNG.",
-            given=f"--to {path}",
-            expected=f"a file whose name ends in {' or '.join(_SIDE_PIXELS)}",
-            mend=f"--to {path.with_suffix('.html')}" if path.name else "name a file",
-        )
-    if not path.parent.is_dir():
-        raise InputError(
-            f"There is no folder {path.parent} to write to.",
-            given=f"--to {path}",
-            expected="a file in a folder that is there",
-            mend=f"make it: mkdir -p {path.parent}",
-        )
-    if path.is_dir() or (path.exists() and not overwrite):
-        kind = "folder" if path.is_dir() else "file"
-        raise InputError(
-            f"There is a {kind} {path} already.",
-            given=f"--to {path}",
-            expected="a name that is free",
-            mend="give another name" + ("" if path.is_dir() else ", or --force to overwrite it"),
-        )
 
 
 def _positions(text: str, num_draws: int) -> range:
@@ -106,19 +79,6 @@ def _title(arguments: argparse.Namespace, positions: range, chosen: Subject) -> 
     augmented = f", augmented by {arguments.augment}" if arguments.augment else ""
     places = f"from position {positions[0]} to {positions[-1]}"
     return printable(f"{arguments.source}, {order}, seed {chosen.seed}, {places}{augmented}")
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        with replacing(path) as file:
-            file.write(data)
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be written.",
-            given=str(error),
-            expected="a folder that may be written, on a disk with room",
-            mend="make room, or name another folder",
-        ) from error
 
 
 def _counted(count: int, what: str) -> str:

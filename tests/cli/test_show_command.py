@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lockstep.cli import show
+from lockstep.cli import show, target_file
 from lockstep.cli.main import main
 from lockstep.cli.subject import subject
 from lockstep.data.showing import examples
@@ -282,7 +282,7 @@ def test_a_disk_that_refuses_is_an_error(
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(show, "replacing", full)
+    monkeypatch.setattr(target_file, "replacing", full)
     run(folder, "--positions", "0", "--to", tmp_path / "page.html", code=2)
     said = capsys.readouterr().err
     assert "page.html cannot be written." in said

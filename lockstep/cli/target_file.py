@@ -1,0 +1,66 @@
+"""The file that a command writes: what it may be called, and that it comes whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from lockstep.durable import replacing
+from lockstep.errors import InputError
+
+
+def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: bool) -> None:
+    """Refuse a file that cannot be written, before any work is done.
+
+    Args:
+        path: of the file.
+        endings: that its name may have, with their dots.
+        what: one sentence, for the message, on what is written into which kind of file.
+        overwrite: the file may be there.
+
+    Raises:
+        InputError: the file has another ending, its folder is not there, or it must not be overwritten.
+    """
+    if path.suffix not in endings:
+        raise InputError(
+            what,
+            given=f"--to {path}",
+            expected=f"a file whose name ends in {' or '.join(endings)}",
+            mend=f"--to {path.with_suffix(next(iter(endings)))}" if path.name else "name a file",
+        )
+    if not path.parent.is_dir():
+        raise InputError(
+            f"There is no folder {path.parent} to write to.",
+            given=f"--to {path}",
+            expected="a file in a folder that is there",
+            mend=f"make it: mkdir -p {path.parent}",
+        )
+    if path.is_dir() or (path.exists() and not overwrite):
+        kind = "folder" if path.is_dir() else "file"
+        raise InputError(
+            f"There is a {kind} {path} already.",
+            given=f"--to {path}",
+            expected="a name that is free",
+            mend="give another name" + ("" if path.is_dir() else ", or --force to overwrite it"),
+        )
+
+
+@contextmanager
+def target_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that is there, under its name, once it is whole; where writing fails, what was there stays.
+
+    Raises:
+        InputError: the system refuses it, for want of room or of rights.
+    """
+    try:
+        with replacing(path) as file:
+            yield file
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written.",
+            given=str(error),
+            expected="a folder that may be written, on a disk with room",
+            mend="make room, or name another folder",
+        ) from error
