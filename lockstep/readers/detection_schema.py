@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_one_of, check_type, check_whole
+from lockstep.checks import check_one_of, check_range, check_type, check_whole
 from lockstep.images.masks import DenseMasks, PngMasks, dense_masks
 from lockstep.readers.label_map import LabelMap
 from lockstep.readers.schema import EDGES, ParsedExample, boxes_of, places_with_area
@@ -30,6 +30,7 @@ _FLAGS = ("is_crowd", "difficult", "group_of")
 
 _OF_OBJECTS = ("boxes", "labels", "class_text", "weights", "area", *_FLAGS, "masks", "keypoints", "keypoint_visibility")
 
+_MOST_OF_AN_OBJECT = 1 << 16  # keypoints, or channels
 _UNKNOWN = -1
 _VISIBLE = 2  # as COCO counts: 0 is not labelled, 1 is labelled and hidden
 
@@ -77,6 +78,7 @@ class DetectionSchema:
         check_one_of("masks", self.masks, MASKS)
         for name in ("num_keypoints", "num_additional_channels"):
             check_whole(name, getattr(self, name), least=0)
+            check_range(name, getattr(self, name), 0, _MOST_OF_AN_OBJECT)
 
     @property
     def features(self) -> frozenset[str]:
