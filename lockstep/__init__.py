@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from lockstep.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from lockstep import data, images, losses, metrics, models, optim, records
+    from lockstep import data, images, losses, metrics, models, optim, records, weights
     from lockstep.errors import (
         CheckpointError,
         DataError,
@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     from lockstep.training.smoothing import LossAverage
     from lockstep.training.state import TrainState
     from lockstep.training.step import train_step
+    from lockstep.training.warm_start import warm_start
     from lockstep.types import BadExample, Batch, Refusal, StepReport
     from lockstep.workers.rank import Worker, join
 
 _HOMES = {
-    "lockstep": ["data", "images", "losses", "metrics", "models", "optim", "records"],
+    "lockstep": ["data", "images", "losses", "metrics", "models", "optim", "records", "weights"],
     "lockstep.errors": [
         "CheckpointError",
         "DataError",
@@ -65,6 +66,7 @@ _HOMES = {
     "lockstep.training.smoothing": ["LossAverage"],
     "lockstep.training.state": ["TrainState"],
     "lockstep.training.step": ["train_step"],
+    "lockstep.training.warm_start": ["warm_start"],
     "lockstep.types": ["BadExample", "Batch", "Refusal", "StepReport"],
     "lockstep.workers.rank": ["Worker", "join"],
 }
@@ -116,6 +118,8 @@ __all__ = [
     "train",
     "train_step",
     "train_steps",
+    "warm_start",
+    "weights",
 ]
 
 

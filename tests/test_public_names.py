@@ -56,6 +56,8 @@ PUBLIC = [
     "train",
     "train_step",
     "train_steps",
+    "warm_start",
+    "weights",
 ]
 
 

@@ -69,6 +69,9 @@ def _add_train(train: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--set", dest="settings", action="append", default=[], metavar="PATH=VALUE", help="change a field of the recipe"
     )
+    train.add_argument(
+        "--fork-from", metavar="RUN[@STEP]", help="begin a new workdir with the full state of another run"
+    )
     train.add_argument("--accept-changes", action="store_true", help="resume although the recipe has changed")
     train.add_argument("--rehearse", action="store_true", help="two steps, save, resume, evaluate, in a scratch folder")
     train.add_argument("--print-recipe", action="store_true", help="print the whole recipe as TOML, and do nothing")

@@ -46,7 +46,7 @@ def work(argv: list[str]) -> int:
         recipe = replace(recipe, num_towers=recipe.num_towers or worker.num_workers)
         if arguments.rehearse:
             return _rehearse(recipe, worker)
-        session = Session(recipe, path, worker, accept_changes=arguments.accept_changes)
+        session = Session(recipe, path, worker, accept_changes=arguments.accept_changes, fork_from=arguments.fork_from)
         last = session.run()
         if last and last.stop_requested:
             if worker.is_chief:

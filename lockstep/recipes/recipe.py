@@ -54,6 +54,7 @@ from lockstep.parallel.towers import Towers
 from lockstep.progress import End, Interval
 from lockstep.training.smoothing import LossAverage
 from lockstep.training.state import Nonfinite
+from lockstep.weights.warm_start import WarmStart
 
 CLASSES_OF: Mapping[Any, tuple[type, ...]] = {
     Schedule: (Constant, Cosine, Exponential, Polynomial, PiecewiseConstant, OneCycle, Warmup, ScaledByBatch),
@@ -120,6 +121,16 @@ class Feed:
 
 
 @dataclass(frozen=True)
+class InitialWeights:
+    """What a run starts from instead of fresh weights, where its workdir has no checkpoint yet."""
+
+    path: str
+    """A file, checkpoint or run: what `lockstep inspect` understands; `RUN@STEP` for one checkpoint of a run."""
+    mapping: WarmStart = field(default_factory=WarmStart)
+    """How its tensors find their places in the model."""
+
+
+@dataclass(frozen=True)
 class Checkpoints:
     """When checkpoints are written (besides the start and the end), and which are kept."""
 
@@ -181,6 +192,8 @@ class Recipe:
     model: Mnist
     data: MnistData
     optimizer: Optimizer
+    warm_start: InitialWeights | None = None
+    """Where the first weights come from; None: the model's own."""
     batch_size: int = 128
     """Examples an update, over all towers."""
     seed: int = 0

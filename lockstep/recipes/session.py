@@ -27,10 +27,13 @@ from lockstep.training import choices
 from lockstep.training.choices import Choices
 from lockstep.training.hooks import every
 from lockstep.training.loop import Hook, train
-from lockstep.training.resume import resume
+from lockstep.training.resume import resume, resume_at
 from lockstep.training.rollback import rollback
+from lockstep.training.run_weights import run_at_step
 from lockstep.training.saving import Saver
+from lockstep.training.warm_start import warm_start, write_report
 from lockstep.types import StepReport
+from lockstep.weights.report import Report
 from lockstep.workers.rank import Worker
 
 log = logging.getLogger("lockstep")
@@ -44,13 +47,22 @@ class Session:
         path: the workdir; None writes nothing.
         worker: this worker.
         accept_changes: go on although the recipe is not the one the run began with.
+        fork_from: another run's workdir, or RUN@STEP, whose full state a run without checkpoints begins with.
 
     Raises:
         WorkdirError: the workdir cannot be used, or the recipe asks for files and there is none.
         WorkerError: the workers were given different recipes.
     """
 
-    def __init__(self, recipe: Recipe, path: Path | None, worker: Worker, *, accept_changes: bool = False) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        path: Path | None,
+        worker: Worker,
+        *,
+        accept_changes: bool = False,
+        fork_from: str | None = None,
+    ) -> None:
         self._recipe, self._worker = recipe, worker
         self._workdir = Workdir(path) if path else None
         if self._workdir is None:
@@ -64,6 +76,7 @@ class Session:
         self._end = recipe.end
         self._latest: Progress | None = None
         self._input = InputTotals()
+        self._fork_from = fork_from
 
     def run(self) -> StepReport | None:
         """Train to the end of the recipe, or until stopped, with a checkpoint at the start and at the end.
@@ -79,16 +92,45 @@ class Session:
             resumed = resume(parts.state, parts.loader, self._store) if self._store else None
             if resumed is None and self._workdir and self._worker.is_chief:
                 self._workdir.check_unstarted()
+            forked = self._forked(resumed)
+            report = self._warm_started(resumed if forked is None else forked)
             # Only now: a start that is refused leaves the run as it was.
             if self._workdir and self._worker.is_chief:
                 self._workdir.write_recipe(self._recipe)
                 self._workdir.write_choices(settled)
-            event, facts = "start" if resumed is None else "resume", {"changed": self._changed}
+                if report:
+                    write_report(report, self._workdir.path)
+            event = "start" if resumed is None else "resume"
+            facts: dict[str, Any] = {"changed": self._changed}
+            if forked is not None:
+                facts["forked_from"] = self._fork_from
             while True:
                 try:
                     return self._train(event, facts)
                 except NonFiniteError as error:
                     event, facts = "rollback", self._roll_back(error)
+
+    def _forked(self, resumed: int | None) -> int | None:
+        """Take up the full state of another run, unless the workdir has a checkpoint, which wins."""
+        if self._fork_from is None:
+            return None
+        if resumed is None:
+            folder, step = run_at_step(self._fork_from)
+            return resume_at(self._parts.state, self._parts.loader, folder, step)
+        if self._worker.is_chief:
+            log.info("not forked again: the run goes on from its own checkpoint of step %d", resumed)
+        return None
+
+    def _warm_started(self, resumed: int | None) -> Report | None:
+        """Start from the weights that the recipe names, unless the workdir has a checkpoint, which wins."""
+        given = self._recipe.warm_start
+        if given is None:
+            return None
+        if resumed is None:
+            return warm_start(self._parts.state, given.path, given.mapping)
+        if self._worker.is_chief:
+            log.info("%s is not loaded: the run goes on from its own checkpoint of step %d", given.path, resumed)
+        return None
 
     def _train(self, event: str, facts: Mapping[str, Any]) -> StepReport | None:
         """Train from where the state stands to the end; records of an earlier stretch are cut there."""

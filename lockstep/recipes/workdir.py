@@ -8,6 +8,7 @@ metrics.jsonl     losses, learning rate, evaluations
 summaries/        the same for TensorBoard
 refused/          batches that were not finite, to be looked at
 quarantine.jsonl  examples that could not be read
+warm_start.json   what became of every tensor of the weights that the run started from
 .lease-*          the process that goes on with the run
 """
 

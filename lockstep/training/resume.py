@@ -74,17 +74,40 @@ def resume(states: States, loader: Loader, workdir: str | Path | Store) -> int |
     return checkpoint.step
 
 
-def take_up(states: States, loader: Loader, workdir: str | Path | Store) -> Checkpoint | None:
+def resume_at(states: States, loader: Loader, workdir: str | Path | Store, step: int | None) -> int:
+    """Take up a checkpoint of a run, which may be another one: that of a step, or the newest that is intact.
+
+    Returns:
+        The step it was saved at.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or does not fit the states.
+        InputError: the loader reads another data set, or with another seed.
+    """
+    checkpoint = take_up(states, loader, workdir, step)
+    if checkpoint is None:
+        raise CheckpointError(
+            f"There is no checkpoint in {store_of(workdir).folder}.",
+            given=str(store_of(workdir).folder),
+            expected="the workdir of a run that has saved one",
+            mend="check the path; for weights alone call ls.warm_start",
+        )
+    if join().is_chief:
+        log.info("taken up at step %d, position %d, from %s", checkpoint.step, loader.position, checkpoint.path)
+    return checkpoint.step
+
+
+def take_up(states: States, loader: Loader, workdir: str | Path | Store, step: int | None = None) -> Checkpoint | None:
     """What `resume` does, without a word; returns the checkpoint, or None where there is none."""
     worker, store = join(), store_of(workdir)
     for state in by_name(states).values():
         if state.saving:
             state.saving.wait()
-    found = store.read() if worker.is_chief else None
-    step = worker.group.broadcast(found.step if found else None)
-    if step is None:
+    found = store.read(step) if worker.is_chief else None
+    agreed = worker.group.broadcast(found.step if found else None)
+    if agreed is None:
         return None
-    checkpoint = found or store.read(int(str(step)))
+    checkpoint = found or store.read(int(str(agreed)))
     assert checkpoint is not None, "the chief has read it"
     restore(checkpoint, states)
     loader.load_state(checkpoint.values["loader"])

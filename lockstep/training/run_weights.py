@@ -134,11 +134,18 @@ def open_weights(path: str | Path, *, slots: bool = False) -> WeightSource:
         return RunWeights(path, slots=slots)
     if store := store_of_run(path):
         return _newest(store, slots)
-    if not path.exists() and (at := _RUN_AT_STEP.fullmatch(str(path))) and (store := store_of_run(Path(at[1]))):
-        return RunWeights(_at(store, int(at[2])), slots=slots)
+    folder, step = run_at_step(str(path))
+    if step is not None and (store := store_of_run(folder)):
+        return RunWeights(_at(store, step), slots=slots)
     if (path / CHECKPOINTS).is_dir():
         raise unknown(path, "a run without a checkpoint")
     return open_file(path)
+
+
+def run_at_step(text: str) -> tuple[Path, int | None]:
+    """A run's workdir and a step of it, from "WORKDIR@STEP"; without a step, or where a folder is called so, None."""
+    at = None if Path(text).exists() else _RUN_AT_STEP.fullmatch(text)
+    return (Path(at[1]), int(at[2])) if at else (Path(text), None)
 
 
 def store_of_run(folder: Path) -> Store | None:

@@ -269,7 +269,11 @@ class TrainState:
                 expected="a TrainState with average=MovingAverage(...)",
                 mend="train with an average, or use the raw weights",
             )
-        return dict(self._average.tensors)
+        return self.averages()
+
+    def averages(self) -> dict[str, Tensor]:
+        """The moving averages, by name; none where the state keeps none."""
+        return dict(self._average.tensors) if self._average else {}
 
     def sections(self) -> dict[str, dict[str, Tensor]]:
         """Everything that has to be saved, as tensors by section and name; they are the state's own, not copies."""
@@ -277,7 +281,7 @@ class TrainState:
             "parameters": dict(self.model.named_parameters()),
             "buffers": dict(self.model.named_buffers()),
             "slots": self._optimizer.slots(),
-            "average": self.averaged() if self._average else {},
+            "average": self.averages(),
         }
         return {section: {n: t.detach() for n, t in tensors.items()} for section, tensors in sections.items()}
 

@@ -1,1 +1,24 @@
 """Weights from anywhere: files of other systems as named tensors, and which of them go where."""
+
+from lockstep.weights.layouts import Layout
+from lockstep.weights.memory import MemorySource
+from lockstep.weights.name_maps import NameMap
+from lockstep.weights.names import Rename
+from lockstep.weights.plan import Plan, plan
+from lockstep.weights.report import Report
+from lockstep.weights.source import TensorInfo, WeightSource
+from lockstep.weights.warm_start import Target, WarmStart
+
+__all__ = [
+    "Layout",
+    "MemorySource",
+    "NameMap",
+    "Plan",
+    "Rename",
+    "Report",
+    "Target",
+    "TensorInfo",
+    "WarmStart",
+    "WeightSource",
+    "plan",
+]

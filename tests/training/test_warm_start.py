@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lockstep as ls
+from lockstep.errors import CheckpointError, InputError
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.norm(self.conv(images)).mean((2, 3)))
+
+
+def make(seed: int = 0, **options: Any) -> ls.TrainState:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return ls.TrainState(Net(), ls.optim.SGD(0.1, momentum=0.9), **options)
+
+
+def values(state: ls.TrainState) -> dict[str, list[float]]:
+    return {name: tensor.flatten().tolist() for name, tensor in state.model.state_dict().items()}
+
+
+def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+    return {"square": model(batch["image"]).square().mean()}
+
+
+def loader() -> ls.data.Loader:
+    images = torch.randn(16, 3, 5, 5, generator=torch.Generator().manual_seed(3))
+    return ls.data.Loader(ls.data.Arrays({"image": images}), batch_size=4)
+
+
+def test_another_states_weights_start_a_run_and_its_averages() -> None:
+    donor = make(1)
+    state = make(2, average=ls.optim.MovingAverage(0.9))
+    report = ls.warm_start(state, donor.model.state_dict())
+    assert report.share == 1.0
+    assert values(state) == values(donor)
+    assert all(torch.equal(state.averaged()[name], parameter) for name, parameter in state.parameters.items())
+    assert state.step == 0
+
+
+@pytest.mark.parametrize("prefer_average", [False, True])
+def test_a_run_starts_another(tmp_path: Path, prefer_average: bool) -> None:
+    donor, stream = make(1, average=ls.optim.MovingAverage(0.5)), loader()
+    ls.train(donor, losses, stream, until=ls.Steps(3))
+    ls.save(donor, stream, tmp_path)
+    state = make(2)
+    report = ls.warm_start(state, tmp_path, ls.weights.WarmStart(prefer_average=prefer_average))
+    wanted = donor.averaged() if prefer_average else donor.parameters
+    assert all(torch.equal(state.parameters[name], tensor) for name, tensor in wanted.items())
+    assert report.share == 1.0
+    assert state.step == 0
+    assert ls.warm_start(make(2), f"{tmp_path}@3").share == 1.0
+
+
+def test_heads_may_stay_fresh(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    donor, state = make(1), make(2)
+    fresh = values(state)["head.weight"]
+    report = ls.warm_start(state, donor.model.state_dict(), ls.weights.WarmStart(skip=r"^head\."))
+    assert values(state)["conv.weight"] == values(donor)["conv.weight"]
+    assert values(state)["head.weight"] == fresh
+    assert {each.name for each in report.skipped} == {"head.weight", "head.bias"}
+    assert any("tensors of the model" in record.message for record in caplog.records)
+
+
+def test_a_tensor_of_tensorflow_is_laid_out_anew() -> None:
+    state = make()
+    kernel = np.random.default_rng(0).normal(size=(3, 3, 3, 4)).astype(np.float32)
+    names = {"conv/weights": kernel}
+    mapping = ls.weights.WarmStart(
+        rename=(ls.weights.Rename("/weights$", ".weight"),), ignore_missing=True, system="tensorflow"
+    )
+    ls.warm_start(state, names, mapping)
+    assert np.array_equal(state.parameters["conv.weight"].detach().numpy(), kernel.transpose(3, 2, 0, 1))
+
+
+def test_what_does_not_fit_changes_nothing() -> None:
+    state, donor = make(1), make(2).model.state_dict()
+    before = values(state)
+    donor["head.weight"] = torch.zeros(3, 4)
+    with pytest.raises(CheckpointError, match=r"head\.weight"):
+        ls.warm_start(state, donor)
+    with pytest.raises(CheckpointError):
+        ls.warm_start(
+            state,
+            {"conv.bias": torch.zeros(4)},
+            ls.weights.WarmStart(ignore_missing=True, require_loaded=0.5),
+        )
+    assert values(state) == before
+
+
+def test_a_state_under_training_is_left_alone() -> None:
+    state = make()
+    ls.train(state, losses, loader(), until=ls.Steps(1))
+    with pytest.raises(InputError) as caught:
+        ls.warm_start(state, make(1).model.state_dict())
+    assert str(caught.value) == (
+        "A state that is under training cannot be started from other weights.\n"
+        "  given:    a state after 1 steps\n"
+        "  expected: one that has made no step\n"
+        "  mend:     warm-start before the first step; to go on with a run call ls.resume"
+    )
+
+
+def started(workdir: Path) -> list[float]:
+    state = make(5)
+    ls.warm_start(state, workdir)
+    ls.train(state, losses, loader(), ls.Towers(2), until=ls.Steps(1))
+    return values(state)["conv.weight"]
+
+
+def test_all_workers_start_alike(tmp_path: Path, run_workers: Callable[..., list[Any]]) -> None:
+    ls.save(make(1), loader(), tmp_path)
+    first, second = run_workers(started, 2, tmp_path)
+    assert first == second
