@@ -18,9 +18,9 @@ from lockstep.data.ahead import Timed
 from lockstep.data.bad_examples import POLICIES, Choose, LeftOut, NextOfEpoch, Policy, Quarantine
 from lockstep.data.crew import Crew
 from lockstep.data.order import Int64s, Order, order_of
-from lockstep.data.processes import map_leaves
 from lockstep.data.reading import Fields, Found, Leave, Reading, ReadRows
 from lockstep.data.rows import Due, EvaluationRows, RowsOf, TrainingRows, offsets_of
+from lockstep.data.shared_memory import map_leaves
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
 from lockstep.readers.one_by_one import ExampleReader, reader_of

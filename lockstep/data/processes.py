@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import math
 import mmap
 import os
 import pickle
@@ -28,9 +27,9 @@ import struct
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, cycle, islice
 from multiprocessing import get_context, reduction
 from multiprocessing.connection import Connection, wait
@@ -39,11 +38,11 @@ from typing import Any, Generic
 import torch
 
 from lockstep.data.ahead import Job, Result, Timed
+from lockstep.data.shared_memory import ReceivedMemories, SentMemories
 from lockstep.errors import LockstepError, WorkerError
 from lockstep.stages import measured, stage
 
 _PR_SET_PDEATHSIG = 1
-_ALIGNMENT = 64
 _COUNT = struct.Struct("=q")
 
 
@@ -85,6 +84,7 @@ class _LoaderProcess(Generic[Job, Result]):
         self.asked: deque[Job] = deque()
         self._finished = mmap.mmap(-1, _COUNT.size)
         self._num_taken = 0
+        self._memories = ReceivedMemories()
         self._pipe, theirs = context.Pipe()
         # Looked up before the fork: the child must not wait for the dynamic linker's lock.
         prctl = ctypes.CDLL(None).prctl
@@ -108,7 +108,7 @@ class _LoaderProcess(Generic[Job, Result]):
 
     def ask(self, job: Job) -> None:
         try:
-            self._pipe.send(job)
+            self._pipe.send((job, self._memories.unused()))
         except ConnectionError as error:
             raise self._lost(job) from error
         self.asked.append(job)
@@ -126,16 +126,15 @@ class _LoaderProcess(Generic[Job, Result]):
             if process._process.sentinel in ready:
                 raise process._lost(*islice(process.asked, 1))
         try:
-            answer, size, seconds = self._pipe.recv()
+            answer, seconds = self._pipe.recv()
             if isinstance(answer, _Failure):
                 raise answer.raised_in(self._process.name)
-            descriptor = reduction.recv_handle(self._pipe)
+            result = self._memories.unpacked(answer, partial(reduction.recv_handle, self._pipe))
         except (EOFError, OSError) as error:  # It died before or while it was sending.
             raise self._lost(self.asked[0]) from error
         self.asked.popleft()
         self._num_taken += 1
-        memory = _mapped(descriptor, size)
-        return Timed(map_leaves(answer, _Stored, lambda stored: stored.within(memory)), seconds)
+        return Timed(result, seconds)
 
     def end(self) -> None:
         """Kill it, once: it holds nothing that could be lost."""
@@ -190,33 +189,26 @@ def _serve(
     if os.getppid() != trainer_pid:  # It died before its death could be seen.
         return
     torch.set_num_threads(1)
+    memories = SentMemories()
     for number in count(1):
-        job = pipe.recv()
+        job, unused = pipe.recv()
+        memories.use_again(unused)
         try:
             with measured() as seconds:
                 result = read(job)
                 with stage("collate"):
-                    tree, descriptor, size = _shared(result)
+                    parcel, descriptor = memories.packed(result)
             # Before the trainer can take it: what is taken must have been counted.
             _COUNT.pack_into(finished, 0, number)
-            with _closing(descriptor):
-                _send(pipe, (tree, size, seconds))
-                reduction.send_handle(pipe, descriptor, trainer_pid)
+            try:
+                _send(pipe, (parcel, seconds))
+                if descriptor is not None:
+                    reduction.send_handle(pipe, descriptor, trainer_pid)
+            finally:
+                if descriptor is not None:
+                    os.close(descriptor)
         except Exception as error:
-            _send(pipe, (_Failure(_portable(error), traceback.format_exc()), 0, {}))
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """Where a tensor lies in the shared memory of its batch."""
-
-    offset: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def within(self, memory: torch.Tensor) -> torch.Tensor:
-        num_bytes = math.prod(self.shape) * self.dtype.itemsize
-        return memory[self.offset : self.offset + num_bytes].view(self.dtype).view(self.shape)
+            _send(pipe, (_Failure(_portable(error), traceback.format_exc()), {}))
 
 
 def _send(pipe: Connection, message: object) -> None:
@@ -235,56 +227,3 @@ def _portable(error: Exception) -> LockstepError | None:
         told: LockstepError = ours(error.what, given=error.given, expected=error.expected, mend=error.mend)
         return told
     return error
-
-
-def _shared(result: Any) -> tuple[Any, int, int]:
-    """The result with its tensors moved to shared memory, the descriptor of that, and its size in bytes."""
-    tensors: list[tuple[_Stored, torch.Tensor]] = []
-    size = 0
-
-    def placed(tensor: torch.Tensor) -> _Stored:
-        nonlocal size
-        stored = _Stored(size, tuple(tensor.shape), tensor.dtype)
-        tensors.append((stored, tensor))
-        size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        return stored
-
-    tree = map_leaves(result, torch.Tensor, placed)
-    size = max(size, 1)  # No memory of 0 bytes can be mapped.
-    descriptor = os.memfd_create("lockstep-batch")
-    try:
-        os.ftruncate(descriptor, size)
-        memory = _mapped(os.dup(descriptor), size)
-        for stored, tensor in tensors:
-            stored.within(memory).copy_(tensor)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return tree, descriptor, size
-
-
-def _mapped(descriptor: int, size: int) -> torch.Tensor:
-    """The shared memory behind a descriptor, which is closed, as bytes."""
-    with _closing(descriptor):
-        return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
-
-
-@contextmanager
-def _closing(descriptor: int) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def map_leaves(tree: Any, kind: type, function: Callable[[Any], Any]) -> Any:
-    """Replace every `kind` in a tree of dicts, lists and tuples by the function of it."""
-    if isinstance(tree, kind):
-        return function(tree)
-    if isinstance(tree, dict):
-        return {name: map_leaves(value, kind, function) for name, value in tree.items()}
-    if hasattr(tree, "_fields") and isinstance(tree, tuple):  # a NamedTuple
-        return type(tree)(*(map_leaves(value, kind, function) for value in tree))
-    if type(tree) in (list, tuple):
-        return type(tree)(map_leaves(value, kind, function) for value in tree)
-    return tree

@@ -1,0 +1,144 @@
+"""Memory through which a loader process hands batches to its trainer, used again once nobody looks at a batch any more.
+
+A memory is a memfd that both have mapped: nothing is left behind whoever dies. It is used again because the first touch
+of a page costs seven times as much as the copy into it.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_ALIGNMENT = 64
+# Batches of different sizes find room in the same memory.
+_STEP_BYTES = 1 << 20
+
+
+class Parcel(NamedTuple):
+    """A batch whose tensors lie in a memory."""
+
+    tree: Any
+    """The batch, with `Stored` in the place of its tensors."""
+    memory: int
+    """The number of the memory."""
+    size: int
+    """Of the memory in bytes if the trainer does not know it yet: then its descriptor follows. Else 0."""
+    given_up: Sequence[int]
+    """Memories that are not used any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a tensor lies in a memory."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def within(self, memory: Tensor) -> Tensor:
+        """The tensor itself."""
+        num_bytes = math.prod(self.shape) * self.dtype.itemsize
+        return memory[self.offset : self.offset + num_bytes].view(self.dtype).view(self.shape)
+
+
+class SentMemories:
+    """Those of a loader process."""
+
+    def __init__(self) -> None:
+        self._memories: dict[int, Tensor] = {}
+        self._free: set[int] = set()
+        self._count = 0
+
+    def use_again(self, memories: Sequence[int]) -> None:
+        """The trainer looks at these no longer."""
+        self._free.update(memories)
+
+    def packed(self, result: Any) -> tuple[Parcel, int | None]:
+        """The result, its tensors copied to a memory, and the descriptor of that if the trainer needs it."""
+        tensors: list[tuple[Stored, Tensor]] = []
+        size = 0
+
+        def placed(tensor: Tensor) -> Stored:
+            nonlocal size
+            stored = Stored(size, tuple(tensor.shape), tensor.dtype)
+            tensors.append((stored, tensor))
+            size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+            return stored
+
+        tree = map_leaves(result, Tensor, placed)
+        number = next((each for each in self._free if len(self._memories[each]) >= size), None)
+        given_up: list[int] = []
+        descriptor, new_size = None, 0
+        if number is None:
+            given_up = list(self._free)  # All of them are too small.
+            new_size = (size // _STEP_BYTES + 1) * _STEP_BYTES
+            number, descriptor = self._made(new_size)
+        for each in given_up:
+            del self._memories[each]
+        self._free.difference_update([number, *given_up])
+        for stored, tensor in tensors:
+            stored.within(self._memories[number]).copy_(tensor)
+        return Parcel(tree, number, new_size, given_up), descriptor
+
+    def _made(self, size: int) -> tuple[int, int]:
+        descriptor = os.memfd_create("lockstep-batch")
+        try:
+            os.ftruncate(descriptor, size)
+            memory = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._count += 1
+        self._memories[self._count] = memory
+        return self._count, descriptor
+
+
+class ReceivedMemories:
+    """Those of a loader process, as its trainer sees them."""
+
+    def __init__(self) -> None:
+        self._memories: dict[int, mmap.mmap] = {}
+        self._unused: list[int] = []
+
+    def unused(self) -> list[int]:
+        """Those whose last tensor has been freed since this was asked."""
+        # Tensors are freed on any thread.
+        return [self._unused.pop() for _ in range(len(self._unused))]
+
+    def unpacked(self, parcel: Parcel, descriptor: Callable[[], int]) -> Any:
+        """The result, whose tensors lie in the memory; `descriptor` gives that of a new one, which is closed."""
+        for each in parcel.given_up:
+            del self._memories[each]
+        if parcel.size:
+            new = descriptor()
+            try:
+                self._memories[parcel.memory] = mmap.mmap(new, parcel.size)
+            finally:
+                os.close(new)
+        # Tensors keep this array, not the mapping itself, which is kept here.
+        array = np.frombuffer(self._memories[parcel.memory], dtype=np.uint8)
+        weakref.finalize(array, self._unused.append, parcel.memory)
+        memory = torch.frombuffer(array, dtype=torch.uint8)
+        return map_leaves(parcel.tree, Stored, lambda stored: stored.within(memory))
+
+
+def map_leaves(tree: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    """Replace every `kind` in a tree of dicts, lists and tuples by the function of it."""
+    if isinstance(tree, kind):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {name: map_leaves(value, kind, function) for name, value in tree.items()}
+    if hasattr(tree, "_fields") and isinstance(tree, tuple):  # a NamedTuple
+        return type(tree)(*(map_leaves(value, kind, function) for value in tree))
+    if type(tree) in (list, tuple):
+        return type(tree)(map_leaves(value, kind, function) for value in tree)
+    return tree
