@@ -30,7 +30,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_the_loop_of_the_readme_trains_and_saves(tmp_path: Path) -> None:
-    code, _ = blocks(README, "python")
+    code, *_ = blocks(README, "python")
     short = code.replace("ls.Epochs(1)", "ls.Steps(2)").replace("% 100", "% 2")
     assert short.count("ls.Steps(2)") == short.count("% 2") == 1
     (tmp_path / "mine.py").write_text(short)
@@ -42,7 +42,7 @@ def test_the_loop_of_the_readme_trains_and_saves(tmp_path: Path) -> None:
 
 
 def test_the_update_of_the_readme_is_made(tmp_path: Path) -> None:
-    _, update = blocks(README, "python")
+    _, update, _ = blocks(README, "python")
     model = """
 import torch, lockstep as ls
 from torch.nn import BatchNorm1d, Linear
@@ -57,6 +57,25 @@ print(sorted(ls.train(state, losses, loader, towers, until=ls.Steps(2)).losses))
 """
     ran = subprocess.run([sys.executable, "-c", model + update + run], capture_output=True, text=True, timeout=60)
     assert ran.stdout == "['l2', 'square']\n", ran.stderr
+
+
+def test_the_data_of_the_readme_is_read(tmp_path: Path) -> None:
+    *_, data = blocks(README, "python")
+    script = f"""
+import numpy as np, lockstep as ls
+from pathlib import Path
+Path("imagenet").mkdir()
+jpeg = Path({str(ROOT / "tests/fixtures/images/hopper.jpg")!r}).read_bytes()
+example = {{"image/encoded": [jpeg], "image/class/label": np.array([3])}}
+example |= {{f"image/object/bbox/{{side}}": np.array([value], np.float32)
+            for side, value in {{"xmin": 0.2, "ymin": 0.2, "xmax": 0.9, "ymax": 0.9}}.items()}}
+ls.records.write_records(Path("imagenet/train-00000-of-00001"), [ls.records.serialize_example(example)] * 4)
+{data.replace("batch_size=256", "batch_size=2, num_processes=0")}
+batch = next(loader.batches(range(1), 1))
+print(batch["image"].shape, batch["label"].tolist())
+"""
+    ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "torch.Size([2, 3, 299, 299]) [3, 3]\n", ran.stderr
 
 
 def commands() -> list[str]:
