@@ -30,7 +30,8 @@ EXAMPLES = """examples:
   lockstep benchmark input mnist                          what limits the run, and what to change
   lockstep show photos --augment crop --to page.html      examples, before and after they are augmented
   lockstep inspect runs/mnist                             what is in a checkpoint or a record file, and what is damaged
-  lockstep import checkpoint net.ckpt --to net.safetensors    weights of another system, TensorFlow's among them"""
+  lockstep import checkpoint net.ckpt --to net.safetensors    weights of another system, TensorFlow's among them
+  lockstep export runs/mnist --to model.pt2               the model, for plain torch"""
 
 # Commands that are called like a word or a module of Python's.
 _MODULES = {"import": "importing", "inspect": "inspecting"}
@@ -54,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     _add_show(commands.add_parser("show", help="show examples, before and after they are augmented"))
     _add_inspect(commands.add_parser("inspect", help="list what is in a checkpoint, a run or a record file"))
     _add_import(commands.add_parser("import", help="make a file of safetensors of weights from anywhere"))
+    _add_export(commands.add_parser("export", help="write the model of a run as a file that needs no Lockstep"))
     return top
 
 
@@ -148,6 +150,13 @@ def _add_import(importing: argparse.ArgumentParser) -> None:
         "--map", metavar="NAME", help="give TensorFlow's weights torch's names and layouts: tensorflow, mnist, ..."
     )
     importing.add_argument("--force", action="store_true", help="overwrite the file")
+
+
+def _add_export(export: argparse.ArgumentParser) -> None:
+    export.add_argument("run", metavar="RUN[@STEP]", help="the folder of a run, and a step (default: the newest)")
+    export.add_argument("--to", required=True, metavar="FILE", help="model.safetensors, model.pt2 or model.onnx")
+    export.add_argument("--average", action="store_true", help="export the moving averages of the parameters")
+    export.add_argument("--force", action="store_true", help="overwrite the file")
 
 
 def _add_machine(command: argparse.ArgumentParser) -> None:

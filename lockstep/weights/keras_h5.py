@@ -1,6 +1,8 @@
-"""Weights of Keras 1 and 2 in HDF5: a group for each layer, with its weights in order. Needs h5py.
+"""Weights of Keras 1 and 2 in HDF5: a group for each layer, which holds its weights by name. Needs h5py.
 
-As in Keras' `saving/hdf5_format.py`: "layer_names" of a group lists the layers, "weight_names" of a layer its weights.
+As in Keras' `saving/hdf5_format.py`. A layer's group is known by its attribute "weight_names". What that says is not
+read: it lies in a heap, in which the library of HDF5 can be lost for ever where a file is damaged; and the weights are
+called the same.
 """
 
 from __future__ import annotations
@@ -20,15 +22,16 @@ from lockstep.weights.tf_errors import damaged, damaged_tensor, no_tensor, not_n
 if TYPE_CHECKING:
     import h5py
 
-_MODEL = "model_weights"
-_LAYERS, _WEIGHTS = "layer_names", "weight_names"
+_MODEL = "model_weights/"
+# A list that is too long for one attribute is in parts, which are numbered.
+_OF_LAYERS = ("weight_names", "weight_names0")
 _OUTPUT = ":0"  # what TensorFlow adds to a variable's name
 # Deflate makes at most 1032 bytes of one (zlib's technical details).
 _MOST_EXPANSION = 1032
 
 
 class KerasH5:
-    """Weights by "layer/weight", in the order of the layers; of another file of HDF5 all data sets by their paths.
+    """Weights by "layer/weight", sorted; of another file of HDF5 all data sets by their paths.
 
     A weight has the name that Keras gave it, without the ":0" of TensorFlow's, and with the layer's in front where it
     does not begin with it. Layouts are Keras' (height, width, in, out). Weights of an optimizer are left out. What a
@@ -46,20 +49,13 @@ class KerasH5:
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._opened() as file:
-            data_sets = _data_sets(file)
-            model = file[_MODEL] if _MODEL in data_sets.groups else file
-            if has_layers := bool(_listed(model, _LAYERS)):
+            contents = _Contents()
+            file.visititems(contents.add)
+            if contents.layers:
                 self.kind = "Keras weights (HDF5)"
-            self._places = _named_by_keras(model, data_sets) if has_layers else {name: name for name in data_sets.sets}
-            if missing := [place for place in self._places.values() if place not in data_sets.sets]:
-                raise damaged(
-                    path,
-                    "is damaged",
-                    given=f"no weights {missing[0]}",
-                    expected="all that its layers are said to have",
-                )
+            self._places = contents.places()
             self.tensors: Mapping[str, TensorInfo] = {
-                name: _info(data_sets.sets[place]) for name, place in self._places.items()
+                name: _info(contents.data_sets[place]) for name, place in self._places.items()
             }
 
     def read(self, name: str) -> Tensor:
@@ -115,53 +111,42 @@ class KerasH5:
         )
 
 
-class _DataSets:
-    """The groups and data sets of a file by their paths. Links to other files are not followed."""
+class _Contents:
+    """The layers and data sets of a file by their paths. Links to other files are not followed."""
 
     def __init__(self) -> None:
-        self.groups: set[str] = set()
-        self.sets: dict[str, Any] = {}
+        self.layers: set[str] = set()
+        self.data_sets: dict[str, Any] = {}
 
     def add(self, path: str, found: Any) -> None:
         """One of them."""
         if hasattr(found, "dtype"):
-            self.sets[path] = found
-        else:
-            self.groups.add(path)
+            self.data_sets[path] = found
+        elif any(attribute in found.attrs for attribute in _OF_LAYERS):
+            self.layers.add(path)
+
+    def places(self) -> dict[str, str]:
+        """The path of each tensor by its name."""
+        if not self.layers:
+            return {path: path for path in self.data_sets}
+        places: dict[str, str] = {}
+        for path in self.data_sets:
+            if layer := self._layer(path):
+                name = _name(layer.removeprefix(_MODEL), path[len(layer) + 1 :])
+                if places.setdefault(name, path) != path:
+                    raise ValueError(f"there are two weights {name}")
+        return places
+
+    def _layer(self, path: str) -> str | None:
+        """The layer that a data set belongs to, the outermost where a model is a layer of another."""
+        parts = path.split("/")
+        groups = ("/".join(parts[:end]) for end in range(1, len(parts)))
+        return next((group for group in groups if group in self.layers), None)
 
 
-def _data_sets(file: h5py.File) -> _DataSets:
-    found = _DataSets()
-    file.visititems(found.add)
-    return found
-
-
-def _named_by_keras(model: h5py.Group, data_sets: _DataSets) -> dict[str, str]:
-    """The path of each weight by its name."""
-    above = model.name.strip("/")
-    places: dict[str, str] = {}
-    for layer in _listed(model, _LAYERS):
-        group = f"{above}/{layer}".lstrip("/")
-        if group not in data_sets.groups:
-            raise ValueError(f"there is no group {group}")
-        for weight in _listed(model[layer], _WEIGHTS):
-            name = weight.removesuffix(_OUTPUT)
-            whole = name if name.startswith(f"{layer}/") else f"{layer}/{name}"
-            if whole in places:
-                raise ValueError(f"there are two weights {whole}")
-            places[whole] = f"{group}/{weight}"
-    return places
-
-
-def _listed(group: h5py.Group, attribute: str) -> list[str]:
-    """A list of names; a long one is in parts that are numbered from 0."""
-    if attribute in group.attrs:
-        parts = [group.attrs[attribute]]
-    else:
-        parts = []
-        while (part := f"{attribute}{len(parts)}") in group.attrs:
-            parts.append(group.attrs[part])
-    return [name.decode() if isinstance(name, bytes) else str(name) for part in parts for name in part]
+def _name(layer: str, weight: str) -> str:
+    weight = weight.removesuffix(_OUTPUT)
+    return weight if weight.startswith(f"{layer}/") else f"{layer}/{weight}"
 
 
 def _info(data_set: h5py.Dataset) -> TensorInfo:

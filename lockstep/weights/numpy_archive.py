@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
+from lockstep.weights import zip_files
 from lockstep.weights.numpy_kinds import tensor_of, torch_name
 from lockstep.weights.source import TensorInfo
 from lockstep.weights.tf_errors import damaged, damaged_tensor, no_tensor, not_numbers, unreadable
@@ -131,12 +131,7 @@ def _check_entry(entry: zipfile.ZipInfo, archive_bytes: int, name: str, path: Pa
 
 def _header(file: IO[bytes], size: int, name: str, path: Path) -> _Header:
     """The header of an array that takes so many bytes with it."""
-    version = npy.read_magic(file)
-    if version not in _READERS:
-        raise damaged_tensor(
-            name, path, given=f"version {version} of the format", expected="version 1.0 or 2.0, which numbers have"
-        )
-    header = _Header(*_READERS[version](file))
+    header = _read_header(file, name, path)
     if header.dtype.hasobject:
         raise _objects(name, path)
     left = size - file.tell()
@@ -148,6 +143,20 @@ def _header(file: IO[bytes], size: int, name: str, path: Path) -> _Header:
             expected=f"{header.num_bytes} for {header.dtype} of the shape {header.shape[:_MOST_DIMENSIONS]}",
         )
     return header
+
+
+def _read_header(file: IO[bytes], name: str, path: Path) -> _Header:
+    version: tuple[int, ...] = ()
+    try:
+        version = npy.read_magic(file)
+        return _Header(*_READERS[version](file))
+    except OSError:
+        raise
+    except Exception as error:  # the library has no one kind of error for what is damaged
+        what = f"version {version} of the format" if version and version not in _READERS else str(error)
+        raise damaged_tensor(
+            name, path, given=what, expected="a header of version 1.0 or 2.0, as NumPy writes it for numbers"
+        ) from error
 
 
 def _values(file: IO[bytes], header: _Header, name: str, path: Path) -> Tensor:
@@ -177,7 +186,7 @@ def _faults(path: Path, name: str | None = None) -> Iterator[None]:
         yield
     except OSError as error:
         raise unreadable(path, error) from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, MemoryError, SyntaxError) as error:
+    except zip_files.FAULTS as error:
         if name is not None:
             raise damaged_tensor(name, path, given=str(error), expected="an array as NumPy writes it") from error
         raise damaged(

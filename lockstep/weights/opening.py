@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import zipfile
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.errors import CheckpointError
 from lockstep.records.framing import HEAD_BYTES, is_head
-from lockstep.weights import sstable
+from lockstep.weights import sstable, zip_files
 from lockstep.weights.keras_h5 import KerasH5
 from lockstep.weights.numpy_archive import ENDING, NumpyArchive, NumpyFile
 from lockstep.weights.safetensors_file import SafetensorsFile
@@ -17,7 +18,6 @@ from lockstep.weights.source import WeightSource
 from lockstep.weights.tf_checkpoint import STATE, open_tensorflow
 from lockstep.weights.tf_errors import unreadable
 from lockstep.weights.torch_file import TorchFile
-from lockstep.weights.torch_records import MAGIC as ZIP
 from lockstep.weights.torch_records import holds_torch
 
 KNOWN = (
@@ -26,7 +26,7 @@ KNOWN = (
 )
 """What `open_file` opens, in words."""
 
-_EMPTY_ZIP, _NUMPY, _HDF5, _PICKLE = b"PK\x05\x06", b"\x93NUMPY", b"\x89HDF\r\n\x1a\n", b"\x80"
+_NUMPY, _HDF5, _PICKLE = b"\x93NUMPY", b"\x89HDF\r\n\x1a\n", b"\x80"
 # A file of safetensors begins with the length of its header, which may be so long.
 _LENGTH_BYTES, _MOST_HEADER_BYTES = 8, 100_000_000
 _MOST_NAMED = 5
@@ -55,15 +55,15 @@ def open_file(path: str | Path) -> WeightSource:
         raise unknown(path, _folder_in_words(path))
     if path.is_file():
         return _open(path, _looked_at(path))
-    if not path.parent.is_dir() or not any(each.name.startswith(path.name) for each in path.parent.iterdir()):
-        raise unknown(path, "nothing that is called like this")
-    return open_tensorflow(path)
+    if _is_prefix(path):
+        return open_tensorflow(path)
+    raise unknown(path, "nothing that is called like this")
 
 
 def _open(path: Path, look: _Look) -> WeightSource:
     if look.head.startswith(_HDF5):
         return KerasH5(path)
-    if look.head.startswith((ZIP, _EMPTY_ZIP)):
+    if look.head.startswith((zip_files.MAGIC, zip_files.EMPTY)):
         return _open_archive(path)
     if look.head.startswith(_NUMPY):
         return NumpyFile(path)
@@ -80,13 +80,19 @@ def _open_archive(path: Path) -> WeightSource:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, *zip_files.FAULTS) as error:
         raise unknown(path, f"a zip archive that is damaged or cut short ({error})") from error
     if holds_torch(names):
         return TorchFile(path)
     if all(name.endswith(ENDING) for name in names):
         return NumpyArchive(path)
     raise unknown(path, f"a zip archive with {_listed(names)}")
+
+
+def _is_prefix(path: Path) -> bool:
+    """Whether names of files begin like this, or it is a pattern of some."""
+    names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    return any(name.startswith(path.name) or fnmatchcase(name, path.name) for name in names)
 
 
 def _is_part_of_checkpoint(path: Path) -> bool:

@@ -19,7 +19,8 @@ from lockstep.errors import CheckpointError
 from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.source import TensorInfo
 from lockstep.weights.tf_errors import damaged, damaged_tensor, no_tensor, not_numbers, unreadable
-from lockstep.weights.torch_records import MAGIC, TorchRecords
+from lockstep.weights.torch_records import TorchRecords
+from lockstep.weights.zip_files import MAGIC
 
 _PROTOCOL = b"\x80\x02"
 _RAW = ("state_dict", "model_state_dict", "model")
@@ -92,7 +93,11 @@ class TorchFile:
 
 def _loaded(path: Path, *, mapped: bool) -> object:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        # Torch takes a path with this ending for a file of safetensors, whatever is in it.
+        if mapped and not path.name.endswith(".safetensors"):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with path.open("rb") as file:
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=False)
     except pickle.UnpicklingError as error:
         found = _BLAMED.search(str(error))
         raise _refused(path, (found[1] or found[2]).strip() if found else str(error).splitlines()[0]) from error

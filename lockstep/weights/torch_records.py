@@ -6,9 +6,8 @@ import zipfile
 from pathlib import Path
 
 from lockstep.errors import CheckpointError
+from lockstep.weights import zip_files
 from lockstep.weights.tf_errors import damaged, unreadable
-
-MAGIC = b"PK\x03\x04"
 
 _PICKLE, _PROGRAM, _STORAGES = "data.pkl", "constants.pkl", "/data/"
 
@@ -54,7 +53,7 @@ class TorchRecords:
                             _check_checksum(archive, record)
         except OSError as error:
             raise unreadable(self._path, error) from error
-        except (zipfile.BadZipFile, EOFError, ValueError, RuntimeError) as error:
+        except zip_files.FAULTS as error:
             raise damaged(
                 self._path, "is damaged or cut short", given=str(error), expected="what torch.save has written"
             ) from error
