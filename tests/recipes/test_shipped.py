@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.errors import RecipeError
 from lockstep.optim import SGD, Cosine
-from lockstep.progress import Epochs
+from lockstep.progress import Epochs, Interval
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import names, recipe
 from lockstep.recipes.toml import to_toml
@@ -44,3 +44,8 @@ def test_an_unknown_name_is_refused(name: str, mend: str) -> None:
         "  expected: mnist, mnist_reference, or a file that ends in .toml\n"
         f"  mend:     {mend}"
     )
+
+
+def test_checkpoints_are_written_every_ten_minutes_and_the_newest_five_stay(mnist: Recipe) -> None:
+    assert mnist.checkpoints.every == Interval(600, "seconds")
+    assert mnist.checkpoints.retention.newest == 5
