@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from safetensors.torch import load
@@ -62,11 +63,12 @@ def size_bytes(tensors: Tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for members in tensors.values() for tensor in members.values())
 
 
-def encoded(members: Mapping[str, Tensor]) -> Iterator[memoryview]:
+def encoded(members: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Iterator[memoryview]:
     """A safetensors file in parts: its header, then each tensor; those that share memory are written each in full."""
     # Wide kinds first, as the library has them: then each tensor is aligned.
     names = sorted(members, key=lambda name: (-members[name].element_size(), name))
-    header, end = {}, 0
+    header: dict[str, Any] = {_RESERVED: dict(metadata)} if metadata else {}
+    end = 0
     for name in names:
         tensor, start = members[name], end
         end += tensor.numel() * tensor.element_size()

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from lockstep.data.loader import Loader
 from lockstep.losses.classification import softmax_cross_entropy
 from lockstep.metrics.top_k import in_top_k
+from lockstep.models.mnist import IMAGE_SHAPE
 from lockstep.optim import Cosine
 from lockstep.optim.schedules import resolved
 from lockstep.parallel.towers import Towers
@@ -83,6 +85,11 @@ def prepare(recipe: Recipe, worker: Worker) -> None:
     if worker.is_chief:
         prepare_records(_folder(recipe))
     worker.group.barrier("the data is prepared")
+
+
+def example_input(recipe: Recipe, num_examples: int) -> Tensor:
+    """What the model of a recipe is given, of blank images: it has the shape and the dtype. No data is needed."""
+    return scale_image(torch.zeros(num_examples, *IMAGE_SHAPE, dtype=torch.uint8))
 
 
 def classification_losses(model: nn.Module, batch: Batch) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:

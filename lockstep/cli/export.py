@@ -1,0 +1,29 @@
+"""`lockstep export`: the model of a run as a file that plain torch, or ONNX Runtime, loads in two lines."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.cli.converting import size
+from lockstep.cli.target_file import check_target, target_file
+from lockstep.recipes.export import FORMATS, check_packages, contents, trained_model
+from lockstep.records.shards import check_local
+
+
+def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
+    """Write the file, and one line that says what is in it."""
+    check_local(arguments.run)
+    path = Path(arguments.to)
+    what = "A model is exported as .safetensors (tensors alone), .pt2 (torch.export) or .onnx."
+    check_target(path, FORMATS, what, overwrite=arguments.force)
+    check_packages(path.suffix)
+    trained = trained_model(arguments.run, average=arguments.average)
+    parts = contents(trained, path.suffix)
+    with target_file(path) as file:
+        num_bytes = sum(file.write(part) for part in parts)
+    weights = "averaged" if arguments.average else "raw"
+    sys.stdout.write(f"{path}: {weights} weights of step {trained.step} of {trained.recipe}, {size(num_bytes)}\n")
+    return 0

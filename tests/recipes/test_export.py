@@ -1,0 +1,252 @@
+"""The model of a run as a file: read back by a process that has no Lockstep, with the scores of an evaluation."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+import lockstep as ls
+from lockstep.checkpoints.store import Store
+from lockstep.errors import CheckpointError, InputError
+from lockstep.evaluation.evaluate import Weights
+from lockstep.readers.mnist import scale_image
+from lockstep.recipes import export
+from lockstep.recipes.export import METADATA, Trained, check_packages, contents, take_weights, trained_model
+from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.settings import with_settings
+from lockstep.recipes.shipped import recipe
+from lockstep.recipes.workdir import Workdir
+from lockstep.weights.memory import MemorySource
+from lockstep.weights.name_maps import AVERAGE
+
+FILES = ("raw.safetensors", "average.safetensors", "raw.pt2", "average.pt2")
+NUM_EXAMPLES = 5
+
+# What a user without Lockstep would write: the files in, the scores out.
+READER = """
+import sys
+
+sys.modules["lockstep"] = None
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
+
+torch.set_num_threads(1)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 32, 5, padding=2), nn.Conv2d(32, 64, 5, padding=2)
+        self.local3, self.local4 = nn.Linear(3136, 1024), nn.Linear(1024, 10)
+        self.softmax_linear = nn.Linear(10, 10)
+
+    def forward(self, images):
+        hidden = F.relu(F.max_pool2d(self.conv1(images), 2))
+        hidden = F.max_pool2d(F.relu(self.conv2(hidden)), 2)
+        return self.softmax_linear(F.relu(self.local4(F.relu(self.local3(hidden.flatten(1))))))
+
+
+images = torch.from_numpy(np.load("images.npy"))
+for file in sys.argv[1:]:
+    if file.endswith(".pt2"):
+        model = torch.export.load(file).module()
+    else:
+        model = Net()
+        model.load_state_dict(load_file(file))
+    with torch.no_grad():
+        np.save(f"{file}.npy", model(images).numpy())
+try:
+    import lockstep
+except ImportError:
+    print("no lockstep")
+"""
+
+
+class Images:
+    """A few images of noise."""
+
+    cost = "memory"
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.pixels = torch.randint(256, (NUM_EXAMPLES, 1, 28, 28), dtype=torch.uint8, generator=generator)
+
+    def __len__(self) -> int:
+        return NUM_EXAMPLES
+
+    def read_batch(self, indices: Any) -> dict[str, Tensor]:
+        return {"image": self.pixels[torch.from_numpy(indices)]}
+
+    def example_id(self, index: int) -> str:
+        return str(index)
+
+
+def made_run(folder: Path, *settings: str) -> tuple[Recipe, ls.TrainState]:
+    """A run with a checkpoint of step 7, whose averages are not its weights."""
+    given = with_settings(recipe("mnist"), list(settings))
+    state = ls.TrainState(given.model.build(1), given.optimizer, average=given.average)
+    for tensor in state.averages().values():
+        tensor.mul_(1.25)
+    folder.mkdir()
+    Workdir(folder).write_recipe(given)
+    Store(folder / "checkpoints").write(7, state.sections(), {})
+    return given, state
+
+
+def evaluated(state: ls.TrainState, weights: Weights) -> np.ndarray[Any, Any]:
+    """The scores that an evaluation sees."""
+    seen: list[Tensor] = []
+
+    def score(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        seen.append(model(scale_image(batch["image"])))
+        return {"top1": seen[-1][:, 0]}
+
+    ls.evaluate(state, score, ls.data.Loader(Images(), batch_size=NUM_EXAMPLES, num_processes=0), weights=weights)
+    (scores,) = seen
+    return scores.numpy()
+
+
+def write(trained: Trained, path: Path) -> None:
+    path.write_bytes(b"".join(contents(trained, path.suffix)))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ls.TrainState]:
+    """A run that keeps averages; beside it the images, as the model is given them."""
+    folder = tmp_path_factory.mktemp("export") / "run"
+    _, state = made_run(folder, "average.decay=0.9")
+    np.save(folder.parent / "images.npy", scale_image(Images().pixels).numpy())
+    return folder, state
+
+
+def test_plain_torch_gets_the_scores_of_an_evaluation(run: tuple[Path, ls.TrainState]) -> None:
+    folder, state = run
+    for name in FILES:
+        write(trained_model(str(folder), average=name.startswith("average")), folder.parent / name)
+    said = subprocess.run(
+        [sys.executable, "-I", "-c", READER, *FILES],
+        cwd=folder.parent, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert said.stdout == "no lockstep\n", said.stderr
+    scores = {name: np.load(folder.parent / f"{name}.npy") for name in FILES}
+    for weights in ("raw", "average"):
+        expected = evaluated(state, weights)
+        assert np.array_equal(scores[f"{weights}.safetensors"], expected)
+        assert np.array_equal(scores[f"{weights}.pt2"], expected)
+    assert not np.array_equal(scores["raw.pt2"], scores["average.pt2"])
+
+
+def test_onnx_gets_the_scores_of_an_evaluation(run: tuple[Path, ls.TrainState]) -> None:
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    folder, state = run
+    onnxruntime = importlib.import_module("onnxruntime")
+    write(trained_model(str(folder), average=True), folder / "model.onnx")
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    images = np.load(folder.parent / "images.npy")
+    expected = evaluated(state, "average")
+    for num in (1, NUM_EXAMPLES):
+        (scores,) = session.run(None, {export.INPUT: images[:num]})
+        assert np.abs(scores - expected[:num]).max() < 1e-5
+    found = session.get_modelmeta().custom_metadata_map
+    assert found == {"step": "7", "recipe": "mnist", "weights": "average"}
+    assert str(Path(ls.__file__).parent).encode() not in (folder / "model.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("lrn", ["false", "true"])
+def test_a_program_takes_batches_of_any_size(tmp_path: Path, lrn: str) -> None:
+    _, state = made_run(tmp_path / "run", f"model.lrn={lrn}")
+    path = tmp_path / "model.pt2"
+    write(trained_model(f"{tmp_path / 'run'}@7", average=False), path)
+    found = {METADATA: ""}
+    model = torch.export.load(path, extra_files=found).module()
+    for num in (1, 3):
+        images = torch.rand(num, 1, 28, 28) - 0.5
+        assert torch.equal(model(images), state.model(images))
+    assert json.loads(found[METADATA]) == {"step": "7", "recipe": "mnist", "weights": "raw"}
+    assert str(Path(ls.__file__).parent).encode() not in path.read_bytes()
+
+
+def test_safetensors_have_the_names_of_the_model_and_say_where_they_come_from(
+    run: tuple[Path, ls.TrainState], tmp_path: Path
+) -> None:
+    folder, state = run
+    write(trained_model(str(folder), average=True), tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"step": "7", "recipe": "mnist", "weights": "average"}
+        assert set(file.keys()) == state.model.state_dict().keys()
+
+
+def test_averaged_statistics_are_taken_where_there_are_some() -> None:
+    model = nn.BatchNorm1d(1)
+    tensors = {
+        "weight": torch.tensor([2.0]), "bias": torch.tensor([3.0]), "running_mean": torch.tensor([4.0]),
+        "running_var": torch.tensor([5.0]), "num_batches_tracked": torch.tensor(6),
+        "weight" + AVERAGE: torch.tensor([0.2]), "running_mean" + AVERAGE: torch.tensor([0.4]),
+    }  # fmt: skip
+    take_weights(model, MemorySource(tensors), average=False)
+    assert [tensor.item() for tensor in model.state_dict().values()] == [2, 3, 4, 5, 6]
+    take_weights(model, MemorySource(tensors), average=True)
+    assert [tensor.item() for tensor in model.state_dict().values()] == pytest.approx([0.2, 3, 0.4, 5, 6])
+
+
+def test_averages_that_a_run_does_not_keep(tmp_path: Path) -> None:
+    made_run(tmp_path / "run")
+    with pytest.raises(InputError, match="This run keeps no averages of its parameters"):
+        trained_model(str(tmp_path / "run"), average=True)
+
+
+def test_what_is_no_run(tmp_path: Path) -> None:
+    np.savez(tmp_path / "weights.npz", w=np.ones(2))
+    with pytest.raises(InputError, match="is no run whose model could be exported") as caught:
+        trained_model(str(tmp_path / "weights.npz"), average=False)
+    assert "lockstep import checkpoint" in str(caught.value)
+
+
+def test_a_checkpoint_without_its_recipe(tmp_path: Path) -> None:
+    Store(tmp_path / "checkpoints").write(1, {"parameters": {"w": torch.ones(1)}}, {})
+    with pytest.raises(InputError, match="is no run whose model could be exported"):
+        trained_model(str(tmp_path), average=False)
+
+
+def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
+    _, state = made_run(tmp_path / "run")
+    sections = state.sections()
+    sections["parameters"].pop("conv1.bias")
+    Store(tmp_path / "run" / "checkpoints").write(8, sections, {})
+    with pytest.raises(CheckpointError, match="does not fit") as caught:
+        trained_model(str(tmp_path / "run"), average=False)
+    assert "'conv1.bias' is missing" in str(caught.value)
+
+
+def test_packages_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxscript" else name)
+    check_packages(".pt2")
+    with pytest.raises(InputError, match=r"Files of ONNX cannot be written here") as caught:
+        check_packages(".onnx")
+    assert "not installed: onnxscript" in str(caught.value)
+    assert "pip install 'lockstep-train[onnx]'" in str(caught.value)
+
+
+def test_a_model_too_large_for_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "_MOST_ONNX_BYTES", 11)
+    trained = Trained(nn.Linear(2, 1), torch.zeros(2, 2), 0, "tiny", "raw")
+    with pytest.raises(InputError, match="too large for one file of ONNX") as caught:
+        contents(trained, ".onnx")
+    assert "12 bytes of weights" in str(caught.value)
