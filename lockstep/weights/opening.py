@@ -22,9 +22,9 @@ from lockstep.weights.torch_records import holds_torch
 
 KNOWN = (
     "safetensors, a file of torch.save, NumPy's .npz and .npy, Keras weights in HDF5, "
-    "or a TensorFlow checkpoint (its folder, prefix or one of its files)"
+    "a TensorFlow checkpoint (its folder, prefix or one of its files), or a run of Lockstep or a checkpoint of it"
 )
-"""What `open_file` opens, in words."""
+"""What weights are read from, in words; runs by `lockstep.training.run_weights.open_weights`, all else by `open_file`."""
 
 _NUMPY, _HDF5, _PICKLE = b"\x93NUMPY", b"\x89HDF\r\n\x1a\n", b"\x80"
 # A file of safetensors begins with the length of its header, which may be so long.
