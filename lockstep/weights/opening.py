@@ -24,7 +24,7 @@ KNOWN = (
     "safetensors, a file of torch.save, NumPy's .npz and .npy, Keras weights in HDF5, "
     "a TensorFlow checkpoint (its folder, prefix or one of its files), or a run of Lockstep or a checkpoint of it"
 )
-"""What weights are read from, in words; runs by `lockstep.training.run_weights.open_weights`, all else by `open_file`."""
+"""What weights are read from, in words: runs by `open_weights` of `lockstep.training.run_weights`, the rest here."""
 
 _NUMPY, _HDF5, _PICKLE = b"\x93NUMPY", b"\x89HDF\r\n\x1a\n", b"\x80"
 # A file of safetensors begins with the length of its header, which may be so long.
