@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
+from lockstep.weights.file_errors import damaged, damaged_tensor, no_tensor, not_numbers, unreadable
 from lockstep.weights.numpy_kinds import tensor_of, torch_name
 from lockstep.weights.source import TensorInfo
-from lockstep.weights.tf_errors import damaged, damaged_tensor, no_tensor, not_numbers, unreadable
 
 if TYPE_CHECKING:
     import h5py

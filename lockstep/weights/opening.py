@@ -11,12 +11,12 @@ from typing import NamedTuple
 from lockstep.errors import CheckpointError
 from lockstep.records.framing import HEAD_BYTES, is_head
 from lockstep.weights import sstable, zip_files
+from lockstep.weights.file_errors import unreadable
 from lockstep.weights.keras_h5 import KerasH5
 from lockstep.weights.numpy_archive import ENDING, NumpyArchive, NumpyFile
 from lockstep.weights.safetensors_file import SafetensorsFile
 from lockstep.weights.source import WeightSource
 from lockstep.weights.tf_checkpoint import STATE, open_tensorflow
-from lockstep.weights.tf_errors import unreadable
 from lockstep.weights.torch_file import TorchFile
 from lockstep.weights.torch_records import holds_torch
 

@@ -13,8 +13,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
+from lockstep.weights.file_errors import damaged, no_tensor, unreadable
 from lockstep.weights.source import TensorInfo
-from lockstep.weights.tf_errors import damaged, no_tensor, unreadable
 
 _DTYPES = {
     "BOOL": torch.bool,

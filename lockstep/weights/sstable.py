@@ -23,8 +23,8 @@ from typing import BinaryIO, NamedTuple
 
 from lockstep.records.framing import masked_crc32c
 from lockstep.records.wire import MalformedError, Span, read_varint
+from lockstep.weights.file_errors import damaged, unreadable
 from lockstep.weights.snappy import decompress
-from lockstep.weights.tf_errors import damaged, unreadable
 
 MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 FOOTER_BYTES = 48

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from lockstep.records.framing import masked_crc32c
 from lockstep.records.wire import MalformedError
+from lockstep.weights.file_errors import check_version, damaged, damaged_tensor, no_tensor, not_numbers, unreadable
 from lockstep.weights.source import TensorInfo
 from lockstep.weights.sstable import Table
 from lockstep.weights.tf_dtypes import from_bytes, kind_of
-from lockstep.weights.tf_errors import check_version, damaged, damaged_tensor, no_tensor, not_numbers, unreadable
 from lockstep.weights.tf_messages import BundleEntry, BundleHeader, Message, text_of
 from lockstep.weights.tf_slices import NotWholeError, joined, places_of, slice_key
 

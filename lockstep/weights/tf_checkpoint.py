@@ -7,9 +7,9 @@ from glob import escape
 from pathlib import Path
 
 from lockstep.errors import CheckpointError
+from lockstep.weights.file_errors import unreadable
 from lockstep.weights.source import WeightSource
 from lockstep.weights.tf_bundle import INDEX, TensorBundle
-from lockstep.weights.tf_errors import unreadable
 from lockstep.weights.tf_v1 import TensorTables
 
 STATE = "checkpoint"

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from lockstep.errors import CheckpointError
 from lockstep.records.wire import MalformedError
+from lockstep.weights.file_errors import check_version, damaged, damaged_tensor, no_tensor, not_numbers
 from lockstep.weights.source import TensorInfo
 from lockstep.weights.sstable import Table
 from lockstep.weights.tf_dtypes import kind_of
-from lockstep.weights.tf_errors import check_version, damaged, damaged_tensor, no_tensor, not_numbers
 from lockstep.weights.tf_messages import Message, SavedTensor, Slice, least_version
 from lockstep.weights.tf_slices import NotWholeError, joined, places_of, slice_key
 from lockstep.weights.tf_values import values_of

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
+from lockstep.weights.file_errors import damaged, damaged_tensor, no_tensor, not_numbers, unreadable
 from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.source import TensorInfo
-from lockstep.weights.tf_errors import damaged, damaged_tensor, no_tensor, not_numbers, unreadable
 from lockstep.weights.torch_records import TorchRecords
 from lockstep.weights.zip_files import MAGIC
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lockstep.errors import CheckpointError
 from lockstep.weights import zip_files
-from lockstep.weights.tf_errors import damaged, unreadable
+from lockstep.weights.file_errors import damaged, unreadable
 
 _PICKLE, _PROGRAM, _STORAGES = "data.pkl", "constants.pkl", "/data/"
 

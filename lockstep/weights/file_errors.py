@@ -1,4 +1,4 @@
-"""The errors that the readers of TensorFlow's checkpoints share."""
+"""The errors that the readers of files with weights share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lockstep.errors import CheckpointError
 
-# Of both formats, as TensorFlow has had them from the start.
+# Of both of its formats, as TensorFlow has had them from the start.
 _VERSION = 1
 
 

@@ -1,0 +1,197 @@
+"""First values of parameters, as values: TensorFlow's initialisers, in law and not in bits, on torch's layouts.
+
+An initialiser is called with the name of a parameter, a tensor and a generator, and fills the tensor, or returns
+another one of its shape; a function of the user's own does the same. `fill` seeds the generator by the seed and the
+name alone: neither the other parameters, nor their order, nor the number of workers show in what is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Generator, Tensor, nn
+
+from lockstep.checks import check_one_of, check_positive, check_range, check_switch, check_type, wrong_type
+from lockstep.errors import InputError
+from lockstep.randomness import key_of, mix
+
+Initializer = Callable[[str, Tensor, Generator], Tensor | None]
+"""`initializer(name, tensor, generator)` fills the tensor, or returns one of the same shape."""
+Mode = Literal["fan_in", "fan_out", "fan_avg"]
+Distribution = Literal["truncated_normal", "untruncated_normal", "uniform"]
+
+# The standard deviation of a standard normal distribution that is cut at two of them.
+_STDDEV_OF_CUT = 0.87962566103423978
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same value everywhere."""
+
+    value: float
+
+    def __post_init__(self) -> None:
+        _check_finite("value", self.value)
+
+    def __call__(self, name: str, tensor: Tensor, generator: Generator) -> None:
+        """Fill a tensor."""
+        tensor.fill_(self.value)
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """Zero everywhere: TF-Slim's first biases."""
+
+    def __call__(self, name: str, tensor: Tensor, generator: Generator) -> None:
+        """Fill a tensor."""
+        tensor.zero_()
+
+
+@dataclass(frozen=True)
+class TruncatedNormal:
+    """A normal distribution without what is more than two standard deviations from the mean: that is drawn anew.
+
+    As `tf.truncated_normal_initializer`. The values have 0.88 times the standard deviation that is given.
+    """
+
+    stddev: float
+    """Of the distribution before it is cut."""
+    mean: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range("stddev", self.stddev, 0)
+        _check_finite("mean", self.mean)
+
+    def __call__(self, name: str, tensor: Tensor, generator: Generator) -> None:
+        """Fill a tensor."""
+        _draw(tensor, "truncated_normal", self.stddev, generator)
+        tensor.add_(self.mean)
+
+
+@dataclass(frozen=True)
+class VarianceScaling:
+    """Values whose variance is `scale / n`, with n the inputs or outputs of a unit, or the mean of the two.
+
+    As `tf.variance_scaling_initializer` (TensorFlow, init_ops.py). He's initialiser is `VarianceScaling(2.0)`, Glorot's
+    is `Xavier()`. See `fans` for what n is.
+    """
+
+    scale: float = 1.0
+    mode: Mode = "fan_in"
+    distribution: Distribution = "truncated_normal"
+    """A normal distribution cut at two standard deviations, and widened so that the variance is right; a whole one; or
+    a uniform one."""
+
+    def __post_init__(self) -> None:
+        check_positive("scale", self.scale, mend="write VarianceScaling(2.0) for layers with ReLU")
+        _check_finite("scale", self.scale)
+        check_one_of("mode", self.mode, get_args(Mode))
+        check_one_of("distribution", self.distribution, get_args(Distribution))
+
+    def __call__(self, name: str, tensor: Tensor, generator: Generator) -> None:
+        """Fill a tensor."""
+        fan_in, fan_out = fans(tensor.shape)
+        num = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.mode]
+        stddev = math.sqrt(self.scale / max(1.0, num))
+        before_cut = stddev / _STDDEV_OF_CUT if self.distribution == "truncated_normal" else stddev
+        _draw(tensor, self.distribution, before_cut, generator)
+
+
+@dataclass(frozen=True)
+class Xavier:
+    """TF-Slim's first weights of convolutions and fully connected layers: Glorot and Bengio, 2010.
+
+    Uniform within sqrt(6 / (fan_in + fan_out)); or normal, cut at two standard deviations. The normal one is widened by
+    the 1.3 of `xavier_initializer`, so that the variance is 0.6 % more than 2 / (fan_in + fan_out).
+    """
+
+    uniform: bool = True
+
+    def __post_init__(self) -> None:
+        check_switch("uniform", self.uniform)
+
+    def __call__(self, name: str, tensor: Tensor, generator: Generator) -> None:
+        """Fill a tensor."""
+        variance = 2 / max(1, sum(fans(tensor.shape)))
+        if self.uniform:
+            _draw(tensor, "uniform", math.sqrt(variance), generator)
+        else:
+            _draw(tensor, "truncated_normal", math.sqrt(1.3 * variance), generator)
+
+
+def fans(shape: Sequence[int]) -> tuple[int, int]:
+    """The inputs and outputs of a unit, by the shape of the weights: (outputs, inputs, kernel ...), as torch has them.
+
+    As TensorFlow counts them on its own layouts. A convolution in groups counts the inputs of one group; a depthwise
+    one thus has one, where TensorFlow, with its channels elsewhere, counts all. A vector counts its length twice.
+    """
+    if len(shape) < 2:
+        length = math.prod(shape)
+        return length, length
+    kernel = math.prod(shape[2:])
+    return shape[1] * kernel, shape[0] * kernel
+
+
+def fill(initializer: Initializer, name: str, tensor: Tensor, seed: int) -> None:
+    """Give a parameter its first values: the same for a seed and a name on every device, in every memory format.
+
+    The initialiser gets a tensor of its own on the CPU, in 32 bits at least, with the values as they are.
+
+    Args:
+        initializer: a value of this module, or a function of one's own.
+        name: of the parameter.
+        tensor: changed in place.
+        seed: of the run.
+
+    Raises:
+        InputError: the initialiser returns what does not fit, or the tensor is none that could be filled.
+    """
+    if tensor.is_meta or not tensor.is_floating_point():
+        raise InputError(
+            f"The parameter {name!r} cannot be initialised.",
+            given=f"{tensor.dtype}, on {tensor.device}",
+            expected="a floating-point tensor with data",
+            mend='have the memory first, with model.to_empty(device="cpu"); or leave it out',
+        )
+    dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    generator = Generator().manual_seed(mix(seed, key_of(name)))
+    with torch.no_grad():
+        own = tensor.detach().to("cpu", dtype, copy=True, memory_format=torch.contiguous_format)
+        returned = initializer(name, own, generator)
+        tensor.copy_(own if returned is None else _fitting(name, tensor, returned))
+
+
+def _fitting(name: str, tensor: Tensor, returned: object) -> Tensor:
+    mend = "fill the tensor in place and return None, or return a tensor of its shape"
+    if not isinstance(returned, Tensor):
+        raise wrong_type(f"What the initializer of {name!r} returns", returned, expected="a tensor, or None", mend=mend)
+    if returned.shape != tensor.shape:
+        raise InputError(
+            f"The initializer of {name!r} returns a tensor that does not fit.",
+            given=f"shape {tuple(returned.shape)}",
+            expected=f"shape {tuple(tensor.shape)}",
+            mend=mend,
+        )
+    return returned
+
+
+def _draw(tensor: Tensor, distribution: Distribution, stddev: float, generator: Generator) -> None:
+    """Mean 0, and this standard deviation: of a cut distribution, that of the whole one."""
+    if distribution == "uniform":
+        limit = math.sqrt(3) * stddev
+        tensor.uniform_(-limit, limit, generator=generator)
+    elif distribution == "untruncated_normal":
+        tensor.normal_(0.0, stddev, generator=generator)
+    else:
+        nn.init.trunc_normal_(tensor, a=-2.0, b=2.0, generator=generator).mul_(stddev)
+
+
+def _check_finite(name: str, value: float) -> None:
+    mend = f"write {name}=0.1"
+    check_type(name, value, (int, float), expected="a finite number", mend=mend)
+    if not math.isfinite(value):
+        raise InputError(f"{name} is not finite.", given=f"{name}={value}", expected="a finite number", mend=mend)
