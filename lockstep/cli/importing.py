@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     source = open_weights(arguments.path)
     planned = plan(source, targets(source, mapping), mapping)
     tensors = dict(planned.tensors(source))
-    check({path.stem: tensors})
+    check({"weights": tensors})
     with target_file(path) as file:
         for part in encoded(tensors):
             file.write(part)

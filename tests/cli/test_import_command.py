@@ -152,6 +152,10 @@ def test_a_destination_that_cannot_be(made: Any, tmp_path: Path, to: str) -> Non
     assert not any(tmp_path.iterdir())
 
 
+def test_a_file_may_have_any_name(made: Any) -> None:
+    assert len(made(RESNET, to="my weights (1).safetensors")) == 97
+
+
 def test_a_folder_is_no_destination(made: Any, tmp_path: Path) -> None:
     (tmp_path / "folder.safetensors").mkdir()
     made(RESNET, "--force", code=2, to="folder.safetensors")
