@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lockstep.parallel.towers import InTurn, Towers
     from lockstep.progress import Epochs, Hours, Interval, Progress, Steps
     from lockstep.training.hooks import every
+    from lockstep.training.initialize import initialize
     from lockstep.training.loop import batches, train, train_steps
     from lockstep.training.resume import resume, save
     from lockstep.training.rollback import rollback
@@ -59,6 +60,7 @@ _HOMES = {
     "lockstep.parallel.towers": ["InTurn", "Towers"],
     "lockstep.progress": ["Epochs", "Hours", "Interval", "Progress", "Steps"],
     "lockstep.training.hooks": ["every"],
+    "lockstep.training.initialize": ["initialize"],
     "lockstep.training.loop": ["batches", "train", "train_steps"],
     "lockstep.training.resume": ["resume", "save"],
     "lockstep.training.rollback": ["rollback"],
@@ -106,6 +108,7 @@ __all__ = [
     "evaluate",
     "every",
     "images",
+    "initialize",
     "join",
     "losses",
     "metrics",

@@ -44,6 +44,7 @@ PUBLIC = [
     "evaluate",
     "every",
     "images",
+    "initialize",
     "join",
     "losses",
     "metrics",

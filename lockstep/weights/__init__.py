@@ -1,5 +1,6 @@
 """Weights from anywhere: files of other systems as named tensors, and which of them go where."""
 
+from lockstep.weights.initializers import Constant, TruncatedNormal, VarianceScaling, Xavier, Zeros
 from lockstep.weights.layouts import Layout
 from lockstep.weights.memory import MemorySource
 from lockstep.weights.name_maps import NameMap
@@ -10,6 +11,7 @@ from lockstep.weights.source import TensorInfo, WeightSource
 from lockstep.weights.warm_start import Target, WarmStart
 
 __all__ = [
+    "Constant",
     "Layout",
     "MemorySource",
     "NameMap",
@@ -18,7 +20,11 @@ __all__ = [
     "Report",
     "Target",
     "TensorInfo",
+    "TruncatedNormal",
+    "VarianceScaling",
     "WarmStart",
     "WeightSource",
+    "Xavier",
+    "Zeros",
     "plan",
 ]
