@@ -49,7 +49,8 @@ class RunWeights:
         slots: list those of the optimizer too, such as "momentum/conv.bias".
 
     Raises:
-        CheckpointError: it is damaged (DamagedError), or of another version of the format.
+        CheckpointError: it is damaged (DamagedError), or of another version of the format; or two of its tensors would
+            have one name.
     """
 
     kind = "Lockstep checkpoint"
@@ -59,11 +60,10 @@ class RunWeights:
         manifest = Manifest.read(folder)
         self.step = manifest.step
         self._verified: set[str] = set()
-        self._places = {
-            section.prefix + name + section.ending: (section, name)
-            for section in _sections(folder, manifest, (*_WEIGHTS, _SLOTS) if slots else _WEIGHTS)
-            for name in section.file.tensors
-        }
+        self._places: dict[str, tuple[_Section, str]] = {}
+        for section in _sections(folder, manifest, (*_WEIGHTS, _SLOTS) if slots else _WEIGHTS):
+            for name in section.file.tensors:
+                self._add(section, name)
         self.tensors: Mapping[str, TensorInfo] = {
             name: section.file.tensors[inside] for name, (section, inside) in self._places.items()
         }
@@ -94,6 +94,17 @@ class RunWeights:
         for section, _ in self._places.values():
             self._verify(section)
 
+    def _add(self, section: _Section, inside: str) -> None:
+        name = section.prefix + inside + section.ending
+        other, _ = self._places.setdefault(name, (section, inside))
+        if other is not section:
+            raise CheckpointError(
+                f"Two tensors of {self.path} have the name {name!r}.",
+                given=f"one in {other.entry.name}, one in {section.entry.name}",
+                expected="names of states that stay apart with the names of their tensors",
+                mend="save the run with other names of its states",
+            )
+
     def _verify(self, section: _Section) -> None:
         if section.entry.name not in self._verified:
             section.entry.read(self.path)
@@ -118,13 +129,14 @@ def _opened(folder: Path, entry: FileEntry) -> SafetensorsFile:
         raise
 
 
-def open_weights(path: str | Path, *, slots: bool = False) -> WeightSource:
+def open_weights(path: str | Path, *, slots: bool = False, newest: int | None = None) -> WeightSource:
     """The weights at a path, whatever wrote them.
 
     Args:
         path: a checkpoint of a run; a run's workdir, for its newest checkpoint that is intact, or `WORKDIR@STEP`; or
             what `lockstep.weights.opening.open_file` opens.
         slots: list the slots of our own optimizers too.
+        newest: the step whose checkpoint is taken for a workdir's newest, where that has been found out already.
 
     Raises:
         CheckpointError: there are no weights that are known, or they are damaged.
@@ -133,7 +145,7 @@ def open_weights(path: str | Path, *, slots: bool = False) -> WeightSource:
     if (path / MANIFEST).is_file():
         return RunWeights(path, slots=slots)
     if store := store_of_run(path):
-        return _newest(store, slots)
+        return _newest(store, slots) if newest is None else RunWeights(_at(store, newest), slots=slots)
     folder, step = run_at_step(str(path))
     if step is not None and (store := store_of_run(folder)):
         return RunWeights(_at(store, step), slots=slots)
@@ -143,9 +155,21 @@ def open_weights(path: str | Path, *, slots: bool = False) -> WeightSource:
 
 
 def run_at_step(text: str) -> tuple[Path, int | None]:
-    """A run's workdir and a step of it, from "WORKDIR@STEP"; without a step, or where a folder is called so, None."""
+    """A run's workdir and a step of it, from "WORKDIR@STEP"; without a step, or where a folder is called so, None.
+
+    The workdir may be given by the folder "checkpoints" in it, and with the step by the folder of a checkpoint.
+    """
     at = None if Path(text).exists() else _RUN_AT_STEP.fullmatch(text)
-    return (Path(at[1]), int(at[2])) if at else (Path(text), None)
+    folder, step = (Path(at[1]), int(at[2])) if at else (Path(text), None)
+    place = folder.absolute()
+    if step is None and place.parent.name == CHECKPOINTS:
+        store = Store(place.parent)
+        step = next((each for each in store.steps() if store.path(each) == place), None)
+        if step is not None:
+            return place.parent.parent, step
+    found = store_of_run(folder)
+    is_within = found and found.folder == folder and place.name == CHECKPOINTS
+    return (place.parent if is_within else folder), step
 
 
 def store_of_run(folder: Path) -> Store | None:
@@ -161,6 +185,8 @@ def _newest(store: Store, slots: bool) -> RunWeights:
             weights = RunWeights(store.path(step), slots=slots)
             weights.verify()
         except DamagedError as damage:
+            if not store.path(step).exists():
+                return _newest(store, slots)  # deleted while it was read, so there is a newer one
             _logger.warning(
                 "%s Given: %s; expected: %s. Trying the one before.", damage.what, damage.given, damage.expected
             )
@@ -169,7 +195,7 @@ def _newest(store: Store, slots: bool) -> RunWeights:
             return weights
     raise CheckpointError(
         f"Every checkpoint in {store.folder} is damaged.",
-        given="; ".join(f"{damage.what} ({damage.given})" for damage in damages),
+        given="; ".join(f"{damage.what} ({damage.given})" for damage in damages) or "none that is left",
         expected="at least one that is as it was written",
         mend="put one back from a copy, or name another run",
     )

@@ -19,11 +19,13 @@ from lockstep.weights.warm_start import Target, WarmStart
 def fit(place: Place, source: str, info: TensorInfo, target: Target, mapping: WarmStart) -> Loaded | Mismatch:
     """How the tensor `source` becomes the parameter at `place`, or why it cannot."""
     system = mapping.system or mapping.resolved_map.system
-    layout = place.layout or fitting(system, info.shape, target.shape)
+    layout = place.layout or (None if target.role == "table" else fitting(system, info.shape, target.shape))
     shape = layout.shape(info.shape) if layout else info.shape
     reshaped = shape != target.shape
     if not converts(info.dtype, target.dtype):
         return Mismatch(place.name, source, f"{info.dtype} in the file, {target.dtype} in the model")
+    if layout is None and system == "tensorflow" and target.role == "kernel":
+        return Mismatch(place.name, source, _no_kernel(info.shape, target.shape))
     if shape is None or (reshaped and not (mapping.reshape and math.prod(shape) == math.prod(target.shape))):
         return Mismatch(place.name, source, _other_shape(info.shape, layout, target.shape))
     return Loaded(
@@ -74,15 +76,46 @@ def arranged(tensor: Tensor, use: Loaded, target: Target, source: WeightSource) 
     return value
 
 
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype are the same to the bit, not-a-numbers included."""
+    return torch.equal(*(values.contiguous().reshape(-1).view(torch.uint8) for values in (one, other)))
+
+
+def two_values(source: WeightSource, target: str, used: str, other: str) -> CheckpointError:
+    """The error for a tied parameter with a tensor `used`, and another of which `other` says what is wrong."""
+    return CheckpointError(
+        f"The tied parameter {target!r} would get two values from {source.path}.",
+        given=f"{used!r}, and {other}",
+        expected="the same values under all of its names",
+        mend="skip one of the two by its name, or untie the parameters of the model",
+    )
+
+
 def _check_range(before: Tensor, after: Tensor, use: Loaded, source: WeightSource) -> None:
-    lost = before.isfinite() & ~after.isfinite()
+    given, wanted = before.dtype, after.dtype
+    before, after = _comparable(before), _comparable(after)
+    # Some dtypes take the largest value instead of infinity, so that what is finite may be lost too.
+    lost = (before.abs() > torch.finfo(wanted).max) & (after != before)
     if lost.any():
         raise CheckpointError(
             f"{use.source!r} in {source.path} has values that are too large for {use.target!r}.",
-            given=f"{before[lost][0].item():g} as {before.dtype}",
-            expected=f"at most {torch.finfo(after.dtype).max:g}, for {after.dtype}",
+            given=f"{before[lost][0].item():g} as {given}",
+            expected=f"at most {torch.finfo(wanted).max:g}, for {wanted}",
             mend="leave this tensor out with skip=..., or train with a wider dtype",
         )
+
+
+def _comparable(values: Tensor) -> Tensor:
+    """The same values, in at least the 32 bits that torch compares exactly."""
+    return values.float() if values.itemsize < 4 else values
+
+
+def _no_kernel(given: Shape, wanted: Shape) -> str:
+    """Why a tensor of TensorFlow's is no kernel of a convolution or linear layer."""
+    return (
+        f"shape {given} in the file, {wanted} in the model, a kernel, which no layout of TensorFlow's becomes; "
+        "a Rename can name its layout"
+    )
 
 
 def _other_shape(given: Shape, layout: Layout | None, wanted: Shape) -> str:

@@ -125,13 +125,15 @@ def _product(axes: Sequence[str], lengths: Mapping[str, int]) -> int:
 
 
 CONVOLUTION = Layout("h w i o -> o i h w")
+CONVOLUTION_1D = Layout("k i o -> o i k")
+CONVOLUTION_3D = Layout("d h w i o -> o i d h w")
 DEPTHWISE = Layout("h w i m -> (i m) 1 h w")
 """A convolution of each channel alone, with m outputs a channel."""
 CONVOLUTION_AS_DENSE = Layout("h w i o -> o (i h w)")
 """A convolution over all there is, which torch has as a dense layer after a flattening."""
 DENSE = Layout("i o -> o i")
 
-_OF_TENSORFLOW = (CONVOLUTION, DEPTHWISE, CONVOLUTION_AS_DENSE, DENSE)
+_OF_TENSORFLOW = (CONVOLUTION, DEPTHWISE, CONVOLUTION_AS_DENSE, DENSE, CONVOLUTION_1D, CONVOLUTION_3D)
 
 
 def fitting(system: System, given: Shape, wanted: Shape) -> Layout | None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lockstep.errors import CheckpointError, InputError
-from lockstep.weights.fits import arranged, fit
+from lockstep.weights.fits import arranged, fit, same_bits, two_values
 from lockstep.weights.name_maps import AVERAGE, bookkeeping
 from lockstep.weights.names import Place, matched, renamed
 from lockstep.weights.report import Left, Loaded, Mismatch, Report, shortened
@@ -33,6 +33,8 @@ class Plan:
 
     report: Report
     targets: Mapping[str, Target] = field(repr=False)
+    twins: tuple[Loaded, ...] = field(default=(), repr=False)
+    """Tensors under other names of parameters that are loaded; they must have the same values."""
 
     def tensors(self, source: WeightSource) -> Iterator[tuple[str, Tensor]]:
         """Each parameter and buffer that is loaded, with its tensor in the model's layout, shape and dtype.
@@ -40,7 +42,8 @@ class Plan:
         A tensor of the file is read once; those that go to several places may share memory.
 
         Raises:
-            CheckpointError: a tensor is damaged, not what it was when this was planned, or out of a dtype's range.
+            CheckpointError: a tensor is damaged, not what it was when this was planned, or out of a dtype's range; or
+                a tied parameter has other values under another of its names.
         """
         by_tensor: dict[str, list[Loaded]] = {}
         for each in self.report.loaded:
@@ -48,7 +51,16 @@ class Plan:
         for name, uses in by_tensor.items():
             tensor = source.read(name)
             for each in uses:
-                yield each.target, arranged(tensor, each, self.targets[each.target], source)
+                value = arranged(tensor, each, self.targets[each.target], source)
+                self._check_twins(each, value, source)
+                yield each.target, value
+
+    def _check_twins(self, used: Loaded, value: Tensor, source: WeightSource) -> None:
+        for twin in self.twins:
+            if twin.target == used.target:
+                other = arranged(source.read(twin.source), twin, self.targets[twin.target], source)
+                if not same_bits(value, other):
+                    raise two_values(source, used.target, used.source, f"{twin.source!r}, which has other values")
 
 
 class _Pair(NamedTuple):
@@ -58,6 +70,8 @@ class _Pair(NamedTuple):
     variable: str
     """What the tensor holds, or holds the average of."""
     place: Place
+    target: str
+    """The parameter of that name; of a tied one that has several, the first."""
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -69,19 +83,21 @@ def plan(source: WeightSource, targets: Mapping[str, Target], mapping: WarmStart
 
     Raises:
         InputError: a pattern, a rename, a prefix or the name map matches nothing, or two tensors go to one place.
-        CheckpointError: tensors are missing or do not fit, nothing is loaded, or less than what is required.
+        CheckpointError: tensors are missing or do not fit, nothing is loaded, or less than what is required; or a tied
+            parameter has tensors under two names of which one fits and one does not.
     """
+    firsts = {other: name for name, target in targets.items() for other in target.other_names}
     variables, ignored = _variables(source, prefer_average=mapping.prefer_average)
-    why_not = _choice([*source.tensors, *variables, *targets], mapping)
-    pairs = {pair: why_not(*pair.names) for pair in _pairs(source, variables, mapping)}
-    taken = _one_each(source, [pair for pair, why in pairs.items() if not why and pair.place.name in targets])
-    fits = [
-        fit(pair.place, pair.tensor, source.tensors[pair.tensor], target, mapping)
-        for name, target in targets.items()
-        if (pair := taken.get(name))
-    ]
+    why_not = _choice([*source.tensors, *variables, *targets, *firsts], mapping)
+    pairs = {pair: why_not(*pair.names) for pair in _pairs(source, variables, mapping, firsts)}
+    chosen = _one_each(source, [pair for pair, why in pairs.items() if not why and pair.target in targets])
+    taken = {pair.target: pair for pair in reversed(chosen)}
+    fits = [_fit(pair, source, targets, mapping) for name in targets if (pair := taken.get(name))]
+    others = [pair for pair in chosen if pair is not taken[pair.target]]
+    twins = [_check_fits(source, each, taken[each.target], _fit(each, source, targets, mapping)) for each in others]
+    pairs |= {pair: f"another name of {pair.target}" for pair in others}
     loaded = tuple(each for each in fits if isinstance(each, Loaded))
-    refused = {pair.place.name: why for pair, why in pairs.items() if why}
+    refused = {pair.target: why for pair, why in pairs.items() if why}
     rest = [name for name in targets if name not in taken]
     missing, skipped = _by_reason({n: why_not(n) or refused.get(n) or _why_lacking(n, mapping) for n in rest})
     used = {pair.tensor for pair in taken.values()}
@@ -98,7 +114,12 @@ def plan(source: WeightSource, targets: Mapping[str, Target], mapping: WarmStart
         num_values_loaded=_num_values(targets, [each.target for each in loaded]),
     )
     _check(report, mapping, {pair.place.name: pair.tensor for pair in pairs if pair.tensor in unexpected})
-    return Plan(report, dict(targets))
+    return Plan(report, dict(targets), tuple(twins))
+
+
+def _fit(pair: _Pair, source: WeightSource, targets: Mapping[str, Target], mapping: WarmStart) -> Loaded | Mismatch:
+    place = Place(pair.target, pair.place.layout)
+    return fit(place, pair.tensor, source.tensors[pair.tensor], targets[pair.target], mapping)
 
 
 def _variables(source: WeightSource, *, prefer_average: bool) -> tuple[dict[str, str], list[Left]]:
@@ -124,7 +145,9 @@ def _variables(source: WeightSource, *, prefer_average: bool) -> tuple[dict[str,
     return raw | averages, ignored + [Left(name, "its moving average is loaded") for name in raw if name in averages]
 
 
-def _pairs(source: WeightSource, variables: Mapping[str, str], mapping: WarmStart) -> list[_Pair]:
+def _pairs(
+    source: WeightSource, variables: Mapping[str, str], mapping: WarmStart, firsts: Mapping[str, str]
+) -> list[_Pair]:
     """Every tensor that may be loaded with every name that it gets.
 
     Raises:
@@ -140,10 +163,13 @@ def _pairs(source: WeightSource, variables: Mapping[str, str], mapping: WarmStar
     places, idle = renamed(mapped, mapping.rename)
     if idle:
         raise _matches_nothing(source, ", ".join(map(repr, idle)), _names(mapped))
+    prefixed = {
+        name: [Place(mapping.add_prefix + place.name, place.layout) for place in each] for name, each in places.items()
+    }
     return [
-        _Pair(tensor, variable, Place(mapping.add_prefix + place.name, place.layout))
+        _Pair(tensor, variable, place, firsts.get(place.name, place.name))
         for variable, tensor in variables.items()
-        for place in places[variable]
+        for place in prefixed[variable]
     ]
 
 
@@ -164,8 +190,8 @@ def _choice(names: Sequence[str], mapping: WarmStart) -> Callable[..., str]:
     return reason
 
 
-def _one_each(source: WeightSource, pairs: Sequence[_Pair]) -> dict[str, _Pair]:
-    """The pair of each place.
+def _one_each(source: WeightSource, pairs: Sequence[_Pair]) -> list[_Pair]:
+    """The pair of each place, which is one name of a parameter.
 
     Raises:
         InputError: a place has two.
@@ -180,7 +206,18 @@ def _one_each(source: WeightSource, pairs: Sequence[_Pair]) -> dict[str, _Pair]:
                 expected="one tensor for each parameter",
                 mend="make a rename narrower, or skip one of the two by its name in the file",
             )
-    return taken
+    return [*taken.values()]
+
+
+def _check_fits(source: WeightSource, pair: _Pair, used: _Pair, found: Loaded | Mismatch) -> Loaded:
+    """The second tensor of a tied parameter, which must fit as well as the first.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    if isinstance(found, Mismatch):
+        raise two_values(source, pair.target, used.tensor, f"{pair.tensor!r}, which does not fit: {found.reason}")
+    return found
 
 
 def _by_reason(reasons: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[Left, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -21,6 +21,7 @@ class TensorInfo:
     """Of its content, in memory."""
 
 
+@runtime_checkable
 class WeightSource(Protocol):
     """A file, or several that belong together, with named tensors. Opening it reads no tensor."""
 

@@ -54,7 +54,7 @@ class TensorBundle:
             raise damaged(
                 self._index, "is damaged", given=fault.what, expected="the description of a tensor in each entry"
             ) from None
-        self._names = {text_of(key): key for key in self._entries if not key.startswith(_SLICE_KEY)}
+        self._names = self._by_text([key for key in self._entries if not key.startswith(_SLICE_KEY)])
         self.tensors: Mapping[str, TensorInfo] = {name: _info(self._entries[key]) for name, key in self._names.items()}
 
     def read(self, name: str) -> Tensor:
@@ -90,6 +90,24 @@ class TensorBundle:
             )
         check_version(header.least_version, self._index)
         return header
+
+    def _by_text(self, keys: Sequence[bytes]) -> dict[str, bytes]:
+        """The keys by name.
+
+        Raises:
+            CheckpointError: two have the same, once what is no text in them is escaped.
+        """
+        names: dict[str, bytes] = {}
+        for key in keys:
+            other = names.setdefault(text_of(key), key)
+            if other != key:
+                raise damaged(
+                    self._index,
+                    "has two tensors of one name",
+                    given=f"{other!r} and {key!r}, both {text_of(key)!r} as text",
+                    expected="names that are UTF-8, as TensorFlow writes them",
+                )
+        return names
 
     def _joined(self, name: str, whole: BundleEntry, dtype: torch.dtype) -> Tensor:
         """A partitioned tensor."""

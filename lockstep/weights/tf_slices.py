@@ -66,12 +66,23 @@ def _place(extents: Slice, shape: tuple[int, ...]) -> Place:
 
 
 def _check_apart(places: Sequence[Place], rank: int) -> None:
-    starts = np.array([[part.start for part in place] for place in places], np.int64).reshape(len(places), rank)
-    stops = np.array([[part.stop for part in place] for place in places], np.int64).reshape(len(places), rank)
-    for number in range(1, len(places)):
-        common = np.maximum(starts[:number], starts[number]) < np.minimum(stops[:number], stops[number])
-        if common.all(axis=1).any():
-            raise NotWholeError(f"slice {number + 1} of {len(places)} overlaps with another")
+    """Compare each with those that begin before it ends, along the dimension in which they differ most."""
+    if len(places) < 2 or not rank:
+        return
+    starts = np.array([[part.start for part in place] for place in places], np.int64)
+    stops = np.array([[part.stop for part in place] for place in places], np.int64)
+    axis = max(range(rank), key=lambda dimension: np.unique(starts[:, dimension]).size)
+    # What is empty overlaps with nothing, and there is no limit to how many such slices there are.
+    filled = np.flatnonzero((starts < stops).all(axis=1))
+    order = filled[np.argsort(starts[filled, axis], kind="stable")]
+    starts, stops = starts[order], stops[order]
+    ends = np.searchsorted(starts[:, axis], stops[:, axis])
+    for number, end in enumerate(ends):
+        near = slice(number + 1, end)
+        common = (np.maximum(starts[near], starts[number]) < np.minimum(stops[near], stops[number])).all(axis=1)
+        if common.any():
+            later = max(order[number], order[near][common.argmax()])
+            raise NotWholeError(f"slice {later + 1} of {len(places)} overlaps with another")
 
 
 def _unsigned(number: int) -> bytes:

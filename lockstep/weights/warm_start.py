@@ -12,6 +12,13 @@ from lockstep.weights.layouts import Shape, System
 from lockstep.weights.name_maps import NameMap, named
 from lockstep.weights.names import Rename
 
+Role = Literal["kernel", "table", "other"]
+"""What a tensor is to its module, which decides its layout where the shapes do not.
+
+The kernel of a convolution or a linear layer lies otherwise in TensorFlow, the table of an embedding as in torch; of
+all others the shapes decide.
+"""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -21,6 +28,9 @@ class Target:
     dtype: str
     """As torch calls it: "float32"."""
     kind: Literal["parameter", "buffer"] = "parameter"
+    role: Role = "other"
+    other_names: tuple[str, ...] = ()
+    """Of the same tensor: a tied one may come under any of its names."""
 
 
 @dataclass(frozen=True)

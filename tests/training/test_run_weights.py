@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from lockstep.checkpoints.manifest import DamagedError
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError
-from lockstep.training.run_weights import RunWeights, open_weights
+from lockstep.training.run_weights import RunWeights, open_weights, run_at_step
 from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.plan import Target, WarmStart, plan
 from lockstep.weights.source import TensorInfo
@@ -142,3 +143,68 @@ def test_a_run_without_a_checkpoint(tmp_path: Path) -> None:
 def test_files_of_other_systems_are_opened_too(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(2)}, tmp_path / "weights@2")
     assert open_weights(tmp_path / "weights@2").kind == "torch file"
+
+
+@pytest.mark.parametrize(
+    ("path", "step"),
+    [
+        ("run", None),
+        ("run@7", 7),
+        ("run/checkpoints", None),
+        ("run/checkpoints/", None),
+        ("run/checkpoints@7", 7),
+        ("run/checkpoints/step-00000007", 7),
+    ],
+)
+def test_a_run_is_known_by_all_of_its_folders(tmp_path: Path, path: str, step: int | None) -> None:
+    write(tmp_path / "run", 7, 12)
+    assert run_at_step(f"{tmp_path}/{path}") == (tmp_path / "run", step)
+
+
+@pytest.mark.parametrize("path", ["none", "step-00000007", "checkpoints", "checkpoints/step-00000009", "checkpoints@"])
+def test_other_folders_are_no_parts_of_a_run(tmp_path: Path, path: str) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    assert run_at_step(f"{tmp_path}/{path}") == (tmp_path / path, None)
+
+
+def test_a_run_is_known_from_within(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workdir = write(tmp_path / "run", 7)
+    monkeypatch.chdir(workdir / "checkpoints")
+    assert run_at_step(".") == (workdir, None)
+    assert run_at_step("step-00000007") == (workdir, 7)
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_read_gives_way_to_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    workdir = write(tmp_path, 7)
+    verify = RunWeights.verify
+
+    def verify_late(weights: RunWeights) -> None:
+        if weights.step == 7:
+            shutil.rmtree(weights.path)
+            write(workdir, 12)
+        verify(weights)
+
+    monkeypatch.setattr(RunWeights, "verify", verify_late)
+    assert open_weights(workdir).read("conv.weight")[0, 0] == 12
+    assert not caplog.records
+
+
+def test_the_newest_checkpoint_may_be_known_already(tmp_path: Path) -> None:
+    workdir = write(tmp_path, 7, 12)
+    assert open_weights(workdir, newest=7).read("conv.weight")[0, 0] == 7
+    assert open_weights(f"{workdir}@12", newest=7).read("conv.weight")[0, 0] == 12
+
+
+def test_names_of_two_states_that_are_one_are_refused(tmp_path: Path) -> None:
+    sections = {"a.parameters": {"b.weight": torch.ones(1)}, "a.b.parameters": {"weight": torch.zeros(1)}}
+    path = Store(tmp_path / "checkpoints").write(1, sections, {})
+    with pytest.raises(CheckpointError) as caught:
+        open_weights(tmp_path)
+    assert str(caught.value) == (
+        f"Two tensors of {path} have the name 'a.b.weight'.\n"
+        "  given:    one in a.parameters.safetensors, one in a.b.parameters.safetensors\n"
+        "  expected: names of states that stay apart with the names of their tensors\n"
+        "  mend:     save the run with other names of its states"
+    )

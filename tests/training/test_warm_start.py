@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.errors import CheckpointError, InputError
+from lockstep.training.warm_start import targets_of
 
 
 class Net(nn.Module):
@@ -129,3 +130,98 @@ def test_all_workers_start_alike(tmp_path: Path, run_workers: Callable[..., list
     ls.save(make(1), loader(), tmp_path)
     first, second = run_workers(started, 2, tmp_path)
     assert first == second
+
+
+@pytest.mark.parametrize(
+    ("module", "permutation"),
+    [
+        (nn.Conv1d(3, 3, 3), (2, 1, 0)),
+        (nn.ConvTranspose1d(3, 3, 3), (2, 1, 0)),
+        (nn.Conv2d(3, 3, 3), (3, 2, 0, 1)),
+        (nn.Conv3d(3, 3, 3), (4, 3, 0, 1, 2)),
+        (nn.Linear(3, 3), (1, 0)),
+        (nn.Embedding(3, 3), (0, 1)),
+        (nn.EmbeddingBag(3, 3), (0, 1)),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_a_cube_of_tensorflow_lies_as_its_module_has_it(module: nn.Module, permutation: tuple[int, ...]) -> None:
+    state = ls.TrainState(module, ls.optim.SGD(0.1))
+    cube = np.arange(3 ** len(permutation), dtype=np.float32).reshape([3] * len(permutation))
+    mapping = ls.weights.WarmStart(system="tensorflow", ignore_missing=True)
+    ls.warm_start(state, {"weight": cube}, mapping)
+    assert np.array_equal(state.parameters["weight"].detach().numpy(), cube.transpose(permutation))
+
+
+def test_targets_say_what_they_are_for() -> None:
+    model = nn.ModuleDict({"table": nn.Embedding(4, 4), "head": nn.Linear(4, 4), "again": nn.Linear(4, 4)})
+    model["head"].weight = model["table"].weight
+    model["twin"] = model["again"]
+    targets = targets_of(model)
+    assert {name: (target.role, target.other_names) for name, target in targets.items()} == {
+        "table.weight": ("table", ("head.weight",)),
+        "head.bias": ("other", ()),
+        "again.weight": ("kernel", ("twin.weight",)),
+        "again.bias": ("other", ("twin.bias",)),
+    }
+
+
+def test_a_model_with_tied_weights_takes_its_own_state_dict() -> None:
+    def tied(value: float) -> ls.TrainState:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model[1].weight = model[0].weight
+        nn.init.constant_(model[0].weight, value)
+        return ls.TrainState(model, ls.optim.SGD(0.1))
+
+    state = tied(1.0)
+    saved = tied(2.0).model.state_dict()
+    assert ls.warm_start(state, saved).unexpected == ()
+    assert bool((state.parameters["0.weight"] == 2).all())
+    with pytest.raises(CheckpointError, match=r"'0\.weight', and '1\.weight', which has other values"):
+        ls.warm_start(state, saved | {"1.weight": torch.zeros(2, 2)})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "given"),
+    [
+        ({"source": None}, "source is of the wrong type.", "source is NoneType"),
+        ({"source": nn.Linear(1, 1)}, "source is of the wrong type.", "source is Linear"),
+        ({"state": nn.Linear(1, 1)}, "state is of the wrong type.", "state is Linear"),
+        ({"mapping": {"skip": "head"}}, "mapping is of the wrong type.", "mapping is dict"),
+    ],
+    ids=["no source", "a module as source", "a module", "a dict"],
+)
+def test_arguments_of_other_types_are_refused(arguments: dict[str, Any], what: str, given: str) -> None:
+    state = make()
+    with pytest.raises(InputError) as caught:
+        ls.warm_start(**{"state": state, "source": state.model.state_dict(), **arguments})
+    assert (caught.value.what, caught.value.given) == (what, given)
+
+
+def started_from_a_live_run(workdir: Path, newer: Path) -> list[float]:
+    """Once the chief has looked, and before the others do, the run gets a newer checkpoint."""
+    worker, state = ls.join(), make(5)
+    broadcast = worker.group.broadcast
+
+    def late(value: Any) -> Any:
+        if worker.is_chief:
+            newer.rename(workdir / "checkpoints" / newer.name)
+        return broadcast(value)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker.group, "broadcast", late)
+        ls.warm_start(state, workdir)
+    return values(state)["conv.weight"]
+
+
+def test_all_workers_take_the_same_checkpoint_of_a_run_that_goes_on(
+    tmp_path: Path, run_workers: Callable[..., list[Any]]
+) -> None:
+    ls.save(make(1), loader(), tmp_path / "run")
+    donor, stream = make(7), loader()
+    ls.train(donor, losses, stream, until=ls.Steps(1))
+    ls.save(donor, stream, tmp_path / "later")
+    newer = tmp_path / "later" / "checkpoints" / "step-00000001"
+    first, second = run_workers(started_from_a_live_run, 2, tmp_path / "run", newer)
+    assert first == second == values(make(1))["conv.weight"]
+    assert (tmp_path / "run" / "checkpoints" / newer.name).is_dir()

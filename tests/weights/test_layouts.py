@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.errors import InputError
-from lockstep.weights.layouts import CONVOLUTION, CONVOLUTION_AS_DENSE, DENSE, DEPTHWISE, Layout, fitting
+from lockstep.weights.layouts import (
+    CONVOLUTION,
+    CONVOLUTION_1D,
+    CONVOLUTION_3D,
+    CONVOLUTION_AS_DENSE,
+    DENSE,
+    DEPTHWISE,
+    Layout,
+    fitting,
+)
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -135,6 +144,10 @@ def test_a_layout_is_text() -> None:
         ((1, 1, 4, 8), (8, 4), CONVOLUTION_AS_DENSE),
         ((4, 8), (8, 4), DENSE),
         ((5, 5), (5, 5), DENSE),
+        ((5, 4, 8), (8, 4, 5), CONVOLUTION_1D),
+        ((3, 3, 3), (3, 3, 3), CONVOLUTION_1D),
+        ((2, 3, 5, 4, 8), (8, 4, 2, 3, 5), CONVOLUTION_3D),
+        ((3, 3, 3, 3, 3), (3, 3, 3, 3, 3), CONVOLUTION_3D),
         ((4, 8), (4, 8), None),
         ((4,), (4,), None),
         ((), (), None),

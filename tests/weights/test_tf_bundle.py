@@ -248,3 +248,11 @@ def test_an_index_that_lies_under_true_checksums_is_refused_or_read(tmp_path: Pa
             except CheckpointError:
                 num_refused += not info.dtype.startswith("DT_")
     assert num_refused > 30
+
+
+def test_two_names_that_are_one_as_text_are_refused(prefix: Path) -> None:
+    write_bundle(prefix, {b"\xff": entry(FLOAT, (0,)), b"\\xff": entry(FLOAT, (0,))})
+    error = refusal(lambda: TensorBundle(prefix))
+    assert error.what == f"{prefix}.index has two tensors of one name."
+    assert error.given == r"""b'\\xff' and b'\xff', both '\\xff' as text"""
+    assert error.expected == "names that are UTF-8, as TensorFlow writes them"

@@ -58,3 +58,23 @@ def test_slices_that_do_not_make_a_whole_are_refused(
     with pytest.raises(NotWholeError) as caught:
         places_of(slices, shape)
     assert str(caught.value) == what
+
+
+def test_any_number_of_empty_slices_overlaps_with_nothing() -> None:
+    empty = [((number % 3, 0), (0, -1)) for number in range(30_000)]
+    assert len(places_of([*empty, ((0, -1), (0, -1))], (3, 2))) == 30_001
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=4, max_size=4))
+@settings(max_examples=50)
+def test_slices_are_refused_where_a_value_is_in_two(corners: list[tuple[int, int]]) -> None:
+    # As many values as the whole has, in four squares.
+    slices = [((row, 2), (column, 2)) for row, column in corners if max(row, column) < 3]
+    held = torch.zeros(4, 4)
+    for (row, _), (column, _) in slices:
+        held[row : row + 2, column : column + 2] += 1
+    if bool((held == 1).all()):
+        assert len(places_of(slices, (4, 4))) == 4
+    else:
+        with pytest.raises(NotWholeError):
+            places_of(slices, (4, 4))

@@ -470,3 +470,92 @@ def test_each_parameter_and_each_tensor_has_one_fate(
     assert report.num_targets == len(models)
     assert report.num_values_loaded == sum(torch.Size(models[each.target]).numel() for each in report.loaded)
     assert all(files[each.source] == models[each.target] for each in report.loaded)
+
+
+@pytest.mark.parametrize(
+    ("role", "wanted_values"), [("kernel", values(2, 2).t()), ("table", values(2, 2)), ("other", values(2, 2).t())]
+)
+def test_what_a_matrix_is_for_decides_how_it_lies(role: Any, wanted_values: Tensor) -> None:
+    source = MemorySource({"a": values(2, 2)})
+    found = plan(source, {"a": Target((2, 2), "float32", role=role)}, WarmStart(system="tensorflow"))
+    assert torch.equal(dict(found.tensors(source))["a"], wanted_values)
+
+
+@pytest.mark.parametrize("reshape", [False, True])
+def test_a_kernel_of_tensorflow_is_never_taken_as_it_lies(reshape: bool) -> None:
+    targets = {"a": Target((5, 3), "float32", role="kernel")}
+    source = MemorySource({"a": values(5, 3)})
+    with pytest.raises(CheckpointError) as refusal:
+        plan(source, targets, WarmStart(system="tensorflow", reshape=reshape))
+    assert refusal.value.given == (
+        "'a' does not fit 'a': shape (5, 3) in the file, (5, 3) in the model, a kernel, "
+        "which no layout of TensorFlow's becomes; a Rename can name its layout"
+    )
+    named = WarmStart(system="tensorflow", rename=(Rename("^a$", "a", Layout("o i -> o i")),))
+    assert torch.equal(dict(plan(source, targets, named).tensors(source))["a"], values(5, 3))
+    assert torch.equal(dict(plan(source, targets).tensors(source))["a"], values(5, 3))
+
+
+TIED = {"a": Target((2,), "float32", other_names=("b", "c")), "d": Target((2,), "float32")}
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+def test_a_tied_parameter_may_come_under_any_of_its_names(name: str) -> None:
+    source = MemorySource({"d": values(2), name: 1 + values(2)})
+    found = plan(source, TIED)
+    assert torch.equal(dict(found.tensors(source))["a"], 1 + values(2))
+    assert loaded(found) == {"a": name, "d": "d"}
+    assert found.report.missing == found.report.unexpected == found.report.ignored == ()
+
+
+def test_a_tied_parameter_may_come_under_several_names_with_the_same_values() -> None:
+    tied = torch.tensor([1.0, float("nan")])
+    source = MemorySource({"c": tied, "a": tied.double().float(), "d": values(2)})
+    found = plan(source, TIED)
+    assert dict(found.tensors(source)).keys() == {"a", "d"}
+    assert found.report.ignored == (Left("a", "another name of a"),)
+
+
+def test_two_values_for_a_tied_parameter_are_refused() -> None:
+    source = MemorySource({"a": values(2), "b": 1 + values(2), "d": values(2)})
+    with pytest.raises(CheckpointError) as refusal:
+        dict(plan(source, TIED).tensors(source))
+    assert str(refusal.value) == (
+        "The tied parameter 'a' would get two values from memory.\n"
+        "  given:    'a', and 'b', which has other values\n"
+        "  expected: the same values under all of its names\n"
+        "  mend:     skip one of the two by its name, or untie the parameters of the model"
+    )
+    chosen = plan(source, TIED, WarmStart(skip="^a$"))
+    assert torch.equal(dict(chosen.tensors(source))["a"], 1 + values(2))
+
+
+def test_two_shapes_for_a_tied_parameter_are_refused() -> None:
+    with pytest.raises(CheckpointError) as refusal:
+        plan(Listing({"a": (2,), "b": (3,), "d": (2,)}), TIED, WarmStart(mismatch="skip"))
+    assert refusal.value.given == ("'a', and 'b', which does not fit: shape (3,) in the file, (2,) in the model")
+
+
+@pytest.mark.parametrize("value", [57344.0, -512.0, float("inf")])
+def test_values_of_8_bits_may_not_overflow_either(value: float) -> None:
+    source = MemorySource({"a": torch.tensor([value]).to(torch.float8_e5m2)})
+    found = plan(source, {"a": Target((1,), "float8_e4m3fn")})
+    with pytest.raises(
+        CheckpointError, match=rf"{value:g} as torch\.float8_e5m2\n.*at most 448, for torch\.float8_e4m3fn"
+    ):
+        dict(found.tensors(source))
+
+
+def test_values_of_8_bits_become_others() -> None:
+    source = MemorySource({"a": torch.tensor([1.5, -2.0, float("nan")]).to(torch.float8_e5m2)})
+    (value,) = dict(plan(source, {"a": Target((3,), "float8_e4m3fn")}).tensors(source)).values()
+    assert torch.equal(value.float().nan_to_num(9), torch.tensor([1.5, -2.0, 9.0]))
+
+
+def test_what_is_too_large_is_told_to_the_last_bit() -> None:
+    source = MemorySource({"a": torch.tensor([65536.0], dtype=torch.bfloat16)})
+    with pytest.raises(CheckpointError, match=r"65536 as torch\.bfloat16"):
+        dict(plan(source, {"a": Target((1,), "float16")}).tensors(source))
+    source = MemorySource({"a": torch.tensor([65504.0, -65504.0, float("-inf")], dtype=torch.float64)})
+    (value,) = dict(plan(source, {"a": Target((3,), "float16")}).tensors(source)).values()
+    assert value.tolist() == [65504.0, -65504.0, float("-inf")]
