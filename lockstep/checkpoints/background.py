@@ -4,14 +4,17 @@ A thread copies the tensors and writes the copy. The run computes meanwhile, and
 not copied yet: `let_change` is called at the moment of each update. Forward and backward passes take longer than the
 copy, so most often nobody waits.
 
-At most one checkpoint is in flight: the next one waits for it. What goes wrong in the thread, the next call raises.
+Of one writer at most one checkpoint is in flight: the next one waits for it. Which tensors belong to whom is not asked:
+states may share parameters, so an update waits for all that is being copied in this process.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Collection, Mapping
 from copy import deepcopy
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +24,8 @@ from lockstep.checkpoints.tensors import Tensors, check
 from lockstep.checkpoints.values import JSON
 from lockstep.errors import CheckpointError
 
+log = logging.getLogger("lockstep")
+
 
 class BackgroundWriter:
     """Writes the checkpoints of one store in a thread.
@@ -29,11 +34,13 @@ class BackgroundWriter:
         store: where they go.
     """
 
+    busy: ClassVar[list[BackgroundWriter]] = []
+    """Those of this process that have begun a checkpoint, and have not been waited for."""
+
     def __init__(self, store: Store) -> None:
         self.store = store
         self._thread: threading.Thread | None = None
         self._may_change = threading.Event()
-        self._may_change.set()
         self._error: BaseException | None = None
 
     def begin(self, step: int, tensors: Tensors, values: Mapping[str, JSON], *, at_once: Collection[str] = ()) -> None:
@@ -52,21 +59,25 @@ class BackgroundWriter:
         check(tensors)
         taken = {section: _copied(tensors[section]) for section in tensors if section in at_once}
         later = {section: members for section, members in tensors.items() if section not in taken}
-        self._may_change.clear()
-        order = list(tensors)
-        self._thread = threading.Thread(
-            target=self._write, args=(step, order, taken, later, deepcopy(values)), name=f"checkpoint of step {step}"
+        thread = threading.Thread(
+            target=self._write,
+            args=(step, list(tensors), taken, later, _versions(later), deepcopy(values)),
+            name=f"checkpoint of step {step}",
         )
-        self._thread.start()
+        self._may_change.clear()
+        thread.start()
+        self._thread = thread
+        self.busy.append(self)
 
-    def let_change(self) -> None:
-        """Wait until everything is copied; from then on it may change.
+    def copied(self) -> None:
+        """Wait until everything is copied.
 
         Raises:
             CheckpointError: the checkpoint could not be written.
         """
         self._may_change.wait()
-        self._raise()
+        if self._error is not None:
+            self.wait()
 
     def wait(self) -> None:
         """Wait until the checkpoint in flight is on the disk.
@@ -74,12 +85,11 @@ class BackgroundWriter:
         Raises:
             CheckpointError: it could not be written.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self._raise()
-
-    def _raise(self) -> None:
+        if self._thread is None:
+            return
+        self._thread.join()
+        self._thread = None
+        self.busy.remove(self)
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -90,21 +100,42 @@ class BackgroundWriter:
         order: list[str],
         taken: dict[str, dict[str, Tensor]],
         later: Tensors,
+        versions: list[int],
         values: Mapping[str, JSON],
     ) -> None:
-        torch.set_num_threads(1)  # of this thread alone
         try:
             with torch.no_grad():
-                before = _versions(later)
                 taken |= {section: _copied(members) for section, members in later.items()}
-            if _versions(later) != before:
+            if _versions(later) != versions:
                 raise _changed(step)
             self._may_change.set()
             self.store.write(step, {section: taken[section] for section in order}, values)
         except BaseException as error:
             self._error = error
+            # It is raised by whoever asks next; nobody may.
+            log.error("the checkpoint of step %d is not written: %s", step, getattr(error, "what", error))
         finally:
             self._may_change.set()
+
+
+def let_change() -> None:
+    """Wait until everything is copied that is to be saved; from then on it may change.
+
+    Raises:
+        CheckpointError: a checkpoint could not be written.
+    """
+    for writer in BackgroundWriter.busy.copy():
+        writer.copied()
+
+
+def settle() -> None:
+    """Wait until all checkpoints that have been begun are on the disk.
+
+    Raises:
+        CheckpointError: one could not be written.
+    """
+    for writer in BackgroundWriter.busy.copy():
+        writer.wait()
 
 
 def _copied(members: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -112,7 +143,7 @@ def _copied(members: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _versions(tensors: Tensors) -> list[int]:
-    """Counts of the changes in place to each tensor."""
+    """Counts of the changes in place to each tensor, as far as torch counts them: its fused kernels do not."""
     return [tensor._version for members in tensors.values() for tensor in members.values()]
 
 

@@ -13,6 +13,7 @@ import hashlib
 import logging
 import re
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ log = logging.getLogger("lockstep")
 
 _NAME = re.compile(r"step-(\d{8,})")
 _USUAL = Retention()
+_writing = threading.Lock()
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -90,8 +92,8 @@ class Store:
     def write(self, step: int, tensors: Tensors, values: Mapping[str, JSON]) -> Path:
         """Save a checkpoint, and delete those that are no longer to be kept.
 
-        Where the step has an intact checkpoint already, that one stays, whatever it holds; a damaged one is replaced.
-        Checkpoints of later steps (left by a run that fell back from them) are neither counted nor deleted.
+        Where the step has a checkpoint of the same tensors already, that one stays; another, or a damaged one, is
+        replaced. Checkpoints of later steps (left by a run that fell back from them) are neither counted nor deleted.
 
         Returns:
             The checkpoint's folder; it is on the disk.
@@ -101,17 +103,18 @@ class Store:
         """
         check(tensors)
         encoded_values = encode_values(values)
-        final = self.path(step)
-        try:
-            make_folder(self.folder)
-            sweep(self.folder)
-            if not self._is_intact(step):
-                self._write_new(step, tensors, encoded_values)
-            sync_folder(self.folder)
-        except OSError as error:
-            raise self._not_written(step, size_bytes(tensors) + len(encoded_values), error) from error
-        self._prune(step)
-        return final
+        # Of one process one thread writes: its unfinished folders go by the process.
+        with _writing:
+            try:
+                make_folder(self.folder)
+                sweep(self.folder)
+                if not self._is_there(step, tensors):
+                    self._write_new(step, tensors, encoded_values)
+                sync_folder(self.folder)
+            except OSError as error:
+                raise self._not_written(step, size_bytes(tensors) + len(encoded_values), error) from error
+            self._prune(step)
+        return self.path(step)
 
     def read(self, step: int | None = None) -> Checkpoint | None:
         """Load a checkpoint, verified: the newest that is intact, or the one of `step`.
@@ -170,13 +173,19 @@ class Store:
         values = contents.pop(VALUES)
         return Checkpoint(step, folder, {name.removesuffix(SUFFIX): t for name, t in contents.items()}, values)
 
-    def _is_intact(self, step: int) -> bool:
+    def _is_there(self, step: int, tensors: Tensors) -> bool:
+        """Whether the step has an intact checkpoint of these tensors."""
         if not self.path(step).exists():
             return False
         try:
             self._load(step)
+            files = {file.name: file.sha256 for file in Manifest.read(self.path(step)).files}
         except DamagedError as damage:
             log.warning("%s Given: %s; expected: %s. It is replaced.", damage.what, damage.given, damage.expected)
+            return False
+        del files[VALUES]
+        if files != {f"{section}{SUFFIX}": _sha256(encoded(members)) for section, members in tensors.items()}:
+            log.warning("%s holds other tensors than are to be saved now. It is replaced.", self.path(step))
             return False
         return True
 
@@ -244,6 +253,13 @@ def _write_files(folder: Path, step: int, tensors: Tensors, encoded_values: byte
     entries = [_write_file(folder / f"{section}{SUFFIX}", encoded(members)) for section, members in tensors.items()]
     entries.append(_write_file(folder / VALUES, [encoded_values]))
     write_file(folder / MANIFEST, [Manifest(step, int(time.time()), tuple(entries)).encode()])
+
+
+def _sha256(parts: Iterable[bytes | memoryview]) -> str:
+    sha256 = hashlib.sha256()
+    for part in parts:
+        sha256.update(part)
+    return sha256.hexdigest()
 
 
 def _write_file(path: Path, parts: Iterable[bytes | memoryview]) -> FileEntry:

@@ -27,7 +27,7 @@ from lockstep.training import choices
 from lockstep.training.choices import Choices
 from lockstep.training.hooks import every
 from lockstep.training.loop import Hook, train
-from lockstep.training.resume import resume, resume_at
+from lockstep.training.resume import resume, resume_at, save
 from lockstep.training.rollback import rollback
 from lockstep.training.run_weights import run_at_step
 from lockstep.training.saving import Saver
@@ -100,6 +100,9 @@ class Session:
                 self._workdir.write_choices(settled)
                 if report:
                     write_report(report, self._workdir.path)
+            if forked is not None and self._store:
+                # Before the history tells of its step: a fork that is killed begins again, or goes on from here.
+                save(parts.state, parts.loader, self._store)
             event = "start" if resumed is None else "resume"
             facts: dict[str, Any] = {"changed": self._changed}
             if forked is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lockstep.checkpoints.background import settle
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError
@@ -37,6 +38,7 @@ def save(states: States, loader: Loader, workdir: str | Path | Store) -> None:
         CheckpointError: it cannot be written; older checkpoints are as they were.
     """
     if join().is_chief:
+        settle()
         step, tensors, values = contents(states, loader)
         with _phase("save", step):
             store_of(workdir).write(step, tensors, values)
@@ -100,9 +102,7 @@ def resume_at(states: States, loader: Loader, workdir: str | Path | Store, step:
 def take_up(states: States, loader: Loader, workdir: str | Path | Store, step: int | None = None) -> Checkpoint | None:
     """What `resume` does, without a word; returns the checkpoint, or None where there is none."""
     worker, store = join(), store_of(workdir)
-    for state in by_name(states).values():
-        if state.saving:
-            state.saving.wait()
+    settle()
     found = store.read(step) if worker.is_chief else None
     agreed = worker.group.broadcast(found.step if found else None)
     if agreed is None:

@@ -9,7 +9,7 @@ from lockstep.checkpoints.background import BackgroundWriter
 from lockstep.checkpoints.store import Store
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError
-from lockstep.training.resume import States, by_name, contents, store_of
+from lockstep.training.resume import States, contents, store_of
 from lockstep.workers.rank import join
 
 
@@ -39,8 +39,6 @@ class Saver:
         # Towers change the buffers while they run, and put them back.
         buffers = [section for section in tensors if section.rpartition(".")[2] == "buffers"]
         self._writer.begin(step, tensors, values, at_once=buffers)
-        for state in by_name(states).values():
-            state.saving = self._writer
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on the disk.

@@ -11,7 +11,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from lockstep.checkpoints.background import BackgroundWriter
+from lockstep.checkpoints.background import let_change
 from lockstep.checks import check_all, check_one_of, check_range, check_type, wrong_type
 from lockstep.errors import InputError
 from lockstep.losses.regularization import L1, L2
@@ -126,15 +126,13 @@ class TrainState:
         self.smoothed = SmoothedLosses(loss_average or LossAverage())
         self.watcher: Callable[[Gradients], None] | None = None
         """Sees the gradients of the next update as the optimizer gets them."""
-        self.saving: BackgroundWriter | None = None
-        """Copies the state for a checkpoint; asked before anything changes."""
         self.steps: dict[object, object] = {}
         """The steps bound to this state, by their towers and exchange (see `lockstep.training.step`)."""
         self.living.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has steps of its own, and nobody watches or saves it.
-        return {**self.__dict__, "steps": {}, "watcher": None, "saving": None}
+        # A copy has steps of its own, and nobody watches it.
+        return {**self.__dict__, "steps": {}, "watcher": None}
 
     def __setstate__(self, values: dict[str, Any]) -> None:
         self.__dict__.update(values)
@@ -154,8 +152,7 @@ class TrainState:
             transform(gradients, self.step)
         if self.watcher:
             self.watcher(gradients)
-        if self.saving:
-            self.saving.let_change()
+        let_change()
         self._optimizer.update(gradients, self.step)
         self.step += 1
         for buffer, new in zip(self.buffers.values() if attempt.statistics else (), attempt.statistics, strict=True):
@@ -304,8 +301,7 @@ class TrainState:
         own, slots = self.sections(), sections.get("slots", {})
         check_fits({**own, "slots": self._optimizer.expects(slots)}, sections)
         self._optimizer.check_values(values["optimizer"])
-        if self.saving:
-            self.saving.let_change()
+        let_change()
         with torch.no_grad():
             for section in ("parameters", "buffers", "average"):
                 for name, tensor in own[section].items():

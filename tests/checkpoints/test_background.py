@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -11,7 +13,7 @@ import torch
 from checkpoint_helpers import Child, assert_consistent, sections_of, unfinished
 
 from lockstep.checkpoints import Retention, Store
-from lockstep.checkpoints.background import BackgroundWriter
+from lockstep.checkpoints.background import BackgroundWriter, let_change, settle
 from lockstep.errors import CheckpointError
 
 
@@ -38,7 +40,7 @@ def test_what_changes_after_the_copy_is_not_in_the_checkpoint(gate: Gate) -> Non
     writer.begin(3, sections, values, at_once=["buffers"])
     sections["buffers"]["num_batches"] += 1
     values["more"].append(2)  # type: ignore[union-attr]
-    writer.let_change()
+    writer.copied()
     for members in sections.values():
         for tensor in members.values():
             tensor.fill_(99)
@@ -54,7 +56,7 @@ def test_what_changes_after_the_copy_is_not_in_the_checkpoint(gate: Gate) -> Non
 def test_the_run_goes_on_while_it_is_written(gate: Gate) -> None:
     writer = BackgroundWriter(gate)  # type: ignore[arg-type]
     writer.begin(1, sections_of(1), {"step": 1})
-    writer.let_change()
+    writer.copied()
     assert gate.store.steps() == []
     gate.is_open.set()
     writer.wait()
@@ -98,12 +100,12 @@ def test_a_change_while_it_is_copied_is_no_checkpoint(tmp_path: Path, monkeypatc
     assert Store(tmp_path).steps() == []
 
 
-@pytest.mark.parametrize("call", ["let_change", "wait", "begin"])
+@pytest.mark.parametrize("call", ["copied", "wait", "begin"])
 def test_an_error_of_the_thread_is_raised_once_by_the_next_call(tmp_path: Path, call: str) -> None:
     (tmp_path / "file").write_text("in the way")
     writer = BackgroundWriter(Store(tmp_path / "file"))
     writer.begin(1, sections_of(1), {"step": 1})
-    if call == "let_change":
+    if call == "copied":
         assert writer._thread is not None
         writer._thread.join()
     with pytest.raises(CheckpointError, match=r"The checkpoint of step 1 cannot be written"):
@@ -121,7 +123,7 @@ def save_for_ever(pipe: Connection, folder: Path, first: int) -> None:
     sections, step = sections_of(first, numel=100_000), first
     while True:
         writer.begin(step, sections, {"step": step}, at_once=["buffers"])
-        writer.let_change()
+        writer.copied()
         step += 1
         for members in sections.values():
             for tensor in members.values():
@@ -141,3 +143,57 @@ def test_killed_at_any_moment_of_a_save_in_the_background(tmp_path: Path) -> Non
             reached = assert_consistent(found)
             assert not [step for step in store.steps() if assert_consistent(store.read(step)) != step]
     assert reached > 10
+
+
+def test_a_writer_that_could_not_begin_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = BackgroundWriter(Store(tmp_path))
+    with monkeypatch.context() as context:
+        context.setattr(
+            threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("no more threads"))
+        )
+        with pytest.raises(RuntimeError, match="no more threads"):
+            writer.begin(1, sections_of(1), {"step": 1})
+    let_change()
+    writer.begin(2, sections_of(2), {"step": 2})
+    settle()
+    assert Store(tmp_path).steps() == [2]
+
+
+def test_two_writers_of_one_folder_do_not_meet(tmp_path: Path) -> None:
+    for step in range(1, 16):
+        writers = [BackgroundWriter(Store(tmp_path)) for _ in range(2)]
+        for writer in writers:
+            writer.begin(step, sections_of(step, numel=20_000), {"step": step})
+        settle()
+        assert assert_consistent(Store(tmp_path).read()) == step
+    assert unfinished(tmp_path) == []
+
+
+def test_an_error_that_nobody_asks_for_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("in the way")
+    writer = BackgroundWriter(Store(tmp_path / "file"))
+    writer.begin(1, sections_of(1), {"step": 1})
+    assert writer._thread is not None
+    writer._thread.join()
+    assert caplog.messages[0].startswith("the checkpoint of step 1 is not written: The checkpoint of step 1 cannot be ")
+    with pytest.raises(CheckpointError):
+        settle()
+
+
+def test_the_number_of_threads_stays() -> None:
+    script = """
+import tempfile, threading, torch
+from pathlib import Path
+from lockstep.checkpoints import Store
+from lockstep.checkpoints.background import BackgroundWriter, let_change, settle
+torch.set_num_threads(3)
+writer = BackgroundWriter(Store(Path(tempfile.mkdtemp())))
+writer.begin(1, {"parameters": {"w": torch.zeros(1_000_000)}}, {})
+writer.wait()
+found = []
+thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+thread.start(); thread.join()
+print(torch.get_num_threads(), *found)
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "3 3\n", ran.stderr

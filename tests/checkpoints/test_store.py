@@ -92,9 +92,18 @@ def test_files_are_those_of_the_format(store: Store) -> None:
 def test_an_intact_checkpoint_is_not_written_again(store: Store) -> None:
     path = store.write(5, sections_of(5), {"step": 5})
     before = {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
-    assert store.write(5, sections_of(6), {"step": 6}) == path
+    assert store.write(5, sections_of(5), {"step": 5}) == path
     assert {file.name: file.stat().st_mtime_ns for file in path.iterdir()} == before
     assert assert_consistent(store.read()) == 5
+
+
+def test_one_of_other_tensors_is_replaced(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    path = store.write(5, sections_of(5), {"step": 5})
+    assert store.write(5, sections_of(6), {"step": 6}) == path
+    found = store.read(5)
+    assert found is not None
+    assert all((tensor == 6).all() for tensors in found.tensors.values() for tensor in tensors.values())
+    assert caplog.messages == [f"{path} holds other tensors than are to be saved now. It is replaced."]
 
 
 @pytest.mark.parametrize("name", ["parameters.safetensors", "values.json", "manifest.json"])

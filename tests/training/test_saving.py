@@ -115,3 +115,50 @@ def test_an_error_within_is_not_hidden_by_that_of_the_checkpoint(tmp_path: Path)
     with pytest.raises(KeyError, match="mine") as caught:
         fail()
     assert caught.value.__notes__[0].startswith("Besides: The checkpoint of step 0 cannot be written")
+
+
+def test_a_step_of_any_state_waits_for_what_is_copied(tmp_path: Path) -> None:
+    """Of a state that shares parameters with the one that is saved, and of one that two savers save."""
+    head, pad = nn.Linear(5, 1), nn.Sequential(*[nn.Linear(1500, 1500) for _ in range(6)])
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pad, self.head = pad, head
+
+    whole = ls.TrainState(Whole(), ls.optim.SGD(0.1), frozen="^pad", name="whole")
+    part = ls.TrainState(head, ls.optim.SGD(0.1), name="part")
+    _, loader = make()
+
+    def square(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        return {"square": model(batch["x"]).square().mean()}
+
+    for number in range(4):
+        first, second = ls.Saver(tmp_path / f"a{number}"), ls.Saver(tmp_path / f"b{number}")
+        wanted = head.weight.detach().clone()
+        first.save({"whole": whole, "part": part}, loader)
+        second.save(part, loader)
+        ls.train(part, square, loader, until=ls.Steps(part.step + 1))
+        first.wait()
+        second.wait()
+        found = Store(tmp_path / f"a{number}/checkpoints").read()
+        assert found is not None
+        assert torch.equal(found.tensors["whole.parameters"]["head.weight"], wanted)
+
+
+def test_a_save_that_waits_may_follow_one_that_does_not(tmp_path: Path) -> None:
+    state, loader = make()
+    for _ in range(10):
+        ls.Saver(tmp_path).save(state, loader)
+        ls.save(state, loader, tmp_path)
+        assert Store(tmp_path / "checkpoints").read() is not None
+
+
+def test_weights_that_are_changed_before_the_first_step_are_saved_again(tmp_path: Path) -> None:
+    state, loader = make()
+    ls.save(state, loader, tmp_path)
+    ls.warm_start(state, {name: torch.ones_like(t) for name, t in state.model.state_dict().items()})
+    ls.save(state, loader, tmp_path)
+    found = Store(tmp_path / "checkpoints").read()
+    assert found is not None
+    assert all((tensor == 1).all() for tensor in found.tensors["parameters"].values())
