@@ -58,17 +58,7 @@ def warm_start(
         CheckpointError: the file cannot be read, does not fit, or less than what is required would be loaded; nothing
             has changed.
     """
-    check_type(
-        "state", state, TrainState, expected="an ls.TrainState", mend="wrap the model: ls.TrainState(model, ...)"
-    )
-    check_type("mapping", mapping, WarmStart, expected="an ls.weights.WarmStart", mend='write WarmStart(skip="^head")')
-    if state.step:
-        raise InputError(
-            "A state that is under training cannot be started from other weights.",
-            given=f"a state after {state.step} steps",
-            expected="one that has made no step",
-            mend="warm-start before the first step; to go on with a run call ls.resume",
-        )
+    _check(state, mapping)
     opened = _opened(source)
     planned = plan(opened, targets_of(state.model), mapping)
     loaded = dict(planned.tensors(opened))
@@ -82,6 +72,20 @@ def warm_start(
         for line in str(planned.report).splitlines():
             log.info("%s", line)
     return planned.report
+
+
+def _check(state: TrainState, mapping: WarmStart) -> None:
+    check_type(
+        "state", state, TrainState, expected="an ls.TrainState", mend="wrap the model: ls.TrainState(model, ...)"
+    )
+    check_type("mapping", mapping, WarmStart, expected="an ls.weights.WarmStart", mend='write WarmStart(skip="^head")')
+    if state.step:
+        raise InputError(
+            "A state that is under training cannot be started from other weights.",
+            given=f"a state after {state.step} steps",
+            expected="one that has made no step",
+            mend="warm-start before the first step; to go on with a run call ls.resume",
+        )
 
 
 def targets_of(model: nn.Module) -> dict[str, Target]:
