@@ -14,16 +14,16 @@ from lockstep.cli.converting import size
 from lockstep.cli.target_file import check_target, target_file
 from lockstep.records.shards import check_local
 from lockstep.training.run_weights import open_weights
-from lockstep.weights.layouts import CONVOLUTION, DENSE, DEPTHWISE, Layout, Shape
+from lockstep.weights.layouts import CONVOLUTION, CONVOLUTION_1D, CONVOLUTION_3D, DENSE, DEPTHWISE, Layout
 from lockstep.weights.name_maps import AVERAGE, bookkeeping
 from lockstep.weights.names import Place, renamed
 from lockstep.weights.plan import plan
-from lockstep.weights.source import WeightSource
+from lockstep.weights.source import TensorInfo, WeightSource
 from lockstep.weights.warm_start import Target, WarmStart
 
 _WEIGHT = ".weight"
 # What TensorFlow's weights of so many axes are: those of a convolution, or of a dense layer.
-_BY_AXES = {4: CONVOLUTION, 2: DENSE}
+_BY_AXES = {2: DENSE, 3: CONVOLUTION_1D, 4: CONVOLUTION, 5: CONVOLUTION_3D}
 
 
 def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
@@ -58,14 +58,15 @@ def targets(source: WeightSource, mapping: WarmStart) -> dict[str, Target]:
     places, _ = renamed({name: [Place(name)] for name in variables}, mapping.resolved_map.renames)
     by_system = mapping.resolved_map.system == "tensorflow"
     return {
-        place.name: Target(_shape(name, place, variables[name].shape, by_system=by_system), variables[name].dtype)
+        place.name: _target(name, place, variables[name], by_system=by_system)
         for name, each in places.items()
         for place in each
     }
 
 
-def _shape(variable: str, place: Place, shape: Shape, *, by_system: bool) -> Shape:
+def _target(variable: str, place: Place, info: TensorInfo, *, by_system: bool) -> Target:
     layout: Layout | None = place.layout
     if layout is None and by_system and place.name.endswith(_WEIGHT):
-        layout = DEPTHWISE if "depthwise" in variable.rpartition("/")[2] else _BY_AXES.get(len(shape))
-    return (layout.shape(shape) if layout else None) or shape
+        layout = DEPTHWISE if "depthwise" in variable.rpartition("/")[2] else _BY_AXES.get(len(info.shape))
+    shape = layout.shape(info.shape) if layout else None
+    return Target(shape or info.shape, info.dtype, role="kernel" if shape else "table")
