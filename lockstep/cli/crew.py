@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from lockstep.cores import usable_cores
 from lockstep.errors import InputError
-from lockstep.parallel.launch import STOPPED
+from lockstep.parallel import launch
 from lockstep.reporting.log import configure
 from lockstep.workers.devices import num_accelerators
 from lockstep.workers.rank import Worker, join
@@ -48,6 +48,8 @@ def joined(device: str | None) -> Iterator[Worker]:
             yield worker
 
 
-def stopped_code(worker: Worker) -> int:
+def stopped_code(worker: Worker, *, requeue: bool) -> int:
     """What a worker returns that was asked to stop: 0 to our launcher, which knows; else the exit code that says so."""
-    return 0 if worker.pulse.launched else STOPPED[worker.pulse.stop_requested or "SIGTERM"]
+    return (
+        0 if worker.pulse.launched else launch.stopped_code(worker.pulse.stop_requested or "SIGTERM", requeue=requeue)
+    )

@@ -17,8 +17,15 @@ EXIT_CODES = """exit codes:
   0    the run reached its end
   1    a worker failed
   2    wrong input: a flag, a recipe, a workdir or data that cannot be used
+  75   preempted (SIGUSR1; with --requeue also SIGTERM), after a final checkpoint: to be started again
   130  stopped by Ctrl-C, 143 by SIGTERM, after a final checkpoint: the same command goes on
   137  aborted by a second Ctrl-C: the last checkpoint stands"""
+
+PREEMPTION = """preemption:
+  At SIGUSR1 or SIGTERM all workers end the step they are at, save, and the command ends; the same command goes on from
+  there, and the run learns what it would have learned without the break. Under Slurm, with --signal=USR1@120:
+    srun lockstep train mnist --workdir runs/mnist --grace 110
+    if [ $? -eq 75 ]; then scontrol requeue $SLURM_JOB_ID; fi"""
 
 EXAMPLES = """examples:
   lockstep train mnist --towers 2 --workdir runs/mnist    train; the same again resumes
@@ -47,7 +54,14 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"lockstep {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    _add_train(commands.add_parser("train", help="train by a recipe, or go on where its workdir stands"))
+    _add_train(
+        commands.add_parser(
+            "train",
+            help="train by a recipe, or go on where its workdir stands",
+            epilog=f"{PREEMPTION}\n\n{EXIT_CODES}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+    )
     _add_evaluate(commands.add_parser("evaluate", help="score a checkpoint of a workdir"))
     _add_run(commands.add_parser("run", help="run your own script on several workers", allow_abbrev=False))
     convert.add_arguments(commands.add_parser("convert", help="make sharded records of a data set"))
@@ -76,6 +90,10 @@ def _add_train(train: argparse.ArgumentParser) -> None:
     )
     train.add_argument("--accept-changes", action="store_true", help="resume although the recipe has changed")
     train.add_argument("--rehearse", action="store_true", help="two steps, save, resume, evaluate, in a scratch folder")
+    train.add_argument("--requeue", action="store_true", help="exit code 75 at SIGTERM too, as always at SIGUSR1")
+    train.add_argument(
+        "--grace", type=float, metavar="SECONDS", help="after a signal, end what has not saved by then (default: wait)"
+    )
     train.add_argument("--print-recipe", action="store_true", help="print the whole recipe as TOML, and do nothing")
     _add_machine(train)
 

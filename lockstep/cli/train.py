@@ -10,7 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep.checks import check_positive
 from lockstep.parallel.launch import is_worker, launch
+from lockstep.parallel.watch import Limits
 
 PRELOAD = ("torch", "lockstep.cli.training")
 
@@ -23,7 +25,14 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 
         sys.stdout.write(to_toml(given_recipe(arguments)))
         return 0
-    return work(list(argv)) if is_worker() else launch(argv, plan=plan, main=work, preload=PRELOAD)
+    if is_worker():
+        return work(list(argv))
+    if arguments.grace is not None:
+        check_positive(
+            "--grace", arguments.grace, mend="give the seconds between the signal and the end of the machine"
+        )
+    limits = Limits(stop_seconds=arguments.grace)
+    return launch(argv, plan=plan, main=work, preload=PRELOAD, limits=limits, requeue=arguments.requeue)
 
 
 def plan(argv: list[str]) -> dict[str, Any]:

@@ -47,12 +47,13 @@ def work(argv: list[str]) -> int:
         if arguments.rehearse:
             return _rehearse(recipe, worker)
         session = Session(recipe, path, worker, accept_changes=arguments.accept_changes, fork_from=arguments.fork_from)
-        last = session.run()
-        if last and last.stop_requested:
+        session.run()
+        if session.stopped:
             if worker.is_chief:
                 saved = ", and saved: the same command goes on from there" if path else "; nothing was saved"
-                log.info("stopped at step %d%s", last.step, saved)
-            return stopped_code(worker)
+                log.info("stopped at step %d%s", session.step, saved)
+            return stopped_code(worker, requeue=arguments.requeue)
+        worker.pulse.ended = True
         _conclude(session, worker)
         if worker.is_chief and path:
             _point_to(path, recipe)
@@ -60,10 +61,10 @@ def work(argv: list[str]) -> int:
 
 
 def _conclude(session: Session, worker: Worker) -> None:
-    """Score the test examples."""
+    """Score the test examples, unless a signal comes: the run has ended, and can be scored at any time."""
     result = session.evaluate("test")
     if worker.is_chief:
-        log.info("test accuracy %s", accuracy(result))
+        log.info("test accuracy %s", accuracy(result) if result else "not known: scoring was left off")
 
 
 def _point_to(path: Path, recipe: Recipe) -> None:

@@ -41,6 +41,7 @@ from lockstep.data.ahead import Job, Result, Timed
 from lockstep.data.shared_memory import ReceivedMemories, SentMemories
 from lockstep.errors import LockstepError, WorkerError
 from lockstep.stages import measured, stage
+from lockstep.workers.signals import NOTICES
 
 _PR_SET_PDEATHSIG = 1
 _COUNT = struct.Struct("=q")
@@ -96,7 +97,7 @@ class _LoaderProcess(Generic[Job, Result]):
         )
         # Terminals and schedulers signal every process of a run, and the trainer answers: it still wants its last
         # batches. The child is born with these signals blocked, and keeps them so.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *NOTICES})
         try:
             self._process.start()
         finally:

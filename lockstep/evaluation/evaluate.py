@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
@@ -86,19 +87,58 @@ def evaluate(
             statistics could be computed, or every micro-batch is dropped.
         DataError: an example cannot be read; where the loader skips bad examples, they are left out and named.
     """
-    check_one_of("weights", weights, ("raw", "average"))
+    with _evaluating(state.step):
+        model = _scored_copy(state, weights)
+        if statistics is not None:
+            recompute_statistics(model, score, statistics, join())
+        result = _evaluate(model, score, loader, micro_batch or loader.batch_size, drop_last, stoppable=False)
+    assert result is not None, "nothing stops it"
+    return result
+
+
+def evaluate_unless_stopped(
+    state: TrainState,
+    score: ScoreFunction,
+    loader: Loader,
+    *,
+    weights: Weights = "raw",
+    micro_batch: int | None = None,
+    drop_last: bool = False,
+) -> Evaluation | None:
+    """What `evaluate` does; as soon as some worker is asked to stop, None on all of them."""
+    with _evaluating(state.step):
+        model = _scored_copy(state, weights)
+        return _evaluate(model, score, loader, micro_batch or loader.batch_size, drop_last, stoppable=True)
+
+
+@contextmanager
+def _evaluating(step: int) -> Iterator[None]:
+    """Tell the launcher what this worker is at."""
+    pulse = join().pulse
+    before = pulse.phase
+    pulse.at(step, "evaluate")
+    yield
+    pulse.at(step, before)
+
+
+def _evaluate(
+    model: nn.Module, score: ScoreFunction, loader: Loader, size: int, drop_last: bool, *, stoppable: bool
+) -> Evaluation | None:
     worker = join()
-    before = worker.pulse.phase
-    worker.pulse.at(state.step, "evaluate")
-    model = _scored_copy(state, weights)
-    if statistics is not None:
-        recompute_statistics(model, score, statistics, worker)
     model.eval()
-    size = micro_batch or loader.batch_size
+    mine: list[JSON] = []
+    stopped = False
     batches = loader.evaluation_batches(size, worker.rank, worker.num_workers, worker.device, drop_last=drop_last)
-    mine: list[JSON] = [_scored(model, score, batch, size) for batch in batches]
-    rows = sorted((row for rows in worker.group.gather(mine) for row in rows), key=itemgetter(0))
-    worker.pulse.at(state.step, before)
+    with closing(batches):
+        for batch in batches:
+            stopped = stoppable and worker.pulse.stop_requested is not None
+            if stopped:
+                break
+            mine.append(_scored(model, score, batch, size))
+    gathered = worker.group.gather([stopped, mine])
+    if any(stopped for stopped, _ in gathered):
+        return None
+    rows = sorted((row for _, rows in gathered for row in rows), key=itemgetter(0))
     if not rows:
         raise _all_dropped(loader, size)
     sums = {name: math.fsum(row[2][name] for row in rows) for name in rows[0][2]}
@@ -133,6 +173,7 @@ def _all_dropped(loader: Loader, size: int) -> InputError:
 
 
 def _scored_copy(state: TrainState, weights: Weights) -> nn.Module:
+    check_one_of("weights", weights, ("raw", "average"))
     # An activation that the model has kept belongs to a graph, and cannot be copied as it is.
     kept = [v for m in state.model.modules() for v in vars(m).values() if isinstance(v, Tensor) and not v.is_leaf]
     model = copy.deepcopy(state.model, {id(value): value.detach().clone() for value in kept})

@@ -18,7 +18,7 @@ from lockstep.errors import InputError, LockstepError, PeerLostError
 from lockstep.parallel.watch import FailureKind
 from lockstep.workers import pulse as pulses
 from lockstep.workers.channel import Channel
-from lockstep.workers.signals import pass_on_sigterm
+from lockstep.workers.signals import pass_on_notices
 
 # What torch.distributed says in a worker when another one is gone; it names no worker.
 _PEER_LOST = (
@@ -95,9 +95,9 @@ def _store(launcher: socket.socket, listener: socket.socket) -> int:
 def _worker(task: Mapping[str, Any], channel: Channel) -> int:
     os.environ.update(task["environment"])
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)
+    faulthandler.register(signal.SIGUSR2)
     pulse = pulses.start_beating(channel)
-    pass_on_sigterm(pulse)
+    pass_on_notices(pulse)
     try:
         if task["threads"]:
             _set_threads(task["threads"])

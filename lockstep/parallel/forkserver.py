@@ -28,6 +28,7 @@ from typing import Any
 
 from lockstep.errors import WorkerError
 from lockstep.parallel import entry
+from lockstep.workers.signals import NOTICES
 
 # Large gradients are allocated and freed each step: without these, glibc gives the pages back to the system each time.
 # One thread until the worker knows how many it may have: torch takes a later, larger number, but never fewer cores.
@@ -40,7 +41,7 @@ ENVIRONMENT = {
 _PACKET_BYTES = 1 << 17
 _MAX_DESCRIPTORS = 4
 _CLOSE_SECONDS = 5.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, *NOTICES)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 

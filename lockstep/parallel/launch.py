@@ -3,8 +3,8 @@
 It imports no torch. A plan, made in a process of its own, says how many workers there are; each worker then runs the
 same command line again, with its rank in the environment: nothing of the user's is pickled.
 
-Exit codes: 0 the run reached its end; 1 a worker failed; 2 wrong input; 130 and 143 stopped by Ctrl-C or SIGTERM,
-after a final checkpoint; 137 aborted.
+Exit codes: 0 the run reached its end; 1 a worker failed; 2 wrong input; 75 preempted, 130 and 143 stopped by Ctrl-C
+or SIGTERM, all three after a final checkpoint; 137 aborted.
 """
 
 from __future__ import annotations
@@ -24,19 +24,29 @@ from lockstep.parallel.forkserver import ForkServer
 from lockstep.parallel.supervisor import TICK_SECONDS, Outcome, Supervisor
 from lockstep.parallel.watch import Limits, cause
 from lockstep.workers.channel import Channel
+from lockstep.workers.signals import NOTICES
 
 log = logging.getLogger("lockstep")
 
 Plan = Callable[[list[str]], Mapping[str, Any]]
 Main = Callable[[list[str]], int | None]
 
-FAILED, WRONG_INPUT, ABORTED = 1, 2, 137
-STOPPED = {"SIGINT": 130, "SIGTERM": 143}
+FAILED, WRONG_INPUT, PREEMPTED, ABORTED = 1, 2, 75, 137
+STOPPED = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": PREEMPTED}
 
 
 def is_worker() -> bool:
     """Whether a launcher, this one or another, started this process as a worker: then it is to join, not to launch."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def stopped_code(by: str, *, requeue: bool = False) -> int:
+    """The exit code of a run that a signal has stopped.
+
+    75 is EX_TEMPFAIL of sysexits.h, "try again later". SIGUSR1 is sent for no other reason; SIGTERM may also come from
+    somebody who wants the run to end, so it says so only where this was asked for.
+    """
+    return PREEMPTED if requeue and by == "SIGTERM" else STOPPED[by]
 
 
 def launch(
@@ -46,6 +56,7 @@ def launch(
     main: Main,
     preload: Sequence[str] = ("torch",),
     limits: Limits | None = None,
+    requeue: bool = False,
 ) -> int:
     """Run `main(argv)` on as many workers as `plan(argv)` says; returns the exit code. To be called in the main thread.
 
@@ -55,7 +66,8 @@ def launch(
             it raises is shown, and no worker is started. A function at the top level of a module.
         main: what each worker runs; None or 0 is success. A function at the top level of a module.
         preload: modules imported once for all workers; importing them must start no thread and touch no device.
-        limits: how much silence a worker may keep.
+        limits: how much silence a worker may keep, and how long it may take to stop.
+        requeue: SIGTERM is a preemption too.
     """
     if sys.platform != "linux":
         return _run_here(list(argv), plan, main)
@@ -63,6 +75,8 @@ def launch(
     try:
         with _wishes() as wishes, closing(ForkServer(preload)) as server:
             planned = _make_plan(server, {**task, "kind": "plan", "function": reference(plan)}, wishes)
+            if planned is None:
+                return stopped_code(wishes[0], requeue=requeue)
             if isinstance(planned, int):
                 return planned
             task |= {"kind": "worker", "function": reference(main), "threads": planned.get("threads")}
@@ -71,10 +85,10 @@ def launch(
         log.error("%s", error)
         return FAILED
     # Only now are all processes gone, and nothing can write below the last lines.
-    return _conclude(outcome)
+    return _conclude(outcome, requeue)
 
 
-def _conclude(outcome: Outcome) -> int:
+def _conclude(outcome: Outcome, requeue: bool) -> int:
     """Say why the run ended, if not by itself; returns the exit code."""
     if outcome.aborted:
         log.warning("aborted, without a checkpoint")
@@ -83,14 +97,16 @@ def _conclude(outcome: Outcome) -> int:
         trouble = cause(outcome.troubles)
         log.error("%s", trouble.text)
         return WRONG_INPUT if trouble.kind == "input" else FAILED
-    return STOPPED[outcome.stopped_by] if outcome.stopped_by else 0
+    if outcome.late:
+        log.error("the workers took longer to stop than the time of grace, and were killed; the last checkpoint stands")
+    return stopped_code(outcome.stopped_by, requeue=requeue) if outcome.stopped_by else 0
 
 
 @contextmanager
 def _wishes() -> Iterator[list[str]]:
-    """Collect the names of SIGINT and SIGTERM as they come; the handlers from before are put back."""
+    """Collect the names of SIGINT and notices as they come; the handlers from before are put back."""
     wishes: list[str] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (signal.SIGINT, *NOTICES)
     before = [signal.signal(number, lambda n, _: wishes.append(signal.Signals(n).name)) for number in numbers]
     try:
         yield wishes
@@ -99,15 +115,15 @@ def _wishes() -> Iterator[list[str]]:
             signal.signal(number, handler)
 
 
-def _make_plan(server: ForkServer, task: Mapping[str, object], wishes: list[str]) -> Mapping[str, Any] | int:
-    """The plan, or the exit code of the run that will not be."""
+def _make_plan(server: ForkServer, task: Mapping[str, object], wishes: list[str]) -> Mapping[str, Any] | int | None:
+    """The plan, or the exit code of the run that will not be; None where a signal came first."""
     ours, theirs = socket.socketpair()
     with closing(Channel(ours)) as channel:
         server.fork("plan", task, [theirs])
         status = _status(server, wishes)
         said = next(iter(channel.receive()), {})
     if status is None:
-        return STOPPED[wishes[0]]
+        return None
     if "plan" in said:
         plan: Mapping[str, Any] = said["plan"]
         return plan

@@ -19,6 +19,7 @@ log = logging.getLogger("lockstep")
 
 TICK_SECONDS = 0.1
 _STORE = "store"
+_STOPPING = "stopping after this step, with a checkpoint"
 
 
 @dataclass
@@ -33,6 +34,8 @@ class _Member:
     alive: bool = True
     blamed: bool = False
     """Why it ended, or will, is known already."""
+    ended: bool = False
+    """Its part of the run has reached the end."""
 
     @property
     def name(self) -> str:
@@ -50,8 +53,10 @@ class Outcome:
     troubles: Sequence[Trouble]
     """In the order in which they were noticed."""
     stopped_by: str | None
-    """The signal that asked for a stop ("SIGINT", "SIGTERM")."""
+    """The signal that asked for a stop ("SIGINT", "SIGTERM", "SIGUSR1") before the run had reached its end."""
     aborted: bool
+    late: bool = False
+    """Workers had to be killed, since they took too long to save and end."""
 
 
 class Supervisor:
@@ -72,7 +77,8 @@ class Supervisor:
         self._troubles: list[Trouble] = []
         self._first_trouble: float | None = None
         self._stopped_by: str | None = None
-        self._aborted = False
+        self._stopped_at = 0.0
+        self._aborted = self._late = False
         self._channels: list[Channel] = []
         shared = {"LOCKSTEP_RUN_ID": uuid.uuid4().hex} | (self._start_store() if num_workers > 1 else {})
         self._members = [self._start(rank, num_workers, task, shared) for rank in range(num_workers)]
@@ -85,9 +91,13 @@ class Supervisor:
             self._obey()
             self._judge_silence()
             self._end_survivors()
+            self._end_late()
         for channel in self._channels:
             channel.close()
-        return Outcome(self._troubles, self._stopped_by, self._aborted)
+        return Outcome(self._troubles, None if self._has_ended() else self._stopped_by, self._aborted, self._late)
+
+    def _has_ended(self) -> bool:
+        return all(member.ended for member in self._members)
 
     def _start_store(self) -> dict[str, str]:
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
@@ -119,6 +129,7 @@ class Supervisor:
 
     def _hear(self, member: _Member, message: Message) -> None:
         member.step, member.phase = message["step"], message["phase"]
+        member.ended = message.get("ended", False)
         if "failed" in message:
             self._blame(member, watch.failed(member.place, message["kind"], message["failed"]))
         elif member.alive and not member.blamed:
@@ -153,8 +164,9 @@ class Supervisor:
         while self._wishes:
             wish = self._wishes.pop(0)
             if self._stopped_by is None:
-                self._stopped_by = wish
-                log.warning("stopping after this step, with a checkpoint; Ctrl-C again aborts")
+                self._stopped_by, self._stopped_at = wish, time.monotonic()
+                what = "the run has ended, and its scoring is left off" if self._has_ended() else _STOPPING
+                log.warning("%s; Ctrl-C again aborts", what)
                 for member in self._members:
                     member.channel.send({"stop": wish})
             elif wish == "SIGINT":
@@ -180,11 +192,18 @@ class Supervisor:
             verdict.silent_seconds,
             member.place.where,
         )
-        self._server.kill(member.name, signal.SIGUSR1)
+        self._server.kill(member.name, signal.SIGUSR2)
 
     def _end_survivors(self) -> None:
         """When a worker has failed the others notice by themselves, and may close their files; then they have to go."""
         if self._first_trouble and time.monotonic() - self._first_trouble > self._limits.grace_seconds:
+            self._kill(self._members)
+
+    def _end_late(self) -> None:
+        """Who does not save in the time that there is will be killed from outside: better from here, with a word."""
+        limit = self._limits.stop_seconds
+        if self._stopped_by and limit is not None and time.monotonic() - self._stopped_at > limit:
+            self._late = True
             self._kill(self._members)
 
     def _kill(self, members: Iterable[_Member]) -> None:

@@ -26,6 +26,8 @@ class Limits:
     """By how much a running worker may be silent for longer in phase `start`."""
     grace_seconds: float = 1.0
     """For the others to end by themselves when one has failed."""
+    stop_seconds: float | None = None
+    """For all of them to save and end when a signal has asked for it; None: as long as it takes."""
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,10 @@ class Records:
         if self._watch.summaries.amount:
             self._summaries.write_evaluation(step, name, scores)
 
+    def is_evaluated(self, step: int, name: str) -> bool:
+        """Whether the scores of an evaluation after the last attempt are written already."""
+        return self._metrics.is_evaluated(step, name)
+
     def flush(self) -> None:
         """Have everything on the disk: a checkpoint is about to stand for it."""
         self._metrics.flush()

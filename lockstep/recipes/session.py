@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,21 +12,22 @@ import torch
 
 from lockstep.checkpoints.store import Store
 from lockstep.errors import NonFiniteError, WorkdirError
-from lockstep.evaluation.evaluate import Evaluation, evaluate
+from lockstep.evaluation.evaluate import Evaluation
 from lockstep.progress import End, Hours, Progress
-from lockstep.recipes.build import build, held_out, schedule_mismatch, score
+from lockstep.recipes.build import build, schedule_mismatch
 from lockstep.recipes.kept_batches import KeptBatches
 from lockstep.recipes.quarantine import QuarantineList
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.records import Records
 from lockstep.recipes.toml import to_toml
+from lockstep.recipes.validation import Validation
 from lockstep.recipes.workdir import Workdir
 from lockstep.reporting.console import Console
 from lockstep.reporting.input_totals import InputTotals
 from lockstep.training import choices
 from lockstep.training.choices import Choices
 from lockstep.training.hooks import every
-from lockstep.training.loop import Hook, train
+from lockstep.training.loop import Hook, train_steps
 from lockstep.training.resume import resume, resume_at, save
 from lockstep.training.rollback import rollback
 from lockstep.training.run_weights import run_at_step
@@ -75,8 +76,16 @@ class Session:
         self._kept = KeptBatches(path / "refused", self._parts.loader, worker) if path else None
         self._end = recipe.end
         self._latest: Progress | None = None
+        self._validation = Validation(recipe, self._parts.state, worker)
+        self.stopped = False
+        """A signal has ended this start before the run was at its end."""
         self._input = InputTotals()
         self._fork_from = fork_from
+
+    @property
+    def step(self) -> int:
+        """Completed updates of the run."""
+        return self._parts.state.step
 
     def run(self) -> StepReport | None:
         """Train to the end of the recipe, or until stopped, with a checkpoint at the start and at the end.
@@ -137,7 +146,7 @@ class Session:
 
     def _train(self, event: str, facts: Mapping[str, Any]) -> StepReport | None:
         """Train from where the state stands to the end; records of an earlier stretch are cut there."""
-        parts, end = self._parts, self._end
+        parts = self._parts
         self._latest = None
         start = Progress(parts.state.step, parts.loader.position, parts.loader.epoch_size)
         with ExitStack() as stack:
@@ -145,20 +154,33 @@ class Session:
             self._mark(event, start.step, **facts)
             if self._saver:
                 stack.enter_context(self._saver)
+            if event == "resume" and self._validation.is_owed(start, self._records):
+                self._validate()
             self._save()
             hooks = self._hooks(stack, start)
             if event == "rollback":
                 # The checkpoint it went back to stays as it is, so the next one is the first to say what is skipped.
                 hooks.append(lambda report: self._save() if report.step == start.step + 1 else None)
-            last = train(
-                parts.state, parts.losses, parts.loader, parts.towers, self._recipe.exchange, until=end, hooks=hooks
-            )
+            last = self._steps(hooks)
             self._save()
             if self._saver:
                 self._saver.wait()
-            self._mark("stop" if last and last.stop_requested else "end", parts.state.step)
+            self._mark("stop" if self.stopped else "end", parts.state.step)
         if last and self._worker.is_chief:
             log.info("%s", self._input)
+        return last
+
+    def _steps(self, hooks: Sequence[Hook]) -> StepReport | None:
+        """Train until the end, or until stopped, and call the hooks after each attempt."""
+        parts, last = self._parts, None
+        steps = train_steps(
+            parts.state, parts.losses, parts.loader, parts.towers, self._recipe.exchange, until=self._end
+        )
+        while not self.stopped and (report := next(steps, None)):
+            self.stopped = report.stop_requested
+            for hook in hooks:
+                hook(report)
+            last = report
         return last
 
     def _roll_back(self, error: NonFiniteError) -> dict[str, Any]:
@@ -177,18 +199,9 @@ class Session:
         self._end = _rest(self._end, self._latest)
         return {"from_step": from_step, "skipped": refusal.position, "why": [*refusal.reasons, *refusal.culprits]}
 
-    def evaluate(self, split: str) -> Evaluation:
-        """Score the weights as they are now on a split; all workers together."""
-        how = self._recipe.evaluate
-        held = held_out(self._recipe, split)
-        return evaluate(
-            self._parts.state,
-            score,
-            held,
-            weights=how.weights,
-            micro_batch=how.micro_batch,
-            drop_last=how.drop_last,
-        )
+    def evaluate(self, split: str) -> Evaluation | None:
+        """Score the weights as they are now on a split, all workers together; None where a signal comes first."""
+        return self._validation.score(split)
 
     def _hooks(self, stack: ExitStack, start: Progress) -> list[Hook]:
         """In this order: what a checkpoint stands for is on the disk before it."""
@@ -205,7 +218,7 @@ class Session:
             parts = self._parts
             hooks += self._records.hooks(start)
             hooks += self._records.observe(parts.state, parts.towers, start, parts.loader.batch_size)
-        hooks.append(every(recipe.evaluate.every, self._validate, start=start))
+        hooks.append(every(recipe.evaluate.every, lambda _: self._validate(), start=start))
         if self._store:
             hooks.append(every(recipe.checkpoints.every, lambda _: self._save(), start=start))
         return hooks
@@ -217,12 +230,9 @@ class Session:
         if self._kept and report.refusal and report.refusal.culprits:
             self._kept.keep(report.refusal, report.step)
 
-    def _validate(self, report: StepReport) -> None:
-        result = self.evaluate("validation")
-        if self._worker.is_chief:
-            log.info("step %d: validation %s", report.step, result)
-        if self._records:
-            self._records.write_evaluation(report.step, "validation", result.means)
+    def _validate(self) -> None:
+        """Score the validation examples, unless the run is to stop: there may be no time for more than to save."""
+        self.stopped = self.stopped or self._validation.run(self._records) is None
 
     def _save(self) -> None:
         if self._saver and self._workdir:

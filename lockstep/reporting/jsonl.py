@@ -65,6 +65,10 @@ class MetricsFile:
             self._evaluated.add((step, name))
             self._append({"step": step, "evaluation": name, "scores": dict(scores)})
 
+    def is_evaluated(self, step: int, name: str) -> bool:
+        """Whether the scores of an evaluation after the last attempt stand there."""
+        return (step, name) in self._evaluated
+
     def flush(self) -> None:
         """Have every line on the disk; to be called before a checkpoint that counts on them."""
         self._file.flush()

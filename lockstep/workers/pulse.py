@@ -20,13 +20,15 @@ BEAT_SECONDS = 0.1
 class Pulse:
     """What the training loop tells about itself, and what it is told; nobody need be listening."""
 
-    __slots__ = ("launched", "phase", "step", "stop_requested")
+    __slots__ = ("ended", "launched", "phase", "step", "stop_requested")
 
     def __init__(self, *, launched: bool = False) -> None:
         self.step = 0
         self.phase: Phase = "start"
         self.stop_requested: str | None = None
-        """The signal's name ("SIGINT", "SIGTERM") once somebody wants the run to end after this step."""
+        """The signal's name ("SIGINT", "SIGTERM", "SIGUSR1") once somebody wants the run to end after this step."""
+        self.ended = False
+        """The run has reached its end, and all of it is saved: whoever asks for a stop now does not interrupt it."""
         self.launched = launched
         """A launcher listens, and is the one that handles Ctrl-C."""
 
@@ -54,7 +56,7 @@ def start_beating(channel: Channel) -> Pulse:
 
 def beat(pulse: Pulse, channel: Channel) -> None:
     """Send the pulse as it is now."""
-    channel.send({"step": pulse.step, "phase": pulse.phase, "stop": pulse.stop_requested})
+    channel.send({"step": pulse.step, "phase": pulse.phase, "stop": pulse.stop_requested, "ended": pulse.ended})
 
 
 def _keep_beating(pulse: Pulse, channel: Channel) -> None:

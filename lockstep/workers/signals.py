@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish that the training loop sees, instead of an exception anywhere."""
+"""Ctrl-C and the signals of schedulers as a wish that the training loop sees, instead of an exception anywhere."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ from types import FrameType
 
 from lockstep.workers.pulse import Pulse
 
+NOTICES = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+"""What a scheduler sends to a run that is to end soon."""
+
 
 @contextmanager
 def stop_on_signals(pulse: Pulse) -> Iterator[None]:
-    """The first SIGINT or SIGTERM requests a stop after the current step; a second one ends the process at once.
+    """The first SIGINT or notice requests a stop after the current step; then SIGINT ends the process at once.
 
-    Does nothing where a launcher listens to the pulse: it decides for all its workers. To be entered in the main
-    thread. The handlers from before are put back at the end.
+    A notice never does, however often it comes: what it would cost is the checkpoint. Does nothing where a launcher
+    listens to the pulse: it decides for all its workers. To be entered in the main thread. The handlers from before are
+    put back at the end.
     """
     if pulse.launched:
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *NOTICES)}
 
     def handle(number: int, _: FrameType | None) -> None:
         # The next one must also reach a process that is deep in compiled code, where no handler of Python's runs.
-        for each in before:
-            signal.signal(each, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         _request(pulse, owner, number)
 
     owner = os.getpid()
@@ -39,16 +42,17 @@ def stop_on_signals(pulse: Pulse) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def pass_on_sigterm(pulse: Pulse) -> None:
-    """Take SIGTERM, however often it comes, as the wish that the whole run stops: for workers with a launcher."""
+def pass_on_notices(pulse: Pulse) -> None:
+    """Take notices, however often they come, as the wish that the whole run stops: for workers with a launcher."""
     owner = os.getpid()
-    signal.signal(signal.SIGTERM, lambda number, _: _request(pulse, owner, number))
+    for number in NOTICES:
+        signal.signal(number, lambda number, _: _request(pulse, owner, number))
 
 
 def _request(pulse: Pulse, owner: int, number: int) -> None:
     if os.getpid() == owner:
-        pulse.stop_requested = signal.Signals(number).name
-        return
-    # A child forked by the owner, a loader process say, has inherited the handler without having asked for it.
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+        pulse.stop_requested = pulse.stop_requested or signal.Signals(number).name
+    elif number in (signal.SIGINT, signal.SIGTERM):
+        # A child forked by the owner, a loader process say, has inherited the handler without having asked for it.
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)

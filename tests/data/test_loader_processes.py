@@ -235,7 +235,7 @@ def test_a_process_that_dies_is_named_before_its_turn() -> None:
         next(stream)
 
 
-@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_the_whole_run_is_the_trainers_to_answer(asked: signal.Signals) -> None:
     stream = batches(Coded())
     next(stream)

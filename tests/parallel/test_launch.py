@@ -142,6 +142,28 @@ def stop(second):
     say(RANK, "saved after", pulse.stop_requested)
 
 
+def end_then_stop(second):
+    pulse = of_this_process()
+    pulse.ended = True
+    say(RANK, "scores", os.getpid())
+    stop(second)
+
+
+def one_has_ended(second):
+    of_this_process().ended = second
+    say(RANK, "goes on", os.getpid())
+    stop(second)
+
+
+def stop_slowly(second):
+    pulse = of_this_process()
+    while not pulse.stop_requested:
+        threading.Event().wait(0.01)
+    say(RANK, "saves")
+    threading.Event().wait(0.3)
+    say(RANK, "saved")
+
+
 def fail_to_stop(second):
     stop(second)
     if second:
@@ -156,7 +178,7 @@ from lockstep.parallel.launch import launch
 from lockstep.parallel.watch import Limits
 
 if __name__ == "__main__":
-    code = launch(sys.argv[1:], plan=toy.plan, main=toy.main, preload=[{preload}], limits=Limits({limits}))
+    code = launch(sys.argv[1:], plan=toy.plan, main=toy.main, preload=[{preload}], limits=Limits({limits}){options})
     assert "torch" not in sys.modules
     sys.exit(code)
 """
@@ -221,10 +243,16 @@ def session(leader: int) -> list[int]:
 def launch(tmp_path: Path) -> Iterator[Launch]:
     started: list[Launched] = []
 
-    def start(*argv: str, workers: str = WORKERS, preload: str = "", limits: str = "grace_seconds=0.5") -> Launched:
+    def start(
+        *argv: str,
+        workers: str = WORKERS,
+        preload: str = "",
+        limits: str = "grace_seconds=0.5",
+        options: str = "",
+    ) -> Launched:
         (tmp_path / "toy.py").write_text(workers)
         script = tmp_path / "script.py"
-        script.write_text(SCRIPT.format(preload=preload, limits=limits))
+        script.write_text(SCRIPT.format(preload=preload, limits=limits, options=options))
         started.append(Launched(script, argv))
         return started[-1]
 
@@ -339,7 +367,7 @@ def test_a_plan_may_leave_with_a_code_of_its_own(launch: Launch) -> None:
     assert launch("usage").end() == (64, [], [])
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
 def test_a_signal_during_the_plan_ends_it_at_once(launch: Launch, number: signal.Signals, expected: int) -> None:
     running = launch("linger")
     assert running.read(1)[0].startswith("planning ")
@@ -365,7 +393,7 @@ def test_a_module_that_cannot_be_preloaded_is_told(launch: Launch) -> None:
 STOPPING = "stopping after this step, with a checkpoint; Ctrl-C again aborts"
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
 def test_the_first_signal_lets_the_workers_save(launch: Launch, number: signal.Signals, expected: int) -> None:
     running = launch("stop")
     running.pids()
@@ -377,13 +405,65 @@ def test_the_first_signal_lets_the_workers_save(launch: Launch, number: signal.S
     assert told == [STOPPING]
 
 
-def test_sigterm_to_one_worker_stops_them_all(launch: Launch) -> None:
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
+def test_a_notice_to_one_worker_stops_them_all(launch: Launch, number: signal.Signals, expected: int) -> None:
     running = launch("stop")
-    os.kill(running.pids()["worker 1"], signal.SIGTERM)
+    os.kill(running.pids()["worker 1"], number)
     code, said, told = running.end()
-    assert code == 143
-    assert sorted(said)[:2] == [f"{rank} saved after SIGTERM" for rank in range(2)]
+    assert code == expected
+    assert sorted(said)[:2] == [f"{rank} saved after {number.name}" for rank in range(2)]
     assert told == [STOPPING]
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)])
+def test_where_sigterm_is_a_preemption_its_code_says_so(launch: Launch, number: signal.Signals, expected: int) -> None:
+    running = launch("stop", options=", requeue=True")
+    running.pids()
+    running.process.send_signal(number)
+    assert running.end()[0] == expected
+
+
+def test_a_notice_that_comes_again_costs_nothing(launch: Launch) -> None:
+    running = launch("stop_slowly")
+    running.pids()
+    os.killpg(running.process.pid, signal.SIGUSR1)
+    assert sorted(running.read(2)[2:]) == ["0 saves", "1 saves"]
+    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM):
+        os.killpg(running.process.pid, number)
+    code, said, told = running.end()
+    assert (code, told) == (75, [STOPPING])
+    assert sorted(said)[:4] == ["0 saved", "0 saves", "1 saved", "1 saves"]
+
+
+def test_who_does_not_save_in_time_is_ended(launch: Launch) -> None:
+    running = launch("stuck", limits="stop_seconds=0.3")
+    running.pids()
+    running.process.send_signal(signal.SIGUSR1)
+    code, _, told = running.end()
+    assert code == 75
+    assert told == [
+        STOPPING,
+        "the workers took longer to stop than the time of grace, and were killed; the last checkpoint stands",
+    ]
+
+
+def test_a_signal_to_a_run_that_has_ended_interrupts_its_scoring_alone(launch: Launch) -> None:
+    running = launch("end_then_stop")
+    running.read(4)
+    running.process.send_signal(signal.SIGTERM)
+    code, said, told = running.end()
+    assert code == 0
+    assert sorted(line for line in said if "saved" in line) == [f"{rank} saved after SIGTERM" for rank in range(2)]
+    # The launcher may not have heard of the end yet when it passes the signal on.
+    assert told in (["the run has ended, and its scoring is left off; Ctrl-C again aborts"], [STOPPING])
+
+
+def test_a_run_that_has_ended_for_some_of_its_workers_has_not(launch: Launch) -> None:
+    running = launch("one_has_ended")
+    running.read(4)
+    running.process.send_signal(signal.SIGTERM)
+    code, _, told = running.end()
+    assert (code, told) == (143, [STOPPING])
 
 
 def test_a_second_ctrl_c_aborts(launch: Launch) -> None:

@@ -233,7 +233,7 @@ class Arena:
                 except WorkdirError:
                     os.sched_yield()
                     continue
-                if self.inside.exists() and started(int(self.inside.read_text())) != "0":
+                if started(self.pid_inside()) != "0":
                     log.write(b"two at once\n")
                 partial = self.inside.with_name(f"inside.{os.getpid()}")
                 partial.write_text(str(os.getpid()))
@@ -244,6 +244,12 @@ class Arena:
                 lease.check()
                 self.inside.unlink()
                 lease.release()
+
+    def pid_inside(self) -> int:
+        try:
+            return int(self.inside.read_text())
+        except FileNotFoundError:
+            return 0
 
     def entries(self) -> list[bytes]:
         return self.log.read_bytes().splitlines()
@@ -273,8 +279,7 @@ def test_never_two_at_once_however_many_are_killed(arena: Arena) -> None:
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while kills < 25 or len(arena.entries()) < 50:
         assert time.monotonic() < deadline, f"{kills} kills, {len(arena.entries())} entries"
-        waiting = int(arena.inside.read_text()) if arena.inside.exists() else 0
-        victim = next((each for each in arena.processes if each.pid == waiting), None)
+        victim = next((each for each in arena.processes if each.pid == arena.pid_inside()), None)
         if victim is None or choose.random() < 0.3:
             victim = choose.choice(arena.processes)
         arena.kill(victim)

@@ -2,24 +2,28 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from lockstep.workers.pulse import Pulse
-from lockstep.workers.signals import pass_on_sigterm, stop_on_signals
+from lockstep.workers.signals import NOTICES, pass_on_notices, stop_on_signals
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM)
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_the_first_signal_requests_a_stop_and_the_next_would_end_the_process(number: signal.Signals) -> None:
+def test_the_first_signal_requests_a_stop_and_the_next_ctrl_c_would_end_the_process(number: signal.Signals) -> None:
     before = [signal.getsignal(each) for each in NUMBERS]
     pulse = Pulse()
     with stop_on_signals(pulse):
         assert pulse.stop_requested is None
         signal.raise_signal(number)
         assert pulse.stop_requested == number.name
-        assert [signal.getsignal(each) for each in NUMBERS] == [signal.SIG_DFL] * 2
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+        for notice in NOTICES:
+            signal.raise_signal(notice)
+        assert pulse.stop_requested == number.name, "the first one says why"
     assert [signal.getsignal(each) for each in NUMBERS] == before
 
 
@@ -36,26 +40,30 @@ def test_where_a_launcher_listens_signals_are_its_own_affair() -> None:
         assert [signal.getsignal(each) for each in NUMBERS] == before
 
 
-def test_sigterm_is_passed_on_however_often_it_comes() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.fixture
+def passing_on() -> Iterator[Pulse]:
+    before = {number: signal.getsignal(number) for number in NOTICES}
     pulse = Pulse(launched=True)
-    try:
-        pass_on_sigterm(pulse)
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert pulse.stop_requested == "SIGTERM"
+    pass_on_notices(pulse)
+    yield pulse
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
-def test_a_forked_child_is_not_kept_alive_by_the_handler_it_inherits() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        pass_on_sigterm(Pulse())
-        child = os.fork()
-        if not child:
-            signal.raise_signal(signal.SIGTERM)
-            os._exit(0)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+@pytest.mark.parametrize("number", NOTICES)
+def test_a_notice_is_passed_on_however_often_it_comes(passing_on: Pulse, number: signal.Signals) -> None:
+    signal.raise_signal(number)
+    signal.raise_signal(number)
+    assert passing_on.stop_requested == number.name
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGUSR1, 0)])
+def test_a_forked_child_can_be_ended_and_is_not_by_a_notice_of_preemption(
+    passing_on: Pulse, number: signal.Signals, status: int
+) -> None:
+    child = os.fork()
+    if not child:
+        signal.raise_signal(number)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
+    assert passing_on.stop_requested is None

@@ -1,0 +1,122 @@
+"""Preempted by a scheduler, started again, and again: real processes, and the bytes of a run that never was."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli import train
+from lockstep.cli.main import EXIT_CODES, PREEMPTION, parse
+from lockstep.errors import InputError
+from lockstep.parallel.watch import Limits
+
+ROOT = Path(__file__).parent.parent.parent
+TIMEOUT_SECONDS = 90
+WORDS = [
+    "--towers", "2", "--requeue", "--grace", "60",
+    "--set", "batch_size=24", "--set", "checkpoints.every=4 steps", "--set", "watch.metrics=1 steps",
+    "--set", "watch.summaries=0", "--set", "average.decay=0.9", "--set", "exchange.exact=true",
+    "--set", "evaluate.every=3 steps", "--set", "evaluate.examples=120", "--set", "evaluate.micro_batch=6",
+]  # fmt: skip
+
+
+def start(workdir: Path, num_workers: int, *end: str) -> subprocess.Popen[str]:
+    words = ["train", "mnist", "--workdir", str(workdir), "--workers", str(num_workers), *WORDS, *end]
+    command = [sys.executable, "-m", "lockstep", *words]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def contents(workdir: Path) -> dict[str, bytes]:
+    newest = max((workdir / "checkpoints").iterdir())
+    files = [path for path in newest.iterdir() if path.name != "manifest.json"]
+    return {path.name: path.read_bytes() for path in [*files, workdir / "metrics.jsonl"]}
+
+
+def size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not happened():
+        assert time.monotonic() < deadline
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.005)
+            return
+
+
+def end(process: subprocess.Popen[str], code: int) -> str:
+    """All that it said; it must end with the code."""
+    said, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == code, said
+    return said
+
+
+def events(workdir: Path) -> list[str]:
+    path = workdir / "history.jsonl"
+    return [json.loads(line)["event"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_preempted_at_a_random_moment_a_run_learns_the_same(tmp_path: Path) -> None:
+    choose, workdir, undisturbed = random.Random(), tmp_path / "run", tmp_path / "undisturbed"
+    metrics, number = workdir / "metrics.jsonl", choose.choice([signal.SIGUSR1, signal.SIGTERM])
+    with start(workdir, 2, "--forever") as process:
+        # Anywhere in a step, an evaluation or a save: a line of metrics is about 350 bytes.
+        size = choose.randrange(1, 2000)
+        wait_for(lambda: size_of(metrics) >= size, process)
+        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
+        said = end(process, 75)
+    stopped = re.search(r"stopped at step (\d+), and saved: the same command goes on from there", said)
+    assert stopped, said
+    steps = ["--steps", str(int(stopped[1]) + 3)]
+    with start(workdir, 1, *steps) as process:
+        end(process, 0)
+    with start(undisturbed, 1, *steps) as process:
+        # Its end is saved, and only its scoring can still be interrupted.
+        wait_for(lambda: "end" in events(undisturbed), process)
+        process.send_signal(signal.SIGTERM)
+        assert "test accuracy" in end(process, 0)
+    assert contents(workdir) == contents(undisturbed)
+    assert events(workdir) == ["start", "stop", "resume", "end"]
+    assert events(undisturbed) == ["start", "end"]
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
+def test_a_time_of_grace_that_is_none(seconds: str) -> None:
+    words = ["train", "mnist", "--grace", seconds]
+    with pytest.raises(InputError) as raised:
+        train.run(parse(words), words)
+    assert str(raised.value) == (
+        "--grace is out of range.\n"
+        f"  given:    --grace={float(seconds)}\n"
+        "  expected: a number above 0\n"
+        "  mend:     give the seconds between the signal and the end of the machine"
+    )
+
+
+def test_the_launcher_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, object] = {}
+    monkeypatch.setattr(train, "launch", lambda argv, **options: told.update(options) or 0)
+    for words, seconds, requeue in ([], None, False), (["--requeue", "--grace", "90"], 90.0, True):
+        argv = ["train", "mnist", *words]
+        train.run(parse(argv), argv)
+        assert (told["limits"], told["requeue"]) == (Limits(stop_seconds=seconds), requeue)
+
+
+def test_the_help_says_what_happens(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["train", "--help"])
+    said = capsys.readouterr().out
+    assert PREEMPTION in said
+    assert EXIT_CODES in said
