@@ -31,9 +31,10 @@ check: $(SETUP) ## formatting, lint, types, spelling
 	$(BIN)/mypy
 	$(BIN)/codespell
 
-bench: $(SETUP) ## measure a step, and its update, against hand-written PyTorch
+bench: $(SETUP) ## measure a step, its update and a save against PyTorch by hand
 	$(BIN)/python benchmarks/parity_step.py
 	$(BIN)/python benchmarks/update.py
+	$(BIN)/python benchmarks/checkpoint.py
 
 clean: ## remove the virtual environments (runs and data stay)
 	rm -rf .venv .venv-oldest
