@@ -43,13 +43,22 @@ class BackgroundWriter:
         self._may_change = threading.Event()
         self._error: BaseException | None = None
 
-    def begin(self, step: int, tensors: Tensors, values: Mapping[str, JSON], *, at_once: Collection[str] = ()) -> None:
+    def begin(
+        self,
+        step: int,
+        tensors: Tensors,
+        values: Mapping[str, JSON],
+        scores: Mapping[str, float] | None = None,
+        *,
+        at_once: Collection[str] = (),
+    ) -> None:
         """Have a checkpoint written; the tensors must stay as they are until `let_change` has returned.
 
         Args:
             step: whose checkpoint it is.
             tensors: by section and name, as `Store.write` takes them.
             values: the rest, which is taken as it is now.
+            scores: of the weights, by name, where they are known.
             at_once: sections that are copied before this returns, since they may change at any time.
 
         Raises:
@@ -61,7 +70,7 @@ class BackgroundWriter:
         later = {section: members for section, members in tensors.items() if section not in taken}
         thread = threading.Thread(
             target=self._write,
-            args=(step, list(tensors), taken, later, _versions(later), deepcopy(values)),
+            args=(step, list(tensors), taken, later, _versions(later), deepcopy(values), dict(scores or {})),
             name=f"checkpoint of step {step}",
         )
         self._may_change.clear()
@@ -102,6 +111,7 @@ class BackgroundWriter:
         later: Tensors,
         versions: list[int],
         values: Mapping[str, JSON],
+        scores: Mapping[str, float],
     ) -> None:
         try:
             with torch.no_grad():
@@ -109,7 +119,7 @@ class BackgroundWriter:
             if _versions(later) != versions:
                 raise _changed(step)
             self._may_change.set()
-            self.store.write(step, {section: taken[section] for section in order}, values)
+            self.store.write(step, {section: taken[section] for section in order}, values, scores)
         except BaseException as error:
             self._error = error
             # It is raised by whoever asks next; nobody may.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,10 @@ class Manifest:
     step: int
     saved_unix_seconds: int
     files: tuple[FileEntry, ...]
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """Of the evaluations after the step, by name; finite."""
+    best_by: str | None = None
+    """The score by which it was among the best when it was written."""
 
     def encode(self) -> bytes:
         """The bytes of the file, its own hash included."""
@@ -87,12 +92,15 @@ class Manifest:
             raise _unknown_format(path, body.get("format"))
         try:
             files = tuple(FileEntry(**entry) for entry in body["files"])
-            manifest = cls(int(body["step"]), int(body["saved_unix_seconds"]), files)
-        except (KeyError, TypeError, ValueError) as error:
+            scores = {str(name): float(score) for name, score in body.get("scores", {}).items()}
+            manifest = cls(int(body["step"]), int(body["saved_unix_seconds"]), files, scores, body.get("best_by"))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise damaged(path, f"other fields ({error!r})", f"those of format {FORMAT}") from error
         names = [file.name for file in files]
         if VALUES not in names or not all(map(_FILE_NAME.fullmatch, names)):
             raise damaged(path, f"files {names}", f"{VALUES}, and sections with names of their own and {SUFFIX!r}")
+        if manifest.best_by not in (None, *manifest.scores):
+            raise damaged(path, f"the best by {manifest.best_by!r}", "one of the scores, or none")
         return manifest
 
 

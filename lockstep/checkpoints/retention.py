@@ -1,26 +1,41 @@
-"""Which checkpoints are kept: the newest few, and one every few hours."""
+"""Which checkpoints are kept: the newest few, one every few hours, the best few, and those that are pinned."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
+from lockstep.checks import check_one_of, check_range, check_whole
 from lockstep.errors import InputError
+
+_NO_SCORES: Mapping[int, float] = {}
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Keep the `newest` checkpoints; of the older ones, those at least `every_hours` apart.
+    """Keep the `newest` checkpoints; of the older ones those at least `every_hours` apart, and the best.
 
-    The oldest one counts as the first of these. Step 0 is a checkpoint like any other.
+    Of those apart in time the oldest one counts as the first. Step 0 is a checkpoint like any other.
+
+    Which are the best is settled when each is written: it has to be better than the last of the best there are, by more
+    than `min_improvement`, and then takes its place. A score that goes up and down a little thus moves nothing, and of
+    equal ones the older stays.
 
     Raises:
-        InputError: `newest` is below 1, or `every_hours` is not above 0.
+        InputError: a field is out of range.
     """
 
     newest: int = 5
     every_hours: float | None = None
     """None keeps no older ones."""
+    best: str | None = None
+    """The score by which checkpoints are the best ("validation/top1"); None: by none."""
+    better: Literal["higher", "lower"] = "higher"
+    keep_best: int = 1
+    """How many of the best are kept."""
+    min_improvement: float = 0.0
 
     def __post_init__(self) -> None:
         if self.newest < 1:
@@ -37,23 +52,54 @@ class Retention:
                 expected="a number above 0, or None",
                 mend="give the hours between two checkpoints to keep, or None to keep the newest alone",
             )
+        check_one_of("better", self.better, ("higher", "lower"))
+        check_whole("keep_best", self.keep_best, least=1)
+        check_range("min_improvement", self.min_improvement, 0.0)
 
-    def surplus(self, saved_seconds: Mapping[int, float]) -> list[int]:
+    def ranked(self, scores: Mapping[int, float]) -> list[int]:
+        """Steps by their scores, the best first; of equal ones the older first."""
+        return sorted(scores, key=lambda step: (-self._worth(scores[step]), step))
+
+    def is_among_best(self, score: float, scores: Mapping[int, float]) -> bool:
+        """Whether a new checkpoint is one of the best.
+
+        Args:
+            score: its own; one that is not finite never is.
+            scores: those, by step, of the checkpoints there are that were among the best when they were written.
+        """
+        best = self.ranked(scores)[: self.keep_best]
+        if len(best) < self.keep_best or not math.isfinite(score):
+            return math.isfinite(score)
+        return self._worth(score) - self._worth(scores[best[-1]]) > self.min_improvement
+
+    def surplus(
+        self,
+        saved_seconds: Mapping[int, float],
+        scores: Mapping[int, float] = _NO_SCORES,
+        pinned: Collection[int] = (),
+    ) -> list[int]:
         """The steps whose checkpoints are to be deleted, oldest first.
 
         Deleting them and asking again gives none.
 
         Args:
             saved_seconds: when the checkpoint of each step was saved, in seconds since 1970.
+            scores: of those that were among the best when they were written.
+            pinned: those that somebody wants to keep.
         """
         older = sorted(saved_seconds)[: -self.newest]
+        kept = {*self._apart_in_time(older, saved_seconds), *self.ranked(scores)[: self.keep_best], *pinned}
+        return [step for step in older if step not in kept]
+
+    def _apart_in_time(self, steps: list[int], saved_seconds: Mapping[int, float]) -> list[int]:
         if self.every_hours is None:
-            return older
-        surplus, last_kept = [], float("-inf")
-        for step in older:
+            return []
+        apart: list[int] = []
+        for step in steps:
             # A clock that was set back makes a distance too: it must not have everything deleted until it catches up.
-            if abs(saved_seconds[step] - last_kept) < 3600 * self.every_hours:
-                surplus.append(step)
-            else:
-                last_kept = saved_seconds[step]
-        return surplus
+            if not apart or abs(saved_seconds[step] - saved_seconds[apart[-1]]) >= 3600 * self.every_hours:
+                apart.append(step)
+        return apart
+
+    def _worth(self, score: float) -> float:
+        return score if self.better == "higher" else -score

@@ -8,9 +8,11 @@ that were there before. `docs/reference/checkpoint-format.md` describes the file
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import logging
+import math
 import re
 import shutil
 import threading
@@ -24,6 +26,7 @@ from torch import Tensor
 
 from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, VALUES, DamagedError, FileEntry, Manifest, damaged
 from lockstep.checkpoints.retention import Retention
+from lockstep.checkpoints.standing import PINNED, Standing, rate
 from lockstep.checkpoints.tensors import Tensors, check, decode, encoded, size_bytes
 from lockstep.checkpoints.unfinished import delete, sweep, unfinished_path
 from lockstep.checkpoints.values import JSON, decode_values, encode_values
@@ -89,11 +92,29 @@ class Store:
         """The last step there is a checkpoint of, or None; it may turn out to be damaged."""
         return max(self.steps(), default=None)
 
-    def write(self, step: int, tensors: Tensors, values: Mapping[str, JSON]) -> Path:
+    def best(self) -> int | None:
+        """The step of the best checkpoint by the score of the retention; None where none is known to be."""
+        return next(iter(self.retention.ranked(self._standing(self.steps()).best_scores)), None)
+
+    def is_among_best(self, step: int, scores: Mapping[str, float]) -> bool:
+        """Whether a checkpoint of the step with these scores is one of the best of all up to it."""
+        by = self.retention.best
+        others = self._standing(other for other in self.steps() if other < step).best_scores
+        return by is not None and by in scores and self.retention.is_among_best(scores[by], others)
+
+    def write(
+        self, step: int, tensors: Tensors, values: Mapping[str, JSON], scores: Mapping[str, float] | None = None
+    ) -> Path:
         """Save a checkpoint, and delete those that are no longer to be kept.
 
         Where the step has a checkpoint of the same tensors already, that one stays; another, or a damaged one, is
         replaced. Checkpoints of later steps (left by a run that fell back from them) are neither counted nor deleted.
+
+        Args:
+            step: completed updates.
+            tensors: by section and name.
+            values: what is no tensor.
+            scores: of these tensors, by name, where they are known; they may be given later, with the same tensors.
 
         Returns:
             The checkpoint's folder; it is on the disk.
@@ -103,13 +124,18 @@ class Store:
         """
         check(tensors)
         encoded_values = encode_values(values)
+        finite = {name: float(score) for name, score in (scores or {}).items() if math.isfinite(score)}
         # Of one process one thread writes: its unfinished folders go by the process.
         with _writing:
             try:
                 make_folder(self.folder)
                 sweep(self.folder)
-                if not self._is_there(step, tensors):
-                    self._write_new(step, tensors, encoded_values)
+                best_by = self.retention.best if self.is_among_best(step, finite) else None
+                draft = Manifest(step, int(time.time()), (), finite, best_by)
+                if self._is_there(step, tensors):
+                    rate(self.path(step), draft)
+                else:
+                    self._write_new(draft, tensors, encoded_values)
                 sync_folder(self.folder)
             except OSError as error:
                 raise self._not_written(step, size_bytes(tensors) + len(encoded_values), error) from error
@@ -189,16 +215,18 @@ class Store:
             return False
         return True
 
-    def _write_new(self, step: int, tensors: Tensors, encoded_values: bytes) -> None:
-        final = self.path(step)
+    def _write_new(self, draft: Manifest, tensors: Tensors, encoded_values: bytes) -> None:
+        final = self.path(draft.step)
         temporary = unfinished_path(final, "new")
         delete(temporary)
         try:
             temporary.mkdir()
-            _write_files(temporary, step, tensors, encoded_values)
+            _write_files(temporary, draft, tensors, encoded_values)
+            if (final / PINNED).exists():
+                (temporary / PINNED).touch()
             sync_folder(temporary)
             if final.exists():
-                self._set_aside(step)
+                self._set_aside(draft.step)
             temporary.rename(final)
         except BaseException:
             delete(temporary)
@@ -211,19 +239,15 @@ class Store:
         delete(aside)
 
     def _prune(self, written: int) -> None:
-        saved_seconds = {step: self._saved_seconds(step) for step in self.steps() if step <= written}
-        for step in self.retention.surplus(saved_seconds):
+        there = self._standing(step for step in self.steps() if step <= written)
+        for step in self.retention.surplus(there.saved_seconds, there.best_scores, there.pinned):
             try:
                 self._set_aside(step)
             except OSError as error:
                 log.warning("the old checkpoint %s cannot be deleted: %s", self.path(step), error.strerror)
 
-    def _saved_seconds(self, step: int) -> float:
-        """When it was saved; one that cannot say counts as far from all others: where hours count, it is kept."""
-        try:
-            return Manifest.read(self.path(step)).saved_unix_seconds
-        except CheckpointError:
-            return 0.0
+    def _standing(self, steps: Iterable[int]) -> Standing:
+        return Standing.read({step: self.path(step) for step in steps}, self.retention.best)
 
     def _not_written(self, step: int, needed_bytes: int, error: OSError) -> CheckpointError:
         free = "an unknown number of"
@@ -249,10 +273,10 @@ def _decode(path: Path, data: bytes) -> dict[str, Any]:
         raise damaged(path, f"content that cannot be read ({error})", "what was written") from error
 
 
-def _write_files(folder: Path, step: int, tensors: Tensors, encoded_values: bytes) -> None:
+def _write_files(folder: Path, draft: Manifest, tensors: Tensors, encoded_values: bytes) -> None:
     entries = [_write_file(folder / f"{section}{SUFFIX}", encoded(members)) for section, members in tensors.items()]
     entries.append(_write_file(folder / VALUES, [encoded_values]))
-    write_file(folder / MANIFEST, [Manifest(step, int(time.time()), tuple(entries)).encode()])
+    write_file(folder / MANIFEST, [dataclasses.replace(draft, files=tuple(entries)).encode()])
 
 
 def _sha256(parts: Iterable[bytes | memoryview]) -> str:

@@ -101,7 +101,11 @@ def _add_train(train: argparse.ArgumentParser) -> None:
 def _add_evaluate(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument("workdir", help="the folder of a run")
     evaluate.add_argument("--average", action="store_true", help="score the moving averages of the parameters")
-    evaluate.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step (default: the newest)")
+    which = evaluate.add_mutually_exclusive_group()
+    which.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step (default: the newest)")
+    which.add_argument(
+        "--best", action="store_true", help="the best one, by the score that the recipe keeps the best by"
+    )
     evaluate.add_argument("--split", default="test", help="which examples: test (default), validation or train")
     _add_machine(evaluate)
 

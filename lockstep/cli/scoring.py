@@ -39,7 +39,7 @@ def work(argv: list[str]) -> int:
         choices = workdir.saved_choices()
         torch.set_num_threads(choices["threads"] if choices else 1)
         state = build_state(recipe, worker)
-        checkpoint = _read(workdir.path, arguments.step, worker)
+        checkpoint = _read(_store(workdir.path, recipe), arguments, worker)
         restore(checkpoint, state)
         weights: Weights = "average" if arguments.average else "raw"
         held = held_out(recipe, arguments.split)
@@ -85,12 +85,30 @@ def _recipe_to_score(arguments: argparse.Namespace) -> Recipe:
             expected="a run whose recipe has an average",
             mend="leave --average out, or train with one: --set average.decay=0.9999",
         )
-    _check_checkpoints(Store(path / "checkpoints"), arguments.step)
+    if arguments.best and recipe.checkpoints.retention.best is None:
+        raise InputError(
+            f"The run in {path} does not say which checkpoint is the best.",
+            given="--best",
+            expected="a run whose recipe keeps the best checkpoints by some score",
+            mend="leave --best out, or train with one: --set checkpoints.retention.best=validation/top1",
+        )
+    _check_checkpoints(_store(path, recipe), arguments)
     return recipe
 
 
-def _check_checkpoints(store: Store, step: int | None) -> None:
-    steps = store.steps()
+def _store(path: Path, recipe: Recipe) -> Store:
+    return Store(path / "checkpoints", recipe.checkpoints.retention)
+
+
+def _check_checkpoints(store: Store, arguments: argparse.Namespace) -> None:
+    steps, step = store.steps(), arguments.step
+    if arguments.best and store.best() is None:
+        raise InputError(
+            f"None of the checkpoints in {store.folder} is known to be the best.",
+            given=f"checkpoints without a score {store.retention.best!r}",
+            expected="one that was saved after an evaluation",
+            mend="leave --best out, or let the run train until it has been scored",
+        )
     if not steps or step not in (None, *steps):
         raise InputError(
             f"There is no such checkpoint in {store.folder}.",
@@ -100,10 +118,10 @@ def _check_checkpoints(store: Store, step: int | None) -> None:
         )
 
 
-def _read(path: Path, step: int | None, worker: Worker) -> Checkpoint:
+def _read(store: Store, arguments: argparse.Namespace, worker: Worker) -> Checkpoint:
     """The same checkpoint on all workers: the chief alone looks for one that is intact, and tells of damaged ones."""
-    store = Store(path / "checkpoints")
-    found = store.read(step) if worker.is_chief else None
+    wanted = store.best() if arguments.best else arguments.step
+    found = store.read(wanted) if worker.is_chief else None
     agreed = worker.group.broadcast(found.step if found else None)
     checkpoint = found or store.read(int(str(agreed)))
     assert checkpoint is not None, "there are checkpoints, and where all are damaged the chief has raised"

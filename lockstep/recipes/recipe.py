@@ -132,7 +132,7 @@ class InitialWeights:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """When checkpoints are written (besides the start and the end), and which are kept."""
+    """When checkpoints are written (besides start and end, and where one is among the best), and which are kept."""
 
     every: Interval = _TEN_MINUTES
     retention: Retention = field(default_factory=Retention)
@@ -242,12 +242,23 @@ class Recipe:
         _check_counts(0, seed=self.seed, nonfinite_budget=self.nonfinite_budget)
         _check_counts(1, batch_size=self.batch_size, num_towers=self.num_towers, num_workers=self.num_workers)
         self._check_towers()
+        self._check_best()
         if self.evaluate.weights == "average" and self.average is None:
             raise InputError(
                 "The averaged weights cannot be scored: this run keeps no average.",
                 given='evaluate.weights="average", and no average',
                 expected="an average, or the raw weights",
                 mend='set average.decay (0.9999 is usual), or evaluate.weights="raw"',
+            )
+
+    def _check_best(self) -> None:
+        best = self.checkpoints.retention.best
+        if best is not None and not (best.startswith("validation/") and self.evaluate.every.amount):
+            raise InputError(
+                "By this score no checkpoint can be kept.",
+                given=f"checkpoints.retention.best={best!r}, evaluate.every={self.evaluate.every}",
+                expected='a score of the validation examples, such as "validation/top1", and evaluations',
+                mend="name such a score and set evaluate.every, or leave checkpoints.retention.best out",
             )
 
     def towers_for(self, num_workers: int) -> Towers:

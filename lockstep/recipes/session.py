@@ -20,7 +20,7 @@ from lockstep.recipes.quarantine import QuarantineList
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.records import Records
 from lockstep.recipes.toml import to_toml
-from lockstep.recipes.validation import Validation
+from lockstep.recipes.validation import Validation, score_split
 from lockstep.recipes.workdir import Workdir
 from lockstep.reporting.console import Console
 from lockstep.reporting.input_totals import InputTotals
@@ -76,7 +76,7 @@ class Session:
         self._kept = KeptBatches(path / "refused", self._parts.loader, worker) if path else None
         self._end = recipe.end
         self._latest: Progress | None = None
-        self._validation = Validation(recipe, self._parts.state, worker)
+        self._saved: tuple[int, Mapping[str, float]] | None = None
         self.stopped = False
         """A signal has ended this start before the run was at its end."""
         self._input = InputTotals()
@@ -147,7 +147,8 @@ class Session:
     def _train(self, event: str, facts: Mapping[str, Any]) -> StepReport | None:
         """Train from where the state stands to the end; records of an earlier stretch are cut there."""
         parts = self._parts
-        self._latest = None
+        self._latest = self._saved = None
+        self._validation = Validation(self._recipe, parts.state, self._worker)
         start = Progress(parts.state.step, parts.loader.position, parts.loader.epoch_size)
         with ExitStack() as stack:
             self._records = self._open_records(stack, start)
@@ -201,7 +202,7 @@ class Session:
 
     def evaluate(self, split: str) -> Evaluation | None:
         """Score the weights as they are now on a split, all workers together; None where a signal comes first."""
-        return self._validation.score(split)
+        return score_split(self._recipe, self._parts.state, split)
 
     def _hooks(self, stack: ExitStack, start: Progress) -> list[Hook]:
         """In this order: what a checkpoint stands for is on the disk before it."""
@@ -232,14 +233,20 @@ class Session:
 
     def _validate(self) -> None:
         """Score the validation examples, unless the run is to stop: there may be no time for more than to save."""
-        self.stopped = self.stopped or self._validation.run(self._records) is None
+        self.stopped = self.stopped or not self._validation.run(self._records)
+        if self._store and self._saver and self._store.retention.best and self._worker.is_chief:
+            self._saver.wait()  # what is in flight may be better
+            if self._store.is_among_best(self.step, self._validation.scores):
+                self._save()
 
     def _save(self) -> None:
-        if self._saver and self._workdir:
+        what = self.step, self._validation.scores
+        if self._saver and self._workdir and what != self._saved:
+            self._saved = what
             self._workdir.check_held()
             if self._records:
                 self._records.flush()
-            self._saver.save(self._parts.state, self._parts.loader)
+            self._saver.save(self._parts.state, self._parts.loader, scores=self._validation.scores)
             if self._records:
                 self._records.mark("save", self._parts.state.step)
 

@@ -1,10 +1,11 @@
-"""The evaluations of a run: when one is owed, and what is done with its scores."""
+"""The evaluations of a run: when one is owed, and what becomes of its scores."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 
+from lockstep.checks import check_one_of
 from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
 from lockstep.progress import Progress
 from lockstep.recipes.build import held_out, score
@@ -16,8 +17,21 @@ from lockstep.workers.rank import Worker
 log = logging.getLogger("lockstep")
 
 
+def score_split(recipe: Recipe, state: TrainState, split: str) -> Evaluation | None:
+    """Score the weights of a run as they are; None, on all workers, where one of them is asked to stop."""
+    how = recipe.evaluate
+    return evaluate_unless_stopped(
+        state,
+        score,
+        held_out(recipe, split),
+        weights=how.weights,
+        micro_batch=how.micro_batch,
+        drop_last=how.drop_last,
+    )
+
+
 class Validation:
-    """Scores the weights of a run as they are; all workers make the same calls.
+    """The evaluations of one stretch of a run on the validation examples; all workers make the same calls.
 
     Args:
         recipe: of the run.
@@ -27,29 +41,35 @@ class Validation:
 
     def __init__(self, recipe: Recipe, state: TrainState, worker: Worker) -> None:
         self._recipe, self._state, self._worker = recipe, state, worker
+        self._scored = -1
+        self._scores: Mapping[str, float] = {}
 
-    def score(self, split: str) -> Evaluation | None:
-        """Score a split; None, on all workers, where one of them is asked to stop before the end."""
-        how = self._recipe.evaluate
-        return evaluate_unless_stopped(
-            self._state,
-            score,
-            held_out(self._recipe, split),
-            weights=how.weights,
-            micro_batch=how.micro_batch,
-            drop_last=how.drop_last,
-        )
+    def run(self, records: Records | None) -> bool:
+        """Score the validation examples, and write the scores down where there are records.
 
-    def run(self, records: Records | None) -> Mapping[str, float] | None:
-        """Score the validation examples, and write the scores down where there are records; None as in `score`."""
-        result = self.score("validation")
+        Returns:
+            Whether it was done; not where some worker is asked to stop.
+
+        Raises:
+            InputError: the score that checkpoints are kept by is none of them.
+        """
+        result, step = score_split(self._recipe, self._state, "validation"), self._state.step
         if result is None:
-            return None
+            return False
         if self._worker.is_chief:
-            log.info("step %d: validation %s", self._state.step, result)
+            log.info("step %d: validation %s", step, result)
         if records:
-            records.write_evaluation(self._state.step, "validation", result.means)
-        return result.means
+            records.write_evaluation(step, "validation", result.means)
+        self._scored, self._scores = step, {f"validation/{name}": mean for name, mean in result.means.items()}
+        best = self._recipe.checkpoints.retention.best
+        if best is not None:
+            check_one_of("checkpoints.retention.best", best, tuple(self._scores))
+        return True
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """Those of the weights as they are; none where they have not been scored."""
+        return self._scores if self._scored == self._state.step else {}
 
     def is_owed(self, start: Progress, records: Records | None) -> bool:
         """Whether the last step before this start was to be followed by an evaluation, which was left off to stop.

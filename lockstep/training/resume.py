@@ -24,7 +24,9 @@ log = logging.getLogger("lockstep")
 States = TrainState | Mapping[str, TrainState]
 
 
-def save(states: States, loader: Loader, workdir: str | Path | Store) -> None:
+def save(
+    states: States, loader: Loader, workdir: str | Path | Store, *, scores: Mapping[str, float] | None = None
+) -> None:
     """Write a checkpoint of the run as it stands; only the chief writes, and the others go on.
 
     Returns once it is on the disk. A `Saver` writes while the run goes on.
@@ -33,6 +35,7 @@ def save(states: States, loader: Loader, workdir: str | Path | Store) -> None:
         states: one state, or several by name.
         loader: its position is saved, not what it has read ahead.
         workdir: the run's folder (checkpoints go to its `checkpoints/`), or a store with other rules of retention.
+        scores: of the weights as they stand, by name ("validation/top1"), for a retention that keeps the best.
 
     Raises:
         CheckpointError: it cannot be written; older checkpoints are as they were.
@@ -41,7 +44,7 @@ def save(states: States, loader: Loader, workdir: str | Path | Store) -> None:
         settle()
         step, tensors, values = contents(states, loader)
         with _phase("save", step):
-            store_of(workdir).write(step, tensors, values)
+            store_of(workdir).write(step, tensors, values, scores)
 
 
 def contents(states: States, loader: Loader) -> tuple[int, dict[str, dict[str, Tensor]], dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -27,8 +28,13 @@ class Saver:
     def __init__(self, workdir: str | Path | Store) -> None:
         self._writer = BackgroundWriter(store_of(workdir))
 
-    def save(self, states: States, loader: Loader) -> None:
+    def save(self, states: States, loader: Loader, *, scores: Mapping[str, float] | None = None) -> None:
         """Begin to write a checkpoint of the run as it stands: one state, or several by name.
+
+        Args:
+            states: one state, or several by name.
+            loader: its position is saved, not what it has read ahead.
+            scores: of the weights as they stand, by name ("validation/top1"), for a retention that keeps the best.
 
         Raises:
             CheckpointError: the one before could not be written, or a tensor cannot be saved.
@@ -38,7 +44,7 @@ class Saver:
         step, tensors, values = contents(states, loader)
         # Towers change the buffers while they run, and put them back.
         buffers = [section for section in tensors if section.rpartition(".")[2] == "buffers"]
-        self._writer.begin(step, tensors, values, at_once=buffers)
+        self._writer.begin(step, tensors, values, scores, at_once=buffers)
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on the disk.

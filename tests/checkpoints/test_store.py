@@ -85,6 +85,8 @@ def test_files_are_those_of_the_format(store: Store) -> None:
             for name in names
             for data in [(path / name).read_bytes()]
         ],
+        "scores": {},
+        "best_by": None,
     }
     assert json.loads((path / "values.json").read_text()) == {"step": 7}
 
