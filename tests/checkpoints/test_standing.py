@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from checkpoint_helpers import assert_consistent, sections_of
+from checkpoint_helpers import Child, assert_consistent, count_or_kill, sections_of
 
 from lockstep.checkpoints import Retention, Store
 from lockstep.checkpoints.manifest import DamagedError, Manifest
@@ -65,6 +66,26 @@ def test_the_older_of_equal_ones_and_a_little_better_one_does_not_matter(tmp_pat
     assert store.steps() == [1, 5]
     save(store, 6, 0.61)
     assert (store.best(), store.steps()) == (6, [6])
+
+
+def test_killed_at_any_moment_of_a_rating_the_checkpoint_is_whole(tmp_path: Path) -> None:
+    def prepare(name: str) -> tuple[Store, Callable[[], None]]:
+        store = Store(tmp_path / name, Retention(newest=1, best=TOP1))
+        save(store, 10, 0.5)
+        save(store, 20)
+        return store, lambda: store.write(20, sections_of(20), {"step": 20}, {TOP1: 0.75})
+
+    ((calls,),) = [Child(count_or_kill, None, prepare("whole")[1]).said()]
+    assert calls > 15
+    for call in range(1, calls + 1):
+        store, rate = prepare(str(call))
+        child = Child(count_or_kill, call, rate)
+        assert child.said() == []
+        assert child.process.exitcode == -9
+        assert assert_consistent(store.read()) == 20
+        assert store.best() in (10, 20)
+        rate()
+        assert (store.best(), store.steps()) == (20, [20])
 
 
 @pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])

@@ -97,7 +97,13 @@ towers = st.builds(
 exchanges = st.just(Alone()) | st.builds(
     AllReduce, st.sampled_from([None, "shared_memory", "gloo", "nccl"]), st.booleans()
 )
-checkpoints = st.builds(Checkpoints, intervals, st.builds(Retention, counts, st.none() | positive))
+scores = st.none() | texts.map("validation/{}".format)
+better = st.sampled_from(["higher", "lower"])
+
+
+def checkpoints(best: st.SearchStrategy[str | None]) -> st.SearchStrategy[Checkpoints]:
+    retention = st.builds(Retention, counts, st.none() | positive, best, better, counts, rates)
+    return st.builds(Checkpoints, intervals, retention)
 
 
 @st.composite
@@ -105,11 +111,12 @@ def recipes(draw: st.DrawFn) -> Recipe:
     num_towers = draw(st.integers(1, 64))
     average = draw(st.none() | averages)
     weights = ["raw", "average"] if average else ["raw"]
+    evaluate = draw(st.builds(Evaluate, intervals, st.none() | counts, st.sampled_from(weights), st.none() | counts))
     return Recipe(
         name=draw(st.from_regex(r"\w[\w.+-]*", fullmatch=True)),
         model=Mnist(lrn=draw(st.booleans())),
         data=MnistData(
-            draw(st.none() | texts), tuple(draw(st.lists(st.builds(RandomShift, counts, texts), max_size=3)))
+            draw(st.none() | texts), augment=tuple(draw(st.lists(st.builds(RandomShift, counts, texts), max_size=3)))
         ),
         optimizer=draw(optimizers),
         batch_size=num_towers * draw(st.integers(1, 1000)),
@@ -130,9 +137,9 @@ def recipes(draw: st.DrawFn) -> Recipe:
         device=draw(st.none() | texts),
         exchange=draw(exchanges),
         end=draw(st.none() | st.builds(Steps, counts) | epochs | st.builds(Hours, positive)),
-        checkpoints=draw(checkpoints),
+        checkpoints=draw(checkpoints(scores if evaluate.every.amount else st.none())),
         watch=draw(st.builds(Watch, *[intervals] * 6, st.integers(0, 100))),
-        evaluate=draw(st.builds(Evaluate, intervals, st.none() | counts, st.sampled_from(weights), st.none() | counts)),
+        evaluate=evaluate,
     )
 
 
