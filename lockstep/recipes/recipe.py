@@ -91,10 +91,10 @@ class MnistData:
 
     folder: str | None = None
     """Where the four files are; None: the ones that come with the project."""
-    split: Literal["train", "validation", "test"] = "train"
-    """The examples to train on."""
     augment: tuple[RandomShift, ...] = ()
     """What happens to the images of a training batch, in this order."""
+    split: Literal["train", "validation", "test"] = "train"
+    """The examples to train on."""
 
 
 @dataclass(frozen=True)

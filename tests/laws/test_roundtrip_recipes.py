@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.checkpoints.retention import Retention
+from lockstep.data.block_order import BlockShuffled
 from lockstep.images.augment import RandomShift
 from lockstep.losses.regularization import L1, L2
 from lockstep.models.mnist import Mnist
@@ -34,11 +35,14 @@ from lockstep.optim import (
 from lockstep.parallel.exchange import AllReduce, Alone
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Hours, Interval, Steps
-from lockstep.recipes.recipe import Checkpoints, Evaluate, MnistData, Recipe, Watch, differences
+from lockstep.recipes.recipe import Checkpoints, Evaluate, Feed, InitialWeights, MnistData, Recipe, Watch, differences
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import names, recipe
 from lockstep.recipes.toml import from_toml, to_toml
 from lockstep.training.smoothing import LossAverage
+from lockstep.weights.layouts import Layout
+from lockstep.weights.names import Rename
+from lockstep.weights.warm_start import WarmStart
 
 rates = st.floats(min_value=0, allow_infinity=False)
 positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False) | st.integers(1, 10**6)
@@ -97,6 +101,31 @@ towers = st.builds(
 exchanges = st.just(Alone()) | st.builds(
     AllReduce, st.sampled_from([None, "shared_memory", "gloo", "nccl"]), st.booleans()
 )
+feeds = st.builds(
+    Feed,
+    st.sampled_from(["shuffled", "sequential"]) | st.builds(BlockShuffled, counts, counts),
+    num_processes=st.none() | st.integers(0, 8),
+    prefetch=counts,
+    bad_examples=st.sampled_from(["raise", "skip"]),
+    bad_budget=st.integers(0, 100),
+) | st.builds(Feed, num_threads=counts)
+renames = st.sampled_from(
+    [(), (Rename("/weights$", ".weight"),), (Rename("a", ("b", "c"), Layout("i o -> o i")), Rename("x", "y"))]
+)
+warm_starts = st.none() | st.builds(
+    InitialWeights,
+    texts,
+    st.builds(
+        WarmStart,
+        renames,
+        texts,
+        skip=patterns,
+        reshape=st.booleans(),
+        mismatch=st.sampled_from(["error", "skip"]),
+        name_map=st.sampled_from([None, "mnist"]),
+        require_loaded=st.none() | st.floats(0, 1),
+    ),
+)
 scores = st.none() | texts.map("validation/{}".format)
 better = st.sampled_from(["higher", "lower"])
 
@@ -116,9 +145,13 @@ def recipes(draw: st.DrawFn) -> Recipe:
         name=draw(st.from_regex(r"\w[\w.+-]*", fullmatch=True)),
         model=Mnist(lrn=draw(st.booleans())),
         data=MnistData(
-            draw(st.none() | texts), augment=tuple(draw(st.lists(st.builds(RandomShift, counts, texts), max_size=3)))
+            draw(st.none() | texts),
+            augment=tuple(draw(st.lists(st.builds(RandomShift, counts, texts), max_size=3))),
+            split=draw(st.sampled_from(["train", "validation", "test"])),
         ),
         optimizer=draw(optimizers),
+        warm_start=draw(warm_starts),
+        feed=draw(feeds),
         batch_size=num_towers * draw(st.integers(1, 1000)),
         seed=draw(st.integers(0, 2**63 - 1)),
         frozen=draw(patterns),
