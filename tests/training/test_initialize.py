@@ -84,7 +84,7 @@ def test_a_function_of_the_users_own() -> None:
 @pytest.mark.parametrize(
     ("initializers", "what"),
     [
-        ({"wheight$": Zeros()}, "A pattern of initializers matches no parameter."),
+        ({"absent$": Zeros()}, "A pattern of initializers matches no parameter."),
         ({"weight": Zeros(), "head": Zeros()}, "'head.weight' is matched by two patterns of initializers."),
         ({"weight": Zeros}, "The initializer of 'weight' is of the wrong type."),
         ({"weight": 0.1}, "The initializer of 'weight' is of the wrong type."),
