@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from lockstep.convert.bounding_boxes import read_boxes
 from lockstep.convert.image_folder import find_sets, labelled, shuffled
 from lockstep.convert.imagenet_example import Box, LabelledImage, Synset
 from lockstep.errors import DataError
+from lockstep.listing import few
 from lockstep.readers.label_map import read_labels
 
 _ENDING = ".JPEG"
-_MOST_NAMED = 5
 
 _logger = logging.getLogger("lockstep")
 
@@ -40,7 +40,7 @@ def imagenet_sets(
     if missing := [name for name in names if name not in texts]:
         raise DataError(
             f"{metadata} lacks names.",
-            given=f"none for {_some(missing)}",
+            given=f"none for {few(missing)}",
             expected=f"a line for each of the {len(names)} synsets of {synsets}",
             mend="take the metadata that belong to this list of synsets",
         )
@@ -56,9 +56,9 @@ def _images(
     """The images of a set, by synset and name."""
     present = {path.name for path in folder.iterdir() if path.is_dir()}
     if missing := [name for name in classes if name not in present]:
-        _logger.warning("No folder in %s for %s", folder, _some(missing))
+        _logger.warning("No folder in %s for %s", folder, few(missing))
     if others := sorted(present - {*classes}):
-        _logger.warning("Not converted in %s: %s", folder, _some(others))
+        _logger.warning("Not converted in %s: %s", folder, few(others))
     images = []
     for synset, (label, text) in classes.items():
         for path in sorted((folder / synset).glob(f"*{_ENDING}")):
@@ -88,8 +88,3 @@ def _read_metadata(path: Path) -> dict[str, str]:
             mend="take the file imagenet_metadata.txt of the TensorFlow reference, or one like it",
         ) from error
     return dict(parts)
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import DataError
+from lockstep.listing import few
 from lockstep.records.atomic import replacing
 
 if sys.platform != "win32":
@@ -107,7 +108,7 @@ def claim(folder: Path, base: str, names: Sequence[str], made_of: str, *, overwr
     manifest.finished = _still_whole(manifest.finished, names, present, overwrite)
     manifest.write()
     if others := sorted({*present} - {*names}):
-        _logger.warning("Left in %s, and of another conversion: %s", folder, _some(others))
+        _logger.warning("Left in %s, and of another conversion: %s", folder, few(others, _MOST_NAMED))
     shard_or_manifest = rf"{re.escape(base)}-\d+-of-\d+|{re.escape(path.name)}"
     for partial in _matching(folder, rf"\.({shard_or_manifest})\.\w{{32}}\.partial").values():
         partial.unlink()
@@ -203,13 +204,8 @@ def _matching(folder: Path, pattern: str) -> dict[str, Path]:
 
 def _foreign(folder: Path, names: Sequence[str], given: str) -> DataError:
     return DataError(
-        f"There are shards in {folder} already: {_some(names)}",
+        f"There are shards in {folder} already: {few(names, _MOST_NAMED)}",
         given=f"shards that are {given}",
         expected="no shards of this name, or those of the same conversion, which then goes on",
         mend="name another folder, move them away, or ask to overwrite them",
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

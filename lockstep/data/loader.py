@@ -288,7 +288,7 @@ class Loader:
     ) -> Generator[Timed[ReadRows], None, None]:
         """The batches that start there, read by the crew."""
         quarantine = self.quarantine
-        leave = Leave(choose, quarantine.budget, quarantine.reasons) if quarantine.policy == "skip" else None
+        leave = Leave(choose, quarantine.budget, {*quarantine.reasons}) if quarantine.policy == "skip" else None
         reading = Reading(self.reader, self.augment, self.seed, rows_of, leave)
         return self.crew.read(reading, map(Due, starts), num_workers, needs_decoding=self.reader.cost == "decode")
 

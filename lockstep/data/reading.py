@@ -44,21 +44,14 @@ class ReadRows(NamedTuple):
 
 @dataclass
 class Leave:
-    """What may be left out.
-
-    Args:
-        choose: which rows are read, given what is bad.
-        budget: more different bad examples than this end the run; so nobody reads on for hours to find them all.
-        suspects: examples that were bad before, by index: they are looked at alone first.
-    """
+    """What may be left out."""
 
     choose: Choose
+    """Which rows are read, given what is bad."""
     budget: int
-    suspects: Collection[int] = ()
+    """More different bad examples than this end the run; so nobody reads on for hours to find them all."""
     seen: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.seen = set(self.suspects)
+    """Examples that were bad before, by index: they are looked at alone first."""
 
 
 class Reading:
@@ -78,7 +71,7 @@ class Reading:
     def __init__(
         self, reader: Reader, augment: Sequence[Augment], seed: int, rows_of: RowsOf, leave: Leave | None = None
     ) -> None:
-        self._reader = reader
+        self.reader = reader
         self._augment = augment
         self._seed = seed
         self._rows_of = rows_of
@@ -92,26 +85,23 @@ class Reading:
         """
         rows = self._rows_of(due)
         if self._leave is None:
-            return ReadRows(self._fields(rows), [])
+            return ReadRows(self.fields_of(rows), [])
         return _Attempts(self, self._leave).read(rows)
 
-    def _fields(self, rows: Rows) -> Fields:
+    def fields_of(self, rows: Rows) -> Fields:
+        """Some rows, read and augmented.
+
+        Raises:
+            LockstepError: something cannot be.
+        """
         with stage("read"):
-            fields = read_examples(self._reader, rows, self._seed)
+            fields = read_examples(self.reader, rows, self._seed)
         if self._augment:
             draws = Draws(self._seed, rows.positions)
             with stage("augment"):
                 for augment in self._augment:
                     fields = _checked(augment(fields, draws), len(rows), augment)
         return fields
-
-    def problem_of(self, alone: Rows) -> str | None:
-        """Why a single row cannot be read; None where it can."""
-        try:
-            self._fields(alone)
-        except DataError as error:
-            return f"{error.what} {error.given}"
-        return None
 
 
 class _Attempts:
@@ -125,10 +115,10 @@ class _Attempts:
     def read(self, rows: Rows) -> ReadRows:
         while True:
             chosen = self._leave.choose(rows, lambda *place: self._reasons.get(place) is not None)
-            if self._look_at(chosen, only=self._leave.seen):
+            if self._leave.seen and self._look_at(chosen, only=self._leave.seen):
                 continue
             try:
-                return ReadRows(self._reading._fields(chosen), self._found(rows, chosen))
+                return ReadRows(self._reading.fields_of(chosen), self._found(rows, chosen))
             except DataError:
                 if not self._look_at(chosen):
                     raise
@@ -142,13 +132,25 @@ class _Attempts:
         found = False
         for row, place in enumerate(zip(rows.positions.tolist(), rows.indices.tolist(), strict=True)):
             if place not in self._reasons and (only is None or place[1] in only):
-                self._reasons[place] = self._reading.problem_of(rows.alone(row))
+                self._reasons[place] = self._problem_of(rows.alone(row))
                 found = found or self._reasons[place] is not None
+        if found:
+            self._check_budget(len(rows))
+        return found
+
+    def _problem_of(self, alone: Rows) -> str | None:
+        """Why a single row cannot be read; None where it can."""
+        try:
+            self._reading.fields_of(alone)
+        except DataError as error:
+            return f"{error.what} {error.given}"
+        return None
+
+    def _check_budget(self, num_rows: int) -> None:
         bad = {index: reason for (_, index), reason in self._reasons.items() if reason is not None}
         self._leave.seen |= bad.keys()
-        names = {self._reading._reader.example_id(index): reason for index, reason in list(bad.items())[-3:]}
-        check_budget(len(bad), self._leave.budget + len(rows), names)
-        return found
+        names = {self._reading.reader.example_id(index): reason for index, reason in list(bad.items())[-3:]}
+        check_budget(len(bad), self._leave.budget + num_rows, names)
 
     def _found(self, rows: Rows, chosen: Rows) -> list[Found]:
         if chosen is rows:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lockstep.checks import check_range
 from lockstep.errors import InputError
+from lockstep.listing import few
 from lockstep.losses.weighting import Reduction, Weights, paired, weighted_loss, widened
 
 # Torch drops the labels of one class from the loss, -100 unless told otherwise; no label is meant to be dropped here.
@@ -72,7 +73,7 @@ def _out_of_range(logits: Tensor, labels: Tensor) -> InputError:
     wrong = [f"{label} (example {i})" for i, label in enumerate(labels.tolist()) if not 0 <= label < classes]
     return InputError(
         "A label is not the number of a class.",
-        given=", ".join(wrong[:8]) + (f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""),
+        given=few(wrong, 8),
         expected=f"whole numbers from 0 to {classes - 1}: the logits have {classes} classes",
         mend="number the classes from 0, or give the model as many outputs as there are classes",
     )

@@ -13,9 +13,9 @@ import numpy as np
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import Decoding
 from lockstep.images.encoded import EncodedImage
+from lockstep.listing import few
 from lockstep.readers.reader import Int64s
 
-_NAMED_AT_MOST = 5
 _MOST_BYTES = 0x7FFF_F000  # what the system reads at once
 
 _logger = logging.getLogger("lockstep")
@@ -119,17 +119,11 @@ def check_not_turned(decoding: Decoding) -> None:
         )
 
 
-def named(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
-    more = len(names) - _NAMED_AT_MOST
-    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
-
-
 def _check_within(folder: Path, names: Sequence[str]) -> None:
     if outside := [name for name in names if ".." in name and ".." in Path(name).parts]:
         raise DataError(
             f"The annotations name files that are not in {folder}.",
-            given=named(outside),
+            given=few(outside),
             expected="paths within the folder, without ..",
             mend="name the folder above all of them, and write the file names from there on",
         )
@@ -150,7 +144,7 @@ def _check_present(folder: Path, names: Sequence[str]) -> None:
     if missing := [name for name, (parent, _, last) in zip(names, parted, strict=True) if last not in listed[parent]]:
         raise DataError(
             f"Images are missing in {folder}.",
-            given=f"no {named(missing)}",
+            given=f"no {few(missing)}",
             expected=f"all {len(names)} that the annotations name",
             mend="put them there, or name the folder that they are in",
         )

@@ -13,7 +13,8 @@ import torch
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.images.encoded import EncodedImage
-from lockstep.readers.image_files import bytes_of, named
+from lockstep.listing import few
+from lockstep.readers.image_files import bytes_of
 from lockstep.readers.label_map import BACKGROUND, read_labels
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.records.shards import check_local
@@ -96,16 +97,16 @@ def _files_by_class(path: Path, labels: tuple[str, ...] | None) -> dict[str, lis
         folders, others = _entries(path)
         classes = folders if labels is None else labels
         if absent := sorted({*classes} - {*folders}):
-            raise _unusable(path, f"no folder {named(absent)}", "a folder for each label")
+            raise _unusable(path, f"no folder {few(absent)}", "a folder for each label")
         files = {name: _files_below(path / name, others) for name in classes}
     except OSError as error:
         raise _unusable(path, str(error), "a folder of folders that may be read") from error
     if not files:
-        raise _unusable(path, f"only {named(others)}" if others else "an empty folder", "a folder for each class")
+        raise _unusable(path, f"only {few(others)}" if others else "an empty folder", "a folder for each class")
     if empty := [name for name, found in files.items() if not found]:
-        raise _unusable(path, f"no images in {named(empty)}", f"one {', '.join(ENDINGS)} or more for each class")
+        raise _unusable(path, f"no images in {few(empty)}", f"one {', '.join(ENDINGS)} or more for each class")
     if others := sorted([*others, *({*folders} - {*files})]):
-        _logger.warning("Not read in %s: %s", path, named(others))
+        _logger.warning("Not read in %s: %s", path, few(others))
     return files
 
 

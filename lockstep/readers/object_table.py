@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lockstep.checks import check_type
 from lockstep.errors import DataError
-from lockstep.readers.image_files import named
+from lockstep.listing import few
 from lockstep.readers.label_map import LabelMap
 from lockstep.readers.reader import Int64s
 
@@ -89,7 +89,7 @@ def labels_of_names(names: Sequence[str], label_map: LabelMap, source: str) -> I
     if missing := sorted({*names} - {*label_map.ids}):
         raise DataError(
             f"The label map lacks classes of {source}.",
-            given=f"no {named(missing)}",
+            given=f"no {few(missing)}",
             expected="a label for each class that an object is of, by its name or its display name",
             mend="add them to the label map, or take these objects out of the annotations",
         )
@@ -99,4 +99,4 @@ def labels_of_names(names: Sequence[str], label_map: LabelMap, source: str) -> I
 def warn_of_objects(names: Sequence[str], total: int, source: str, what: str) -> None:
     """Say in the log, once for all of them, what is odd about some of a source's objects."""
     if names:
-        _logger.warning("%d of %d objects in %s %s: %s", len(names), total, source, what, named(names))
+        _logger.warning("%d of %d objects in %s %s: %s", len(names), total, source, what, few(names))

@@ -8,10 +8,10 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 
 from lockstep.errors import DataError
+from lockstep.listing import few
 from lockstep.readers.coco import Coco
 from lockstep.readers.detection_schema import DetectionSchema
 from lockstep.readers.image_folder import ENDINGS, ImageFolder
@@ -35,7 +35,6 @@ KNOWN = (
 _RECORDS = re.compile(r"-\d+-of-\d+|\.(tfrecord|record)s?(\.|-|$)")
 _TAR = re.compile(r"\.tar$")
 _NUMBER_OF_SHARD = re.compile(r"\d+(?=-of-\d|\.tar$|\.(tfrecord|record))")
-_MOST_NAMED = 5
 
 _IMAGE, _PIXELS, _LABEL = "image/encoded", "image_raw", "image/class/label"
 _OBJECTS = "image/object/"
@@ -87,12 +86,12 @@ def _open_folder(folder: Path, everything: bool) -> Reader:
     if annotations := next((entry for entry in entries if entry.name.lower() == "annotations"), None):
         # Those of captions have no categories, and come last.
         if files := sorted(annotations.glob("*.json"), key=lambda file: ("captions" in file.name, file)):
-            raise _unknown(str(folder), _listed(names), f"name one of its files of annotations: {files[0]}")
+            raise _unknown(str(folder), few(names), f"name one of its files of annotations: {files[0]}")
         has_lists = (folder / "ImageSets" / "Main" / "train.txt").is_file()
         return Voc(folder, "train" if has_lists else None)
     if any(entry.is_dir() and not entry.name.startswith(".") for entry in entries):
         return ImageFolder(folder)
-    raise _unknown(str(folder), _listed(names) if names else "an empty folder")
+    raise _unknown(str(folder), few(names) if names else "an empty folder")
 
 
 def _one_set(folder: Path, names: Sequence[str]) -> list[Path]:
@@ -101,7 +100,7 @@ def _one_set(folder: Path, names: Sequence[str]) -> list[Path]:
     if len(patterns) > 1:
         raise DataError(
             f"There are several sets of shards in {folder}.",
-            given=_listed(patterns),
+            given=few(patterns),
             expected="one set: others may be there to validate or to test",
             mend=f"name one by a pattern: '{folder / patterns[0]}'",
         )
@@ -117,7 +116,7 @@ def _open_files(files: Sequence[Path], given: str, everything: bool) -> Reader:
     if _PIXELS in features:
         return mnist_records(files)
     if _IMAGE not in features:
-        raise _unknown(given, f"records with the features {_listed(sorted(features)) or '(none)'}")
+        raise _unknown(given, f"records with the features {few(sorted(features)) or '(none)'}")
     if _LABEL in features or not any(name.startswith(_OBJECTS) for name in features):
         return ImageRecords(files, ImageNetSchema(boxes=everything, text=everything))
     return ImageRecords(files, _schema_of_all(features) if everything else DetectionSchema())
@@ -191,8 +190,3 @@ def _has_images(folder: Path) -> bool:
 
 def _unknown(path: str, given: str, mend: str = "check the path; or read it by a reader of its own") -> DataError:
     return DataError(f"{path} is no data that is known.", given=given, expected=KNOWN, mend=mend)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(islice(names, _MOST_NAMED)) + (f" and {more} more" if more > 0 else "")

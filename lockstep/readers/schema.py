@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch import Tensor
 from lockstep.errors import DataError
 from lockstep.images.decode import Decoding
 from lockstep.images.encoded import EncodedImage
+from lockstep.listing import few
 from lockstep.readers.image_files import check_not_turned
 from lockstep.records.example import Float32s, Int64s, Values, scan_example
 
@@ -163,9 +163,7 @@ class ParsedExample:
         values = self.features.get(name)
         if values is None:
             names = sorted(scan_example(self.record(), self.source))
-            more = len(names) - _NAMED_AT_MOST
-            listed = ", ".join(islice(names, _NAMED_AT_MOST)) or "(none)"
-            return f"the features {listed}" + (f" and {more} more" if more > 0 else "")
+            return f"the features {few(names, _NAMED_AT_MOST) or '(none)'}"
         return f"{len(values)} values of {'bytes' if isinstance(values, list) else values.dtype}"
 
 

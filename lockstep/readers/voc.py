@@ -11,7 +11,8 @@ import numpy as np
 
 from lockstep.checks import check_switch
 from lockstep.images.decode import AS_STORED, Decoding
-from lockstep.readers.image_files import ImageFiles, named
+from lockstep.listing import few
+from lockstep.readers.image_files import ImageFiles
 from lockstep.readers.image_folder import ENDINGS
 from lockstep.readers.label_map import Label, LabelMap
 from lockstep.readers.object_table import (
@@ -131,7 +132,7 @@ def _alphabetical(names: set[str]) -> LabelMap:
 def _warn_of_others(folder: Path, names: Iterable[str]) -> None:
     images = {path.name for path in folder.iterdir() if path.name.lower().endswith(ENDINGS)}
     if others := sorted(images - {*names}):
-        _logger.warning("Not read in %s, since no annotation names them: %s", folder, named(others))
+        _logger.warning("Not read in %s, since no annotation names them: %s", folder, few(others))
 
 
 def _table(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lockstep.checks import check_type
 from lockstep.errors import DataError
-from lockstep.readers.image_files import named
+from lockstep.listing import few
 
 _ANNOTATIONS = ("Annotations", "annotations")
 _IMAGES = ("JPEGImages", "images")
@@ -29,7 +29,7 @@ def folder_of_year(root: Path, year: int | None) -> Path:
     if not folder.is_dir():
         raise DataError(
             f"There is no folder {folder}.",
-            given=f"year={year}; in {root} there is {named(_years(root)) or 'no folder VOC*'}",
+            given=f"year={year}; in {root} there is {few(_years(root)) or 'no folder VOC*'}",
             expected="the folder above those of the years, VOCdevkit",
             mend="name another year, or without one the folder that holds the annotations",
         )
@@ -53,7 +53,7 @@ def annotation_files(root: Path) -> list[Path]:
         years = _years(root)
         raise DataError(
             f"There are no annotations in {folder}.",
-            given=f"no *.xml, but {named(years)}" if years else "no *.xml",
+            given=f"no *.xml, but {few(years)}" if years else "no *.xml",
             expected=f"a folder with {' or '.join(_ANNOTATIONS)} in it, or the files themselves",
             mend=f"give the year, such as year={years[0].removeprefix('VOC')}" if years else "check the path",
         )
@@ -71,7 +71,7 @@ def split_files(root: Path, split: str, there: Sequence[Path]) -> list[Path]:
     if missing := [name for name in names if name not in paths]:
         raise DataError(
             f"The split {split!r} lists images without annotations.",
-            given=f"no {named([f'{name}.xml' for name in missing])} in {there[0].parent}",
+            given=f"no {few([f'{name}.xml' for name in missing])} in {there[0].parent}",
             expected=f"one for each of {len(names)} images",
             mend="copy them there, or take the images out of the list",
         )
@@ -90,14 +90,14 @@ def _listed(root: Path, split: str) -> list[str]:
         raise DataError(
             f"The split {split!r} cannot be read.",
             given=str(error),
-            expected=f"in {folder}: {named(splits)}" if splits else f"a list of names; there is none in {folder}",
+            expected=f"in {folder}: {few(splits)}" if splits else f"a list of names; there is none in {folder}",
             mend="name one of these" if splits else "read all annotations with split=None",
         ) from error
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice or not names:
         raise DataError(
             f"{path} is no list of images.",
-            given=f"{named(twice)} more than once" if twice else "no names",
+            given=f"{few(twice)} more than once" if twice else "no names",
             expected="one name or more, each on a line of its own and once",
             mend="repair the list",
         )

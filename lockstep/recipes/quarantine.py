@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import logging
-from pathlib import Path
 
 from lockstep.data.loader import Loader
-from lockstep.durable import replacing
-from lockstep.errors import WorkdirError
+from lockstep.recipes.workdir import QUARANTINE, Workdir
 from lockstep.types import StepReport
 
 log = logging.getLogger("lockstep")
@@ -23,15 +21,15 @@ class QuarantineList:
     Close it: a run that its bad examples have ended names the last of them then.
 
     Args:
-        path: of the file; None writes none.
+        workdir: of the run; None writes no file.
         loader: whose quarantine it is. What it holds already is known, and in the file.
     """
 
-    def __init__(self, path: Path | None, loader: Loader) -> None:
-        self._path = path
+    def __init__(self, workdir: Workdir | None, loader: Loader) -> None:
+        self._workdir = workdir
         self._loader = loader
         self._known = set(self._names())
-        if path and (self._known or path.exists()):
+        if workdir and (self._known or (workdir.path / QUARANTINE).exists()):
             self._write()
 
     def __call__(self, report: StepReport) -> None:
@@ -60,17 +58,6 @@ class QuarantineList:
         return {reader.example_id(index): reason for index, reason in reasons.items()}
 
     def _write(self) -> None:
-        path = self._path
-        if path is None:
-            return
-        lines = [json.dumps({"example": name, "reason": reason}) + "\n" for name, reason in self._names().items()]
-        try:
-            with replacing(path) as file:
-                file.write("".join(lines).encode())
-        except OSError as error:
-            raise WorkdirError(
-                f"{path} cannot be written: {error.strerror}.",
-                given=f"{path} ({error.strerror})",
-                expected="a workdir that can be written, on a disk with space left",
-                mend="make space; what was written before is intact",
-            ) from error
+        if self._workdir is not None:
+            lines = [json.dumps({"example": name, "reason": reason}) + "\n" for name, reason in self._names().items()]
+            self._workdir.write(QUARANTINE, "".join(lines))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -21,7 +22,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.records import Records
 from lockstep.recipes.toml import to_toml
 from lockstep.recipes.validation import Validation, score_split
-from lockstep.recipes.workdir import Workdir
+from lockstep.recipes.workdir import WARM_START, Workdir
 from lockstep.reporting.console import Console
 from lockstep.reporting.input_totals import InputTotals
 from lockstep.training import choices
@@ -32,7 +33,7 @@ from lockstep.training.resume import resume, resume_at, save
 from lockstep.training.rollback import rollback
 from lockstep.training.run_weights import run_at_step
 from lockstep.training.saving import Saver
-from lockstep.training.warm_start import warm_start, write_report
+from lockstep.training.warm_start import warm_start
 from lockstep.types import StepReport
 from lockstep.weights.report import Report
 from lockstep.workers.rank import Worker
@@ -108,7 +109,7 @@ class Session:
                 self._workdir.write_recipe(self._recipe)
                 self._workdir.write_choices(settled)
                 if report:
-                    write_report(report, self._workdir.path)
+                    self._workdir.write(WARM_START, json.dumps(report.as_json(), indent=1) + "\n")
             if forked is not None and self._store:
                 # Before the history tells of its step: a fork that is killed begins again, or goes on from here.
                 save(parts.state, parts.loader, self._store)
@@ -209,7 +210,7 @@ class Session:
         recipe = self._recipe
         hooks: list[Hook] = [self._look, self._input.add]
         if self._worker.is_chief:
-            quarantine = QuarantineList(self._workdir.quarantine if self._workdir else None, self._parts.loader)
+            quarantine = QuarantineList(self._workdir, self._parts.loader)
             stack.callback(quarantine.close)
             hooks.append(quarantine)
             console = Console(recipe.watch.console, batch_size=recipe.batch_size, end=self._end)

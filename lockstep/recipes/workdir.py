@@ -25,13 +25,14 @@ from typing import Any
 from lockstep.durable import replacing
 from lockstep.errors import WorkdirError
 from lockstep.lease import Lease, take
+from lockstep.listing import few
 from lockstep.recipes.recipe import Recipe, differences
 from lockstep.recipes.toml import load, to_toml
 from lockstep.reporting.append import AppendOnly
 from lockstep.training.choices import Choices
 
 RECIPE, CHOICES, HISTORY = "recipe.toml", "choices.json", "history.jsonl"
-QUARANTINE = "quarantine.jsonl"
+QUARANTINE, WARM_START = "quarantine.jsonl", "warm_start.json"
 
 
 class Workdir:
@@ -40,11 +41,6 @@ class Workdir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lease: Lease | None = None
-
-    @property
-    def quarantine(self) -> Path:
-        """The list of examples that could not be read."""
-        return self.path / QUARANTINE
 
     def recipe(self) -> Recipe | None:
         """The recipe of the run in this folder; None where the folder is empty or not there yet.
@@ -61,7 +57,7 @@ class Workdir:
             entries = list(self.path.iterdir()) if self.path.is_dir() else []
         there = sorted(entry.name for entry in entries if not _is_partial(entry))
         if there:
-            raise self._something_else(", ".join(there[:3]) + (f" and {len(there) - 3} more" if there[3:] else ""))
+            raise self._something_else(few(there, 3))
         return None
 
     def _something_else(self, found: str) -> WorkdirError:
@@ -92,7 +88,7 @@ class Workdir:
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Save the recipe as it runs now."""
-        self._write(RECIPE, to_toml(recipe))
+        self.write(RECIPE, to_toml(recipe))
 
     def saved_choices(self) -> dict[str, Any] | None:
         """The choices of the first start, as they were written; None before it.
@@ -117,7 +113,7 @@ class Workdir:
 
     def write_choices(self, choices: Choices) -> None:
         """Save the choices of the first start."""
-        self._write(CHOICES, json.dumps(asdict(choices), indent=2) + "\n")
+        self.write(CHOICES, json.dumps(asdict(choices), indent=2) + "\n")
 
     def check_unstarted(self) -> None:
         """Refuse to begin again a run that has been further: its checkpoints are gone.
@@ -181,7 +177,12 @@ class Workdir:
         with closing(AppendOnly(self.path / HISTORY)) as file:
             file.write(line.encode() + b"\n")
 
-    def _write(self, name: str, text: str) -> None:
+    def write(self, name: str, text: str) -> None:
+        """Have a file of this text in the folder, as a whole or as it was.
+
+        Raises:
+            WorkdirError: it cannot be written.
+        """
         with self._accessed(), replacing(self.path / name) as file:
             file.write(text.encode())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.checks import check_type, wrong_type
-from lockstep.durable import replacing
-from lockstep.errors import InputError, WorkdirError
+from lockstep.errors import InputError
 from lockstep.training.run_weights import RunWeights, open_weights
 from lockstep.training.state import TrainState
 from lockstep.weights.memory import MemorySource
@@ -24,8 +22,6 @@ from lockstep.weights.warm_start import Role, Target, WarmStart
 from lockstep.workers.rank import join
 
 log = logging.getLogger("lockstep")
-
-REPORT = "warm_start.json"
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _WITH_KERNEL = (*_CONVOLUTIONS, nn.Linear)
@@ -117,25 +113,6 @@ def _roles(model: nn.Module) -> dict[Tensor, Role]:
     kernels: dict[Tensor, Role] = {each.weight: "kernel" for each in model.modules() if isinstance(each, _WITH_KERNEL)}
     tables: dict[Tensor, Role] = {each.weight: "table" for each in model.modules() if isinstance(each, _WITH_TABLE)}
     return kernels | tables
-
-
-def write_report(report: Report, workdir: Path) -> None:
-    """Keep what became of every tensor in the workdir, as `warm_start.json`.
-
-    Raises:
-        WorkdirError: it cannot be written.
-    """
-    path = workdir / REPORT
-    try:
-        with replacing(path) as file:
-            file.write((json.dumps(report.as_json(), indent=1) + "\n").encode())
-    except OSError as error:
-        raise WorkdirError(
-            f"{path} cannot be written: {error.strerror}.",
-            given=f"{path} ({error.strerror})",
-            expected="a workdir that can be written, on a disk with space left",
-            mend="make space, or name another --workdir",
-        ) from error
 
 
 def _opened(source: str | Path | WeightSource | Mapping[str, Any]) -> WeightSource:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.errors import CheckpointError
+from lockstep.listing import few
 from lockstep.records.framing import HEAD_BYTES, is_head
 from lockstep.weights import sstable, zip_files
 from lockstep.weights.file_errors import unreadable
@@ -29,7 +30,6 @@ KNOWN = (
 _NUMPY, _HDF5, _PICKLE = b"\x93NUMPY", b"\x89HDF\r\n\x1a\n", b"\x80"
 # A file of safetensors begins with the length of its header, which may be so long.
 _LENGTH_BYTES, _MOST_HEADER_BYTES = 8, 100_000_000
-_MOST_NAMED = 5
 
 
 class _Look(NamedTuple):
@@ -86,7 +86,7 @@ def _open_archive(path: Path) -> WeightSource:
         return TorchFile(path)
     if all(name.endswith(ENDING) for name in names):
         return NumpyArchive(path)
-    raise unknown(path, f"a zip archive with {_listed(names)}")
+    raise unknown(path, f"a zip archive with {few(names)}")
 
 
 def _is_prefix(path: Path) -> bool:
@@ -142,9 +142,4 @@ def _folder_in_words(folder: Path) -> str:
         names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
         return f"a folder that cannot be read ({error.strerror})"
-    return f"a folder with {_listed(names)}" if names else "an empty folder"
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return f"a folder with {few(names)}" if names else "an empty folder"

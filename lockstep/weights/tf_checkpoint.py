@@ -7,6 +7,7 @@ from glob import escape
 from pathlib import Path
 
 from lockstep.errors import CheckpointError
+from lockstep.listing import few
 from lockstep.weights.file_errors import unreadable
 from lockstep.weights.source import WeightSource
 from lockstep.weights.tf_bundle import INDEX, TensorBundle
@@ -15,7 +16,6 @@ from lockstep.weights.tf_v1 import TensorTables
 STATE = "checkpoint"
 
 _STATE_MOST_BYTES = 1 << 20
-_NAMED_AT_MOST = 5
 # What TensorFlow adds to a prefix, for the files of version 2 and for the graph.
 _ENDING = re.compile(r"(.+)(?:\.index|\.meta|\.data-\d{5}-of-\d{5})", re.DOTALL)
 # Files of version 1, named one by one or all together.
@@ -95,7 +95,7 @@ def _shards(prefix: Path, count: int) -> tuple[Path, list[Path]]:
     if missing := [file.name for file in files if not file.is_file()]:
         raise CheckpointError(
             f"The checkpoint {pattern} is not whole.",
-            given=f"no file {_some(missing)}",
+            given=f"no file {few(missing)}",
             expected=f"all {count} files",
             mend="copy the missing ones",
         )
@@ -117,12 +117,7 @@ def _checkpoints_in(folder: Path) -> str:
         names = sorted(path.name.removesuffix(INDEX) for path in folder.iterdir() if path.name.endswith(INDEX))
     except OSError as error:
         return f"nothing to be read ({error.strerror})"
-    return f"the checkpoints {_some(names)}" if names else "no checkpoint of version 2"
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - _NAMED_AT_MOST
-    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+    return f"the checkpoints {few(names)}" if names else "no checkpoint of version 2"
 
 
 def _unescaped(text: str) -> str:

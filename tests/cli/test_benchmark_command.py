@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,17 +11,6 @@ from PIL import Image
 
 from lockstep.cli import benchmark
 from lockstep.cli.main import main, parse
-from lockstep.reporting.log import LineHandler
-
-
-@pytest.fixture(autouse=True)
-def _log() -> Iterator[None]:
-    """The command shows the log on the screen; no other test shall see it there."""
-    yield
-    logger = logging.getLogger("lockstep")
-    for handler in [handler for handler in logger.handlers if isinstance(handler, LineHandler)]:
-        logger.removeHandler(handler)
-    logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture

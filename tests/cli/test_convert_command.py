@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import BytesIO, StringIO
 from pathlib import Path
 
@@ -59,18 +59,14 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def convert(capsys: pytest.CaptureFixture[str]) -> Iterator[Convert]:
+def convert(capsys: pytest.CaptureFixture[str]) -> Convert:
     """Run the command in this process: its exit code, and what it said."""
 
     def run(*words: object) -> tuple[int, str]:
         code = main(["convert", *map(str, words)])
         return code, capsys.readouterr().err
 
-    logger = logging.getLogger("lockstep")
-    handlers, level = logger.handlers[:], logger.level
-    yield run
-    logger.handlers[:] = handlers
-    logger.setLevel(level)
+    return run
 
 
 def test_it_says_what_it_has_made(photos: Path, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,17 +13,6 @@ from lockstep.cli.main import main
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import recipe
 from lockstep.recipes.workdir import Workdir
-from lockstep.reporting.log import LineHandler
-
-
-@pytest.fixture(autouse=True)
-def _log() -> Iterator[None]:
-    """The command shows the log on the screen; no other test shall see it there."""
-    yield
-    logger = logging.getLogger("lockstep")
-    for handler in [handler for handler in logger.handlers if isinstance(handler, LineHandler)]:
-        logger.removeHandler(handler)
-    logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +12,12 @@ from safetensors.torch import load_file
 
 from lockstep.checkpoints.store import Store
 from lockstep.cli.main import main
-from lockstep.reporting.log import LineHandler
 from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.opening import open_file
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RESNET = FIXTURES / "weights" / "resnet20-12fca82f.th"
 TENSORFLOW = FIXTURES / "tf_ckpt"
-
-
-@pytest.fixture(autouse=True)
-def _log() -> Iterator[None]:
-    """The command shows the log on the screen; no other test shall see it there."""
-    yield
-    logger = logging.getLogger("lockstep")
-    for handler in [handler for handler in logger.handlers if isinstance(handler, LineHandler)]:
-        logger.removeHandler(handler)
-    logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture

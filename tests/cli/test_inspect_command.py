@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +16,9 @@ from lockstep.cli.main import main
 from lockstep.records.example import serialize_example
 from lockstep.records.record_streams import write_records
 from lockstep.records.sequence_example import serialize_sequence_example
-from lockstep.reporting.log import LineHandler
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RESNET = FIXTURES / "weights" / "resnet20-12fca82f.th"
-
-
-@pytest.fixture(autouse=True)
-def _log() -> Iterator[None]:
-    """The command shows the log on the screen; no other test shall see it there."""
-    yield
-    logger = logging.getLogger("lockstep")
-    for handler in [handler for handler in logger.handlers if isinstance(handler, LineHandler)]:
-        logger.removeHandler(handler)
-    logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import logging
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -25,20 +23,9 @@ from lockstep.readers.reader import Reader
 from lockstep.recipes.recipe import MnistData
 from lockstep.recipes.shipped import recipe
 from lockstep.recipes.toml import to_toml
-from lockstep.reporting.log import LineHandler
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 WIDTH, HEIGHT = 12, 9
-
-
-@pytest.fixture(autouse=True)
-def _log() -> Iterator[None]:
-    """The command shows the log on the screen; no other test shall see it there."""
-    yield
-    logger = logging.getLogger("lockstep")
-    for handler in [handler for handler in logger.handlers if isinstance(handler, LineHandler)]:
-        logger.removeHandler(handler)
-    logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture
