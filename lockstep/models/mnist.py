@@ -7,6 +7,7 @@ the net fragile at the reference's rate of 0.1: where all ten die, it never lear
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
@@ -67,6 +68,10 @@ class Mnist:
 
     lrn: bool = False
     """Local response normalisation around the second convolution."""
+
+    num_classes: ClassVar[int] = NUM_CLASSES
+    image_size: ClassVar[int] = 28
+    smallest_image: ClassVar[int] = 28
 
     def build(self, seed: int) -> MnistNet:
         """The net with its initial weights, which depend on the seed alone; no random stream is touched."""
