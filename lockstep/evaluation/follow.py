@@ -1,0 +1,177 @@
+"""The checkpoints of a run that goes on, as they appear: each is scored while the run trains."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from lockstep.checkpoints.manifest import DamagedError
+from lockstep.checkpoints.store import Checkpoint, Store
+from lockstep.checks import check_range
+from lockstep.errors import CheckpointError
+from lockstep.workers.rank import join
+
+log = logging.getLogger("lockstep")
+
+LOOK_SECONDS = 1.0
+"""Between two looks at the folder; a wish to stop is seen as often."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How often a run is scored that is followed, and how long it may keep silent.
+
+    Raises:
+        InputError: a time is negative, or no number.
+    """
+
+    interval_seconds: float = 60.0
+    """From the start of one scoring to the start of the next, at least."""
+    timeout_seconds: float | None = None
+    """Without a new checkpoint, counted from the end of the last scoring; None waits as long as the run goes on."""
+
+    def __post_init__(self) -> None:
+        check_range("interval_seconds", self.interval_seconds, 0)
+        if self.timeout_seconds is not None:
+            check_range("timeout_seconds", self.timeout_seconds, 0)
+
+
+_USUAL = Patience()
+
+
+class Clock:
+    """The time, as a follower sees it; a test gives one of its own."""
+
+    def now(self) -> float:
+        """Seconds since some moment."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Let so much time pass."""
+        time.sleep(seconds)
+
+
+_REAL = Clock()
+
+
+def _never() -> bool:
+    return False
+
+
+def follow(
+    store: Store,
+    patience: Patience = _USUAL,
+    *,
+    is_over: Callable[[], bool] = _never,
+    stop: Callable[[], bool] = _never,
+    clock: Clock = _REAL,
+) -> Iterator[Checkpoint]:
+    """Yield the checkpoints of a run as they appear: each at most once, and always the newest that there is.
+
+    What has come meanwhile and is older is passed over. A damaged checkpoint is named in a warning, and the newest of
+    the others that have come since is taken in its place; one that the run has deleted before it was read is no error.
+    All workers iterate together and get the same checkpoints; the chief alone looks for them.
+
+    Args:
+        store: of the run, which another process writes.
+        patience: how often, and for how long without a new one.
+        is_over: whether the run has written its last checkpoint; asked of the chief, at every look.
+        stop: whether this worker wants to end; all of them do then.
+        clock: what the time is read from.
+
+    Raises:
+        CheckpointError: the folder cannot be listed, or a checkpoint is of an unknown format.
+    """
+    worker = join()
+    search = _Search(store, patience, is_over, clock)
+    while True:
+        answers = worker.group.gather([stop(), search.look() if worker.is_chief else "wait"])
+        decision = answers[0][1]
+        if decision == "end" or any(stopped for stopped, _ in answers):
+            return
+        checkpoint = _read_together(store, int(decision), search) if decision != "wait" else None
+        if checkpoint:
+            search.begin()
+            yield checkpoint
+            search.end()
+        else:
+            clock.sleep(LOOK_SECONDS)
+
+
+class _Search:
+    """What the chief knows: which checkpoints it has seen, and how long it has waited for another one."""
+
+    def __init__(self, store: Store, patience: Patience, is_over: Callable[[], bool], clock: Clock) -> None:
+        self._store, self._patience, self._is_over, self._clock = store, patience, is_over, clock
+        self._there: list[int] = []
+        self._seen: set[int] = set()
+        self._damaged: set[int] = set()
+        self._earliest = self._waiting_since = clock.now()
+        self._told = False
+
+    def look(self) -> int | Literal["wait", "end"]:
+        """The step to read now, or what else is to be done."""
+        is_over = self._is_over()  # asked first: the last checkpoint is there before the run is over
+        now, self._there = self._clock.now(), self._store.steps()
+        new = [step for step in self._there if step not in self._seen | self._damaged]
+        if new:
+            return new[-1] if now >= self._earliest else "wait"
+        if is_over:
+            log.info("the run is over: no checkpoint will follow")
+            return "end"
+        waited, limit = now - self._waiting_since, self._patience.timeout_seconds
+        if limit is not None and waited >= limit:
+            log.info("no new checkpoint in %s for %.0f s", self._store.folder, waited)
+            return "end"
+        self._tell()
+        return "wait"
+
+    def _tell(self) -> None:
+        if not self._told and not self._there:
+            self._told = True
+            log.info("waiting for the first checkpoint in %s", self._store.folder)
+
+    def leave_out(self, step: int) -> None:
+        """A checkpoint is damaged: those that are older have their turn."""
+        self._damaged.add(step)
+
+    def begin(self) -> None:
+        """One is scored from now on; all that are there with it have had their turn."""
+        self._seen = set(self._there)
+        self._damaged &= self._seen
+        self._earliest = self._clock.now() + self._patience.interval_seconds
+
+    def end(self) -> None:
+        """It is scored."""
+        self._waiting_since = self._clock.now()
+
+
+def _read_together(store: Store, step: int, search: _Search) -> Checkpoint | None:
+    """The checkpoint of a step on all workers; None on all of them where some cannot read it."""
+    worker = join()
+    checkpoint, damage = _read(store, step)
+    answers = worker.group.gather([checkpoint is not None, damage])
+    damages = [damage for _, damage in answers if damage]
+    if damages and worker.is_chief:
+        log.warning("%s It is not scored.", damages[0])
+        search.leave_out(step)
+    return checkpoint if all(is_read for is_read, _ in answers) else None
+
+
+def _read(store: Store, step: int) -> tuple[Checkpoint | None, str | None]:
+    """The checkpoint, or what is damaged about it; neither where it is gone.
+
+    Raises:
+        CheckpointError: it is of an unknown format.
+    """
+    try:
+        return store.read(step), None
+    except CheckpointError as error:
+        if not store.path(step).exists():
+            return None, None
+        if isinstance(error.__cause__, DamagedError):
+            return None, f"{error.what} Given: {error.given}."
+        raise
