@@ -7,8 +7,9 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -16,9 +17,12 @@ from torch import Tensor, nn
 
 from lockstep.checks import check_one_of
 from lockstep.data.bad_examples import check_budget
-from lockstep.data.loader import EvaluationBatch, Loader
+from lockstep.data.loader import Loader
 from lockstep.errors import InputError
+from lockstep.evaluation.metric_feed import MetricFeed
 from lockstep.evaluation.precise_statistics import PreciseStatistics, recompute_statistics
+from lockstep.evaluation.scores import checked, counted
+from lockstep.metrics.metric import Metric
 from lockstep.training.state import TrainState
 from lockstep.types import BadExample
 from lockstep.workers.group import JSON
@@ -33,15 +37,23 @@ _MOST_NAMED = 10
 
 Weights = Literal["raw", "average"]
 
+NO_METRICS: Mapping[str, Metric] = MappingProxyType({})
+
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The sums of the scores over all examples."""
+    """The sums of the scores over all examples, and what metrics have computed from them."""
 
     sums: Mapping[str, float]
     num_examples: int
     bad: tuple[BadExample, ...] = ()
     """Examples that could not be read, and do not count."""
+    weights: Weights = "raw"
+    """Which weights were scored."""
+    step: int = 0
+    """How many updates they had seen."""
+    computed: Mapping[str, Any] = field(default_factory=dict)
+    """What each of the metrics has computed, as JSON: tensors are nested lists, named tuples are dicts."""
 
     @property
     def means(self) -> dict[str, float]:
@@ -53,8 +65,11 @@ class Evaluation:
         return self.sums[name] / self.num_examples
 
     def __str__(self) -> str:
+        numbers = {name: value for name, value in self.computed.items() if isinstance(value, int | float)}
+        scores = ", ".join(f"{name} {value:.4f}" for name, value in {**self.means, **numbers}.items())
+        weights = " with averaged weights" if self.weights == "average" else ""
         left_out = f", {len(self.bad)} bad ones left out" if self.bad else ""
-        return f"{', '.join(f'{n} {v:.4f}' for n, v in self.means.items())} over {self.num_examples} examples{left_out}"
+        return f"{scores or 'no scores'} over {self.num_examples} examples{weights}{left_out}"
 
 
 def evaluate(
@@ -66,6 +81,7 @@ def evaluate(
     micro_batch: int | None = None,
     statistics: PreciseStatistics | None = None,
     drop_last: bool = False,
+    metrics: Mapping[str, Metric] = NO_METRICS,
 ) -> Evaluation:
     """Score a copy of the state's model, in evaluation mode, on every example of the loader's reader once.
 
@@ -73,27 +89,34 @@ def evaluate(
     dealt to the workers, and padded to one shape; the padding is dropped before anything is summed, and the sums are
     added up in the order of the micro-batches: the number of workers does not show in any bit.
 
+    Metrics that cannot be averaged over examples see all of them in one process, the chief's, on its CPU, and in the
+    same order: they are reset, updated once a micro-batch and asked once for their value, which all workers get.
+    The chief's metrics keep what they have seen, those of other workers have seen nothing.
+
     Args:
         state: whose model is scored; nothing in it changes.
-        score: `score(model, batch)`, returning named tensors of shape (batch,).
+        score: `score(model, batch)`, returning named tensors of shape (batch,); under the name of a metric, a tuple of
+            tensors with the batch first, which its `update` takes.
         loader: its reader is read in order, without augmentation.
         weights: the parameters as they are, or their moving averages.
         micro_batch: examples a forward pass; the loader's batch size by default.
         statistics: the batch norm of the copy gets statistics computed afresh from these training batches.
         drop_last: leave out what does not fill a micro-batch at the end, as the reference trainers did.
+        metrics: by name; the same names on all workers.
 
     Raises:
         InputError: a score is not one number an example, the state keeps no average, or there is no batch norm whose
-            statistics could be computed, or every micro-batch is dropped.
+            statistics could be computed, or every micro-batch is dropped, or a metric fails or gets nothing.
         DataError: an example cannot be read; where the loader skips bad examples, they are left out and named.
     """
     with _evaluating(state.step):
         model = _scored_copy(state, weights)
         if statistics is not None:
             recompute_statistics(model, score, statistics, join())
-        result = _evaluate(model, score, loader, micro_batch or loader.batch_size, drop_last, stoppable=False)
+        size = micro_batch or loader.batch_size
+        result = _evaluate(model, score, loader, size, drop_last, metrics, stoppable=False)
     assert result is not None, "nothing stops it"
-    return result
+    return replace(result, weights=weights, step=state.step)
 
 
 def evaluate_unless_stopped(
@@ -104,11 +127,14 @@ def evaluate_unless_stopped(
     weights: Weights = "raw",
     micro_batch: int | None = None,
     drop_last: bool = False,
+    metrics: Mapping[str, Metric] = NO_METRICS,
 ) -> Evaluation | None:
     """What `evaluate` does; as soon as some worker is asked to stop, None on all of them."""
     with _evaluating(state.step):
         model = _scored_copy(state, weights)
-        return _evaluate(model, score, loader, micro_batch or loader.batch_size, drop_last, stoppable=True)
+        size = micro_batch or loader.batch_size
+        result = _evaluate(model, score, loader, size, drop_last, metrics, stoppable=True)
+    return result and replace(result, weights=weights, step=state.step)
 
 
 @contextmanager
@@ -122,10 +148,18 @@ def _evaluating(step: int) -> Iterator[None]:
 
 
 def _evaluate(
-    model: nn.Module, score: ScoreFunction, loader: Loader, size: int, drop_last: bool, *, stoppable: bool
+    model: nn.Module,
+    score: ScoreFunction,
+    loader: Loader,
+    size: int,
+    drop_last: bool,
+    metrics: Mapping[str, Metric],
+    *,
+    stoppable: bool,
 ) -> Evaluation | None:
     worker = join()
     model.eval()
+    feed = MetricFeed(metrics, worker)
     mine: list[JSON] = []
     stopped = False
     batches = loader.evaluation_batches(size, worker.rank, worker.num_workers, worker.device, drop_last=drop_last)
@@ -134,23 +168,28 @@ def _evaluate(
             stopped = stoppable and worker.pulse.stop_requested is not None
             if stopped:
                 break
-            mine.append(_scored(model, score, batch, size))
+            with torch.inference_mode():
+                scores = checked(score(model, batch), metrics, size)
+            sums, rows = counted(scores, batch.valid)
+            mine.append([batch.position, batch.valid, sums, [list(bad) for bad in batch.bad]])
+            feed.add(rows)
+    feed.finish()
     gathered = worker.group.gather([stopped, mine])
     if any(stopped for stopped, _ in gathered):
         return None
-    rows = sorted((row for _, rows in gathered for row in rows), key=itemgetter(0))
+    result = _added_up([row for _, rows in gathered for row in rows], loader, size)
+    _tell_of_bad(result.bad, loader, is_chief=worker.is_chief)
+    return replace(result, computed=feed.computed())
+
+
+def _added_up(rows: Sequence[Any], loader: Loader, size: int) -> Evaluation:
+    """The sums over all micro-batches, in their order."""
     if not rows:
         raise _all_dropped(loader, size)
+    rows = sorted(rows, key=itemgetter(0))
     sums = {name: math.fsum(row[2][name] for row in rows) for name in rows[0][2]}
     bad = tuple(BadExample(*example) for row in rows for example in row[3])
-    _tell_of_bad(bad, loader, is_chief=worker.is_chief)
     return Evaluation(sums, sum(row[1] for row in rows), bad)
-
-
-def _scored(model: nn.Module, score: ScoreFunction, batch: EvaluationBatch, size: int) -> list[Any]:
-    with torch.inference_mode():
-        sums = _sums(score(model, batch), batch.valid, size)
-    return [batch.position, batch.valid, sums, [list(bad) for bad in batch.bad]]
 
 
 def _tell_of_bad(bad: Sequence[BadExample], loader: Loader, *, is_chief: bool) -> None:
@@ -183,27 +222,3 @@ def _scored_copy(state: TrainState, weights: Weights) -> nn.Module:
             for name, value in state.averaged().items():
                 parameters[name].copy_(value)
     return model
-
-
-def _sums(scores: Mapping[str, Tensor], valid: int, size: int) -> dict[str, float]:
-    """Each score summed over the rows that count, in float64.
-
-    Raises:
-        InputError: a score is not one number an example.
-    """
-    if not isinstance(scores, Mapping) or not scores:
-        raise InputError(
-            "The score function returned no named scores.",
-            given=repr(scores)[:200],
-            expected="a dict of named tensors of shape (batch,)",
-            mend='return {"top1": ls.metrics.in_top_k(logits, labels)}',
-        )
-    for name, values in scores.items():
-        if values.shape != (size,):
-            raise InputError(
-                f"The score {name!r} is not one number an example.",
-                given=f"a tensor of shape {tuple(values.shape)}",
-                expected=f"shape ({size},)",
-                mend="return a value for each example of the batch, unreduced: padding cannot count then",
-            )
-    return {name: float(values[:valid].double().sum()) for name, values in scores.items()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,6 +52,48 @@ def test_the_same_bits_for_every_number_of_workers(run_workers: Callable[..., li
     assert alone["examples"] == str(SIZE)
     for num_workers in (2, 3):
         assert run_workers(evaluated, num_workers, micro_batch) == [alone] * num_workers
+
+
+class Seen:
+    """A metric that tells every bit of what it was shown, and in which order."""
+
+    def reset(self) -> None:
+        self.updates: list[str] = []
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        assert len(logits) == len(labels)
+        assert not logits.is_inference()
+        self.updates.append(f"{len(labels)} {labels.tolist()} {logits.numpy().tobytes().hex()}")
+
+    def compute(self) -> list[str]:
+        return self.updates
+
+
+def seen(micro_batch: int, *, drop_last: bool = False) -> list[Any]:
+    """What a metric sees."""
+
+    def score(model: nn.Module, batch: ls.Batch) -> dict[str, Any]:
+        return {"one": torch.ones(micro_batch), "seen": (model(batch["x"]), batch["y"])}
+
+    state, loader, metrics = make_state(), make_loader(), {"seen": Seen()}
+    result = ls.evaluate(state, score, loader, micro_batch=micro_batch, drop_last=drop_last, metrics=metrics)
+    return [result["one"], result.computed["seen"]]
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "drop_last", "num_workers"), [(16, False, 2), (16, False, 3), (40, True, 3), (200, False, 2)]
+)
+def test_metrics_see_the_same_bits_in_the_same_order_for_every_number_of_workers(
+    run_workers: Callable[..., list[Any]], micro_batch: int, drop_last: bool, num_workers: int
+) -> None:
+    alone = seen(micro_batch, drop_last=drop_last)
+    sizes = [int(update.split()[0]) for update in alone[1]]
+    labels = [json.loads(update[update.index("[") : update.index("]") + 1]) for update in alone[1]]
+    num_examples = SIZE // micro_batch * micro_batch if drop_last else SIZE
+    assert sizes == [min(micro_batch, num_examples - start) for start in range(0, num_examples, micro_batch)]
+    everything = make_loader().reader.read_batch(np.arange(num_examples))
+    assert [label for some in labels for label in some] == everything["y"].tolist()
+    assert run_workers(partial(seen, drop_last=drop_last), num_workers, micro_batch) == [alone] * num_workers
 
 
 def test_it_is_what_a_hand_written_loop_finds() -> None:
@@ -114,15 +158,21 @@ class Torn(Arrays):
         return super().read_batch(indices)
 
 
+def torn_score(model: nn.Module, batch: ls.Batch) -> dict[str, Any]:
+    return {**score(model, batch), "seen": (batch["x"][:, 0], batch["y"])}
+
+
 def evaluated_torn() -> list[Any]:
     whole = make_loader().reader.read_batch(np.arange(SIZE))
     loader = Loader(Torn(whole), batch_size=16, bad_examples="skip", num_processes=1)
-    result = ls.evaluate(make_state(), score, loader, micro_batch=10)
-    return [str(result), [list(bad) for bad in result.bad]]
+    result = ls.evaluate(make_state(), torn_score, loader, micro_batch=10, metrics={"seen": Seen()})
+    num_seen = sum(int(update.split()[0]) for update in result.computed["seen"])
+    return [str(result), [list(bad) for bad in result.bad], num_seen]
 
 
 def test_bad_examples_are_left_out_and_named(run_workers: Callable[..., list[Any]]) -> None:
-    said, bad = evaluated_torn()
+    said, bad, num_seen = evaluated_torn()
     assert said.endswith("one 1.0000 over 99 examples, 2 bad ones left out")
     assert bad == [[7, "7", "Row 7 is torn. half", ""], [100, "100", "Row 100 is torn. half", ""]]
-    assert run_workers(evaluated_torn, 2) == [[said, bad]] * 2
+    assert num_seen == 99
+    assert run_workers(evaluated_torn, 2) == [[said, bad, num_seen]] * 2

@@ -1,0 +1,99 @@
+"""What a score function has returned for a micro-batch: checked, and without the padding."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from lockstep.errors import InputError
+
+Rows = Mapping[str, tuple[Tensor, ...]]
+"""By metric, the arguments of its `update`: tensors with the examples first."""
+
+
+class Scores(NamedTuple):
+    """A micro-batch of `size` rows, padding included."""
+
+    averaged: Mapping[str, Tensor]
+    """One number an example, shape (size,)."""
+    rows: Rows
+
+
+def checked(returned: object, metrics: Collection[str], size: int) -> Scores:
+    """What is averaged and what metrics see.
+
+    Args:
+        returned: by the score function.
+        metrics: their names.
+        size: rows of the micro-batch.
+
+    Raises:
+        InputError: a score is not one number an example, or the tuples are not what the metrics wait for.
+    """
+    if not isinstance(returned, Mapping) or not returned:
+        raise InputError(
+            "The score function returned no named scores.",
+            given=repr(returned)[:200],
+            expected="a dict of named tensors of shape (batch,)",
+            mend='return {"top1": ls.metrics.in_top_k(logits, labels)}',
+        )
+    averaged, rows = {}, {}
+    for name, value in returned.items():
+        if name in metrics or isinstance(value, tuple):
+            rows[name] = _checked_rows(name, value, metrics, size)
+        else:
+            averaged[name] = _checked_score(name, value, size)
+    if missing := sorted(set(metrics) - set(rows)):
+        raise InputError(
+            f"The score function returned nothing for the metric {missing[0]!r}.",
+            given=", ".join(map(repr, returned)),
+            expected=f"{missing[0]!r} too: the tuple of what its update takes",
+            mend=f'return {{..., "{missing[0]}": (logits, labels)}}, or leave the metric out',
+        )
+    return Scores(averaged, rows)
+
+
+def counted(scores: Scores, valid: int) -> tuple[dict[str, float], Rows]:
+    """The scores summed in float64, and the rows on the CPU; what follows the first `valid` examples is padding."""
+    sums = {name: float(values[:valid].double().sum()) for name, values in scores.averaged.items()}
+    rows = {name: tuple(column[:valid].to("cpu", copy=True) for column in rows) for name, rows in scores.rows.items()}
+    return sums, rows
+
+
+def _checked_score(name: str, values: object, size: int) -> Tensor:
+    if isinstance(values, Tensor) and values.shape == (size,):
+        return values
+    raise InputError(
+        f"The score {name!r} is not one number an example.",
+        given=_kind(values),
+        expected=f"shape ({size},)",
+        mend="return a value for each example of the batch, unreduced: padding cannot count then",
+    )
+
+
+def _checked_rows(name: str, value: object, metrics: Collection[str], size: int) -> tuple[Tensor, ...]:
+    if name not in metrics:
+        raise InputError(
+            f"The score function returned a tuple under {name!r}, which is no metric.",
+            given=f"the metrics {', '.join(map(repr, metrics))}" if metrics else "no metrics",
+            expected=f"a tensor of shape ({size},), or the name of a metric",
+            mend=f'give the metric that takes it: evaluate(..., metrics={{"{name}": metric}})',
+        )
+    columns = value if isinstance(value, tuple) else ()
+    wrong = [each for each in columns if not (isinstance(each, Tensor) and each.shape[:1] == (size,))]
+    if wrong or not columns:
+        raise InputError(
+            f"The metric {name!r} cannot be given what the score function returned for it.",
+            given=_kind(wrong[0]) if wrong else _kind(value),
+            expected=f"a tuple of tensors with the batch first: shape ({size}, ...)",
+            mend=f'return {{"{name}": (logits, labels)}}, unreduced: padding must not count',
+        )
+    return columns
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"an empty {type(value).__name__}" if value == () else f"a {type(value).__name__}"
