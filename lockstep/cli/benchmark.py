@@ -103,7 +103,7 @@ def _of_recipe(recipe: Recipe, worker: Worker) -> _Subject:
     settled = choices.resolve(parts.state, parts.towers, parts.loader, worker, exact=exact, saved=None)
     torch.set_num_threads(settled.threads)
     step = bind(parts.state, parts.towers, recipe.exchange)
-    return _Subject(parts.loader, parts.towers.count, lambda batch: step(parts.losses, batch))
+    return _Subject(parts.loader, parts.towers.count, lambda batch: step(parts.task.losses, batch))
 
 
 def _of_path(arguments: argparse.Namespace) -> _Subject:

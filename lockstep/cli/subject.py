@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from lockstep.images.flips import HorizontalFlip
 from lockstep.images.slim_presets import Preset, cifarnet, inception, lenet, vgg
 from lockstep.readers.opening import KNOWN, open_source
 from lockstep.readers.reader import Reader
-from lockstep.recipes.build import held_out
+from lockstep.recipes.data import ImageData
+from lockstep.recipes.examples import Examples
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import names
 from lockstep.recipes.shipped import recipe as find
@@ -83,7 +84,9 @@ def is_recipe(word: str) -> bool:
 
 def _reader_of(recipe: Recipe) -> Reader:
     """The examples that it trains on."""
-    return held_out(replace(recipe, evaluate=replace(recipe.evaluate, examples=None)), recipe.data.split).reader
+    examples = Examples(recipe)
+    examples.prepare()
+    return examples.reader(recipe.data.split)
 
 
 def open_data(source: str, *, everything: bool = False) -> Reader:
@@ -114,9 +117,9 @@ def _pipeline(augment: str | None, size: int | None, recipe: Recipe | None, read
             mend="leave --size out, or name a preset",
         )
     if augment is None:
-        return Pipeline(recipe.data.augment) if recipe else NOTHING
+        return _pipeline_of_recipe(recipe) if recipe else NOTHING
     if is_recipe(augment):
-        return Pipeline(find(augment).data.augment)
+        return _pipeline_of_recipe(find(augment))
     choices = (_CROP, *PRESETS, *names())
     raise InputError(
         f"There is no augmentation called {augment!r}.",
@@ -124,6 +127,14 @@ def _pipeline(augment: str | None, size: int | None, recipe: Recipe | None, read
         expected=f"{', '.join(choices)}, or a recipe's file.toml",
         mend=suggestion(augment, choices) or "give one of these",
     )
+
+
+def _pipeline_of_recipe(recipe: Recipe) -> Pipeline:
+    data = recipe.data
+    if not isinstance(data, ImageData):
+        return Pipeline(data.augment)
+    boxes = (_BOXES,) if getattr(data.preprocessing, "crop_by_boxes", False) else ()
+    return Pipeline((*data.training(),), data.inputs, (_IMAGE, *boxes))
 
 
 def _pipeline_of_preset(name: str, size: int | None, reader: Reader) -> Pipeline:

@@ -14,6 +14,7 @@ from lockstep.cli.crew import joined, num_workers, stopped_code
 from lockstep.cli.main import parse
 from lockstep.cli.scoring import accuracy
 from lockstep.progress import End, Epochs, Hours, Steps
+from lockstep.recipes.build import check_told
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.session import Session, check_needs_no_files
 from lockstep.recipes.settings import with_settings
@@ -28,6 +29,7 @@ def plan(argv: list[str]) -> dict[str, Any]:
     """How many workers the run needs; everything that can be refused before they start is refused here."""
     arguments = parse(argv)
     recipe, path = _recipe_and_path(arguments)
+    check_told(recipe)
     workers = num_workers(recipe.num_workers, recipe.device, recipe.num_towers)
     recipe = replace(recipe, num_towers=recipe.num_towers or workers)
     recipe.towers_for(workers).check(recipe.batch_size, workers)

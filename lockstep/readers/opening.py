@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lockstep.errors import DataError
+from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.listing import few
 from lockstep.readers.coco import Coco
 from lockstep.readers.detection_schema import DetectionSchema
@@ -42,7 +43,7 @@ _MASK, _POINTS, _TOPS = f"{_OBJECTS}mask", f"{_OBJECTS}keypoint/y", f"{_OBJECTS}
 _CHANNELS = "image/additional_channels/encoded"
 
 
-def open_source(path: str | Path, *, everything: bool = False) -> Reader:
+def open_source(path: str | Path, *, everything: bool = False, decoding: Decoding = AS_STORED) -> Reader:
     """The reader of what a path names: known by the names in a folder, and by the first record of a file of records.
 
     - a folder with a folder of images for each class: `ImageFolder`
@@ -59,6 +60,7 @@ def open_source(path: str | Path, *, everything: bool = False) -> Reader:
         everything: also read what costs more than it is worth where nobody looks at it: masks, keypoints, additional
             channels, and boxes and texts of images that have one class; as far as the file of annotations or the first
             record has them.
+        decoding: how the images are decoded once they are asked for; the records of MNIST hold pixels.
 
     Raises:
         DataError: it is none of these; there are several sets of shards; or as the reader says.
@@ -67,30 +69,30 @@ def open_source(path: str | Path, *, everything: bool = False) -> Reader:
     text, whole = str(path), Path(path)
     annotations, colon, images = text.rpartition(":")
     if colon and annotations.endswith(".json") and not whole.exists():
-        return _coco(Path(annotations), Path(images), everything)
+        return _coco(Path(annotations), Path(images), everything, decoding)
     if whole.is_dir():
-        return _open_folder(whole, everything)
+        return _open_folder(whole, everything, decoding)
     if whole.suffix == ".json":
-        return _coco(whole, _images_beside(whole), everything)
-    return _open_files(find_shards(expand_braces(text)), text, everything)
+        return _coco(whole, _images_beside(whole), everything, decoding)
+    return _open_files(find_shards(expand_braces(text)), text, everything, decoding)
 
 
-def _open_folder(folder: Path, everything: bool) -> Reader:
+def _open_folder(folder: Path, everything: bool, decoding: Decoding) -> Reader:
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
         raise _unknown(str(folder), str(error)) from error
     names = [entry.name for entry in entries]
     if shards := [name for name in names if _RECORDS.search(name) or _TAR.search(name)]:
-        return _open_files(_one_set(folder, shards), str(folder), everything)
+        return _open_files(_one_set(folder, shards), str(folder), everything, decoding)
     if annotations := next((entry for entry in entries if entry.name.lower() == "annotations"), None):
         # Those of captions have no categories, and come last.
         if files := sorted(annotations.glob("*.json"), key=lambda file: ("captions" in file.name, file)):
             raise _unknown(str(folder), few(names), f"name one of its files of annotations: {files[0]}")
         has_lists = (folder / "ImageSets" / "Main" / "train.txt").is_file()
-        return Voc(folder, "train" if has_lists else None)
+        return Voc(folder, "train" if has_lists else None, decoding=decoding)
     if any(entry.is_dir() and not entry.name.startswith(".") for entry in entries):
-        return ImageFolder(folder)
+        return ImageFolder(folder, decoding=decoding)
     raise _unknown(str(folder), few(names) if names else "an empty folder")
 
 
@@ -107,19 +109,20 @@ def _one_set(folder: Path, names: Sequence[str]) -> list[Path]:
     return find_shards(f"{glob.escape(str(folder))}/{patterns[0]}")
 
 
-def _open_files(files: Sequence[Path], given: str, everything: bool) -> Reader:
+def _open_files(files: Sequence[Path], given: str, everything: bool, decoding: Decoding) -> Reader:
     if missing := next((file for file in files if not file.is_file()), None):
         raise _unknown(given, f"no file {missing}")
     if _TAR.search(files[0].name):
-        return TarShards(files)
+        return TarShards(files, decoding=decoding)
     features = _first_features(files, given)
     if _PIXELS in features:
         return mnist_records(files)
     if _IMAGE not in features:
         raise _unknown(given, f"records with the features {few(sorted(features)) or '(none)'}")
     if _LABEL in features or not any(name.startswith(_OBJECTS) for name in features):
-        return ImageRecords(files, ImageNetSchema(boxes=everything, text=everything))
-    return ImageRecords(files, _schema_of_all(features) if everything else DetectionSchema())
+        return ImageRecords(files, ImageNetSchema(boxes=everything, text=everything), decoding=decoding)
+    schema = _schema_of_all(features) if everything else DetectionSchema()
+    return ImageRecords(files, schema, decoding=decoding)
 
 
 def _schema_of_all(features: Mapping[str, Values]) -> DetectionSchema:
@@ -132,15 +135,15 @@ def _schema_of_all(features: Mapping[str, Values]) -> DetectionSchema:
     )
 
 
-def _coco(annotations: Path, images: Path, everything: bool) -> Reader:
+def _coco(annotations: Path, images: Path, everything: bool, decoding: Decoding) -> Reader:
     """The reader of a file of annotations, with the masks and keypoints that it has for all objects."""
     if everything:
         has_masks, has_keypoints = _words_in(annotations, b'"segmentation"', b'"keypoints"')
         options = [(has_masks, has_keypoints), (has_masks, False), (False, has_keypoints)]
         for masks, keypoints in dict.fromkeys(each for each in options if any(each)):
             with suppress(DataError):  # a word may be one of the categories, or of some objects alone
-                return Coco(annotations, images, masks=masks, keypoints=keypoints)
-    return Coco(annotations, images)
+                return Coco(annotations, images, masks=masks, keypoints=keypoints, decoding=decoding)
+    return Coco(annotations, images, decoding=decoding)
 
 
 def _words_in(path: Path, *words: bytes) -> list[bool]:

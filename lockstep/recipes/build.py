@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lockstep.data.loader import Loader
-from lockstep.losses.classification import softmax_cross_entropy
-from lockstep.metrics.top_k import in_top_k
-from lockstep.models.mnist import IMAGE_SHAPE
+from lockstep.errors import InputError
 from lockstep.optim import Cosine
 from lockstep.optim.schedules import resolved
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Steps
-from lockstep.readers.mnist import mnist_reader, prepare_records, scale_image
-from lockstep.readers.reader import Cost, Int64s, Reader
+from lockstep.recipes.classification import Classification
+from lockstep.recipes.examples import Examples, ReaderFunction
 from lockstep.recipes.recipe import Recipe
 from lockstep.training.state import TrainState
-from lockstep.types import Batch
 from lockstep.workers.rank import Worker
-
-if TYPE_CHECKING:
-    from lockstep.types import LossFunction
-
-SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -38,94 +26,65 @@ class Parts:
     state: TrainState
     loader: Loader
     towers: Towers
-    losses: LossFunction
+    task: Classification
+    examples: Examples
 
 
-def build(recipe: Recipe, worker: Worker) -> Parts:
-    """Make model, state and loader of a complete recipe; the chief prepares the data, the others wait for it."""
+def build(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) -> Parts:
+    """Make what runs of a complete recipe; the chief prepares the data, the others wait for it.
+
+    Args:
+        recipe: with its number of towers.
+        worker: this worker.
+        reader: gives the examples, in place of the recipe's paths.
+    """
+    check_told(recipe, reader)
     towers = recipe.towers_for(worker.num_workers)
     towers.check(recipe.batch_size, worker.num_workers)
-    prepare(recipe, worker)
-    reader = mnist_reader(recipe.data.split, _folder(recipe))
-    loader = _loader(recipe, reader, order=recipe.feed.order, augment=recipe.data.augment)
-    return Parts(_state(recipe, worker), loader, towers, classification_losses)
+    examples = prepared(recipe, worker, reader)
+    loader = examples.training()
+    return Parts(build_state(recipe, worker), loader, towers, task(recipe), examples)
 
 
-def build_state(recipe: Recipe, worker: Worker) -> TrainState:
-    """Make the state of a recipe alone, to score it: on any number of workers. The chief prepares the data."""
-    prepare(recipe, worker)
-    return _state(recipe, worker)
+def check_told(recipe: Recipe, reader: ReaderFunction | None = None) -> None:
+    """Refuse a recipe that still has to be told where its data or its first weights are.
+
+    Raises:
+        InputError: a path is missing; the message says how to give it.
+    """
+    if reader is None:
+        recipe.data.check_told()
+    if recipe.warm_start is not None and recipe.warm_start.path is None:
+        raise InputError(
+            "This recipe starts from trained weights, and has not been told which.",
+            given="no warm_start.path",
+            expected="a run, a TensorFlow checkpoint, or a file of safetensors or torch",
+            mend="--set warm_start.path=PATH (of TF-Slim's, also --set warm_start.mapping.name_map=slim_inception_v3); "
+            "or --set warm_start=none to begin with fresh ones",
+        )
 
 
-def held_out(recipe: Recipe, split: str) -> Loader:
-    """The examples of a split to score, in their order, not augmented; the data must be prepared."""
-    reader = mnist_reader(split, _folder(recipe))
-    if recipe.evaluate.examples:
-        reader = _First(reader, recipe.evaluate.examples)
-    return _loader(recipe, reader, order="sequential")
-
-
-def _loader(recipe: Recipe, reader: Reader, **more: Any) -> Loader:
-    feed = recipe.feed
-    return Loader(
-        reader,
-        batch_size=recipe.batch_size,
-        seed=recipe.seed,
-        num_processes=feed.num_processes,
-        num_threads=feed.num_threads,
-        prefetch=feed.prefetch,
-        bad_examples=feed.bad_examples,
-        bad_budget=feed.bad_budget,
-        **more,
-    )
-
-
-def prepare(recipe: Recipe, worker: Worker) -> None:
-    """Have the records there, written by the chief alone."""
+def prepared(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) -> Examples:
+    """The examples of a recipe; what their readers need is there, written by the chief alone."""
+    examples = Examples(recipe, reader)
     if worker.is_chief:
-        prepare_records(_folder(recipe))
+        examples.prepare()
     worker.group.barrier("the data is prepared")
+    return examples
+
+
+def task(recipe: Recipe) -> Classification:
+    """What the recipe's model is trained and scored by."""
+    return Classification(recipe.data.inputs, recipe.loss, recipe.evaluate.top)
 
 
 def example_input(recipe: Recipe, num_examples: int) -> Tensor:
     """What the model of a recipe is given, of blank images: it has the shape and the dtype. No data is needed."""
-    return scale_image(torch.zeros(num_examples, *IMAGE_SHAPE, dtype=torch.uint8))
+    return recipe.data.blank(num_examples)
 
 
-def classification_losses(model: nn.Module, batch: Batch) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-    """Cross entropy, and the share of examples that the model gets right, as a metric."""
-    logits = model(scale_image(batch["image"]))
-    top1 = in_top_k(logits.detach(), batch["label"]).mean()
-    return {"cross_entropy": softmax_cross_entropy(logits, batch["label"])}, {"top1": top1}
-
-
-def score(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """What an evaluation adds up: whether the class with the highest score is the right one."""
-    return {"top1": in_top_k(model(scale_image(batch["image"])), batch["label"])}
-
-
-@dataclass(frozen=True)
-class _First:
-    """The first examples of a reader."""
-
-    reader: Reader
-    count: int
-
-    @property
-    def cost(self) -> Cost:
-        return self.reader.cost
-
-    def __len__(self) -> int:
-        return min(self.count, len(self.reader))
-
-    def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        return self.reader.read_batch(indices)
-
-    def example_id(self, index: int) -> str:
-        return self.reader.example_id(index)
-
-
-def _state(recipe: Recipe, worker: Worker) -> TrainState:
+def build_state(recipe: Recipe, worker: Worker) -> TrainState:
+    """Make the state of a recipe, to train or to score it."""
     return TrainState(
         recipe.model.build(recipe.seed).to(worker.device),
         recipe.optimizer,
@@ -154,7 +113,3 @@ def schedule_mismatch(recipe: Recipe, epoch_size: int) -> str | None:
         return None
     after = f"stays at {schedule.final:g} from there on" if last > int(str(schedule.steps)) else "is still on its way"
     return f"the learning rate ends at step {schedule.steps}, the run at step {last}: it {after} (optimizer.lr.steps)"
-
-
-def _folder(recipe: Recipe) -> Path | None:
-    return Path(recipe.data.folder) if recipe.data.folder else None

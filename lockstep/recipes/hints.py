@@ -22,7 +22,7 @@ _NAMES = {
 }
 
 
-_ONE_WORD = {"AdamW", "RMSProp"}
+_ONE_WORD = {"AdamW", "LeNet", "RMSProp", "SqueezeNet"}
 
 
 def kind_of(cls: type) -> str:

@@ -11,7 +11,7 @@ from lockstep.data.loader import Loader
 from lockstep.data.showing import with_marks
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Interval, Progress
-from lockstep.recipes.recipe import Watch
+from lockstep.recipes.parts import Watch
 from lockstep.reporting.jsonl import MetricsFile
 from lockstep.reporting.summaries import Summaries
 from lockstep.training.hooks import every

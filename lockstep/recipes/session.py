@@ -137,7 +137,7 @@ class Session:
     def _warm_started(self, resumed: int | None) -> Report | None:
         """Start from the weights that the recipe names, unless the workdir has a checkpoint, which wins."""
         given = self._recipe.warm_start
-        if given is None:
+        if given is None or given.path is None:
             return None
         if resumed is None:
             return warm_start(self._parts.state, given.path, given.mapping)
@@ -149,7 +149,7 @@ class Session:
         """Train from where the state stands to the end; records of an earlier stretch are cut there."""
         parts = self._parts
         self._latest = self._saved = None
-        self._validation = Validation(self._recipe, parts.state, self._worker)
+        self._validation = Validation(self._recipe, parts, self._worker)
         start = Progress(parts.state.step, parts.loader.position, parts.loader.epoch_size)
         with ExitStack() as stack:
             self._records = self._open_records(stack, start)
@@ -176,7 +176,7 @@ class Session:
         """Train until the end, or until stopped, and call the hooks after each attempt."""
         parts, last = self._parts, None
         steps = train_steps(
-            parts.state, parts.losses, parts.loader, parts.towers, self._recipe.exchange, until=self._end
+            parts.state, parts.task.losses, parts.loader, parts.towers, self._recipe.exchange, until=self._end
         )
         while not self.stopped and (report := next(steps, None)):
             self.stopped = report.stop_requested
@@ -203,7 +203,7 @@ class Session:
 
     def evaluate(self, split: str) -> Evaluation | None:
         """Score the weights as they are now on a split, all workers together; None where a signal comes first."""
-        return score_split(self._recipe, self._parts.state, split)
+        return score_split(self._recipe, self._parts, split)
 
     def _hooks(self, stack: ExitStack, start: Progress) -> list[Hook]:
         """In this order: what a checkpoint stands for is on the disk before it."""
@@ -220,7 +220,8 @@ class Session:
             parts = self._parts
             hooks += self._records.hooks(start)
             hooks += self._records.observe(parts.state, parts.towers, start, parts.loader.batch_size)
-        hooks.append(every(recipe.evaluate.every, lambda _: self._validate(), start=start))
+        if self._parts.examples.has("validation"):
+            hooks.append(every(recipe.evaluate.every, lambda _: self._validate(), start=start))
         if self._store:
             hooks.append(every(recipe.checkpoints.every, lambda _: self._save(), start=start))
         return hooks

@@ -11,7 +11,9 @@ from lockstep.models.mnist import Mnist
 from lockstep.optim import SGD, Cosine
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs
-from lockstep.recipes.recipe import MnistData, Recipe
+from lockstep.recipes import inception
+from lockstep.recipes.data import MnistData
+from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import load
 from lockstep.recipes.wording import suggestion
 
@@ -63,4 +65,11 @@ def mnist_reference() -> Recipe:
     return replace(mnist(), name="mnist_reference", optimizer=optimizer, end=Epochs(10))
 
 
-_SHIPPED: Mapping[str, Callable[[], Recipe]] = {"mnist": mnist, "mnist_reference": mnist_reference}
+_SHIPPED: Mapping[str, Callable[[], Recipe]] = {
+    "mnist": mnist,
+    "mnist_reference": mnist_reference,
+    "inception_v3": inception.inception_v3,
+    "inception_v3_distributed": inception.inception_v3_distributed,
+    "flowers": inception.flowers,
+    "flowers_two_stages": inception.flowers_two_stages,
+}

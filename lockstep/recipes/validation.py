@@ -8,22 +8,21 @@ from collections.abc import Mapping
 from lockstep.checks import check_one_of
 from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
 from lockstep.progress import Progress
-from lockstep.recipes.build import held_out, score
+from lockstep.recipes.build import Parts
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.records import Records
-from lockstep.training.state import TrainState
 from lockstep.workers.rank import Worker
 
 log = logging.getLogger("lockstep")
 
 
-def score_split(recipe: Recipe, state: TrainState, split: str) -> Evaluation | None:
+def score_split(recipe: Recipe, parts: Parts, split: str) -> Evaluation | None:
     """Score the weights of a run as they are; None, on all workers, where one of them is asked to stop."""
     how = recipe.evaluate
     return evaluate_unless_stopped(
-        state,
-        score,
-        held_out(recipe, split),
+        parts.state,
+        parts.task.score,
+        parts.examples.held_out(split),
         weights=how.weights,
         micro_batch=how.micro_batch,
         drop_last=how.drop_last,
@@ -35,12 +34,12 @@ class Validation:
 
     Args:
         recipe: of the run.
-        state: whose weights are scored.
+        parts: of the run; the weights of its state are scored.
         worker: this worker.
     """
 
-    def __init__(self, recipe: Recipe, state: TrainState, worker: Worker) -> None:
-        self._recipe, self._state, self._worker = recipe, state, worker
+    def __init__(self, recipe: Recipe, parts: Parts, worker: Worker) -> None:
+        self._recipe, self._parts, self._worker = recipe, parts, worker
         self._scored = -1
         self._scores: Mapping[str, float] = {}
 
@@ -53,7 +52,7 @@ class Validation:
         Raises:
             InputError: the score that checkpoints are kept by is none of them.
         """
-        result, step = score_split(self._recipe, self._state, "validation"), self._state.step
+        result, step = score_split(self._recipe, self._parts, "validation"), self._parts.state.step
         if result is None:
             return False
         if self._worker.is_chief:
@@ -69,7 +68,7 @@ class Validation:
     @property
     def scores(self) -> Mapping[str, float]:
         """Those of the weights as they are; none where they have not been scored."""
-        return self._scores if self._scored == self._state.step else {}
+        return self._scores if self._scored == self._parts.state.step else {}
 
     def is_owed(self, start: Progress, records: Records | None) -> bool:
         """Whether the last step before this start was to be followed by an evaluation, which was left off to stop.

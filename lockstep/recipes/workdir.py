@@ -26,7 +26,8 @@ from lockstep.durable import replacing
 from lockstep.errors import WorkdirError
 from lockstep.lease import Lease, take
 from lockstep.listing import few
-from lockstep.recipes.recipe import Recipe, differences
+from lockstep.recipes.differences import differences
+from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import load, to_toml
 from lockstep.reporting.append import AppendOnly
 from lockstep.training.choices import Choices

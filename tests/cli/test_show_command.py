@@ -20,7 +20,7 @@ from lockstep.data.showing import examples
 from lockstep.images.augment import RandomShift
 from lockstep.images.drawing import COLOURS
 from lockstep.readers.reader import Reader
-from lockstep.recipes.recipe import MnistData
+from lockstep.recipes.data import MnistData
 from lockstep.recipes.shipped import recipe
 from lockstep.recipes.toml import to_toml
 

@@ -35,7 +35,10 @@ from lockstep.optim import (
 from lockstep.parallel.exchange import AllReduce, Alone
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Hours, Interval, Steps
-from lockstep.recipes.recipe import Checkpoints, Evaluate, Feed, InitialWeights, MnistData, Recipe, Watch, differences
+from lockstep.recipes.data import MnistData
+from lockstep.recipes.differences import differences
+from lockstep.recipes.parts import Checkpoints, Evaluate, Feed, InitialWeights, Watch
+from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import names, recipe
 from lockstep.recipes.toml import from_toml, to_toml

@@ -11,7 +11,9 @@ from lockstep.optim import ClipGlobalNorm, Cosine, MovingAverage
 from lockstep.parallel.exchange import Alone
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Hours, Interval, Steps
-from lockstep.recipes.recipe import Checkpoints, Difference, Evaluate, Recipe, Watch, differences
+from lockstep.recipes.differences import Difference, differences
+from lockstep.recipes.parts import Checkpoints, Evaluate, Watch
+from lockstep.recipes.recipe import Recipe
 
 
 def test_towers_not_given_are_as_many_as_the_workers(mnist: Recipe) -> None:

@@ -15,7 +15,8 @@ from lockstep.optim.schedules import Schedule
 from lockstep.progress import Epochs, Hours, Interval, Steps
 from lockstep.recipes.fields import read, write
 from lockstep.recipes.hints import accepted, fields_of, kind_of
-from lockstep.recipes.recipe import Recipe, Watch
+from lockstep.recipes.parts import Watch
+from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.wording import Place
 
 HERE = Place("mine.toml", "part")

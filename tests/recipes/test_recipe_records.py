@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.progress import Interval, Progress
-from lockstep.recipes.recipe import Watch
+from lockstep.recipes.parts import Watch
 from lockstep.recipes.records import Records
 
 BEGINNING = Progress(0, 0, 80)

@@ -12,7 +12,9 @@ from lockstep.recipes.toml import from_toml, load, to_toml
 SMALL = """
 name = "small"
 [model]
+kind = "mnist"
 [data]
+kind = "mnist_data"
 augment = [{pixels = 2}]
 [optimizer]
 kind = "sgd"

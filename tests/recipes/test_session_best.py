@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_session_refusals import STEPS, Named, make_build, make_recipe
+from test_session_refusals import STEPS, make_build, make_recipe
 from torch import nn
 
 import lockstep as ls
 from lockstep.checkpoints import Store
 from lockstep.checkpoints.manifest import Manifest
 from lockstep.cli import scoring
-from lockstep.recipes import session, validation
+from lockstep.recipes import session
 from lockstep.recipes.build import build
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.session import Session
@@ -55,9 +55,7 @@ def start(
             worker.pulse.stop_requested = "SIGUSR1"
         return {"top1": torch.full((len(batch["x"]),), scores[started.step])}
 
-    monkeypatch.setattr(validation, "score", score)
-    monkeypatch.setattr(validation, "held_out", lambda *_: ls.data.Loader(Named(), batch_size=8, order="sequential"))
-    monkeypatch.setattr(session, "build", make_build([]))
+    monkeypatch.setattr(session, "build", make_build([], score=score))
     best = ["checkpoints.retention.best=validation/top1", "checkpoints.retention.newest=1", "evaluate.every=2 steps"]
     started = Session(make_recipe("stop", *best, "checkpoints.every=0", *settings), workdir, worker)
     started.run()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from parts_by_hand import parts_by_hand
 from torch import Tensor, nn
 
 import lockstep as ls
@@ -52,7 +53,7 @@ def tiny(given: Recipe, worker: Worker) -> Parts:
         num_threads=feed.num_threads, bad_examples=feed.bad_examples, bad_budget=feed.bad_budget,
     )  # fmt: skip
     torch.manual_seed(0)
-    return Parts(ls.TrainState(nn.Linear(1, 1), ls.optim.SGD(1e-3)), loader, given.towers_for(1), losses)
+    return parts_by_hand(ls.TrainState(nn.Linear(1, 1), ls.optim.SGD(1e-3)), loader, given.towers_for(1), losses)
 
 
 def run(workdir: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) -> None:

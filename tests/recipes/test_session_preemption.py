@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_session_refusals import BATCH_SIZE, STEPS, Named, contents, events, history, make_build, make_recipe
+from test_session_refusals import BATCH_SIZE, STEPS, contents, events, history, make_build, make_recipe
 from torch import nn
 
 import lockstep as ls
-from lockstep.recipes import session, validation
+from lockstep.recipes import session
 from lockstep.recipes.session import Session
 from lockstep.workers.rank import leave
 
@@ -40,11 +40,8 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
             pass_by("validation", started.step)
             return {"top1": model(batch["x"]).squeeze(1)}
 
-        monkeypatch.setattr(validation, "score", score)
-        monkeypatch.setattr(
-            validation, "held_out", lambda *_: ls.data.Loader(Named(), batch_size=8, order="sequential")
-        )
-        monkeypatch.setattr(session, "build", make_build([], attempted=lambda position: pass_by("step", position)))
+        build = make_build([], attempted=lambda position: pass_by("step", position), score=score)
+        monkeypatch.setattr(session, "build", build)
         started = Session(make_recipe("stop", "evaluate.every=2 steps"), workdir, worker)
         started.run()
         return started

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from parts_by_hand import parts_by_hand
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ class Named:
         return f"n{index}"
 
 
-def make_build(bad: Sequence[int], skipped: Sequence[int] = (), attempted: Any = None) -> Any:
+def make_build(bad: Sequence[int], skipped: Sequence[int] = (), attempted: Any = None, score: Any = None) -> Any:
     """A `build` of a tiny run; `attempted(position)` is called in each attempt."""
 
     def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
@@ -65,7 +66,8 @@ def make_build(bad: Sequence[int], skipped: Sequence[int] = (), attempted: Any =
         loader = ls.data.Loader(Named(), batch_size=recipe.batch_size, order="sequential")
         for position in skipped:
             loader.skip(position)
-        return Parts(state, loader, recipe.towers_for(worker.num_workers), losses)
+        held_out = ls.data.Loader(Named(), batch_size=8, order="sequential") if score else None
+        return parts_by_hand(state, loader, recipe.towers_for(worker.num_workers), losses, score, held_out)
 
     return build
 

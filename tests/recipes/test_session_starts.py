@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from parts_by_hand import parts_by_hand
 from torch import Tensor, nn
 
 import lockstep as ls
@@ -33,7 +34,7 @@ def tiny(given: Recipe, worker: Worker) -> Parts:
         model = nn.Linear(3, 1)
     fields = {"x": torch.randn(40, 3, generator=generator)}
     loader = ls.data.Loader(ls.data.Arrays(fields), batch_size=given.batch_size)
-    return Parts(ls.TrainState(model, ls.optim.SGD(0.05, momentum=0.9)), loader, given.towers_for(1), losses)
+    return parts_by_hand(ls.TrainState(model, ls.optim.SGD(0.05, momentum=0.9)), loader, given.towers_for(1), losses)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from lockstep.data.order import Int64s
 from lockstep.images.drawing import COLOURS
 from lockstep.progress import Progress
 from lockstep.readers.reader import Cost
-from lockstep.recipes.recipe import Watch
+from lockstep.recipes.parts import Watch
 from lockstep.recipes.records import Records
 
 

@@ -1,0 +1,65 @@
+"""What a recipe's classifier is trained by, and what it is scored by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.losses import softmax_cross_entropy
+from lockstep.metrics import in_top_k
+from lockstep.recipes.parts import CrossEntropy
+from lockstep.types import Batch
+
+CONFUSION, MISTAKES = "confusion", "mistakes"
+"""The names of what `score_in_detail` hands to a confusion matrix, and to a list of the worst mistakes."""
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The loss and the scores of a classifier."""
+
+    inputs: Callable[[Mapping[str, Any]], Tensor]
+    """What the model is given of a batch."""
+    loss: CrossEntropy
+    top: Sequence[int] = (1,)
+    """A class may be among so many with the highest scores."""
+
+    def losses(self, model: nn.Module, batch: Batch) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        """The cross entropy of each head, and as a metric the share of examples that the model gets right."""
+        outputs, labels = model(self.inputs(batch)), batch["label"]
+        smoothing = self.loss.label_smoothing
+        logits, auxiliary = _heads(outputs)
+        losses = {"cross_entropy": softmax_cross_entropy(logits, labels, label_smoothing=smoothing)}
+        if auxiliary:
+            each = [softmax_cross_entropy(head, labels, label_smoothing=smoothing) for head in auxiliary]
+            losses["auxiliary_cross_entropy"] = self.loss.auxiliary_weight * torch.stack(each).sum()
+        return losses, {"top1": in_top_k(logits.detach(), labels).mean()}
+
+    def score(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
+        """For each example, whether its class is among those with the highest scores."""
+        logits, _ = _heads(model(self.inputs(batch)))
+        return self._scores(logits, batch["label"])
+
+    def score_in_detail(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
+        """The same, and what a confusion matrix and a list of the worst mistakes are made of."""
+        (logits, _), labels = _heads(model(self.inputs(batch))), batch["label"]
+        predicted = logits.argmax(1)
+        loss = softmax_cross_entropy(logits, labels, reduction="none")
+        indices = torch.arange(batch.position, batch.position + len(labels))
+        more = {CONFUSION: (predicted, labels), MISTAKES: (loss, predicted, labels, indices)}
+        return {**self._scores(logits, labels), **more}
+
+    def _scores(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {f"top{k}": in_top_k(logits, labels, k) for k in self.top}
+
+
+def _heads(outputs: Any) -> tuple[Tensor, list[Tensor]]:
+    """The logits of the model's last layer, and those of the auxiliary heads that it has while it is trained."""
+    if isinstance(outputs, Tensor):
+        return outputs, []
+    logits, *auxiliary = outputs
+    return logits, [head for head in auxiliary if head is not None]

@@ -1,0 +1,113 @@
+"""The loaders of a recipe: of the examples that it trains on, and of those that are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.data.loader import Loader
+from lockstep.errors import DataError
+from lockstep.readers.reader import Cost, Int64s, Reader, decoder_of, draws_globally
+from lockstep.recipes.data import ImageData, Split
+from lockstep.recipes.recipe import Recipe
+
+ReaderFunction = Callable[[str], Reader]
+"""`reader(split)` gives the examples of "train", "validation" or "test", with the fields "image" and "label"."""
+
+
+class Examples:
+    """The examples of a run, split by split.
+
+    Args:
+        recipe: whose data it is.
+        function: gives the examples in place of the recipe's paths.
+    """
+
+    def __init__(self, recipe: Recipe, function: ReaderFunction | None = None) -> None:
+        self._recipe, self._function = recipe, function
+
+    def prepare(self) -> None:
+        """Have on the disk what the readers need; the chief alone calls it."""
+        self._recipe.data.prepare()
+
+    def training(self) -> Loader:
+        """Those to train on, in their order, augmented."""
+        data = self._recipe.data
+        return self._loader(self.reader(data.split), order=self._recipe.feed.order, augment=data.training())
+
+    def held_out(self, split: str) -> Loader:
+        """Those of a split to score, one after another, not augmented; the data must be prepared.
+
+        Raises:
+            DataError: there are fewer than are to be scored.
+        """
+        reader, wanted = self.reader(split), self._recipe.evaluate.examples
+        if wanted is not None:
+            reader = _First(reader, _checked(wanted, len(reader), split))
+        return self._loader(reader, order="sequential", augment=self._recipe.data.evaluation())
+
+    def reader(self, split: Split | str) -> Reader:
+        """The reader of a split."""
+        data, num_classes = self._recipe.data, self._recipe.model.num_classes
+        if self._function is not None and isinstance(data, ImageData):
+            return data.labelled(self._function(split), num_classes)
+        return data.reader(split, num_classes)
+
+    def has(self, split: str) -> bool:
+        """Whether there are examples of a split, as far as is known before they are read."""
+        return self._function is not None or split in self._recipe.data.splits
+
+    def _loader(self, reader: Reader, **more: Any) -> Loader:
+        feed = self._recipe.feed
+        return Loader(
+            reader,
+            batch_size=self._recipe.batch_size,
+            seed=self._recipe.seed,
+            num_processes=feed.num_processes,
+            num_threads=feed.num_threads,
+            prefetch=feed.prefetch,
+            bad_examples=feed.bad_examples,
+            bad_budget=feed.bad_budget,
+            **more,
+        )
+
+
+@dataclass(frozen=True)
+class _First:
+    """The first examples of a reader."""
+
+    reader: Reader
+    count: int
+
+    @property
+    def cost(self) -> Cost:
+        return self.reader.cost
+
+    @property
+    def decoder(self) -> str:
+        return decoder_of(self.reader)
+
+    @property
+    def draws_globally(self) -> bool:
+        return draws_globally(self.reader)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read_batch(self, indices: Int64s) -> dict[str, Any]:
+        return self.reader.read_batch(indices)
+
+    def example_id(self, index: int) -> str:
+        return self.reader.example_id(index)
+
+
+def _checked(wanted: int, there: int, split: str) -> int:
+    if wanted > there:
+        raise DataError(
+            f"There are fewer {split} examples than are to be scored.",
+            given=f"{there} examples, {wanted} asked for",
+            expected=f"at most {there}",
+            mend=f"set evaluate.examples to {there} or less, or leave it out to score all of them",
+        )
+    return wanted

@@ -1,0 +1,160 @@
+"""From image files to what a network reads, as parts of a recipe: the published pipelines by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from torch import Tensor
+
+from lockstep.checks import check_all, check_one_of, check_range
+from lockstep.errors import InputError
+from lockstep.images import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    DistortedCrop,
+    HorizontalFlip,
+    JitterDraws,
+    RandAugment,
+    RandomErasing,
+    RandomResizedCrop,
+    ShortSideCrop,
+    TrivialAugmentWide,
+    jittered,
+    normalised,
+)
+from lockstep.images.augment import Augment
+from lockstep.images.slim_presets import Preset, cifarnet, inception, lenet, vgg
+
+_POLICIES: Mapping[str, tuple[Augment, ...]] = {
+    "none": (),
+    "rand_augment": (RandAugment(),),
+    "trivial_augment": (TrivialAugmentWide(),),
+}
+_SHORT_SIDE = 256 / 224  # of the images that are scored, in sides of their crop
+
+
+@dataclass(frozen=True)
+class Inception:
+    """A distorted crop, flip and colours; values from -1 to 1. What is scored is the middle, 0.875 of each side."""
+
+    fast: bool = False
+    """Resize bilinearly, and change brightness and saturation alone, as slim does by default; else each image is
+    resized by one of four methods, and its colours are changed in one of four orders."""
+    crop_by_boxes: bool = False
+    """A crop shows a part of one of the boxes, where the records have some, as the Inception trainer does."""
+    least_area: float = 0.05
+    """The share of the image that a crop takes, at least."""
+
+    def __post_init__(self) -> None:
+        _check_share("least_area", self.least_area)
+
+    def preset(self, size: int) -> Preset:
+        """The augmentations and the network's input, for images of this height and width."""
+        boxes = "boxes" if self.crop_by_boxes else None
+        made = inception(size, fast=self.fast, boxes_field=boxes)
+        first, *rest = made.train
+        assert isinstance(first, DistortedCrop), "it comes first"
+        crop = DistortedCrop(size, area=(self.least_area, 1.0), boxes_field=boxes, resize=first.resize)
+        return Preset((crop, *rest), made.evaluate, made.inputs)
+
+
+@dataclass(frozen=True)
+class Vgg:
+    """A crop at a random scale, and flip; less the mean colour. What is scored is the middle at the lower scale."""
+
+    short_side: tuple[int, ...] = (256, 512)
+    """The least and the most pixels of the image's short side, once it is resized."""
+
+    def __post_init__(self) -> None:
+        if len(self.short_side) != 2:
+            raise InputError(
+                "short_side needs two numbers.",
+                given=f"short_side={list(self.short_side)}",
+                expected="the least and the most pixels",
+                mend="give two whole numbers, such as [256, 512]",
+            )
+
+    def preset(self, size: int) -> Preset:
+        """The augmentations and the network's input, for images of this height and width."""
+        least, most = self.short_side
+        return vgg(size, (least, most))
+
+
+@dataclass(frozen=True)
+class Cifarnet:
+    """A crop with 4 black pixels around the image, flip, brightness and contrast; each image standardised."""
+
+    def preset(self, size: int) -> Preset:
+        """The augmentations and the network's input, for images of this height and width."""
+        return cifarnet(size)
+
+
+@dataclass(frozen=True)
+class Lenet:
+    """The middle of an image, or all of it with black around it; values from -1 to just below 1."""
+
+    def preset(self, size: int) -> Preset:
+        """The augmentations and the network's input, for images of this height and width."""
+        return lenet(size)
+
+
+@dataclass(frozen=True)
+class ResizedCrop:
+    """A random part of the image and flip; normalised. What is scored is the middle: how classifiers are trained today.
+
+    Raises:
+        InputError: a field is out of range.
+    """
+
+    least_area: float = 0.08
+    """The share of the image that a crop takes, at least."""
+    jitter: float = 0.0
+    """Brightness, contrast and saturation change by factors up to this share more or less."""
+    policy: Literal["none", "rand_augment", "trivial_augment"] = "none"
+    """Operations on the images after the crop."""
+    erasing: float = 0.0
+    """The share of the images in which a rectangle is painted over."""
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    """Taken off the values, which are 0 to 1: of each channel, in the order in which the network has them."""
+    std: tuple[float, ...] = IMAGENET_STD
+    """What they are divided by then."""
+    channel_order: Literal["rgb", "bgr"] = "rgb"
+    """How the network has them: weights that come from Caffe have blue first."""
+
+    def __post_init__(self) -> None:
+        _check_share("least_area", self.least_area)
+        check_range("jitter", self.jitter, 0)
+        check_one_of("policy", self.policy, (*_POLICIES,))
+        check_one_of("channel_order", self.channel_order, ("rgb", "bgr"))
+        for name in ("mean", "std"):
+            check_all(name, getattr(self, name), (int, float), mend=f"give {name} one number for each channel")
+
+    def preset(self, size: int) -> Preset:
+        """The augmentations and the network's input, for images of this height and width."""
+        draws = JitterDraws(brightness=self.jitter, contrast=self.jitter, saturation=self.jitter)
+        train: list[Augment] = [RandomResizedCrop(size, scale=(self.least_area, 1.0)), HorizontalFlip()]
+        train += _POLICIES[self.policy]
+        train += [RandomErasing(p=self.erasing)] if self.erasing else []
+        train += [draws] if self.jitter else []
+        side = round(_SHORT_SIDE * size)
+        middle = ShortSideCrop(size, (side, side), place="middle")
+        return Preset((*train,), (middle,), partial(_normalised_input, self, draws.into))
+
+
+Preprocessing = Inception | Vgg | Cifarnet | Lenet | ResizedCrop
+
+
+def _normalised_input(how: ResizedCrop, jitter: str, batch: Mapping[str, Any]) -> Tensor:
+    images = batch["image"]
+    if jitter in batch:
+        images = jittered(images, batch[jitter])
+    if how.channel_order == "bgr":
+        images = images.flip(1)
+    return normalised(images, how.mean, how.std)
+
+
+def _check_share(name: str, value: float) -> None:
+    check_range(name, value, 0, 1)

@@ -1,0 +1,23 @@
+"""The parts of a run whose model, losses and data are a test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import lockstep as ls
+from lockstep.recipes.build import Parts
+
+
+def parts_by_hand(
+    state: ls.TrainState,
+    loader: ls.data.Loader,
+    towers: ls.Towers,
+    losses: Callable[..., Any],
+    score: Callable[..., Any] | None = None,
+    held_out: ls.data.Loader | None = None,
+) -> Parts:
+    examples: Any = SimpleNamespace(held_out=lambda split: held_out, has=lambda split: held_out is not None)
+    task: Any = SimpleNamespace(losses=losses, score=score)
+    return Parts(state, loader, towers, task, examples)
