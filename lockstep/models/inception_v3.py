@@ -189,8 +189,7 @@ class InceptionV3Net(nn.Module):
         Raises:
             InputError: the images have another shape, are too small, or are not floating point.
         """
-        least = InceptionV3.smallest_image
-        check_images("Inception-v3", images, channels=3, smallest=least, values="values from -1 to 1")
+        check_images("Inception-v3", images, channels=3, smallest=InceptionV3.smallest_image)
         hidden = self._stem(images)
         hidden = self.Mixed_5d(self.Mixed_5c(self.Mixed_5b(hidden)))
         hidden = self.Mixed_6c(self.Mixed_6b(self.Mixed_6a(hidden)))

@@ -1,0 +1,84 @@
+"""LeNet as in the TF-Slim nets: wider than LeCun's of 1998, with ReLU, max pooling and dropout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from lockstep.checks import check_range, check_whole
+from lockstep.models.image_checks import check_images
+from lockstep.models.initial_weights import truncated_normal, without_memory
+
+_STDDEV = 0.1
+
+
+@dataclass(frozen=True)
+class LeNet:
+    """LeNet as a value of a recipe.
+
+    Raises:
+        InputError: a field is out of range.
+    """
+
+    image_size: ClassVar[int] = 28
+    smallest_image: ClassVar[int] = 28
+
+    num_classes: int = 10
+    channels: int = 1
+    """Of the images: 1 for grey ones, 3 for colour."""
+    dropout: float = 0.5
+    """The share of the values before the last layer that are left out in training."""
+
+    def __post_init__(self) -> None:
+        check_whole("num_classes", self.num_classes, least=1)
+        check_whole("channels", self.channels, least=1)
+        check_range("dropout", self.dropout, 0, 1)
+
+    def build(self, seed: int) -> LeNetNet:
+        """The net with its initial weights, which depend on the seed alone; no random stream is touched."""
+        return LeNetNet(self, generator=Generator().manual_seed(seed))
+
+
+class LeNetNet(nn.Module):
+    """Two 5x5 convolutions with max pooling, then 3136 -> 1024 -> classes; ReLU after all but the last.
+
+    Args:
+        settings: the defaults of the reference where none are given.
+        generator: draws the initial weights; torch's default one where none is given.
+    """
+
+    def __init__(self, settings: LeNet | None = None, *, generator: Generator | None = None) -> None:
+        super().__init__()
+        self.settings = settings or LeNet()
+        with without_memory():
+            self.conv1 = nn.Conv2d(self.settings.channels, 32, 5, padding=2)
+            self.conv2 = nn.Conv2d(32, 64, 5, padding=2)
+            self.fc3 = nn.Linear(64 * 7 * 7, 1024)
+            self.dropout = nn.Dropout(self.settings.dropout)
+            self.fc4 = nn.Linear(1024, self.settings.num_classes)
+        self.to_empty(device="cpu")
+        self.reset_parameters(generator)
+
+    def reset_parameters(self, generator: Generator | None = None) -> None:
+        """Draw the initial weights anew."""
+        for layer in (self.conv1, self.conv2, self.fc3, self.fc4):
+            truncated_normal(layer.weight, _STDDEV, generator)
+            assert layer.bias is not None, "made with one"
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Scores before the softmax, shape (batch, classes), of images of shape (batch, channels, 28, 28).
+
+        Raises:
+            InputError: the images have another shape, or are not floating point.
+        """
+        size = LeNet.image_size
+        check_images("LeNet", images, channels=self.settings.channels, smallest=size, largest=size)
+        # The maximum of what ReLU leaves is what ReLU leaves of the maximum: the same bits, on a quarter of the values.
+        hidden = F.relu(F.max_pool2d(self.conv1(images), 2))
+        hidden = F.relu(F.max_pool2d(self.conv2(hidden), 2))
+        logits: Tensor = self.fc4(self.dropout(F.relu(self.fc3(hidden.flatten(1)))))
+        return logits

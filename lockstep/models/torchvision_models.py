@@ -1,0 +1,171 @@
+"""Classifiers of torchvision and of timm by their names, without their weights: those come from files.
+
+Both libraries are optional, and imported only when a net is built.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import ClassVar, cast
+
+import torch
+from torch import nn
+
+from lockstep.checks import check_type, check_whole
+from lockstep.errors import InputError
+from lockstep.listing import few
+
+Option = bool | int | float | str
+_SAID_ELSEWHERE = {
+    "num_classes": "give it as num_classes of Torchvision",
+    "weights": "leave it out, and warm-start from a file of weights",
+    "weights_backbone": "leave it out, and warm-start from a file of weights",
+    "pretrained": "leave it out, and warm-start from a file of weights",
+}
+# What torchvision would warn of, or what returns other than logits and at most one auxiliary set of them.
+_DEFAULTS: Mapping[str, Mapping[str, Option]] = {
+    "googlenet": {"init_weights": True, "aux_logits": False},
+    "inception_v3": {"init_weights": True},
+}
+
+
+@dataclass(frozen=True)
+class Torchvision:
+    """A classifier of torchvision, by the name that `torchvision.models.get_model` knows it by.
+
+    Its weights are torchvision's initial ones, never downloaded ones. What sizes of images it takes is its own affair.
+
+    Raises:
+        InputError: a field is of the wrong type, or an option is one that is said elsewhere.
+    """
+
+    image_size: ClassVar[int] = 224
+    smallest_image: ClassVar[int] = 1
+
+    name: str
+    """As in "resnet50"."""
+    num_classes: int = 1000
+    options: Mapping[str, Option] = field(default_factory=dict)
+    """What the function of that name takes besides: {"dropout": 0.3}."""
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        check_whole("num_classes", self.num_classes, least=1)
+        check_type("options", self.options, Mapping, expected="a table", mend='write options={"dropout": 0.3}')
+        for option in _SAID_ELSEWHERE.keys() & self.options:
+            raise InputError(
+                f"options cannot hold {option!r}.",
+                given=f"options={dict(self.options)}",
+                expected="what is not said elsewhere",
+                mend=_SAID_ELSEWHERE[option],
+            )
+
+    def build(self, seed: int) -> nn.Module:
+        """The net with its initial weights, which depend on the seed alone; no random stream of torch's is touched.
+
+        Raises:
+            InputError: torchvision cannot be imported, has no classifier of that name, or refuses the options.
+        """
+        models = _torchvision_models()
+        _check_known("torchvision", self.name, models.list_models(module=models), models.list_models())
+        options = {**_DEFAULTS.get(self.name, {}), **self.options}
+        return _built(
+            self, seed, lambda: models.get_model(self.name, num_classes=self.num_classes, weights=None, **options)
+        )
+
+
+@dataclass(frozen=True)
+class Timm:
+    """A classifier of timm, by the name that `timm.create_model` knows it by, without weights.
+
+    Raises:
+        InputError: a field is of the wrong type.
+    """
+
+    image_size: ClassVar[int] = 224
+    smallest_image: ClassVar[int] = 1
+
+    name: str
+    """As in "resnet50", or with the tag of some weights, "resnet50.a1_in1k": it loads none of them."""
+    num_classes: int = 1000
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        check_whole("num_classes", self.num_classes, least=1)
+
+    def build(self, seed: int) -> nn.Module:
+        """The net with its initial weights, which depend on the seed alone; no random stream of torch's is touched.
+
+        Raises:
+            InputError: timm cannot be imported, or has no model of that name.
+        """
+        timm = _timm()
+        # Names such as hf-hub:... are none of the list: they would fetch what they name.
+        _check_known("timm", self.name.partition(".")[0], timm.list_models(include_tags=False))
+        return _built(self, seed, lambda: timm.create_model(self.name, pretrained=False, num_classes=self.num_classes))
+
+
+def _check_name(name: object) -> None:
+    check_type("name", name, str, expected="the name of a model", mend='write name="resnet50"')
+
+
+def _torchvision_models() -> ModuleType:
+    with _imported("torchvision"):
+        import torchvision.models
+
+        return cast(ModuleType, torchvision.models)
+
+
+def _timm() -> ModuleType:
+    with _imported("timm"):
+        import timm
+
+        return cast(ModuleType, timm)
+
+
+@contextmanager
+def _imported(library: str) -> Iterator[None]:
+    """Say what to do where a library is missing, or made for another torch: then its import may fail in any way."""
+    try:
+        yield
+    except Exception as error:
+        raise InputError(
+            f"This model needs {library}, which cannot be imported.",
+            given=f"{type(error).__name__}: {error}",
+            expected=f"a {library} that fits torch {torch.__version__}",
+            mend=f"pip install 'lockstep-train[{library}]', from where torch was installed",
+        ) from error
+
+
+def _check_known(library: str, name: str, classifiers: Sequence[str], models: Sequence[str] = ()) -> None:
+    if name in classifiers:
+        return
+    close = difflib.get_close_matches(name.lower(), classifiers, n=3)
+    raise InputError(
+        f"The model {name!r} of {library} is no classifier of images."
+        if name in models
+        else f"{library} has no classifier {name!r}.",
+        given=f"name={name!r}",
+        expected=f"one of its {len(classifiers)} classifiers: {few(classifiers)}",
+        mend=f"did you mean {' or '.join(map(repr, close))}?" if close else "give the name of one of these",
+    )
+
+
+def _built(value: Torchvision | Timm, seed: int, make: Callable[[], nn.Module]) -> nn.Module:
+    """A module made on the CPU, with the random stream of torch as it was before."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        # Not torch.manual_seed, which would also seed the accelerators' streams.
+        torch.default_generator.manual_seed(seed)
+        try:
+            return make()
+        except Exception as error:  # of no one kind: each function checks its arguments in its own way
+            raise InputError(
+                f"{value.name} cannot be made so.",
+                given=f"{value}: {error}",
+                expected="fields and options that it takes",
+                mend="correct them; the documentation of the library names them",
+            ) from error
