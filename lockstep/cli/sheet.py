@@ -20,9 +20,9 @@ _GROUND, _TEXT, _QUIET, _ALARM, _ALARMED = "white", "black", "dimgrey", "firebri
 
 def contact_sheet(title: str, cards: Sequence[Card], side_pixels: int) -> Image.Image:
     """One image with the cards side by side and below one another; no tile is larger than so many pixels each way."""
-    cells = max(len(card.tiles) + bool(card.problem) for card in cards)
+    cells = max((len(card.tiles) + bool(card.problem) for card in cards), default=1)
     width = cells * (side_pixels + _GAP) + _GAP
-    columns = min(len(cards), max(1, _WIDTH_PIXELS // width))
+    columns = max(1, min(len(cards), _WIDTH_PIXELS // width))
     rows = [cards[start : start + columns] for start in range(0, len(cards), columns)]
     heights = [max(_height(card, side_pixels) for card in row) for row in rows]
     tops = [*accumulate(heights, initial=_LINE + 2 * _GAP)]

@@ -1,0 +1,92 @@
+"""The worst mistakes as one image."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lockstep.cli import mistakes
+from lockstep.cli.mistakes import mistakes_sheet
+from lockstep.cli.page import Card
+from lockstep.errors import InputError
+from lockstep.metrics import Mistake
+from lockstep.readers.image_folder import ImageFolder
+from lockstep.readers.reader import Arrays, Reader
+
+COLOURS = {"daisy/1": (250, 0, 0), "daisy/2": (0, 250, 0), "rose/1": (0, 0, 250), "rose/2": (0, 0, 0)}
+SIDE = 300
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Reader:
+    """Four images, each of one colour; the last one is damaged."""
+    for name, colour in COLOURS.items():
+        path = tmp_path / f"{name}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (10, 6), colour).save(path)
+    path.write_bytes(b"no image")
+    return ImageFolder(tmp_path)
+
+
+def colours(sheet: Image.Image) -> set[tuple[int, ...]]:
+    pixels = np.array(sheet).reshape(-1, 3)
+    return {tuple(map(int, colour)) for colour in np.unique(pixels, axis=0)}
+
+
+def test_the_images_stand_there_the_worst_first(reader: Reader) -> None:
+    sheet = mistakes_sheet([Mistake(2, 9.5, 0, 1), Mistake(1, 3.0, 1, 0)], reader, ["daisy", "rose"])
+    assert {COLOURS["rose/1"], COLOURS["daisy/2"]} < colours(sheet)
+    assert COLOURS["daisy/1"] not in colours(sheet)
+    middle = sheet.height // 2
+    assert [sheet.getpixel((x, middle)) for x in (SIDE // 2, SIDE + SIDE // 2)] == [(0, 0, 250), (0, 250, 0)]
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> list[Card]:
+    """What is drawn on sheets."""
+    drawn: list[Any] = []
+
+    def keep(title: str, cards: list[Card], side_pixels: int) -> Image.Image:
+        drawn.extend([title, *cards])
+        return Image.new("RGB", (1, 1))
+
+    monkeypatch.setattr(mistakes, "contact_sheet", keep)
+    return drawn
+
+
+def test_each_says_what_it_is(reader: Reader, cards: list[Any]) -> None:
+    mistakes_sheet([Mistake(2, 9.51236, 0, 1), Mistake(1, math.inf, 7, 0)], reader, {0: "daisy", 1: "rose"})
+    title, first, second = cards
+    assert title == "the 2 worst mistakes"
+    assert (first.position, first.example_id, first.details) == (2, "rose/1.png", "loss 9.512")
+    assert [tile.caption for tile in first.tiles] == ["predicted daisy, is rose"]
+    assert second.details == "loss inf"
+    assert [tile.caption for tile in second.tiles] == ["predicted 7, is daisy"]
+
+
+def test_what_cannot_be_read_any_more_says_so_and_what_it_is(reader: Reader, cards: list[Any]) -> None:
+    mistakes_sheet([Mistake(3, 2.0, 0, 1)], reader)
+    title, card = cards
+    assert title == "the worst mistake"
+    assert card.details == "loss 2, predicted 0, is 1"
+    assert card.tiles == ()
+    assert "rose/2.png" in card.problem
+
+
+def test_no_mistakes_are_a_sheet_too(reader: Reader) -> None:
+    sheet = mistakes_sheet([], reader)
+    assert sheet.width > SIDE
+    assert sheet.height < 50
+    assert len(colours(sheet)) > 1  # there is a line on it
+
+
+def test_what_has_no_images_is_refused() -> None:
+    reader = Arrays({"x": torch.zeros(3, 2)})
+    with pytest.raises(InputError, match=r"There is no image to show in the field 'image'\.\n.*the fields are x"):
+        mistakes_sheet([Mistake(0, 2.0, 0, 1)], reader)
