@@ -100,13 +100,29 @@ def _add_train(train: argparse.ArgumentParser) -> None:
 
 def _add_evaluate(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument("workdir", help="the folder of a run")
-    evaluate.add_argument("--average", action="store_true", help="score the moving averages of the parameters")
+    evaluate.add_argument(
+        "--split", help="which examples: test (default, where there are some), validation (default else) or train"
+    )
+    weights = evaluate.add_mutually_exclusive_group()
+    weights.add_argument("--average", action="store_true", help="score the moving averages of the parameters")
+    weights.add_argument("--raw", action="store_true", help="score the parameters themselves (default: as the recipe)")
     which = evaluate.add_mutually_exclusive_group()
     which.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step (default: the newest)")
     which.add_argument(
         "--best", action="store_true", help="the best one, by the score that the recipe keeps the best by"
     )
-    evaluate.add_argument("--split", default="test", help="which examples: test (default), validation or train")
+    which.add_argument("--follow", action="store_true", help="each new one, until the run is over")
+    evaluate.add_argument("--examples", type=int, metavar="N", help="the first N of the split (default: as the recipe)")
+    evaluate.add_argument(
+        "--interval", type=float, metavar="SECONDS", help="with --follow, at least so long from one to the next (60)"
+    )
+    evaluate.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="with --follow, end after so long without a new one"
+    )
+    evaluate.add_argument("--json", metavar="FILE", help="write the result, with --follow the last one, as JSON")
+    evaluate.add_argument("--confusion", metavar="FILE", help="which classes are taken for which: a table of CSV")
+    evaluate.add_argument("--mistakes", metavar="FILE", help="the examples with the largest losses: one PNG")
+    evaluate.add_argument("--force", action="store_true", help="overwrite these files")
     _add_machine(evaluate)
 
 

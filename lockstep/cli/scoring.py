@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 
-from lockstep.checkpoints.store import Checkpoint, Store
-from lockstep.cli.crew import joined, num_workers
+from lockstep.checkpoints.store import Checkpoint
+from lockstep.cli.crew import joined, num_workers, stopped_code
 from lockstep.cli.main import parse
-from lockstep.errors import InputError, WorkdirError
-from lockstep.evaluation.evaluate import Evaluation, Weights, evaluate
-from lockstep.recipes.build import SPLITS, build_state, held_out, score
-from lockstep.recipes.recipe import Recipe
+from lockstep.cli.score_details import Details
+from lockstep.cli.score_files import reference_names, write_down, write_json
+from lockstep.cli.scored_run import ScoredRun, scored_run
+from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
+from lockstep.evaluation.follow import Patience, follow
+from lockstep.recipes.build import build_state, prepared, task
 from lockstep.recipes.workdir import Workdir
 from lockstep.training.resume import restore
 from lockstep.workers.rank import Worker
@@ -26,29 +28,18 @@ log = logging.getLogger("lockstep")
 def plan(argv: list[str]) -> dict[str, Any]:
     """How many workers to start; what can be refused before they do is refused here."""
     arguments = parse(argv)
-    recipe = _recipe_to_score(arguments)
+    recipe = scored_run(arguments).recipe
     return {"workers": num_workers(arguments.workers, arguments.device or recipe.device, recipe.num_towers)}
 
 
 def work(argv: list[str]) -> int:
-    """Score in one worker; all of them get the same result, and the chief prints it."""
+    """Score in one worker; all of them get the same result, and the chief prints it and writes it down."""
     arguments = parse(argv)
-    recipe = _recipe_to_score(arguments)
-    workdir = Workdir(Path(arguments.workdir))
-    with joined(arguments.device or recipe.device) as worker:
-        choices = workdir.saved_choices()
-        torch.set_num_threads(choices["threads"] if choices else 1)
-        state = build_state(recipe, worker)
-        checkpoint = _read(_store(workdir.path, recipe), arguments, worker)
-        restore(checkpoint, state)
-        weights: Weights = "average" if arguments.average else "raw"
-        held = held_out(recipe, arguments.split)
-        how = recipe.evaluate
-        result = evaluate(state, score, held, weights=weights, micro_batch=how.micro_batch, drop_last=how.drop_last)
-        if worker.is_chief:
-            log.info("%s weights of step %d, from %s", weights, checkpoint.step, checkpoint.path)
-            log.info("%s accuracy %s", arguments.split, accuracy(result))
-    return 0
+    run = scored_run(arguments)
+    with joined(arguments.device or run.recipe.device) as worker:
+        scoring = _Scoring(run, arguments, worker)
+        is_complete = _follow(run, run.patience, scoring, worker) if run.patience else scoring.score(_read(run, worker))
+        return 0 if is_complete else stopped_code(worker, requeue=False)
 
 
 def accuracy(result: Evaluation) -> str:
@@ -56,72 +47,77 @@ def accuracy(result: Evaluation) -> str:
     return f"{100 * result['top1']:.2f} % ({result.sums['top1']:.0f} of {result.num_examples})"
 
 
-def _recipe_to_score(arguments: argparse.Namespace) -> Recipe:
-    """The recipe of the run in the workdir.
+def tell(result: Evaluation, split: str) -> None:
+    """Say the scores; where not only the best guess counts, in the words of the inception trainer too."""
+    if "top1" in result.sums:
+        log.info("%s accuracy %s", split, accuracy(result))
+    named = reference_names(result.means)
+    if set(named) - {"Precision @ 1"}:
+        shares = " ".join(f"{name.lower()} = {share:.4f}" for name, share in named.items())
+        log.info("%s [%d examples]", shares, result.num_examples)
 
-    Raises:
-        InputError: there is no run, or it has not what is to be scored.
-    """
-    path = Path(arguments.workdir)
-    if arguments.split not in SPLITS:
-        raise InputError(
-            f"There is no split {arguments.split!r}.",
-            given=f"--split {arguments.split}",
-            expected=", ".join(SPLITS),
-            mend="name one of these, or leave it out to score the test examples",
+
+class _Scoring:
+    """A model of the run, and the examples that its checkpoints are scored on, on one worker."""
+
+    def __init__(self, run: ScoredRun, arguments: argparse.Namespace, worker: Worker) -> None:
+        recipe = run.recipe
+        self._run, self._json, self._worker = run, _path(arguments.json), worker
+        self._examples = prepared(recipe, worker)
+        self._held = self._examples.held_out(run.split)
+        self._state = build_state(recipe, worker)
+        confusion, mistakes = _path(arguments.confusion), _path(arguments.mistakes)
+        self._details = Details(task(recipe), recipe.model.num_classes, confusion=confusion, mistakes=mistakes)
+
+    def score(self, checkpoint: Checkpoint) -> bool:
+        """Score it, and have the chief tell; whether it was done, and not where some worker is asked to stop."""
+        choices = Workdir(self._run.path).saved_choices()
+        torch.set_num_threads(choices["threads"] if choices else 1)
+        restore(checkpoint, self._state)
+        how = self._run.recipe.evaluate
+        result = evaluate_unless_stopped(
+            self._state,
+            self._details.score,
+            self._held,
+            weights=self._run.weights,
+            micro_batch=how.micro_batch,
+            drop_last=how.drop_last,
+            metrics=self._details.metrics,
         )
-    recipe = Workdir(path).recipe()
-    if recipe is None:
-        raise WorkdirError(
-            f"There is no run in {path}.",
-            given=str(path),
-            expected="the workdir of a run",
-            mend=f"check the path, or train first: lockstep train mnist --workdir {path}",
-        )
-    if arguments.average and recipe.average is None:
-        raise InputError(
-            f"The run in {path} keeps no averages of its parameters.",
-            given="--average",
-            expected="a run whose recipe has an average",
-            mend="leave --average out, or train with one: --set average.decay=0.9999",
-        )
-    if arguments.best and recipe.checkpoints.retention.best is None:
-        raise InputError(
-            f"The run in {path} does not say which checkpoint is the best.",
-            given="--best",
-            expected="a run whose recipe keeps the best checkpoints by some score",
-            mend="leave --best out, or train with one: --set checkpoints.retention.best=validation/top1",
-        )
-    _check_checkpoints(_store(path, recipe), arguments)
-    return recipe
+        if result and self._worker.is_chief:
+            log.info("%s weights of step %d, from %s", result.weights, result.step, checkpoint.path)
+            self._conclude(result)
+        return result is not None
+
+    def _conclude(self, result: Evaluation) -> None:
+        split = self._run.split
+        tell(result, split)
+        write_down(result, split, self._run.path)
+        if self._json:
+            write_json(result, split, self._json)
+        self._details.write(lambda: self._examples.reader(split))
 
 
-def _store(path: Path, recipe: Recipe) -> Store:
-    return Store(path / "checkpoints", recipe.checkpoints.retention)
+def _path(given: str | None) -> Path | None:
+    return None if given is None else Path(given)
 
 
-def _check_checkpoints(store: Store, arguments: argparse.Namespace) -> None:
-    steps, step = store.steps(), arguments.step
-    if arguments.best and store.best() is None:
-        raise InputError(
-            f"None of the checkpoints in {store.folder} is known to be the best.",
-            given=f"checkpoints without a score {store.retention.best!r}",
-            expected="one that was saved after an evaluation",
-            mend="leave --best out, or let the run train until it has been scored",
-        )
-    if not steps or step not in (None, *steps):
-        raise InputError(
-            f"There is no such checkpoint in {store.folder}.",
-            given="the newest" if step is None else f"--step {step}",
-            expected=f"one of step {', '.join(map(str, steps))}" if steps else "one at least",
-            mend="name one of these, or leave --step out" if steps else "let the run train until it has saved one",
-        )
+def _follow(run: ScoredRun, patience: Patience, scoring: _Scoring, worker: Worker) -> bool:
+    """Score each new checkpoint; whether it went on to its end, and not to a signal, on some worker at least."""
+
+    def is_stopped() -> bool:
+        return worker.pulse.stop_requested is not None
+
+    for checkpoint in follow(run.store, patience, is_over=run.is_over, stop=is_stopped):
+        if not scoring.score(checkpoint):
+            return False
+    return not any(worker.group.gather(is_stopped()))
 
 
-def _read(store: Store, arguments: argparse.Namespace, worker: Worker) -> Checkpoint:
+def _read(run: ScoredRun, worker: Worker) -> Checkpoint:
     """The same checkpoint on all workers: the chief alone looks for one that is intact, and tells of damaged ones."""
-    wanted = store.best() if arguments.best else arguments.step
-    found = store.read(wanted) if worker.is_chief else None
+    store = run.store
+    found = store.read(run.wanted) if worker.is_chief else None
     agreed = worker.group.broadcast(found.step if found else None)
     checkpoint = found or store.read(int(str(agreed)))
     assert checkpoint is not None, "there are checkpoints, and where all are damaged the chief has raised"

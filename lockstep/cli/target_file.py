@@ -11,7 +11,7 @@ from lockstep.durable import replacing
 from lockstep.errors import InputError
 
 
-def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: bool) -> None:
+def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: bool, flag: str = "--to") -> None:
     """Refuse a file that cannot be written, before any work is done.
 
     Args:
@@ -19,6 +19,7 @@ def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: 
         endings: that its name may have, with their dots.
         what: one sentence, for the message, on what is written into which kind of file.
         overwrite: the file may be there.
+        flag: that has named it.
 
     Raises:
         InputError: the file has another ending, its folder is not there, or it must not be overwritten.
@@ -26,14 +27,14 @@ def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: 
     if path.suffix not in endings:
         raise InputError(
             what,
-            given=f"--to {path}",
+            given=f"{flag} {path}",
             expected=f"a file whose name ends in {' or '.join(endings)}",
-            mend=f"--to {path.with_suffix(next(iter(endings)))}" if path.name else "name a file",
+            mend=f"{flag} {path.with_suffix(next(iter(endings)))}" if path.name else "name a file",
         )
     if not path.parent.is_dir():
         raise InputError(
             f"There is no folder {path.parent} to write to.",
-            given=f"--to {path}",
+            given=f"{flag} {path}",
             expected="a file in a folder that is there",
             mend=f"make it: mkdir -p {path.parent}",
         )
@@ -41,7 +42,7 @@ def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: 
         kind = "folder" if path.is_dir() else "file"
         raise InputError(
             f"There is a {kind} {path} already.",
-            given=f"--to {path}",
+            given=f"{flag} {path}",
             expected="a name that is free",
             mend="give another name" + ("" if path.is_dir() else ", or --force to overwrite it"),
         )

@@ -1,15 +1,17 @@
 """A run's folder: whose run it is, what it was computed with, and what has happened to it.
 
-recipe.toml       the complete recipe, as it runs now
-choices.json      threads, kernels, versions: what can change bits
-history.jsonl     each start, with the step it started from and what had changed
-checkpoints/      one folder a checkpoint
-metrics.jsonl     losses, learning rate, evaluations
-summaries/        the same for TensorBoard
-refused/          batches that were not finite, to be looked at
-quarantine.jsonl  examples that could not be read
-warm_start.json   what became of every tensor of the weights that the run started from
-.lease-*          the process that goes on with the run
+recipe.toml           the complete recipe, as it runs now
+choices.json          threads, kernels, versions: what can change bits
+history.jsonl         each start, with the step it started from and what had changed
+checkpoints/          one folder a checkpoint
+metrics.jsonl         losses, learning rate, evaluations
+summaries/            the same for TensorBoard
+evaluations.jsonl     scores of its checkpoints, a line for each `lockstep evaluate`; no times
+summaries-evaluation/ the same for TensorBoard, by split and weights
+refused/              batches that were not finite, to be looked at
+quarantine.jsonl      examples that could not be read
+warm_start.json       what became of every tensor of the weights that the run started from
+.lease-*              the process that goes on with the run
 """
 
 from __future__ import annotations

@@ -1,0 +1,78 @@
+"""Where the scores of `lockstep evaluate` are written: for TensorBoard, as a list in the workdir, as a file of JSON.
+
+summaries-evaluation/SPLIT-WEIGHTS/   what TensorBoard shows of them, by step
+evaluations.jsonl                     a line each: what was scored, and how well; no times
+
+Nothing else in the workdir is touched, and the run itself may go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from lockstep.cli.target_file import target_file
+from lockstep.durable import make_folder
+from lockstep.errors import WorkdirError
+from lockstep.evaluation.evaluate import Evaluation
+from lockstep.reporting.append import AppendOnly
+from lockstep.reporting.events import EventFile
+from lockstep.reporting.summary_values import scalars
+
+log = logging.getLogger("lockstep")
+
+SUMMARIES, EVALUATIONS = "summaries-evaluation", "evaluations.jsonl"
+
+
+def facts(result: Evaluation, split: str) -> dict[str, Any]:
+    """What was scored, and how well: the same for the same weights and examples."""
+    return {
+        "step": result.step,
+        "split": split,
+        "weights": result.weights,
+        "num_examples": result.num_examples,
+        "num_bad_examples": len(result.bad),
+        "scores": result.means,
+    }
+
+
+def reference_names(means: Mapping[str, float]) -> dict[str, float]:
+    """Shares by the names that the inception trainer shows them under: "Precision @ 1", "Recall @ 5"."""
+    numbers = {int(name.removeprefix("top")): mean for name, mean in means.items() if name.startswith("top")}
+    return {f"{'Precision' if k == 1 else 'Recall'} @ {k}": mean for k, mean in sorted(numbers.items())}
+
+
+def write_down(result: Evaluation, split: str, workdir: Path) -> None:
+    """Add the scores to the workdir. One that cannot be written is no reason to lose them: it is said."""
+    line = json.dumps(facts(result, split))
+    with _said_where_refused(workdir / EVALUATIONS), closing(AppendOnly(workdir / EVALUATIONS)) as file:
+        file.write(line.encode() + b"\n")
+    folder = workdir / SUMMARIES / f"{split}-{result.weights}"
+    with _said_where_refused(folder):
+        make_folder(folder)
+        with closing(EventFile(folder)) as events:
+            ours = {f"evaluation/{split}/{name}": mean for name, mean in result.means.items()}
+            events.write(scalars({**reference_names(result.means), **ours}), result.step)
+
+
+def write_json(result: Evaluation, split: str, path: Path) -> None:
+    """The result alone, in a file of its own.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    with target_file(path) as file:
+        file.write(json.dumps(facts(result, split), indent=1).encode() + b"\n")
+
+
+@contextmanager
+def _said_where_refused(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, WorkdirError) as error:
+        why = error.what if isinstance(error, WorkdirError) else f"{path} cannot be written: {error.strerror}."
+        log.warning("the scores are not written down. %s", why)
