@@ -12,7 +12,7 @@ from torch import nn
 import lockstep as ls
 from lockstep.evaluation.evaluate import evaluate_unless_stopped
 
-BATCHES = 6
+BATCHES = 8
 
 
 def results(asked: int | None) -> list[Any]:
@@ -25,14 +25,17 @@ def results(asked: int | None) -> list[Any]:
         scored += 1
         if here.rank == asked and scored == 2:
             here.pulse.stop_requested = "SIGTERM"
-        return {"y": model(batch["x"]).squeeze(1)}
+        values = model(batch["x"]).squeeze(1)
+        return {"y": values, "wrong": (values.detach(), torch.zeros(2), torch.ones(2), torch.arange(2))}
 
     state = ls.TrainState(nn.Linear(1, 1), ls.optim.SGD(0.1))
     reader = ls.data.Arrays({"x": torch.ones(2 * BATCHES * here.num_workers, 1)})
     loader = ls.data.Loader(reader, batch_size=2)
-    result, seen = evaluate_unless_stopped(state, score, loader), scored
+    metrics = {"wrong": ls.metrics.WorstMistakes()}
+    result, seen = evaluate_unless_stopped(state, score, loader, metrics=metrics), scored
     # Who asks for an evaluation that nothing stops gets it.
-    complete = ls.evaluate(state, score, loader)
+    complete = ls.evaluate(state, score, loader, metrics=metrics)
+    assert len(complete.computed["wrong"]) == metrics["wrong"].count
     return [result and result.num_examples, seen, complete.num_examples]
 
 
