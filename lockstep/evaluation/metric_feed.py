@@ -32,6 +32,7 @@ class MetricFeed:
 
     Raises:
         InputError: what is given as a metric is none.
+        WorkerError: other workers are given other metrics.
     """
 
     def __init__(self, metrics: Mapping[str, Metric], worker: Worker) -> None:
@@ -47,6 +48,8 @@ class MetricFeed:
                 mend="give a metric such as ls.metrics.ConfusionMatrix(10), or one of torchmetrics",
             )
             metric.reset()
+        if metrics:
+            worker.group.agree("the metrics of an evaluation", sorted(metrics))
 
     def add(self, rows: Rows) -> None:
         """Pass the rows of this worker's next micro-batch on; waits for the other workers to do so.

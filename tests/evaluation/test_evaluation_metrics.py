@@ -176,6 +176,18 @@ def test_rows_of_any_kind_travel_in_parts(run_workers: Callable[..., list[Any]])
     assert run_workers(wide_rows, 2, 1000) == [300 * sum(range(SIZE))] * 2
 
 
+def refused_names() -> str:
+    with pytest.raises(ls.errors.WorkerError) as caught:
+        evaluated(score, {f"seen by {ls.join().rank}": Seen()})
+    return str(caught.value)
+
+
+def test_workers_with_other_metrics_are_named(run_workers: Callable[..., list[Any]]) -> None:
+    for said in run_workers(refused_names, 2):
+        assert said.startswith("The workers do not agree on the metrics of an evaluation: worker 1 differs.")
+        assert 'worker 1: [0]: "seen by 1" instead of "seen by 0"' in said
+
+
 class Gathering(nn.Module):
     """A metric as those of torchmetrics are: it would gather from other processes if there were some."""
 
