@@ -63,9 +63,10 @@ class WorstMistakes:
                 expected="losses, predicted classes, labels and indices, each of shape (batch,)",
                 mend='give losses unreduced (reduction="none"), and of logits, logits.argmax(1)',
             )
+        losses, predicted, labels, indices = (column.cpu() for column in columns)
         wrong = predicted != labels
-        others = torch.stack([column[wrong].long().cpu() for column in (indices, predicted, labels)], dim=1)
-        self._keep_worst(torch.cat([self._losses, losses[wrong].double().cpu()]), torch.cat([self._others, others]))
+        others = torch.stack([column[wrong].long() for column in (indices, predicted, labels)], dim=1)
+        self._keep_worst(torch.cat([self._losses, losses[wrong].double()]), torch.cat([self._others, others]))
 
     def compute(self) -> list[Mistake]:
         """The worst first."""
