@@ -86,7 +86,7 @@ def _reader_of(recipe: Recipe) -> Reader:
     """The examples that it trains on."""
     examples = Examples(recipe)
     examples.prepare()
-    return examples.reader(recipe.data.split)
+    return examples.reader(recipe.data.split, to_train=True)
 
 
 def open_data(source: str, *, everything: bool = False) -> Reader:

@@ -100,6 +100,7 @@ class Coco:
         used = np.arange(len(read.sizes)) if empty_images else np.unique(read.images[kept])
         self._ids = read.image_ids[used]
         self._files = ImageFiles(Path(images), [read.file_names[index] for index in used], read.sizes[used], decoding)
+        self.decoder = self._files.decoder
         self._names = tuple(columns)
         self._outlines = read.outlines
         columns |= {} if read.outlines is None else {_SPANS: read.outlines.spans}

@@ -47,7 +47,9 @@ class ImageFiles:
         self._names = b"".join(encoded)
         self._ends = np.cumsum([0, *map(len, encoded)])
         # Looked up now: loader processes are forked from this one, and must find the decoder's library loaded.
-        _logger.info("Images in %s are decoded by %s", folder, decoding.chosen)
+        self.decoder = decoding.chosen
+        """What decodes the images, with its version."""
+        _logger.info("Images in %s are decoded by %s", folder, self.decoder)
 
     def __len__(self) -> int:
         return len(self.sizes)

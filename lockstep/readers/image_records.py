@@ -55,7 +55,9 @@ class ImageRecords:
         files = [str(file.path) for file in self._records.files]
         others = [f"{len(files) - 1} more"] if len(files) > 1 else []
         # Looked up now: loader processes are forked from this one, and must find the decoder's library loaded.
-        _logger.info("Images in %s are decoded by %s", " and ".join(files[:1] + others) or "no files", decoding.chosen)
+        self.decoder = decoding.chosen
+        """What decodes the images, with its version."""
+        _logger.info("Images in %s are decoded by %s", " and ".join(files[:1] + others) or "no files", self.decoder)
 
     def __len__(self) -> int:
         return len(self._records)

@@ -77,6 +77,22 @@ def open_source(path: str | Path, *, everything: bool = False, decoding: Decodin
     return _open_files(find_shards(expand_braces(text)), text, everything, decoding)
 
 
+def check_there(path: str | Path) -> None:
+    """Refuse a path or a pattern that leads nowhere, without a look at what is there.
+
+    Raises:
+        DataError: there is no such file or folder.
+    """
+    check_local(path)
+    file = str(path).partition(".json:")[0] + ".json" if ".json:" in str(path) else str(path)
+    if not Path(file).exists():
+        for found in find_shards(expand_braces(file)):
+            if not found.exists():
+                raise DataError(
+                    f"There is no data at {path}.", given=f"no file {found}", expected=KNOWN, mend="check the path"
+                )
+
+
 def _open_folder(folder: Path, everything: bool, decoding: Decoding) -> Reader:
     try:
         entries = sorted(folder.iterdir())

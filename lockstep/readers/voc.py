@@ -96,6 +96,7 @@ class Voc:
         names = [each.file_name for each in annotations]
         sizes = np.array([(each.height, each.width) for each in annotations], np.int64)
         self._files = ImageFiles(image_folder(folder), names, sizes, decoding)
+        self.decoder = self._files.decoder
         if split is None:
             _warn_of_others(image_folder(folder), names)
         self._objects, self._views = _table(annotations, label_map, difficult, str(folder))

@@ -16,7 +16,7 @@ from lockstep.images.augment import Augment, RandomShift
 from lockstep.images.decode import Decoding
 from lockstep.readers.labelled import Labelled
 from lockstep.readers.mnist import mnist_reader, prepare_records, scale_image
-from lockstep.readers.opening import open_source
+from lockstep.readers.opening import check_there, open_source
 from lockstep.readers.reader import Reader
 from lockstep.recipes.preprocessing import Inception, Preprocessing
 
@@ -49,8 +49,8 @@ class Data(Protocol):
         """Have on the disk what the readers need; the chief alone calls it."""
         ...
 
-    def reader(self, split: str, num_classes: int) -> Reader:
-        """The examples of a split."""
+    def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
+        """The examples of a split; to train on them, with all fields that the augmentations need."""
         ...
 
     def training(self) -> Sequence[Augment]:
@@ -93,7 +93,7 @@ class MnistData:
         """Write the records that are missing."""
         prepare_records(self._folder)
 
-    def reader(self, split: str, num_classes: int) -> Reader:
+    def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
         """The examples of a split."""
         return mnist_reader(split, self._folder)
 
@@ -160,17 +160,19 @@ class ImageData:
 
         Raises:
             InputError: the examples come from a function of a script.
-            DataError: no path is given.
+            DataError: no path is given, or nothing is there.
         """
         if self.function is not None:
             raise self._needs_its_script()
         if getattr(self, self.split) is None:
             raise _no_path(self.split)
+        for split in self.splits:
+            check_there(getattr(self, split))
 
     def prepare(self) -> None:
         """It is read as it lies there."""
 
-    def reader(self, split: str, num_classes: int) -> Reader:
+    def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
         """The examples of a split.
 
         Raises:
@@ -182,11 +184,12 @@ class ImageData:
             raise self._needs_its_script()
         if path is None:
             raise _no_path(split)
-        return self.labelled(open_source(path, everything=self._boxes, decoding=self.decoding), num_classes)
+        source = open_source(path, everything=to_train and self._boxes, decoding=self.decoding)
+        return self.labelled(source, num_classes, to_train=to_train)
 
-    def labelled(self, source: Reader, num_classes: int) -> Reader:
-        """The images, labels and, where wanted, boxes of a source; the labels are checked."""
-        return Labelled(source, num_classes, offset=self.labels_offset, boxes=self._boxes)
+    def labelled(self, source: Reader, num_classes: int, *, to_train: bool = False) -> Reader:
+        """The images, labels and, where crops are made by them, boxes of a source; the labels are checked."""
+        return Labelled(source, num_classes, offset=self.labels_offset, boxes=to_train and self._boxes)
 
     def _needs_its_script(self) -> InputError:
         return InputError(

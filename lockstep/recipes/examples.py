@@ -9,7 +9,7 @@ from typing import Any
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError
 from lockstep.readers.reader import Cost, Int64s, Reader, decoder_of, draws_globally
-from lockstep.recipes.data import ImageData, Split
+from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
 
 ReaderFunction = Callable[[str], Reader]
@@ -34,7 +34,8 @@ class Examples:
     def training(self) -> Loader:
         """Those to train on, in their order, augmented."""
         data = self._recipe.data
-        return self._loader(self.reader(data.split), order=self._recipe.feed.order, augment=data.training())
+        reader = self.reader(data.split, to_train=True)
+        return self._loader(reader, order=self._recipe.feed.order, augment=data.training())
 
     def held_out(self, split: str) -> Loader:
         """Those of a split to score, one after another, not augmented; the data must be prepared.
@@ -47,12 +48,12 @@ class Examples:
             reader = _First(reader, _checked(wanted, len(reader), split))
         return self._loader(reader, order="sequential", augment=self._recipe.data.evaluation())
 
-    def reader(self, split: Split | str) -> Reader:
-        """The reader of a split."""
+    def reader(self, split: str, *, to_train: bool = False) -> Reader:
+        """The reader of a split, to score it, or to train on it with all that its augmentations need."""
         data, num_classes = self._recipe.data, self._recipe.model.num_classes
         if self._function is not None and isinstance(data, ImageData):
-            return data.labelled(self._function(split), num_classes)
-        return data.reader(split, num_classes)
+            return data.labelled(self._function(split), num_classes, to_train=to_train)
+        return data.reader(split, num_classes, to_train=to_train)
 
     def has(self, split: str) -> bool:
         """Whether there are examples of a split, as far as is known before they are read."""

@@ -13,8 +13,7 @@ from typing import Any
 
 from lockstep.errors import InputError
 from lockstep.losses.regularization import L1, L2
-from lockstep.models.inception_v3 import InceptionV3
-from lockstep.models.mnist import Mnist
+from lockstep.models import InceptionV3, LeNet, Mnist, SqueezeNet, Timm, Torchvision
 from lockstep.optim import (
     FTRL,
     LAMB,
@@ -62,7 +61,7 @@ CLASSES_OF: Mapping[Any, tuple[type, ...]] = {
 SAID_ELSEWHERE: Mapping[tuple[type, str], str] = {(Towers, "count"): "num_towers"}
 """Fields of parts that the recipe says in a field of its own."""
 
-Model = Mnist | InceptionV3
+Model = Mnist | LeNet | InceptionV3 | SqueezeNet | Torchvision | Timm
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep.errors import RecipeError
-from lockstep.models.mnist import Mnist
+from lockstep.models import LeNet, Mnist
 from lockstep.optim import SGD, Cosine
 from lockstep.parallel.towers import Towers
-from lockstep.progress import Epochs
+from lockstep.progress import Epochs, Steps
 from lockstep.recipes import inception
 from lockstep.recipes.data import MnistData
 from lockstep.recipes.recipe import Recipe
@@ -65,9 +65,23 @@ def mnist_reference() -> Recipe:
     return replace(mnist(), name="mnist_reference", optimizer=optimizer, end=Epochs(10))
 
 
+def lenet() -> Recipe:
+    """Slim's LeNet on MNIST, as its script trains it: 20,000 steps of 50 images at a constant rate of 0.01."""
+    return Recipe(
+        name="lenet",
+        model=LeNet(),
+        data=MnistData(scale="one"),
+        optimizer=SGD(0.01),
+        batch_size=50,
+        towers=Towers(channels_last=True),
+        end=Steps(20_000),
+    )
+
+
 _SHIPPED: Mapping[str, Callable[[], Recipe]] = {
     "mnist": mnist,
     "mnist_reference": mnist_reference,
+    "lenet": lenet,
     "inception_v3": inception.inception_v3,
     "inception_v3_distributed": inception.inception_v3_distributed,
     "flowers": inception.flowers,
