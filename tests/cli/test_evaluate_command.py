@@ -1,0 +1,386 @@
+"""`lockstep evaluate`: what it says and writes down, and how it follows a run that another process trains."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import lockstep as ls
+from lockstep.cli import scoring
+from lockstep.cli.main import parse
+from lockstep.cli.score_details import Details, class_names
+from lockstep.cli.score_files import reference_names
+from lockstep.cli.scored_run import scored_run
+from lockstep.evaluation.follow import Patience
+from lockstep.recipes.classification import CONFUSION, MISTAKES
+from lockstep.recipes.shipped import recipe
+from lockstep.recipes.workdir import Workdir
+
+ROOT = Path(__file__).parent.parent.parent
+TIMEOUT_SECONDS = 90
+SETTINGS = [
+    "batch_size=24", "average.decay=0.5", "evaluate.weights=average", "evaluate.examples=60", "evaluate.every=0",
+    "evaluate.top=[1, 5]", "checkpoints.every=2 steps", "watch.metrics=0", "watch.summaries=0",
+]  # fmt: skip
+FACTS = ["step", "split", "weights", "num_examples", "num_bad_examples", "scores"]
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "lockstep", *words]
+
+
+def train(workdir: Path, *words: str) -> list[str]:
+    settings = [word for setting in SETTINGS for word in ("--set", setting)]
+    return command("train", "mnist", "--workdir", str(workdir), "--workers", "1", *settings, *words)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 6 steps."""
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    subprocess.run(train(workdir, "--steps", "6"), cwd=ROOT, check=True, capture_output=True, timeout=TIMEOUT_SECONDS)
+    return workdir
+
+
+@pytest.fixture
+def workdir(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def unfinished(workdir: Path) -> Path:
+    """The same run, which is not over yet."""
+    path = workdir / "history.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    return workdir
+
+
+def evaluate(workdir: Path, *words: str) -> int:
+    """The command in this process."""
+    return scoring.work(["evaluate", str(workdir), *words])
+
+
+def evaluations(workdir: Path) -> list[dict[str, Any]]:
+    path = workdir / "evaluations.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class TestWhatIsSaidAndWritten:
+    @pytest.fixture(autouse=True)
+    def _everything_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "lockstep")
+
+    def test_the_scores_are_the_same_wherever_they_stand(
+        self, workdir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+        assert evaluate(workdir, "--json", str(tmp_path / "result.json")) == 0
+        assert {path: path.read_bytes() for path in before} == before, "those of the run are its own"
+        (line,) = evaluations(workdir)
+        assert list(line) == FACTS
+        assert [line[name] for name in FACTS[:-1]] == [6, "test", "average", 60, 0]
+        top1, top5 = line["scores"]["top1"], line["scores"]["top5"]
+        assert 0 < top1 < top5 < 1
+        assert caplog.messages == [
+            f"average weights of step 6, from {workdir}/checkpoints/step-00000006",
+            f"test accuracy {100 * top1:.2f} % ({60 * top1:.0f} of 60)",
+            f"precision @ 1 = {top1:.4f} recall @ 5 = {top5:.4f} [60 examples]",
+        ]
+        assert json.loads((tmp_path / "result.json").read_text()) == line
+        shown = EventAccumulator(str(workdir / "summaries-evaluation/test-average")).Reload()
+        tags = {tag: shown.Scalars(tag)[0] for tag in shown.Tags()["scalars"]}
+        assert {tag: event.value for tag, event in tags.items()} == pytest.approx(
+            {"Precision @ 1": top1, "Recall @ 5": top5, "evaluation/test/top1": top1, "evaluation/test/top5": top5}
+        )
+        assert {event.step for event in tags.values()} == {6}
+
+    def test_flags_win_over_the_recipe(self, workdir: Path) -> None:
+        evaluate(workdir, "--raw", "--step", "4", "--split", "validation", "--examples", "30")
+        evaluate(workdir, "--average", "--split", "train")
+        first, second = evaluations(workdir)
+        assert [first[name] for name in FACTS[:4]] == [4, "validation", "raw", 30]
+        assert [second[name] for name in FACTS[:4]] == [6, "train", "average", 60]
+        names = {path.name for path in (workdir / "summaries-evaluation").iterdir()}
+        assert names == {"validation-raw", "train-average"}
+
+    def test_what_is_taken_for_what(self, workdir: Path, tmp_path: Path) -> None:
+        table, sheet = tmp_path / "table.csv", tmp_path / "sheet.png"
+        evaluate(workdir, "--confusion", str(table), "--mistakes", str(sheet))
+        header, *rows = csv.reader(table.read_text().splitlines())
+        counts = [[int(cell) for cell in row[1:]] for row in rows]
+        assert header[1:] == [row[0] for row in rows] == [str(digit) for digit in range(10)]
+        assert sum(map(sum, counts)) == 60
+        right = sum(counts[digit][digit] for digit in range(10))
+        assert right == round(60 * evaluations(workdir)[0]["scores"]["top1"])
+        with Image.open(sheet) as image:
+            assert image.width > 300 < image.height
+
+    def test_where_the_workdir_refuses_the_scores_are_said(
+        self, workdir: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (workdir / "evaluations.jsonl").mkdir()
+        (workdir / "summaries-evaluation").touch()
+        assert evaluate(workdir) == 0
+        assert any(message.startswith("test accuracy") for message in caplog.messages)
+        refused = [message for message in caplog.messages if "are not written down" in message]
+        assert len(refused) == 2
+        assert f"{workdir}/evaluations.jsonl cannot be written: Is a directory." in refused[0]
+        assert f"{workdir}/summaries-evaluation/test-average cannot be written: Not a directory." in refused[1]
+
+    def test_a_run_that_is_over_is_followed_to_its_last_checkpoint(
+        self, workdir: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        assert evaluate(workdir, "--follow") == 0
+        assert [line["step"] for line in evaluations(workdir)] == [6]
+        assert caplog.messages[-1] == "the run is over: no checkpoint will follow"
+
+    def test_a_run_that_keeps_silent_is_followed_until_the_timeout(
+        self, workdir: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        assert evaluate(unfinished(workdir), "--follow", "--timeout", "0") == 0
+        assert [line["step"] for line in evaluations(workdir)] == [6]
+        assert caplog.messages[-1].startswith("no new checkpoint in ")
+
+    @pytest.mark.parametrize(("words", "signal_name", "code"), [([], "SIGTERM", 143), (["--follow"], "SIGINT", 130)])
+    def test_a_wish_to_stop_ends_it_before_anything_is_said(
+        self, workdir: Path, words: list[str], signal_name: str, code: int
+    ) -> None:
+        ls.join().pulse.stop_requested = signal_name
+        assert evaluate(workdir, *words) == code
+        assert evaluations(workdir) == []
+
+
+class Task:
+    """Scores as a classifier's are."""
+
+    def score(self, model: object, batch: object) -> dict[str, object]:
+        return {"top1": 1}
+
+    def score_in_detail(self, model: object, batch: object) -> dict[str, object]:
+        return {"top1": 1, CONFUSION: (2,), MISTAKES: (3,)}
+
+
+@pytest.mark.parametrize("asked", [[], [CONFUSION], [MISTAKES], [CONFUSION, MISTAKES]], ids="-".join)
+def test_what_is_not_asked_for_is_not_made(asked: list[str], tmp_path: Path) -> None:
+    files = {name: tmp_path / name if name in asked else None for name in (CONFUSION, MISTAKES)}
+    details: Any = Details(Task(), 10, **files)  # type: ignore[arg-type]
+    assert list(details.metrics) == asked
+    assert list(details.score(None, None)) == ["top1", *asked]
+
+
+def refused(workdir: Path, *words: str) -> str:
+    """What the command says before any worker starts."""
+    with pytest.raises(ls.InputError) as raised:
+        scoring.plan(["evaluate", str(workdir), *words])
+    return str(raised.value)
+
+
+class TestRefusals:
+    def test_fewer_examples_than_are_asked_for(self, workdir: Path) -> None:
+        with pytest.raises(ls.InputError) as raised:
+            evaluate(workdir, "--examples", "10001")
+        assert "10000 examples, 10001 asked for" in str(raised.value)
+        assert "examples to 10000 or less" in str(raised.value)
+
+    def test_no_examples(self, workdir: Path) -> None:
+        assert "examples is out of range" in refused(workdir, "--examples", "0")
+
+    @pytest.mark.parametrize(
+        ("flag", "name", "ending"),
+        [("json", "result", ".json"), ("confusion", "table", ".csv"), ("mistakes", "sheet", ".png")],
+    )
+    def test_a_file_that_cannot_be_written(
+        self, workdir: Path, tmp_path: Path, flag: str, name: str, ending: str
+    ) -> None:
+        path = tmp_path / f"{name}{ending}"
+        path.touch()
+        assert f"given:    --{flag} {path}" in refused(workdir, f"--{flag}", str(path))
+        assert "--force to overwrite it" in refused(workdir, f"--{flag}", str(path))
+        scoring.plan(["evaluate", str(workdir), f"--{flag}", str(path), "--force"])
+        assert f"--{flag} {path}" in refused(workdir, f"--{flag}", str(path.with_suffix(".doc")))
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["--interval", "5"], "Without --follow nothing is waited for, and --interval says how"),
+            (["--interval", "5", "--timeout", "0"], "leave --interval and --timeout out"),
+            (["--follow", "--interval", "-1"], "--interval is out of range"),
+            (["--follow", "--timeout", "nan"], "--timeout is out of range"),
+        ],
+        ids=["interval", "both", "negative", "nan"],
+    )
+    def test_times_that_say_nothing(self, workdir: Path, words: list[str], said: str) -> None:
+        assert said in refused(workdir, *words)
+
+    @pytest.mark.parametrize(
+        "words", [["--raw", "--average"], ["--follow", "--best"], ["--follow", "--step", "2"]], ids=" ".join
+    )
+    def test_flags_that_contradict_each_other(
+        self, workdir: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit, match="2"):
+            parse(["evaluate", str(workdir), *words])
+        assert "not allowed with argument" in capsys.readouterr().err
+
+
+class TestWhatIsScored:
+    def split(self, workdir: Path, *words: str) -> str:
+        return scored_run(parse(["evaluate", str(workdir), "--follow", *words])).split
+
+    @pytest.mark.parametrize(
+        ("given", "expected"),
+        [({"validation": "v", "test": "t"}, "test"), ({"validation": "v"}, "validation"), ({}, "validation")],
+        ids=["both", "one", "none"],
+    )
+    def test_the_test_examples_where_there_are_some(self, tmp_path: Path, given: dict[str, str], expected: str) -> None:
+        whole = recipe("inception_v3")
+        Workdir(tmp_path).write_recipe(replace(whole, data=replace(whole.data, train="x", **given)))
+        assert self.split(tmp_path) == expected
+        assert self.split(tmp_path, "--split", "train") == "train"
+
+    @pytest.mark.parametrize(
+        ("words", "expected"),
+        [
+            ([], None),
+            (["--follow"], Patience(60, None)),
+            (["--follow", "--interval", "0", "--timeout", "7"], Patience(0, 7)),
+        ],
+        ids=["not", "usual", "given"],
+    )
+    def test_how_it_is_followed(self, workdir: Path, words: list[str], expected: Patience | None) -> None:
+        assert scored_run(parse(["evaluate", str(workdir), *words])).patience == expected
+
+    def test_a_run_without_a_checkpoint_is_waited_for(self, tmp_path: Path) -> None:
+        Workdir(tmp_path).write_recipe(recipe("mnist"))
+        assert "add --follow to wait for it" in refused(tmp_path)
+        assert scoring.plan(["evaluate", str(tmp_path), "--follow", "--workers", "1", "--device", "cpu"])
+
+    @pytest.mark.parametrize(
+        ("history", "expected"),
+        [
+            (None, False),
+            ("", False),
+            ('{"event": "start"}\n{"event": "end"}\n', True),
+            ('{"event": "end"}\n{"event": "resume"}\n', False),
+            ('{"event": "start"}\n{"event": "en', False),
+        ],
+        ids=["none", "empty", "over", "resumed", "torn"],
+    )
+    def test_whether_the_run_is_over(self, tmp_path: Path, history: str | None, expected: bool) -> None:
+        Workdir(tmp_path).write_recipe(recipe("mnist"))
+        if history is not None:
+            (tmp_path / "history.jsonl").write_text(history)
+        assert scored_run(parse(["evaluate", str(tmp_path), "--follow"])).is_over() is expected
+
+    def test_shares_by_the_names_of_the_inception_trainer(self) -> None:
+        means = {"top5": 0.9, "top1": 0.7, "loss": 2.0}
+        assert list(reference_names(means).items()) == [("Precision @ 1", 0.7), ("Recall @ 5", 0.9)]
+
+
+class Named:
+    """A reader that numbers its classes from 1 on."""
+
+    offset = 1
+    classes = ("background", "daisy", "rose")
+
+
+def test_classes_are_named_by_the_numbers_of_the_model() -> None:
+    names = class_names(Named())  # type: ignore[arg-type]
+    assert (names[0], names[1]) == ("daisy", "rose")
+    assert class_names(object()) == {}  # type: ignore[arg-type]
+
+
+class Process:
+    """A command that says line by line what it does."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.process = subprocess.Popen(
+            words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        assert self.process.stdout is not None
+        self._lines = self.process.stdout
+        self.said: list[str] = []
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """The next line that begins so."""
+        for line in self._lines:
+            self.said.append(line)
+            if found := re.match(pattern, line):
+                return found
+        raise AssertionError("".join(self.said))
+
+    def end(self, code: int, number: int | None = None) -> str:
+        """All that it said; it must end with the code, after the signal."""
+        if number is not None:
+            self.process.send_signal(number)
+        with self.process:
+            self.said.extend(self._lines)
+        assert self.process.returncode == code, "".join(self.said)
+        return "".join(self.said)
+
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts commands, and ends those that a failed test has left."""
+    processes: list[Process] = []
+
+    def begin(words: list[str]) -> Process:
+        processes.append(Process(words))
+        return processes[-1]
+
+    yield begin
+    for each in processes:
+        with suppress(ProcessLookupError):
+            each.process.kill()
+        each.process.wait(TIMEOUT_SECONDS)
+
+
+def follow(workdir: Path, *words: str) -> list[str]:
+    return command("evaluate", str(workdir), "--follow", "--interval", "0", *words)
+
+
+SCORED = r"average weights of step (\d+), from "
+
+
+def test_one_process_trains_and_another_follows_to_the_end(start: Start, tmp_path: Path) -> None:
+    workdir, result = tmp_path / "run", tmp_path / "result.json"
+    training = start(train(workdir, "--forever"))
+    training.wait_for("step ")
+    following = start(follow(workdir, "--json", str(result), "--workers", "1"))
+    first, second = (int(following.wait_for(SCORED)[1]) for _ in range(2))
+    stopped = re.search(r"stopped at step (\d+)", training.end(143, signal.SIGTERM))
+    assert stopped, "and that is not the end of the run"
+    last = int(stopped[1]) + 2
+    start(train(workdir, "--steps", str(last))).end(0)
+    assert following.end(0).splitlines()[-1] == "the run is over: no checkpoint will follow"
+    steps = [line["step"] for line in evaluations(workdir)]
+    assert steps[:2] == [first, second]
+    assert steps == sorted(set(steps)), "each once, and none that is older"
+    assert steps[-1] == last == json.loads(result.read_text())["step"]
+
+
+def test_it_waits_on_all_workers_until_a_signal_ends_it(start: Start, workdir: Path) -> None:
+    (workdir / "checkpoints").rename(workdir / "aside")
+    following = start(follow(unfinished(workdir), "--workers", "2"))
+    following.wait_for(f"waiting for the first checkpoint in {workdir}/checkpoints")
+    (workdir / "aside").rename(workdir / "checkpoints")
+    following.wait_for("precision @ 1 = ")
+    following.end(143, signal.SIGTERM)
+    assert [line["step"] for line in evaluations(workdir)] == [6]
