@@ -46,19 +46,6 @@ def reference_names(means: Mapping[str, float]) -> dict[str, float]:
     return {f"{'Precision' if k == 1 else 'Recall'} @ {k}": mean for k, mean in sorted(numbers.items())}
 
 
-def write_down(result: Evaluation, split: str, workdir: Path) -> None:
-    """Add the scores to the workdir. One that cannot be written is no reason to lose them: it is said."""
-    line = json.dumps(facts(result, split))
-    with _said_where_refused(workdir / EVALUATIONS), closing(AppendOnly(workdir / EVALUATIONS)) as file:
-        file.write(line.encode() + b"\n")
-    folder = workdir / SUMMARIES / f"{split}-{result.weights}"
-    with _said_where_refused(folder):
-        make_folder(folder)
-        with closing(EventFile(folder)) as events:
-            ours = {f"evaluation/{split}/{name}": mean for name, mean in result.means.items()}
-            events.write(scalars({**reference_names(result.means), **ours}), result.step)
-
-
 def write_json(result: Evaluation, split: str, path: Path) -> None:
     """The result alone, in a file of its own.
 
@@ -67,6 +54,36 @@ def write_json(result: Evaluation, split: str, path: Path) -> None:
     """
     with target_file(path) as file:
         file.write(json.dumps(facts(result, split), indent=1).encode() + b"\n")
+
+
+class ScoreFiles:
+    """What the workdir keeps of evaluations. A file that cannot be written is no reason to end: it is said."""
+
+    def __init__(self, workdir: Path) -> None:
+        self._workdir = workdir
+        self._events: dict[Path, EventFile] = {}
+
+    def write(self, result: Evaluation, split: str) -> None:
+        """Add the scores of an evaluation."""
+        line = json.dumps(facts(result, split))
+        list_path, folder = self._workdir / EVALUATIONS, self._workdir / SUMMARIES / f"{split}-{result.weights}"
+        with _said_where_refused(list_path), closing(AppendOnly(list_path)) as file:
+            file.write(line.encode() + b"\n")
+        with _said_where_refused(folder):
+            ours = {f"evaluation/{split}/{name}": mean for name, mean in result.means.items()}
+            self._opened(folder).write(scalars({**reference_names(result.means), **ours}), result.step)
+
+    def close(self) -> None:
+        """Close what has been opened."""
+        for file in self._events.values():
+            file.close()
+
+    def _opened(self, folder: Path) -> EventFile:
+        """One file of events, for all that is scored in this process."""
+        if folder not in self._events:
+            make_folder(folder)
+            self._events[folder] = EventFile(folder)
+        return self._events[folder]
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from lockstep.checkpoints.store import Checkpoint
 from lockstep.cli.crew import joined, num_workers, stopped_code
 from lockstep.cli.main import parse
 from lockstep.cli.score_details import Details
-from lockstep.cli.score_files import reference_names, write_down, write_json
+from lockstep.cli.score_files import ScoreFiles, reference_names, write_json
 from lockstep.cli.scored_run import ScoredRun, scored_run
 from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
 from lockstep.evaluation.follow import Patience, follow
@@ -36,8 +37,7 @@ def work(argv: list[str]) -> int:
     """Score in one worker; all of them get the same result, and the chief prints it and writes it down."""
     arguments = parse(argv)
     run = scored_run(arguments)
-    with joined(arguments.device or run.recipe.device) as worker:
-        scoring = _Scoring(run, arguments, worker)
+    with joined(arguments.device or run.recipe.device) as worker, closing(_Scoring(run, arguments, worker)) as scoring:
         is_complete = _follow(run, run.patience, scoring, worker) if run.patience else scoring.score(_read(run, worker))
         return 0 if is_complete else stopped_code(worker, requeue=False)
 
@@ -66,6 +66,7 @@ class _Scoring:
         self._examples = prepared(recipe, worker)
         self._held = self._examples.held_out(run.split)
         self._state = build_state(recipe, worker)
+        self._files = ScoreFiles(run.path)
         confusion, mistakes = _path(arguments.confusion), _path(arguments.mistakes)
         self._details = Details(task(recipe), recipe.model.num_classes, confusion=confusion, mistakes=mistakes)
 
@@ -89,10 +90,14 @@ class _Scoring:
             self._conclude(result)
         return result is not None
 
+    def close(self) -> None:
+        """Close the files that the scores are written to."""
+        self._files.close()
+
     def _conclude(self, result: Evaluation) -> None:
         split = self._run.split
         tell(result, split)
-        write_down(result, split, self._run.path)
+        self._files.write(result, split)
         if self._json:
             write_json(result, split, self._json)
         self._details.write(lambda: self._examples.reader(split))

@@ -373,6 +373,9 @@ def test_one_process_trains_and_another_follows_to_the_end(start: Start, tmp_pat
     steps = [line["step"] for line in evaluations(workdir)]
     assert steps[:2] == [first, second]
     assert steps == sorted(set(steps)), "each once, and none that is older"
+    shown = EventAccumulator(str(workdir / "summaries-evaluation/test-average")).Reload()
+    assert [event.step for event in shown.Scalars("Precision @ 1")] == steps
+    assert len(list((workdir / "summaries-evaluation/test-average").iterdir())) == 1
     assert steps[-1] == last == json.loads(result.read_text())["step"]
 
 
