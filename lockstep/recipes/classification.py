@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lockstep.evaluation.example_indices import example_indices
 from lockstep.losses import softmax_cross_entropy
 from lockstep.metrics import in_top_k
 from lockstep.recipes.parts import CrossEntropy
@@ -49,8 +50,7 @@ class Classification:
         (logits, _), labels = _heads(model(self.inputs(batch))), batch["label"]
         predicted = logits.argmax(1)
         loss = softmax_cross_entropy(logits, labels, reduction="none")
-        indices = torch.arange(batch.position, batch.position + len(labels))
-        more = {CONFUSION: (predicted, labels), MISTAKES: (loss, predicted, labels, indices)}
+        more = {CONFUSION: (predicted, labels), MISTAKES: (loss, predicted, labels, example_indices(batch))}
         return {**self._scores(logits, labels), **more}
 
     def _scores(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
