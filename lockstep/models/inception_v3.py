@@ -17,7 +17,7 @@ from lockstep.models.image_checks import check_images
 from lockstep.models.inception_blocks import InceptionA, InceptionB, InceptionC, InceptionD, InceptionE, Layers
 from lockstep.models.initial_weights import clear_statistics, scaled_normal, truncated_normal, without_memory
 
-InitialWeights = Literal["truncated_normal", "variance_scaling"]
+Initialization = Literal["truncated_normal", "variance_scaling"]
 
 # Standard deviations before the cut, of the layers that do not have that of the convolutions.
 _CONVOLUTION_STDDEV = 0.1
@@ -54,7 +54,7 @@ class InceptionV3:
     """Whether the average pools count the zeros around a map, as torchvision's do and TensorFlow's do not."""
     depth_multiplier: float = 1.0
     """Times the channels of each convolution, of which 16 always remain: below 1 for a smaller net."""
-    initial_weights: InitialWeights = "truncated_normal"
+    initial_weights: Initialization = "truncated_normal"
     """Fixed standard deviations, as in the reference trainer; or by the inputs of a layer, as in the TF-Slim nets."""
 
     def __post_init__(self) -> None:
@@ -65,7 +65,9 @@ class InceptionV3:
         check_positive(
             "depth_multiplier", self.depth_multiplier, mend="write depth_multiplier=0.5 for half the channels"
         )
-        check_one_of("initial_weights", self.initial_weights, get_args(InitialWeights))
+        for name in ("batch_norm_epsilon", "depth_multiplier"):
+            check_range(name, getattr(self, name), 0)  # finite
+        check_one_of("initial_weights", self.initial_weights, get_args(Initialization))
         for name in ("auxiliary", "batch_norm_scale", "average_over_padding"):
             check_switch(name, getattr(self, name))
 

@@ -309,12 +309,14 @@ def test_one_pixel_less_than_the_least_would_leave_nothing(small: InceptionV3Net
         ({"batch_norm_epsilon": 0.0}, "batch_norm_epsilon is out of range"),
         ({"depth_multiplier": 0}, "depth_multiplier is out of range.*\n.*depth_multiplier=0\n.*above 0"),
         ({"depth_multiplier": -1.0}, "depth_multiplier is out of range.*\n.*depth_multiplier=-1.0"),
+        ({"depth_multiplier": float("inf")}, "depth_multiplier is out of range.*\n.*inf\n.*finite"),
+        ({"depth_multiplier": float("nan")}, "depth_multiplier is out of range.*\n.*nan\n.*above 0"),
         ({"initial_weights": "he"}, "initial_weights cannot be 'he'.*\n.*\n.*'truncated_normal' or 'variance_scaling'"),
         ({"auxiliary": 1}, "auxiliary is of the wrong type"),
         ({"batch_norm_scale": "yes"}, "batch_norm_scale is of the wrong type"),
         ({"average_over_padding": None}, "average_over_padding is of the wrong type"),
     ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "message",
+    ids=lambda value: "-".join(map(str, *value.items())) if isinstance(value, dict) else "refused",
 )
 def test_other_fields_are_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
