@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from lockstep.errors import InputError
 from lockstep.weights.layouts import CONVOLUTION, CONVOLUTION_AS_DENSE, DENSE, Layout, System
-from lockstep.weights.names import Rename
+from lockstep.weights.names import Place, Rename, renamed
 
 AVERAGE = "/ExponentialMovingAverage"
 """What TensorFlow adds to the name of a variable for its moving average, the shadow."""
@@ -228,6 +228,18 @@ def named(name: str) -> NameMap:
             mend=f"did you mean {close[0]!r}?" if close else "give one of these, or a NameMap of your own",
         )
     return SHIPPED[name]
+
+
+def map_that_knows(variables: Iterable[str], wanted: Collection[str]) -> str | None:
+    """The shipped map that finds the most of the wanted names among these variables, if it finds at least half."""
+
+    def found(name_map: NameMap) -> int:
+        places, _ = renamed({name: [Place(name)] for name in variables}, name_map.renames)
+        return len({place.name for each in places.values() for place in each}.intersection(wanted))
+
+    counts = {name: found(SHIPPED[name]) for name in SHIPPED}
+    best = max(counts, key=lambda name: counts[name])
+    return best if 2 * counts[best] >= max(1, len(wanted)) else None
 
 
 # What a TensorFlow checkpoint keeps beside the weights, by the name that it ends with, and what it is.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lockstep.errors import CheckpointError, InputError
 from lockstep.weights.fits import arranged, fit, same_bits, two_values
-from lockstep.weights.name_maps import AVERAGE, bookkeeping
+from lockstep.weights.name_maps import AVERAGE, bookkeeping, map_that_knows
 from lockstep.weights.names import Place, matched, renamed
 from lockstep.weights.report import Left, Loaded, Mismatch, Report, shortened
 from lockstep.weights.source import WeightSource
@@ -24,6 +24,7 @@ __all__ = ["Plan", "Target", "WarmStart", "plan"]
 # Torch counts the batches that a batch norm has seen; no other system does, nor did torch before 0.4.1.
 _MAY_LACK = (r"(^|\.)num_batches_tracked$",)
 _MOST_GUESSES = 8
+_MOST_NAMED = 40
 _AS_THEY_ARE = WarmStart()
 
 
@@ -113,7 +114,8 @@ def plan(source: WeightSource, targets: Mapping[str, Target], mapping: WarmStart
         num_values=_num_values(targets, targets),
         num_values_loaded=_num_values(targets, [each.target for each in loaded]),
     )
-    _check(report, mapping, {pair.place.name: pair.tensor for pair in pairs if pair.tensor in unexpected})
+    known = map_that_knows(variables, missing) if missing and mapping.name_map is None else None
+    _check(report, mapping, {pair.place.name: pair.tensor for pair in pairs if pair.tensor in unexpected}, known)
     return Plan(report, dict(targets), tuple(twins))
 
 
@@ -249,27 +251,31 @@ def _matches_nothing(source: WeightSource, what: str, names: Iterable[str]) -> I
     )
 
 
-def _check(report: Report, mapping: WarmStart, guesses: Mapping[str, str]) -> None:
+def _check(report: Report, mapping: WarmStart, guesses: Mapping[str, str], known: str | None) -> None:
     """Refuse a plan that would leave out what was not to be left out.
 
     Args:
         report: the plan.
         mapping: what was asked for.
         guesses: tensors that are not used, by the name they would have in the model.
+        known: the name map that knows what is missing.
 
     Raises:
-        CheckpointError: naming every parameter at fault.
+        CheckpointError: naming the parameters at fault.
     """
     missing = [] if mapping.ignore_missing else report.missing
     mismatched = report.mismatched if mapping.mismatch == "error" else []
     if missing or mismatched:
         given = [_missing_in_words(missing, guesses)] if missing else []
-        given += [f"{each.source!r} does not fit {each.target!r}: {each.reason}" for each in mismatched]
+        given += [f"{each.source!r} does not fit {each.target!r}: {each.reason}" for each in mismatched[:_MOST_GUESSES]]
+        given += [f"{len(mismatched) - _MOST_GUESSES:,} more do not fit"] if len(mismatched) > _MOST_GUESSES else []
         raise CheckpointError(
             f"The model does not get all it needs from {report.origin}.",
             given="; ".join(given),
             expected="a tensor that fits, for every parameter and buffer of the model",
-            mend="give rename=..., a name_map or system, skip=... what is to stay as it is, "
+            mend=f"give name_map={known!r}, which knows these names"
+            if known
+            else "give rename=..., a name_map or system, skip=... what is to stay as it is, "
             "or ignore_missing=True, reshape=True or mismatch='skip'",
         )
     if not report.loaded or report.share < (mapping.require_loaded or 0):
@@ -282,14 +288,17 @@ def _check(report: Report, mapping: WarmStart, guesses: Mapping[str, str]) -> No
             expected=f"at least {100 * mapping.require_loaded:g} % (require_loaded={mapping.require_loaded:g})"
             if mapping.require_loaded
             else "at least one tensor",
-            mend="correct the names with rename=..., prefixes or a name_map, or choose more",
+            mend=f"give name_map={known!r}, which knows these names"
+            if known
+            else "correct the names with rename=..., prefixes or a name_map, or choose more",
         )
 
 
 def _missing_in_words(missing: Sequence[str], guesses: Mapping[str, str]) -> str:
-    """All that is missing; for the first few, with the tensor that has the closest name."""
+    """What is missing; the first few with the tensors that have the closest names, and of very many those alone."""
     words = []
-    for index, name in enumerate(missing):
+    for index, name in enumerate(missing if len(missing) <= _MOST_NAMED else missing[:_MOST_GUESSES]):
         close = difflib.get_close_matches(name, guesses, n=1) if index < _MOST_GUESSES else []
         words.append(f"{name} (close to {guesses[close[0]]!r} in the file)" if close else name)
-    return f"missing: {', '.join(words) or 'nothing'}"
+    more = [f"and {len(missing) - len(words):,} more"] if len(words) < len(missing) else []
+    return f"missing: {', '.join(words + more) or 'nothing'}"

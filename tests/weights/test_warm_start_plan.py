@@ -559,3 +559,27 @@ def test_what_is_too_large_is_told_to_the_last_bit() -> None:
     source = MemorySource({"a": torch.tensor([65504.0, -65504.0, float("-inf")], dtype=torch.float64)})
     (value,) = dict(plan(source, {"a": Target((3,), "float16")}).tensors(source)).values()
     assert value.tolist() == [65504.0, -65504.0, float("-inf")]
+
+
+BLOCKS = ("5b", "5c", "5d", "6b", "6c", "6d", "6e", "7b", "7c")
+IN_SLIM = {f"InceptionV3/Mixed_{block}/Branch_0/Conv2d_0a_1x1/weights": (1, 1, 8, 8) for block in BLOCKS}
+IN_OURS = {f"Mixed_{block}.branch1x1.conv.weight": Target((8, 8, 1, 1), "float32") for block in BLOCKS}
+
+
+def test_the_map_that_knows_the_names_is_named() -> None:
+    with pytest.raises(CheckpointError) as refusal:
+        plan(Listing(IN_SLIM), IN_OURS)
+    assert refusal.value.mend == "give name_map='slim_inception_v3', which knows these names"
+    assert loaded(plan(Listing(IN_SLIM), IN_OURS, WarmStart(name_map="slim_inception_v3"))).keys() == IN_OURS.keys()
+
+
+def test_of_very_many_that_are_missing_or_do_not_fit_the_first_are_named() -> None:
+    many = {f"layer{index}": Target((2,), "float32") for index in range(50)}
+    with pytest.raises(CheckpointError) as refusal:
+        plan(Listing({"layer0": (2,)}), many)
+    assert refusal.value.given.startswith("missing: layer1, layer2,")
+    assert refusal.value.given.endswith(", layer8, and 41 more")
+    with pytest.raises(CheckpointError) as refusal:
+        plan(Listing(dict.fromkeys(many, (3,))), many)
+    assert refusal.value.given.count("does not fit") == 8
+    assert refusal.value.given.endswith("; 42 more do not fit")
