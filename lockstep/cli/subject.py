@@ -133,7 +133,7 @@ def _pipeline_of_recipe(recipe: Recipe) -> Pipeline:
     data = recipe.data
     if not isinstance(data, ImageData):
         return Pipeline(data.augment)
-    boxes = (_BOXES,) if getattr(data.preprocessing, "crop_by_boxes", False) else ()
+    boxes = (_BOXES,) if data.crops_by_boxes else ()
     return Pipeline((*data.training(),), data.inputs, (_IMAGE, *boxes))
 
 

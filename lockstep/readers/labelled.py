@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_whole
+from lockstep.checks import check_range, check_whole
 from lockstep.errors import DataError
 from lockstep.readers.reader import Int64s, Reader, decoder_of, draws_globally
 
-_LABEL = "label"
+LARGEST_OFFSET = 2**31
+"""Offsets are above minus this, and below this."""
+
+_LABEL, _BOXES = "label", "boxes"
+_NONE = -1  # what readers of records give where there is no label
 
 
 class Labelled:
@@ -22,7 +26,7 @@ class Labelled:
 
     Args:
         reader: with the fields "image" and "label".
-        num_classes: labels are 0 to num_classes - 1, once the offset is off.
+        num_classes: labels are 0 to num_classes - 1, once the offset is off. Before that, too, they are 0 or more.
         offset: what is taken off each label; below 0 it is added.
         boxes: have "boxes", too; without any for each image of a reader that has no such field.
 
@@ -32,6 +36,7 @@ class Labelled:
 
     def __init__(self, reader: Reader, num_classes: int, *, offset: int = 0, boxes: bool = False) -> None:
         check_whole("num_classes", num_classes, least=1)
+        check_labels_offset("offset", offset)
         self._reader = reader
         self._num_classes, self._offset, self._boxes = num_classes, offset, boxes
         self.classes: Sequence[str] = getattr(reader, "classes", ())
@@ -51,28 +56,39 @@ class Labelled:
             DataError: the reader gives no images or no labels, or a label is that of no class; the example is named.
         """
         fields = self._reader.read_batch(indices)
-        if "image" not in fields or not _is_labels(fields.get(_LABEL), len(indices)):
-            raise DataError(
-                "This data has not one class for each image.",
-                given=f"the fields {', '.join(fields)}, of {self.example_id(int(indices[0]))}",
-                expected=f'"image", and "label" as int64 of shape ({len(indices)},)',
-                mend="give data that has classes; convert folders of images with `lockstep convert images`",
-            )
-        labels = fields[_LABEL] - self._offset
-        wrong = ((labels < 0) | (labels >= self._num_classes)).nonzero().flatten().tolist()
-        if wrong:
-            raise self._no_class(int(indices[wrong[0]]), int(fields[_LABEL][wrong[0]]))
-        boxes = {"boxes": fields.get("boxes") or [torch.zeros(0, 4)] * len(indices)} if self._boxes else {}
-        return {"image": fields["image"], _LABEL: labels, **boxes}
+        given = self._labels_of(fields, indices)
+        labels = given - self._offset
+        wrong = (given < 0) | (labels < 0) | (labels >= self._num_classes)
+        if wrong.any():
+            first = int(wrong.nonzero()[0])
+            raise self._no_class(int(indices[first]), int(given[first]))
+        found = {"image": fields["image"], _LABEL: labels}
+        if self._boxes:
+            found[_BOXES] = fields[_BOXES] if _BOXES in fields else [torch.zeros(0, 4)] * len(indices)
+        return found
 
     def example_id(self, index: int) -> str:
         """Its name in the reader."""
         return self._reader.example_id(index)
 
+    def _labels_of(self, fields: Mapping[str, Any], indices: Int64s) -> Tensor:
+        labels, found = fields.get(_LABEL), ""
+        if isinstance(labels, Tensor):
+            if "image" in fields and labels.shape == (len(indices),) and labels.dtype == torch.int64:
+                return labels
+            found = f"label is {labels.dtype} of shape {tuple(labels.shape)}; "
+        names = [self.example_id(index) for index in indices[:1].tolist()]
+        raise DataError(
+            "This data has not one class for each image.",
+            given=f"{found}the fields {', '.join(fields)}" + "".join(f", of {name}" for name in names),
+            expected=f'"image", and "label" as int64 of shape ({len(indices)},)',
+            mend="give data that has classes; convert folders of images with `lockstep convert images`",
+        )
+
     def _no_class(self, index: int, label: int) -> DataError:
-        name, first, last = self.example_id(index), self._offset, self._offset + self._num_classes - 1
-        expected = f"{first} to {last}, for a model with {self._num_classes} classes"
-        if label == -1 and first != -1:
+        name, offset, num_classes = self.example_id(index), self._offset, self._num_classes
+        expected = f"{max(0, offset)} to {offset + num_classes - 1}, for a model with {num_classes} classes"
+        if label == _NONE:
             return DataError(
                 f"{name} has no label.",
                 given="a record without a class",
@@ -82,13 +98,26 @@ class Labelled:
             )
         return DataError(
             f"The label of {name} is none of the model's classes.",
-            given=f"label {label}",
+            given=f"label {label}" + (f", and data.labels_offset={offset}" if offset else ""),
             expected=expected,
-            mend=f"set model.num_classes to {label - first + 1} or more"
-            if label > last
-            else f"set data.labels_offset to {label}, if the labels begin there",
+            mend=_mend(label, offset),
         )
 
 
-def _is_labels(labels: object, count: int) -> bool:
-    return isinstance(labels, Tensor) and labels.shape == (count,) and labels.dtype == torch.int64
+def check_labels_offset(name: str, offset: int) -> None:
+    """Refuse what is no whole number, and one that is too large to be taken off a label.
+
+    Raises:
+        InputError: naming the argument.
+    """
+    check_whole(name, offset, least=1 - LARGEST_OFFSET)
+    check_range(name, offset, 1 - LARGEST_OFFSET, LARGEST_OFFSET)
+
+
+def _mend(label: int, offset: int) -> str:
+    if label < 0:
+        return "convert the images again: their labels have to be 0 or more"
+    if label < offset:
+        return f"set data.labels_offset to {label}, if the labels begin there"
+    enough = f"set model.num_classes to {label - offset + 1} or more"
+    return f"{enough}; or data.labels_offset to {offset + 1}, if the labels begin there"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from lockstep.checks import check_whole
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment, RandomShift
 from lockstep.images.decode import Decoding
-from lockstep.readers.labelled import Labelled
+from lockstep.images.slim_presets import Preset
+from lockstep.readers.labelled import Labelled, check_labels_offset
 from lockstep.readers.mnist import mnist_reader, prepare_records, scale_image
 from lockstep.readers.opening import check_there, open_source
 from lockstep.readers.reader import Reader
@@ -23,51 +25,6 @@ from lockstep.recipes.preprocessing import Inception, Preprocessing
 SPLITS = ("train", "validation", "test")
 
 Split = Literal["train", "validation", "test"]
-
-
-class Data(Protocol):
-    """What a run needs to know of its data."""
-
-    image_size: Any
-    """Height and width of the images as the network sees them, in pixels."""
-
-    @property
-    def split(self) -> Split:
-        """The examples to train on."""
-        ...
-
-    @property
-    def splits(self) -> Sequence[str]:
-        """Those that there are, of train, validation and test."""
-        ...
-
-    def check_told(self) -> None:
-        """Refuse data of which nobody has said where it is."""
-        ...
-
-    def prepare(self) -> None:
-        """Have on the disk what the readers need; the chief alone calls it."""
-        ...
-
-    def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
-        """The examples of a split; to train on them, with all fields that the augmentations need."""
-        ...
-
-    def training(self) -> Sequence[Augment]:
-        """What happens to the images of a training batch, in this order."""
-        ...
-
-    def evaluation(self) -> Sequence[Augment]:
-        """What happens to the images of a batch that is scored; nothing is drawn."""
-        ...
-
-    def inputs(self, batch: Mapping[str, Any]) -> Tensor:
-        """What the network is given of a batch of either kind, on the batch's device."""
-        ...
-
-    def blank(self, num_examples: int) -> Tensor:
-        """An input of the network, of no meaning."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -95,7 +52,7 @@ class MnistData:
 
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
         """The examples of a split."""
-        return mnist_reader(split, self._folder)
+        return Labelled(mnist_reader(split, self._folder), num_classes)
 
     def training(self) -> Sequence[Augment]:
         """What happens to the images of a training batch, in this order."""
@@ -124,7 +81,7 @@ class ImageData:
     """Images that have one class each: sharded records, tar shards, or a folder of images for each class.
 
     Raises:
-        InputError: a number is out of range.
+        InputError: a number is out of range, the preprocessing cannot make such images, or a path is empty.
     """
 
     train: str | None = None
@@ -148,7 +105,11 @@ class ImageData:
 
     def __post_init__(self) -> None:
         check_whole("image_size", self.image_size, least=1)
-        check_whole("labels_offset", self.labels_offset, least=-(2**31))
+        check_labels_offset("labels_offset", self.labels_offset)
+        self.preprocessing.preset(self.image_size)
+        for split in self.splits:
+            if not getattr(self, split):
+                raise _no_path(split)
 
     @property
     def splits(self) -> Sequence[str]:
@@ -184,12 +145,12 @@ class ImageData:
             raise self._needs_its_script()
         if path is None:
             raise _no_path(split)
-        source = open_source(path, everything=to_train and self._boxes, decoding=self.decoding)
+        source = open_source(path, everything=to_train and self.crops_by_boxes, decoding=self.decoding)
         return self.labelled(source, num_classes, to_train=to_train)
 
     def labelled(self, source: Reader, num_classes: int, *, to_train: bool = False) -> Reader:
         """The images, labels and, where crops are made by them, boxes of a source; the labels are checked."""
-        return Labelled(source, num_classes, offset=self.labels_offset, boxes=to_train and self._boxes)
+        return Labelled(source, num_classes, offset=self.labels_offset, boxes=to_train and self.crops_by_boxes)
 
     def _needs_its_script(self) -> InputError:
         return InputError(
@@ -200,24 +161,29 @@ class ImageData:
         )
 
     @property
-    def _boxes(self) -> bool:
+    def crops_by_boxes(self) -> bool:
+        """Whether the augmentations of training look at boxes."""
         return isinstance(self.preprocessing, Inception) and self.preprocessing.crop_by_boxes
 
     def training(self) -> Sequence[Augment]:
         """What happens to the images of a training batch, in this order."""
-        return self.preprocessing.preset(self.image_size).train
+        return self._preset.train
 
     def evaluation(self) -> Sequence[Augment]:
         """What happens to the images of a batch that is scored; nothing is drawn."""
-        return self.preprocessing.preset(self.image_size).evaluate
+        return self._preset.evaluate
 
     def inputs(self, batch: Mapping[str, Any]) -> Tensor:
         """Floats of shape (batch, 3, image_size, image_size)."""
-        return self.preprocessing.preset(self.image_size).inputs(batch)
+        return self._preset.inputs(batch)
 
     def blank(self, num_examples: int) -> Tensor:
         """An input of the network, of black images."""
         return self.inputs({"image": torch.zeros(num_examples, 3, self.image_size, self.image_size, dtype=torch.uint8)})
+
+    @cached_property
+    def _preset(self) -> Preset:
+        return self.preprocessing.preset(self.image_size)
 
 
 def _no_path(split: str) -> DataError:

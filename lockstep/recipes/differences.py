@@ -57,5 +57,8 @@ def _differences(path: str, saved: Any, given: Any) -> Iterator[Difference]:
         for name in [each.name for each in fields(saved)]:
             inner = f"{path}.{name}" if path else name
             yield from _differences(inner, getattr(saved, name), getattr(given, name))
+    elif isinstance(saved, tuple) and isinstance(given, tuple) and len(saved) == len(given):
+        for index, (before, now) in enumerate(zip(saved, given, strict=True)):
+            yield from _differences(f"{path}.{index}", before, now)
     else:
         yield Difference(path, saved, given, harmless=f"{path}.".startswith(tuple(f"{outer}." for outer in HARMLESS)))

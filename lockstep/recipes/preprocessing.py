@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor
 
-from lockstep.checks import check_all, check_one_of, check_range
+from lockstep.checks import check_all, check_one_of, check_positive, check_range
 from lockstep.errors import InputError
 from lockstep.images import (
     IMAGENET_MEAN,
@@ -25,6 +25,7 @@ from lockstep.images import (
     jittered,
     normalised,
 )
+from lockstep.images.arguments import check_probability
 from lockstep.images.augment import Augment
 from lockstep.images.slim_presets import Preset, cifarnet, inception, lenet, vgg
 
@@ -34,11 +35,16 @@ _POLICIES: Mapping[str, tuple[Augment, ...]] = {
     "trivial_augment": (TrivialAugmentWide(),),
 }
 _SHORT_SIDE = 256 / 224  # of the images that are scored, in sides of their crop
+_CHANNELS = 3
 
 
 @dataclass(frozen=True)
 class Inception:
-    """A distorted crop, flip and colours; values from -1 to 1. What is scored is the middle, 0.875 of each side."""
+    """A distorted crop, flip and colours; values from -1 to 1. What is scored is the middle, 0.875 of each side.
+
+    Raises:
+        InputError: a field is out of range.
+    """
 
     fast: bool = False
     """Resize bilinearly, and change brightness and saturation alone, as slim does by default; else each image is
@@ -57,30 +63,23 @@ class Inception:
         made = inception(size, fast=self.fast, boxes_field=boxes)
         first, *rest = made.train
         assert isinstance(first, DistortedCrop), "it comes first"
-        crop = DistortedCrop(size, area=(self.least_area, 1.0), boxes_field=boxes, resize=first.resize)
-        return Preset((crop, *rest), made.evaluate, made.inputs)
+        return Preset((replace(first, area=(self.least_area, 1.0)), *rest), made.evaluate, made.inputs)
 
 
 @dataclass(frozen=True)
 class Vgg:
     """A crop at a random scale, and flip; less the mean colour. What is scored is the middle at the lower scale."""
 
-    short_side: tuple[int, ...] = (256, 512)
+    short_side: tuple[int, int] = (256, 512)
     """The least and the most pixels of the image's short side, once it is resized."""
 
-    def __post_init__(self) -> None:
-        if len(self.short_side) != 2:
-            raise InputError(
-                "short_side needs two numbers.",
-                given=f"short_side={list(self.short_side)}",
-                expected="the least and the most pixels",
-                mend="give two whole numbers, such as [256, 512]",
-            )
-
     def preset(self, size: int) -> Preset:
-        """The augmentations and the network's input, for images of this height and width."""
-        least, most = self.short_side
-        return vgg(size, (least, most))
+        """The augmentations and the network's input, for images of this height and width.
+
+        Raises:
+            InputError: the short side is not given by two numbers, or is below the size.
+        """
+        return vgg(size, self.short_side)
 
 
 @dataclass(frozen=True)
@@ -128,9 +127,12 @@ class ResizedCrop:
         _check_share("least_area", self.least_area)
         check_range("jitter", self.jitter, 0)
         check_one_of("policy", self.policy, (*_POLICIES,))
+        check_probability("erasing", self.erasing)
         check_one_of("channel_order", self.channel_order, ("rgb", "bgr"))
-        for name in ("mean", "std"):
-            check_all(name, getattr(self, name), (int, float), mend=f"give {name} one number for each channel")
+        _check_channels("mean", self.mean)
+        _check_channels("std", self.std)
+        for each in self.std:
+            check_positive("std", each, mend="give the standard deviation of each channel")
 
     def preset(self, size: int) -> Preset:
         """The augmentations and the network's input, for images of this height and width."""
@@ -157,4 +159,14 @@ def _normalised_input(how: ResizedCrop, jitter: str, batch: Mapping[str, Any]) -
 
 
 def _check_share(name: str, value: float) -> None:
-    check_range(name, value, 0, 1)
+    check_positive(name, value, mend=f"give {name} as a share, such as 0.05")
+    check_probability(name, value)
+
+
+def _check_channels(name: str, values: tuple[float, ...]) -> None:
+    mend = f"give {name} one number for each channel, such as [0.5, 0.5, 0.5]"
+    check_all(name, values, (int, float), mend=mend)
+    if len(values) != _CHANNELS:
+        raise InputError(
+            f"{name} is not one number for each channel.", given=f"{name}={values}", expected="three numbers", mend=mend
+        )
