@@ -12,13 +12,15 @@ from typing import Any
 
 from lockstep.cli.crew import joined, num_workers, stopped_code
 from lockstep.cli.main import parse
-from lockstep.cli.scoring import accuracy
+from lockstep.cli.scoring import tell
 from lockstep.progress import End, Epochs, Hours, Steps
 from lockstep.recipes.build import check_told
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.session import Session, check_needs_no_files
+from lockstep.recipes.result import Result
+from lockstep.recipes.session import Session
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import recipe as find
+from lockstep.recipes.without_files import check_needs_no_files
 from lockstep.recipes.workdir import Workdir
 from lockstep.workers.rank import Worker
 
@@ -49,24 +51,27 @@ def work(argv: list[str]) -> int:
         if arguments.rehearse:
             return _rehearse(recipe, worker)
         session = Session(recipe, path, worker, accept_changes=arguments.accept_changes, fork_from=arguments.fork_from)
-        session.run()
-        if session.stopped:
+        result = session.run()
+        if result.reason == "stopped":
             if worker.is_chief:
                 saved = ", and saved: the same command goes on from there" if path else "; nothing was saved"
-                log.info("stopped at step %d%s", session.step, saved)
+                log.info("stopped at step %d%s", result.step, saved)
             return stopped_code(worker, requeue=arguments.requeue)
-        worker.pulse.ended = True
-        _conclude(session, worker)
-        if worker.is_chief and path:
-            _point_to(path, recipe)
+        if worker.is_chief:
+            _tell(result)
+            if path:
+                _point_to(path, recipe)
     return 0
 
 
-def _conclude(session: Session, worker: Worker) -> None:
-    """Score the test examples, unless a signal comes: the run has ended, and can be scored at any time."""
-    result = session.evaluate("test")
-    if worker.is_chief:
-        log.info("test accuracy %s", accuracy(result) if result else "not known: scoring was left off")
+def _tell(result: Result) -> None:
+    """Say how good the run has become."""
+    if result.split is None:
+        log.info("nothing was scored: the recipe names neither test nor validation examples")
+    elif result.evaluation is None:
+        log.info("%s accuracy not known: scoring was left off", result.split)
+    else:
+        tell(result.evaluation, result.split)
 
 
 def _point_to(path: Path, recipe: Recipe) -> None:
@@ -80,16 +85,16 @@ def _rehearse(recipe: Recipe, worker: Worker) -> int:
     """Two steps, a checkpoint, a resume with one more step, an evaluation, in a folder that is deleted afterwards."""
     scratch = Path(worker.group.broadcast(tempfile.mkdtemp(prefix="lockstep-rehearsal-") if worker.is_chief else None))
     try:
-        Session(replace(recipe, end=Steps(2)), scratch / "run", worker).run()
-        again = Session(replace(recipe, end=Steps(3)), scratch / "run", worker)
-        last = again.run()
-        _conclude(again, worker)
+        Session(replace(recipe, end=Steps(2)), scratch / "run", worker).run(conclude=False)
+        result = Session(replace(recipe, end=Steps(3)), scratch / "run", worker).run()
+        if worker.is_chief:
+            _tell(result)
         worker.group.barrier("the rehearsal is over")
     finally:
         if worker.is_chief:
             shutil.rmtree(scratch, ignore_errors=True)
-    if worker.is_chief and last:
-        log.info("rehearsed: two steps, saved, resumed, step %d, evaluated; nothing was left behind", last.step)
+    if worker.is_chief:
+        log.info("rehearsed: two steps, saved, resumed, step %d, evaluated; nothing was left behind", result.step)
     return 0
 
 

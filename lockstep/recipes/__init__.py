@@ -1,1 +1,66 @@
-"""Recipes: the complete description of a run as a value, and as TOML."""
+"""Recipes: the complete description of a run as a value, and as TOML; and runs of a script by one.
+
+The names for scripts are loaded on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lockstep.checkpoints.retention import Retention
+    from lockstep.recipes.data import ImageData, MnistData
+    from lockstep.recipes.parts import Checkpoints, CrossEntropy, Evaluate, Feed, InitialWeights, Stage, Watch
+    from lockstep.recipes.preprocessing import Cifarnet, Inception, Lenet, ResizedCrop, Vgg
+    from lockstep.recipes.recipe import Recipe
+    from lockstep.recipes.result import Result
+    from lockstep.recipes.running import run
+    from lockstep.recipes.shipped import names
+    from lockstep.recipes.shipped import recipe as find
+
+_HOMES = {
+    "lockstep.checkpoints.retention": ["Retention"],
+    "lockstep.recipes.data": ["ImageData", "MnistData"],
+    "lockstep.recipes.parts": ["Checkpoints", "CrossEntropy", "Evaluate", "Feed", "InitialWeights", "Stage", "Watch"],
+    "lockstep.recipes.preprocessing": ["Cifarnet", "Inception", "Lenet", "ResizedCrop", "Vgg"],
+    "lockstep.recipes.recipe": ["Recipe"],
+    "lockstep.recipes.result": ["Result"],
+    "lockstep.recipes.running": ["run"],
+    "lockstep.recipes.shipped": ["names", "recipe"],
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Checkpoints",
+    "Cifarnet",
+    "CrossEntropy",
+    "Evaluate",
+    "Feed",
+    "ImageData",
+    "Inception",
+    "InitialWeights",
+    "Lenet",
+    "MnistData",
+    "Recipe",
+    "ResizedCrop",
+    "Result",
+    "Retention",
+    "Stage",
+    "Vgg",
+    "Watch",
+    "find",
+    "names",
+    "run",
+]
+
+
+def __getattr__(name: str) -> object:
+    inside = "recipe" if name == "find" else name  # the module of the recipe has that name
+    if name not in __all__:
+        raise AttributeError(f"module 'lockstep.recipes' has no attribute {name!r}")
+    return getattr(import_module(_HOME_OF[inside]), inside)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -42,6 +42,7 @@ def build(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) 
     towers = recipe.towers_for(worker.num_workers)
     towers.check(recipe.batch_size, worker.num_workers)
     examples = prepared(recipe, worker, reader)
+    _check_scored(recipe, examples)
     loader = examples.training()
     return Parts(build_state(recipe, worker), loader, towers, task(recipe), examples)
 
@@ -51,9 +52,11 @@ def check_told(recipe: Recipe, reader: ReaderFunction | None = None) -> None:
 
     Raises:
         InputError: a path is missing; the message says how to give it.
+        DataError: a path of the data is missing, or leads nowhere.
     """
     if reader is None:
         recipe.data.check_told()
+        _check_scored(recipe, Examples(recipe))
     if recipe.warm_start is not None and recipe.warm_start.path is None:
         raise InputError(
             "This recipe starts from trained weights, and has not been told which.",
@@ -61,6 +64,17 @@ def check_told(recipe: Recipe, reader: ReaderFunction | None = None) -> None:
             expected="a run, a TensorFlow checkpoint, or a file of safetensors or torch",
             mend="--set warm_start.path=PATH (of TF-Slim's, also --set warm_start.mapping.name_map=slim_inception_v3); "
             "or --set warm_start=none to begin with fresh ones",
+        )
+
+
+def _check_scored(recipe: Recipe, examples: Examples) -> None:
+    best = recipe.checkpoints.retention.best
+    if best is not None and not examples.has("validation"):
+        raise InputError(
+            "Nothing would say which checkpoints are the best: there are no validation examples.",
+            given=f"checkpoints.retention.best={best!r}, and no validation examples",
+            expected="validation examples, or a run without best checkpoints",
+            mend="--set data.validation=PATH; or --set checkpoints.retention.best=none",
         )
 
 

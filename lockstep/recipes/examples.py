@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from lockstep.data.loader import Loader
@@ -12,8 +13,9 @@ from lockstep.readers.reader import Cost, Int64s, Reader, decoder_of, draws_glob
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
 
-ReaderFunction = Callable[[str], Reader]
-"""`reader(split)` gives the examples of "train", "validation" or "test", with the fields "image" and "label"."""
+ReaderFunction = Callable[[str], Reader | None]
+"""`reader(split)` gives the examples of "train", "validation" or "test", with the fields "image" and "label"; None,
+where there are none."""
 
 
 class Examples:
@@ -25,7 +27,7 @@ class Examples:
     """
 
     def __init__(self, recipe: Recipe, function: ReaderFunction | None = None) -> None:
-        self._recipe, self._function = recipe, function
+        self._recipe, self._function = recipe, cache(function) if function else None
 
     def prepare(self) -> None:
         """Have on the disk what the readers need; the chief alone calls it."""
@@ -52,12 +54,17 @@ class Examples:
         """The reader of a split, to score it, or to train on it with all that its augmentations need."""
         data, num_classes = self._recipe.data, self._recipe.model.num_classes
         if self._function is not None and isinstance(data, ImageData):
-            return data.labelled(self._function(split), num_classes, to_train=to_train)
+            given = self._function(split)
+            if given is None:
+                raise _not_given(split)
+            return data.labelled(given, num_classes, to_train=to_train)
         return data.reader(split, num_classes, to_train=to_train)
 
     def has(self, split: str) -> bool:
         """Whether there are examples of a split, as far as is known before they are read."""
-        return self._function is not None or split in self._recipe.data.splits
+        if self._function is not None:
+            return self._function(split) is not None
+        return split in self._recipe.data.splits
 
     def _loader(self, reader: Reader, **more: Any) -> Loader:
         feed = self._recipe.feed
@@ -101,6 +108,15 @@ class _First:
 
     def example_id(self, index: int) -> str:
         return self.reader.example_id(index)
+
+
+def _not_given(split: str) -> DataError:
+    return DataError(
+        f"The function of this run gives no {split} examples.",
+        given=f"reader({split!r}) is None",
+        expected="a reader",
+        mend=f"return a reader for {split!r}",
+    )
 
 
 def _checked(wanted: int, there: int, split: str) -> int:

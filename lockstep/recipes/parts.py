@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lockstep.checkpoints.retention import Retention
-from lockstep.checks import check_all, check_range, check_whole
+from lockstep.checks import check_all, check_range, check_type, check_whole
 from lockstep.data.bad_examples import Policy
 from lockstep.data.block_order import BlockShuffled
 from lockstep.data.crew import Crew
@@ -75,14 +75,19 @@ class CrossEntropy:
 class Stage:
     """A stretch of a run with settings of its own: where one is None it is that of the recipe.
 
+    Where one stage ends and the next begins, parameters, statistics and averages go on, and so does the stream of
+    examples. Each stage begins its optimizer anew, also where it is that of the recipe: slots are fresh, and schedules
+    count from the first step of the stage. A parameter that was not trained before begins its average at its present
+    value; one that is not trained any more has none.
+
     Raises:
-        InputError: the image size is no number of pixels.
+        InputError: the length is neither steps nor epochs, or the image size is no number of pixels.
     """
 
     length: Steps | Epochs
-    """How long it takes."""
+    """How many updates it makes; in epochs, as many as there are batches in them."""
     optimizer: Optimizer | None = None
-    """Its schedule counts the steps of the stage."""
+    """What updates the parameters that are trained."""
     frozen: tuple[str, ...] | None = None
     """Patterns of parameters that are not trained."""
     train_only: tuple[str, ...] | None = None
@@ -93,6 +98,7 @@ class Stage:
     """Height and width of the images, in pixels."""
 
     def __post_init__(self) -> None:
+        check_type("length", self.length, (Steps, Epochs), expected="steps or epochs", mend="write ls.Steps(1000)")
         if self.image_size is not None:
             check_whole("image_size", self.image_size, least=1)
 

@@ -132,6 +132,8 @@ class Recipe:
         check_counts(1, batch_size=self.batch_size, num_towers=self.num_towers, num_workers=self.num_workers)
         self._check_towers()
         self._check_best()
+        self._check_patience()
+        self._check_stages()
         self._check_image_size()
         if self.evaluate.weights == "average" and self.average is None:
             raise InputError(
@@ -150,6 +152,25 @@ class Recipe:
                 expected='a score of the validation examples, such as "validation/top1", and evaluations',
                 mend="name such a score and set evaluate.every, or leave checkpoints.retention.best out",
             )
+
+    def _check_patience(self) -> None:
+        if self.evaluate.patience is not None and self.checkpoints.retention.best is None:
+            raise InputError(
+                "There is no score that the run could be out of patience with.",
+                given=f"evaluate.patience={self.evaluate.patience}, and no checkpoints.retention.best",
+                expected="the score by which checkpoints are the best",
+                mend='set checkpoints.retention.best="validation/top1", or leave evaluate.patience out',
+            )
+
+    def _check_stages(self) -> None:
+        for number, stage in enumerate(self.stages):
+            if stage.image_size is not None and not isinstance(self.data, ImageData):
+                raise InputError(
+                    f"The images of {type(self.data).__name__} have one size.",
+                    given=f"stages[{number}].image_size={stage.image_size}",
+                    expected=f"{self.data.image_size} pixels throughout",
+                    mend="leave image_size out of the stages, or take ImageData",
+                )
 
     def _check_image_size(self) -> None:
         least = self.model.smallest_image

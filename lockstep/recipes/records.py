@@ -89,6 +89,10 @@ class Records:
         """Whether the scores of an evaluation after the last attempt are written already."""
         return self._metrics.is_evaluated(step, name)
 
+    def evaluations(self, name: str) -> list[tuple[int, Mapping[str, float]]]:
+        """The step and the scores of each evaluation of that name so far."""
+        return self._metrics.evaluations(name)
+
     def flush(self) -> None:
         """Have everything on the disk: a checkpoint is about to stand for it."""
         self._metrics.flush()

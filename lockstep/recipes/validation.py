@@ -1,10 +1,11 @@
-"""The evaluations of a run: when one is owed, and what becomes of its scores."""
+"""The evaluations of a run: when one is owed, what becomes of its scores, and when patience with them is at its end."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from lockstep.checkpoints.retention import Retention
 from lockstep.checks import check_one_of
 from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
 from lockstep.progress import Progress
@@ -14,6 +15,8 @@ from lockstep.recipes.records import Records
 from lockstep.workers.rank import Worker
 
 log = logging.getLogger("lockstep")
+
+SPLIT = "validation"
 
 
 def score_split(recipe: Recipe, parts: Parts, split: str) -> Evaluation | None:
@@ -33,17 +36,25 @@ class Validation:
     """The evaluations of one stretch of a run on the validation examples; all workers make the same calls.
 
     Args:
-        recipe: of the run.
+        recipe: of the run, or of its stage.
         parts: of the run; the weights of its state are scored.
         worker: this worker.
+        records: what is written of the run; the chief's, where there is a workdir.
     """
 
-    def __init__(self, recipe: Recipe, parts: Parts, worker: Worker) -> None:
-        self._recipe, self._parts, self._worker = recipe, parts, worker
-        self._scored = -1
-        self._scores: Mapping[str, float] = {}
+    def __init__(self, recipe: Recipe, parts: Parts, worker: Worker, records: Records | None) -> None:
+        self._recipe, self._parts, self._worker, self._records = recipe, parts, worker, records
+        self._latest: Evaluation | None = None
+        self._history = self._written() if recipe.evaluate.patience else {}
 
-    def run(self, records: Records | None) -> bool:
+    def _written(self) -> dict[int, float]:
+        """By step, the scores by which checkpoints are the best, as far as the run has been written down."""
+        name = str(self._retention.best).removeprefix(f"{SPLIT}/")
+        written = self._records.evaluations(SPLIT) if self._records else []
+        scores = [[step, float(scores[name])] for step, scores in written if name in scores]
+        return dict(self._worker.group.broadcast(scores))
+
+    def run(self) -> bool:
         """Score the validation examples, and write the scores down where there are records.
 
         Returns:
@@ -52,33 +63,64 @@ class Validation:
         Raises:
             InputError: the score that checkpoints are kept by is none of them.
         """
-        result, step = score_split(self._recipe, self._parts, "validation"), self._parts.state.step
+        result, step = score_split(self._recipe, self._parts, SPLIT), self._parts.state.step
         if result is None:
             return False
         if self._worker.is_chief:
             log.info("step %d: validation %s", step, result)
-        if records:
-            records.write_evaluation(step, "validation", result.means)
-        self._scored, self._scores = step, {f"validation/{name}": mean for name, mean in result.means.items()}
-        best = self._recipe.checkpoints.retention.best
+        if self._records:
+            self._records.write_evaluation(step, SPLIT, result.means)
+        self._latest = result
+        best = self._retention.best
         if best is not None:
-            check_one_of("checkpoints.retention.best", best, tuple(self._scores))
+            check_one_of("checkpoints.retention.best", best, tuple(self.scores))
+            self._history[step] = self.scores[best]
         return True
+
+    @property
+    def latest(self) -> Evaluation | None:
+        """That of the weights as they are; None where they have not been scored."""
+        return self._latest if self._latest and self._latest.step == self._parts.state.step else None
 
     @property
     def scores(self) -> Mapping[str, float]:
         """Those of the weights as they are; none where they have not been scored."""
-        return self._scores if self._scored == self._parts.state.step else {}
+        return {f"{SPLIT}/{name}": mean for name, mean in self.latest.means.items()} if self.latest else {}
 
-    def is_owed(self, start: Progress, records: Records | None) -> bool:
+    @property
+    def is_out_of_patience(self) -> bool:
+        """Whether the last evaluations, as many as the recipe's patience, have brought no better checkpoint."""
+        patience = self._recipe.evaluate.patience
+        return patience is not None and num_in_vain([*self._history.values()], self._retention) >= patience
+
+    @property
+    def _retention(self) -> Retention:
+        return self._recipe.checkpoints.retention
+
+    def is_owed(self, start: Progress) -> bool:
         """Whether the last step before this start was to be followed by an evaluation, which was left off to stop.
 
         Args:
             start: where the run goes on.
-            records: what is written of it; the chief's.
         """
         before = start._replace(step=start.step - 1, position=start.position - self._recipe.batch_size)
         if not start.step or not self._recipe.evaluate.every.passed(before, start):
             return False
-        is_made = records is not None and records.is_evaluated(start.step, "validation")
+        is_made = self._records is not None and self._records.is_evaluated(start.step, SPLIT)
         return not self._worker.group.broadcast(is_made)
+
+
+def num_in_vain(scores: Sequence[float], retention: Retention) -> int:
+    """How many evaluations in a row, the last ones, had a score by which no checkpoint is among the best.
+
+    Args:
+        scores: of all evaluations of a run, in their order.
+        retention: what is better, and by how much.
+    """
+    best: dict[int, float] = {}
+    count = 0
+    for index, score in enumerate(scores):
+        is_better = retention.is_among_best(score, best)
+        best |= {index: score} if is_better else {}
+        count = 0 if is_better else count + 1
+    return count

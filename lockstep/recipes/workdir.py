@@ -30,12 +30,14 @@ from lockstep.lease import Lease, take
 from lockstep.listing import few
 from lockstep.recipes.differences import differences
 from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.result import Result
 from lockstep.recipes.toml import load, to_toml
 from lockstep.reporting.append import AppendOnly
 from lockstep.training.choices import Choices
+from lockstep.weights.report import Report
 
 RECIPE, CHOICES, HISTORY = "recipe.toml", "choices.json", "history.jsonl"
-QUARANTINE, WARM_START = "quarantine.jsonl", "warm_start.json"
+QUARANTINE, RESULT, WARM_START = "quarantine.jsonl", "result.json", "warm_start.json"
 
 
 class Workdir:
@@ -92,6 +94,28 @@ class Workdir:
     def write_recipe(self, recipe: Recipe) -> None:
         """Save the recipe as it runs now."""
         self.write(RECIPE, to_toml(recipe))
+
+    def begin(self, recipe: Recipe, choices: Choices, warm_start: Report | None) -> None:
+        """Be the folder of a start that goes ahead: what it runs with is written down, an earlier result is no more.
+
+        Raises:
+            WorkdirError: it cannot be written.
+        """
+        self.write_recipe(recipe)
+        self.write_choices(choices)
+        if warm_start:
+            self.write(WARM_START, json.dumps(warm_start.as_json(), indent=1) + "\n")
+        with self._accessed():
+            (self.path / RESULT).unlink(missing_ok=True)
+
+    def write_result(self, result: Result) -> None:
+        """Say what has become of the run.
+
+        Raises:
+            WorkdirError: it cannot be written, or another start has taken the folder over.
+        """
+        self.check_held()
+        self.write(RESULT, result.as_json())
 
     def saved_choices(self) -> dict[str, Any] | None:
         """The choices of the first start, as they were written; None before it.

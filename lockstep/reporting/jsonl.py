@@ -33,7 +33,7 @@ class MetricsFile:
     def __init__(self, path: Path, *, from_position: int) -> None:
         self._file = AppendOnly(path)
         try:
-            size, self._evaluated = _kept(path, from_position)
+            size, self._evaluated, self._evaluations = _kept(path, from_position)
             self._file.cut(size)
         except BaseException:
             self._file.close()
@@ -63,11 +63,16 @@ class MetricsFile:
         """Append the scores of an evaluation, unless it stands there already: the same weights give the same scores."""
         if (step, name) not in self._evaluated:
             self._evaluated.add((step, name))
+            self._evaluations.append((step, name, dict(scores)))
             self._append({"step": step, "evaluation": name, "scores": dict(scores)})
 
     def is_evaluated(self, step: int, name: str) -> bool:
         """Whether the scores of an evaluation after the last attempt stand there."""
         return (step, name) in self._evaluated
+
+    def evaluations(self, name: str) -> list[tuple[int, Mapping[str, float]]]:
+        """The step and the scores of each evaluation of that name that stands there, in their order."""
+        return [(step, scores) for step, other, scores in self._evaluations if other == name]
 
     def flush(self) -> None:
         """Have every line on the disk; to be called before a checkpoint that counts on them."""
@@ -91,9 +96,14 @@ def _without_nonfinite(value: Any) -> Any:
     return str(float(value)) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _kept(path: Path, from_position: int) -> tuple[int, set[tuple[int, str]]]:
-    """Size of the part up to a position, in bytes, and the (step, name) of the evaluations after its last attempt."""
+_Evaluations = list[tuple[int, str, Mapping[str, float]]]
+"""Step, name and scores of each."""
+
+
+def _kept(path: Path, from_position: int) -> tuple[int, set[tuple[int, str]], _Evaluations]:
+    """Size of the part up to a position, in bytes; its evaluations after the last attempt, as (step, name), and all."""
     size, evaluated, is_kept = 0, set[tuple[int, str]](), True
+    evaluations: _Evaluations = []
     for end, facts in _lines(path):
         position = facts.get("position")
         is_kept = is_kept and (position is None or position <= from_position)
@@ -102,9 +112,11 @@ def _kept(path: Path, from_position: int) -> tuple[int, set[tuple[int, str]]]:
         size = end
         if position is None:
             evaluated.add((facts["step"], facts["evaluation"]))
+            scores = {score: float(value) for score, value in facts["scores"].items()}
+            evaluations.append((facts["step"], facts["evaluation"], scores))
         else:
             evaluated.clear()
-    return size, evaluated
+    return size, evaluated, evaluations
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -136,4 +148,11 @@ def _is_ours(facts: dict[str, Any]) -> bool:
         return False
     if "position" in facts:
         return isinstance(facts["position"], int)
-    return isinstance(facts.get("evaluation"), str)
+    scores = facts.get("scores")
+    return (
+        isinstance(facts.get("evaluation"), str) and isinstance(scores, dict) and all(map(_is_number, scores.values()))
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or value in ("nan", "inf", "-inf")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,7 @@ def train_steps(
     *,
     counts: CountFunction | None = None,
     until: End | None = None,
-) -> Iterator[StepReport]:
+) -> Generator[StepReport, None, None]:
     """Train from where the state and the loader stand, yielding a report after each attempt.
 
     Ends when `until` is reached (never, if None), or after the step at which some worker was asked to stop. Where

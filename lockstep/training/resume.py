@@ -71,50 +71,37 @@ def resume(states: States, loader: Loader, workdir: str | Path | Store) -> int |
         CheckpointError: there are checkpoints and none is intact, or it does not fit the states.
         InputError: the loader reads another data set, or with another seed.
     """
-    checkpoint = take_up(states, loader, workdir)
+    checkpoint = agreed(workdir)
     if checkpoint is None:
         return None
+    take_over(checkpoint, states, loader)
     if join().is_chief:
         log.info("resumed at step %d, position %d, from %s", checkpoint.step, loader.position, checkpoint.path)
     return checkpoint.step
 
 
-def resume_at(states: States, loader: Loader, workdir: str | Path | Store, step: int | None) -> int:
-    """Take up a checkpoint of a run, which may be another one: that of a step, or the newest that is intact.
-
-    Returns:
-        The step it was saved at.
+def agreed(workdir: str | Path | Store, step: int | None = None) -> Checkpoint | None:
+    """The same checkpoint on all workers: that of a step, or the newest that is intact; None where there is none.
 
     Raises:
-        CheckpointError: it is missing or damaged, or does not fit the states.
-        InputError: the loader reads another data set, or with another seed.
+        CheckpointError: there are checkpoints and none is intact, or that of the step is missing or damaged.
     """
-    checkpoint = take_up(states, loader, workdir, step)
-    if checkpoint is None:
-        raise CheckpointError(
-            f"There is no checkpoint in {store_of(workdir).folder}.",
-            given=str(store_of(workdir).folder),
-            expected="the workdir of a run that has saved one",
-            mend="check the path; for weights alone call ls.warm_start",
-        )
-    if join().is_chief:
-        log.info("taken up at step %d, position %d, from %s", checkpoint.step, loader.position, checkpoint.path)
-    return checkpoint.step
-
-
-def take_up(states: States, loader: Loader, workdir: str | Path | Store, step: int | None = None) -> Checkpoint | None:
-    """What `resume` does, without a word; returns the checkpoint, or None where there is none."""
     worker, store = join(), store_of(workdir)
     settle()
     found = store.read(step) if worker.is_chief else None
-    agreed = worker.group.broadcast(found.step if found else None)
-    if agreed is None:
-        return None
-    checkpoint = found or store.read(int(str(agreed)))
-    assert checkpoint is not None, "the chief has read it"
+    newest = worker.group.broadcast(found.step if found else None)
+    return found if found or newest is None else store.read(int(str(newest)))
+
+
+def take_over(checkpoint: Checkpoint, states: States, loader: Loader) -> None:
+    """Have states and a loader stand where a checkpoint was saved.
+
+    Raises:
+        CheckpointError: it does not fit the states.
+        InputError: the loader reads another data set, or with another seed.
+    """
     restore(checkpoint, states)
     loader.load_state(checkpoint.values["loader"])
-    return checkpoint
 
 
 def restore(checkpoint: Checkpoint, states: States) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from lockstep.checkpoints.store import Store
+from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError, InputError, NonFiniteError
 from lockstep.training.refusals import in_short
-from lockstep.training.resume import States, take_up
-from lockstep.training.state import TrainState
+from lockstep.training.resume import States, agreed, by_name, take_over
 from lockstep.types import Refusal
 from lockstep.workers.rank import join
 
@@ -39,17 +38,47 @@ def rollback(states: States, loader: Loader, workdir: str | Path | Store, error:
         CheckpointError: there is no checkpoint, none is intact, or it does not fit the states.
         InputError: the error does not come from an attempt, or the batch was to be skipped already.
     """
-    refusal = _refusal(error)
-    budget = min(state.nonfinite_budget for state in ([states] if isinstance(states, TrainState) else states.values()))
-    _check(refusal, loader, budget, error)
-    checkpoint = take_up(states, loader, workdir)
+    check_may_roll_back(states, loader, error)
+    checkpoint = last_checkpoint(workdir, error)
+    go_back(checkpoint, states, loader, error)
+    return checkpoint.step
+
+
+def check_may_roll_back(states: States, loader: Loader, error: NonFiniteError) -> None:
+    """Refuse to go back where that would skip more than the states allow.
+
+    Raises:
+        NonFiniteError: the budget is used up.
+        InputError: the error does not come from an attempt, or the batch was to be skipped already.
+    """
+    _check(_refusal(error), loader, _budget(states), error)
+
+
+def last_checkpoint(workdir: str | Path | Store, error: NonFiniteError) -> Checkpoint:
+    """The newest intact checkpoint, on all workers alike.
+
+    Raises:
+        CheckpointError: there is none, or none is intact.
+    """
+    checkpoint, position = agreed(workdir), _refusal(error).position
     if checkpoint is None:
         raise CheckpointError(
             "There is no checkpoint to go back to.",
-            given=f"a batch at position {refusal.position} that is not finite, and {workdir} without checkpoints",
+            given=f"a batch at position {position} that is not finite, and {workdir} without checkpoints",
             expected="a checkpoint saved before it",
             mend="save before the first step: save(state, loader, workdir)",
         ) from error
+    return checkpoint
+
+
+def go_back(checkpoint: Checkpoint, states: States, loader: Loader, error: NonFiniteError) -> None:
+    """Take up a checkpoint, and leave the batch of the error out of the stream from now on.
+
+    Raises:
+        CheckpointError: it does not fit the states.
+    """
+    refusal = _refusal(error)
+    take_over(checkpoint, states, loader)
     loader.skip(refusal.position)
     if join().is_chief:
         log.warning(
@@ -58,10 +87,13 @@ def rollback(states: States, loader: Loader, workdir: str | Path | Store, error:
             checkpoint.step,
             loader.position,
             refusal.position,
-            f"{len(loader.skipped)} of at most {budget}",
+            f"{len(loader.skipped)} of at most {_budget(states)}",
             in_short(refusal),
         )
-    return checkpoint.step
+
+
+def _budget(states: States) -> int:
+    return min(state.nonfinite_budget for state in by_name(states).values())
 
 
 def _refusal(error: NonFiniteError) -> Refusal:

@@ -97,6 +97,8 @@ class TrainState:
         check_one_of("nonfinite", nonfinite, get_args(Nonfinite))
         check_range("nonfinite_budget", nonfinite_budget, 0)
         self.step = 0
+        self.first_step = 0
+        """The optimizer, and the schedule of its learning rate, count their steps from this one on."""
         self.model = model.train()
         self.name = name
         self.frozen = freeze(model, frozen, train_only, freeze_statistics=freeze_statistics)
@@ -141,7 +143,7 @@ class TrainState:
     @torch.no_grad()
     def apply(self, attempt: Attempt) -> Outcome:
         """Make one update of everything, or none at all where a loss or a gradient is not finite."""
-        rates = self._optimizer.learning_rates(self.step)
+        rates = self._optimizer.learning_rates(self.step - self.first_step)
         losses, gradients = self._regularized(attempt)
         norm = gradients.norm
         fit = attempt.statistics_fit and math.isfinite(norm) and all(map(math.isfinite, losses.values()))
@@ -153,7 +155,7 @@ class TrainState:
         if self.watcher:
             self.watcher(gradients)
         let_change()
-        self._optimizer.update(gradients, self.step)
+        self._optimizer.update(gradients, self.step - self.first_step)
         self.step += 1
         for buffer, new in zip(self.buffers.values() if attempt.statistics else (), attempt.statistics, strict=True):
             buffer.copy_(new)

@@ -15,7 +15,7 @@ import lockstep as ls
 from lockstep.checkpoints import Store
 from lockstep.checkpoints.manifest import Manifest
 from lockstep.cli import scoring
-from lockstep.recipes import session
+from lockstep.recipes import stages
 from lockstep.recipes.build import build
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.session import Session
@@ -55,10 +55,10 @@ def start(
             worker.pulse.stop_requested = "SIGUSR1"
         return {"top1": torch.full((len(batch["x"]),), scores[started.step])}
 
-    monkeypatch.setattr(session, "build", make_build([], score=score))
+    monkeypatch.setattr(stages, "build", make_build([], score=score))
     best = ["checkpoints.retention.best=validation/top1", "checkpoints.retention.newest=1", "evaluate.every=2 steps"]
     started = Session(make_recipe("stop", *best, "checkpoints.every=0", *settings), workdir, worker)
-    started.run()
+    started.run(conclude=False)
 
 
 def kept(workdir: Path) -> list[int]:

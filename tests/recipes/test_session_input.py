@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.errors import DataError
-from lockstep.recipes import session
+from lockstep.recipes import stages
 from lockstep.recipes.build import Parts, build
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.session import Session
@@ -46,7 +46,7 @@ def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
     return {"square": model(batch["x"]).square().mean()}
 
 
-def tiny(given: Recipe, worker: Worker) -> Parts:
+def tiny(given: Recipe, worker: Worker, reader: None) -> Parts:
     feed = given.feed
     loader = ls.data.Loader(
         Damaged(), batch_size=given.batch_size, order=feed.order, num_processes=feed.num_processes,
@@ -57,7 +57,7 @@ def tiny(given: Recipe, worker: Worker) -> Parts:
 
 
 def run(workdir: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) -> None:
-    monkeypatch.setattr(session, "build", tiny)
+    monkeypatch.setattr(stages, "build", tiny)
     given = with_settings(
         recipe("mnist"),
         [

@@ -13,7 +13,8 @@ from test_session_refusals import BATCH_SIZE, STEPS, contents, events, history, 
 from torch import nn
 
 import lockstep as ls
-from lockstep.recipes import session
+from lockstep.recipes import stages
+from lockstep.recipes.result import Result
 from lockstep.recipes.session import Session
 from lockstep.workers.rank import leave
 
@@ -25,10 +26,10 @@ The workers tell each other at the beginning of a step and after scoring: the ru
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
+def start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """A start of a run that is scored every second step, and asked to stop by a signal at some place."""
 
-    def begin(workdir: Path, stop_at: Place | None = None) -> Session:
+    def begin(workdir: Path, stop_at: Place | None = None) -> Result:
         leave()
         worker = ls.join("cpu")
 
@@ -41,10 +42,9 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
             return {"top1": model(batch["x"]).squeeze(1)}
 
         build = make_build([], attempted=lambda position: pass_by("step", position), score=score)
-        monkeypatch.setattr(session, "build", build)
+        monkeypatch.setattr(stages, "build", build)
         started = Session(make_recipe("stop", "evaluate.every=2 steps"), workdir, worker)
-        started.run()
-        return started
+        return started.run()
 
     return begin
 
@@ -55,7 +55,7 @@ def evaluated(workdir: Path) -> list[int]:
 
 
 @pytest.fixture
-def undisturbed(start: Callable[..., Session], tmp_path: Path) -> dict[str, bytes]:
+def undisturbed(start: Callable[..., Result], tmp_path: Path) -> dict[str, bytes]:
     start(tmp_path / "undisturbed")
     assert evaluated(tmp_path / "undisturbed") == [2, 4, 6, 8]
     return contents(tmp_path / "undisturbed")
@@ -72,7 +72,7 @@ def undisturbed(start: Callable[..., Session], tmp_path: Path) -> dict[str, byte
     ],
 )
 def test_what_was_left_off_is_made_up_for(
-    start: Callable[..., Session],
+    start: Callable[..., Result],
     undisturbed: dict[str, bytes],
     tmp_path: Path,
     stops: list[Place],
@@ -82,17 +82,20 @@ def test_what_was_left_off_is_made_up_for(
     workdir = tmp_path / "run"
     for place, step in zip(stops, steps, strict=True):
         stopped = start(workdir, place)
-        assert (stopped.stopped, stopped.step) == (True, step)
+        assert (stopped.reason, stopped.step) == ("stopped", step)
         assert (workdir / f"checkpoints/step-{step:08d}").is_dir()
         assert history(workdir)[-1]["event"] == "stop"
     assert evaluated(workdir) == scored
     ended = start(workdir)
-    assert (ended.stopped, ended.step) == (False, STEPS)
+    assert (ended.reason, ended.step) == ("end", STEPS)
     assert contents(workdir) == undisturbed
     assert events(workdir) == ["start", "stop", *["resume", "stop"] * (len(stops) - 1), "resume", "end"]
 
 
-def test_a_signal_in_the_final_scoring_leaves_it_off(start: Callable[..., Session], tmp_path: Path) -> None:
+def test_a_signal_in_the_final_scoring_leaves_it_off(start: Callable[..., Result], tmp_path: Path) -> None:
     ended = start(tmp_path, ("validation", STEPS))
-    assert not ended.stopped
-    assert ended.evaluate("test") is None
+    assert ended.reason == "end"
+    assert ended.evaluation is None
+    assert not (tmp_path / "result.json").exists()
+    assert start(tmp_path).evaluation is not None
+    assert (tmp_path / "result.json").exists()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.errors import CheckpointError
-from lockstep.recipes import session
+from lockstep.recipes import stages
 from lockstep.recipes.build import Parts
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.session import Session
@@ -27,7 +27,7 @@ def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
     return {"square": model(batch["x"]).square().mean()}
 
 
-def tiny(given: Recipe, worker: Worker) -> Parts:
+def tiny(given: Recipe, worker: Worker, reader: None) -> Parts:
     generator = torch.Generator().manual_seed(given.seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(given.seed)
@@ -39,7 +39,7 @@ def tiny(given: Recipe, worker: Worker) -> Parts:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(session, "build", tiny)
+    monkeypatch.setattr(stages, "build", tiny)
 
     def start(workdir: Path, *settings: str, fork_from: str | None = None) -> dict[str, bytes]:
         torch.set_num_threads(1)

@@ -1,0 +1,82 @@
+"""What became of a run: `result.json` in its workdir, once it has reached its end."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from lockstep.checkpoints.manifest import Manifest
+from lockstep.checkpoints.store import Store
+from lockstep.evaluation.evaluate import Evaluation
+from lockstep.version import __version__
+
+Reason = Literal["end", "patience", "stopped"]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best checkpoint by the score of the recipe."""
+
+    step: int
+    scores: dict[str, float]
+
+    @classmethod
+    def of(cls, store: Store) -> Best | None:
+        """That of a store; None where none is known to be the best."""
+        step = store.best()
+        return None if step is None else cls(step, dict(Manifest.read(store.path(step)).scores))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one start of a run; but for the times, the same for every way that led to it."""
+
+    recipe: str
+    """Its name."""
+    step: int
+    """Completed updates."""
+    epochs: float
+    reason: Reason
+    """Its end is reached; or no evaluation has brought a better checkpoint for as many as its patience allows; or a
+    signal has stopped it, and the next start goes on."""
+    split: str | None
+    """The examples that are scored after the end; None where the recipe names neither test nor validation examples."""
+    evaluation: Evaluation | None
+    """Their scores; None where there are none, or the run or their scoring was stopped."""
+    best: Best | None
+    seconds: float
+    """Of this start."""
+    examples_per_second: float
+    """Of the attempts of this start, evaluations and saving left out; 0 where it made none."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run has reached its end, and what it has come to is scored, if there is anything to score."""
+        return self.reason != "stopped" and (self.evaluation is not None or self.split is None)
+
+    def as_json(self) -> str:
+        """The text of the file."""
+        return json.dumps(self._facts(), indent=1) + "\n"
+
+    def _facts(self) -> dict[str, Any]:
+        scored = self.evaluation
+        of_split = scored and {
+            "weights": scored.weights,
+            "num_examples": scored.num_examples,
+            "num_bad_examples": len(scored.bad),
+            "scores": scored.means,
+        }
+        return {
+            "recipe": self.recipe,
+            "lockstep": __version__,
+            "torch": torch.__version__,
+            "step": self.step,
+            "epochs": self.epochs,
+            "reason": self.reason,
+            "evaluations": {self.split: of_split} if of_split else {},
+            "best": self.best and {"step": self.best.step, "scores": self.best.scores},
+            "times": {"seconds": self.seconds, "examples_per_second": self.examples_per_second},
+        }

@@ -1,0 +1,178 @@
+"""The stages of a run: what is trained in each, and how one goes on where the one before ends.
+
+A stage ends after a number of updates that is known from the start. So the stage of a checkpoint follows from its step
+alone; at the boundary of two it is that of the first, and the second begins with what is made of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from lockstep.checkpoints.store import Checkpoint
+from lockstep.errors import InputError
+from lockstep.progress import End, Epochs, Hours, Steps
+from lockstep.recipes.build import Parts, build, build_state, schedule_mismatch
+from lockstep.recipes.data import ImageData
+from lockstep.recipes.examples import ReaderFunction
+from lockstep.recipes.parts import Stage
+from lockstep.recipes.recipe import Recipe
+from lockstep.training.handover import hand_over
+from lockstep.training.resume import take_over
+from lockstep.workers.rank import Worker
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """One stage of a run; a run without stages is one stretch."""
+
+    recipe: Recipe
+    """The run's, with what the stage says in place of what it says; it ends with the stage."""
+    number: int = 1
+    """Which stage it is, from 1 on."""
+    first_step: int = 0
+    """Updates completed before it."""
+    last_step: int | None = None
+    """Updates completed with it; None where only the end of the run ends it."""
+
+    def is_over(self, step: int) -> bool:
+        """Whether no further update belongs to it."""
+        return self.last_step is not None and step >= self.last_step
+
+
+def stretches(recipe: Recipe, epoch_size: int) -> list[Stretch]:
+    """The stages of a run, in their order; one for a run without any.
+
+    Raises:
+        InputError: a stage is too short for an update.
+    """
+    found: list[Stretch] = []
+    first = 0
+    for number, stage in enumerate(recipe.stages, start=1):
+        last = first + _num_steps(stage, number, recipe, epoch_size)
+        found.append(Stretch(_recipe_of(recipe, stage), number, first, last))
+        first = last
+    return found or [Stretch(recipe)]
+
+
+def stretch_at(all_stretches: list[Stretch], step: int) -> Stretch:
+    """The one that a checkpoint of a step belongs to."""
+    return next((each for each in all_stretches if each.last_step is None or step <= each.last_step), all_stretches[-1])
+
+
+def recipe_at(recipe: Recipe, checkpoint: Checkpoint) -> Recipe:
+    """What was trained, and how, in the stage that a checkpoint of a run belongs to: whoever scores it builds this."""
+    epoch_size = checkpoint.values["loader"]["epoch_size"]
+    return stretch_at(stretches(recipe, epoch_size), checkpoint.step).recipe
+
+
+class Course:
+    """The way of a run through its stages, on one worker; the others make the same calls.
+
+    Args:
+        recipe: of the run, with its number of towers.
+        worker: this worker.
+        reader: gives the examples, in place of the recipe's paths.
+
+    Raises:
+        InputError: a stage cannot be built.
+    """
+
+    def __init__(self, recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) -> None:
+        self._worker, self._reader = worker, reader
+        first = _recipe_of(recipe, recipe.stages[0]) if recipe.stages else recipe
+        self.parts: Parts = build(first, worker, reader)
+        """Those of the present stage."""
+        self.stretches = stretches(recipe, self.parts.loader.epoch_size)
+        self.now = self.stretches[0]
+        """The present stage."""
+        self.end = _end_of(recipe, self.stretches[-1].last_step, self.parts.loader.epoch_size)
+        """Of the run: its own, or that of its last stage, whichever is known to come first."""
+        for later in self.stretches[1:]:
+            build_state(later.recipe, worker)  # a pattern that matches nothing is to be refused now, not in days
+
+    @property
+    def is_at_last(self) -> bool:
+        """Whether no stage follows the present one."""
+        return self.now is self.stretches[-1]
+
+    def take_up(self, checkpoint: Checkpoint) -> None:
+        """Stand where a checkpoint was saved, in its stage.
+
+        Raises:
+            CheckpointError: it does not fit the recipe.
+            InputError: its stream is another one.
+        """
+        self.turn_to(checkpoint)
+        take_over(checkpoint, self.parts.state, self.parts.loader)
+
+    def turn_to(self, checkpoint: Checkpoint) -> None:
+        """Have the parts of the stage of a checkpoint; the values of their state are still to be taken over."""
+        self._enter(stretch_at(self.stretches, checkpoint.step))
+
+    def go_on(self) -> None:
+        """Begin the next stage: what was learned and counted goes on, and the slots of its optimizer are fresh."""
+        before = self.parts.state
+        self._enter(self.stretches[self.now.number])
+        hand_over(before, self.parts.state)
+
+    def in_words(self) -> str:
+        """Which stage it is: `stage 2 of 2: steps 1001 to 1500, training 4 of 190 parameters`."""
+        now, state = self.now, self.parts.state
+        size = self.now.recipe.data.image_size
+        sizes = {each.recipe.data.image_size for each in self.stretches}
+        images = f", images of {size}x{size} pixels" if len(sizes) > 1 else ""
+        num_parameters = sum(1 for _ in state.model.parameters())
+        return (
+            f"stage {now.number} of {len(self.stretches)}: steps {now.first_step + 1} to {now.last_step}, "
+            f"training {len(state.parameters)} of {num_parameters} parameters{images}"
+        )
+
+    def mismatches(self) -> list[str]:
+        """A line for each learning rate that comes to its end at another step than what it is for."""
+        lines = []
+        for each in self.stretches:
+            line = schedule_mismatch(each.recipe, self.parts.loader.epoch_size)
+            of_stage = f"stage {each.number}, whose first step counts as 1: " if each.last_step is not None else ""
+            lines += [of_stage + line] if line else []
+        return lines
+
+    def _enter(self, stretch: Stretch) -> None:
+        """Have the parts of a stage; its loader stands where the one before stood."""
+        if stretch is self.now:
+            return
+        place = self.parts.loader.state()
+        self.parts = build(stretch.recipe, self._worker, self._reader)
+        self.parts.loader.load_state(place)
+        self.parts.state.first_step = stretch.first_step
+        self.now = stretch
+
+
+def _end_of(recipe: Recipe, last: int | None, epoch_size: int) -> End | None:
+    end = recipe.end
+    if last is None or isinstance(end, Hours):
+        return end
+    count = end.steps(epoch_size, recipe.batch_size) if isinstance(end, Epochs) else end.count if end else last
+    return end if count < last else Steps(last)
+
+
+def _recipe_of(recipe: Recipe, stage: Stage) -> Recipe:
+    said = {name: getattr(stage, name) for name in ("optimizer", "frozen", "train_only", "freeze_statistics")}
+    if stage.image_size is not None and isinstance(recipe.data, ImageData):
+        said["data"] = replace(recipe.data, image_size=stage.image_size)
+    given = {name: value for name, value in said.items() if value is not None}
+    return replace(recipe, **given, end=stage.length, stages=())
+
+
+def _num_steps(stage: Stage, number: int, recipe: Recipe, epoch_size: int) -> int:
+    """Updates in a stage: in epochs, as many as there are batches in them."""
+    length = stage.length
+    count = length.steps(epoch_size, recipe.batch_size) if isinstance(length, Epochs) else math.ceil(length.count)
+    if count < 1:
+        raise InputError(
+            f"Stage {number} is too short for an update.",
+            given=f"{length}, {epoch_size} examples in an epoch, batches of {recipe.batch_size}",
+            expected="at least one whole batch",
+            mend=f"raise stages[{number - 1}].length, or lower the batch size",
+        )
+    return count
