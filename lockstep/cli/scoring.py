@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 from contextlib import closing
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,13 @@ from lockstep.cli.score_files import ScoreFiles, reference_names, write_json
 from lockstep.cli.scored_run import ScoredRun, scored_run
 from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
 from lockstep.evaluation.follow import Patience, follow
+from lockstep.readers.reader import Reader
 from lockstep.recipes.build import build_state, prepared, task
+from lockstep.recipes.examples import Examples
+from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.stages import recipe_at
 from lockstep.recipes.workdir import Workdir
-from lockstep.training.resume import restore
+from lockstep.training.resume import agreed, restore
 from lockstep.workers.rank import Worker
 
 log = logging.getLogger("lockstep")
@@ -38,7 +43,7 @@ def work(argv: list[str]) -> int:
     arguments = parse(argv)
     run = scored_run(arguments)
     with joined(arguments.device or run.recipe.device) as worker, closing(_Scoring(run, arguments, worker)) as scoring:
-        is_complete = _follow(run, run.patience, scoring, worker) if run.patience else scoring.score(_read(run, worker))
+        is_complete = _follow(run, run.patience, scoring, worker) if run.patience else scoring.score(_read(run))
         return 0 if is_complete else stopped_code(worker, requeue=False)
 
 
@@ -61,19 +66,26 @@ class _Scoring:
     """A model of the run, and the examples that its checkpoints are scored on, on one worker."""
 
     def __init__(self, run: ScoredRun, arguments: argparse.Namespace, worker: Worker) -> None:
-        recipe = run.recipe
-        self._run, self._json, self._worker = run, _path(arguments.json), worker
-        self._examples = prepared(recipe, worker)
-        self._held = self._examples.held_out(run.split)
-        self._state = build_state(recipe, worker)
+        self._run, self._arguments, self._worker = run, arguments, worker
         self._files = ScoreFiles(run.path)
-        confusion, mistakes = _path(arguments.confusion), _path(arguments.mistakes)
+        prepared(run.recipe, worker)
+        self._build(run.recipe)
+
+    def _build(self, recipe: Recipe) -> None:
+        """Have what is scored of a stage of the run: stages differ in what is averaged, and in the size of images."""
+        self._recipe, self._examples = recipe, Examples(recipe)
+        self._held = self._examples.held_out(self._run.split)
+        self._state = build_state(recipe, self._worker)
+        confusion, mistakes = _path(self._arguments.confusion), _path(self._arguments.mistakes)
         self._details = Details(task(recipe), recipe.model.num_classes, confusion=confusion, mistakes=mistakes)
 
     def score(self, checkpoint: Checkpoint) -> bool:
         """Score it, and have the chief tell; whether it was done, and not where some worker is asked to stop."""
         choices = Workdir(self._run.path).saved_choices()
         torch.set_num_threads(choices["threads"] if choices else 1)
+        recipe = recipe_at(self._run.recipe, checkpoint)
+        if recipe != self._recipe:
+            self._build(recipe)
         restore(checkpoint, self._state)
         how = self._run.recipe.evaluate
         result = evaluate_unless_stopped(
@@ -98,9 +110,14 @@ class _Scoring:
         split = self._run.split
         tell(result, split)
         self._files.write(result, split)
-        if self._json:
-            write_json(result, split, self._json)
-        self._details.write(lambda: self._examples.reader(split))
+        if path := _path(self._arguments.json):
+            write_json(result, split, path)
+        self._details.write(lambda: self._reader)
+
+    @cached_property
+    def _reader(self) -> Reader:
+        """The images as they are stored, whatever the stage: opened where some are to be shown."""
+        return self._examples.reader(self._run.split)
 
 
 def _path(given: str | None) -> Path | None:
@@ -119,11 +136,7 @@ def _follow(run: ScoredRun, patience: Patience, scoring: _Scoring, worker: Worke
     return not any(worker.group.gather(is_stopped()))
 
 
-def _read(run: ScoredRun, worker: Worker) -> Checkpoint:
-    """The same checkpoint on all workers: the chief alone looks for one that is intact, and tells of damaged ones."""
-    store = run.store
-    found = store.read(run.wanted) if worker.is_chief else None
-    agreed = worker.group.broadcast(found.step if found else None)
-    checkpoint = found or store.read(int(str(agreed)))
+def _read(run: ScoredRun) -> Checkpoint:
+    checkpoint = agreed(run.store, run.wanted)
     assert checkpoint is not None, "there are checkpoints, and where all are damaged the chief has raised"
     return checkpoint
