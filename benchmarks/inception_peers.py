@@ -149,7 +149,9 @@ def ours(settings: Settings, *, on_records: bool = False, num_towers: int = 1, *
     import lockstep as ls
 
     images, labels = torch_tensors(settings, channels_last=options.get("channels_last", False))
-    state, towers = our_state(settings), ls.Towers(num_towers, batch_norm="last", **options)
+    towers = ls.Towers(num_towers, batch_norm="last", **options)
+    towers.check(settings.batch_size, 1)
+    state = our_state(settings)
     made_of = f"lockstep; torch {torch.__version__}"
     if on_records:
         reports = ls.train_steps(state, losses, record_loader(settings), towers)
