@@ -21,39 +21,41 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import lockstep as ls
-from lockstep.cli import scoring
+from lockstep.cli import scoring, training
 from lockstep.cli.main import parse
 from lockstep.cli.score_details import Details, class_names
 from lockstep.cli.score_files import reference_names
 from lockstep.cli.scored_run import scored_run
 from lockstep.evaluation.follow import Patience
+from lockstep.progress import Interval
 from lockstep.recipes.classification import CONFUSION, MISTAKES
+from lockstep.recipes.parts import Evaluate, Stage
 from lockstep.recipes.shipped import recipe
+from lockstep.recipes.toml import to_toml
 from lockstep.recipes.workdir import Workdir
 
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_SECONDS = 90
+WRITES_LITTLE = [
+    "--set", "checkpoints.every=2 steps", "--set", "watch.metrics=0", "--set", "watch.summaries=0",
+]  # fmt: skip
 SETTINGS = [
     "batch_size=24", "average.decay=0.5", "evaluate.weights=average", "evaluate.examples=60", "evaluate.every=0",
-    "evaluate.top=[1, 5]", "checkpoints.every=2 steps", "watch.metrics=0", "watch.summaries=0",
+    "evaluate.top=[1, 5]",
 ]  # fmt: skip
 FACTS = ["step", "split", "weights", "num_examples", "num_bad_examples", "scores"]
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "lockstep", *words]
-
-
 def train(workdir: Path, *words: str) -> list[str]:
     settings = [word for setting in SETTINGS for word in ("--set", setting)]
-    return command("train", "mnist", "--workdir", str(workdir), "--workers", "1", *settings, *words)
+    return ["train", "mnist", "--workdir", str(workdir), "--workers", "1", *settings, *WRITES_LITTLE, *words]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 6 steps."""
     workdir = tmp_path_factory.mktemp("finished") / "run"
-    subprocess.run(train(workdir, "--steps", "6"), cwd=ROOT, check=True, capture_output=True, timeout=TIMEOUT_SECONDS)
+    assert training.work(train(workdir, "--steps", "6")) == 0
     return workdir
 
 
@@ -162,6 +164,26 @@ class TestWhatIsSaidAndWritten:
         ls.join().pulse.stop_requested = signal_name
         assert evaluate(workdir, *words) == code
         assert evaluations(workdir) == []
+
+
+def test_each_stage_of_a_run_is_scored(tmp_path: Path) -> None:
+    """In the first one other parameters have averages than in the second."""
+    few = replace(
+        recipe("mnist"),
+        batch_size=24,
+        average=ls.optim.MovingAverage(0.5),
+        end=None,
+        stages=(Stage(ls.Steps(2), train_only=("^local",)), Stage(ls.Steps(2))),
+        evaluate=Evaluate(every=Interval(0, "steps"), weights="average", examples=20),
+    )
+    (tmp_path / "few.toml").write_text(to_toml(few))
+    training.work(["train", str(tmp_path / "few.toml"), "--workdir", str(tmp_path / "run"), *WRITES_LITTLE])
+    assert evaluate(tmp_path / "run", "--step", "2") == 0
+    assert evaluate(tmp_path / "run") == 0
+    assert [(line["step"], line["weights"]) for line in evaluations(tmp_path / "run")] == [
+        (2, "average"),
+        (4, "average"),
+    ]
 
 
 class Task:
@@ -309,7 +331,12 @@ class Process:
 
     def __init__(self, words: list[str]) -> None:
         self.process = subprocess.Popen(
-            words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            [sys.executable, "-m", "lockstep", *words],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
         assert self.process.stdout is not None
         self._lines = self.process.stdout
@@ -353,7 +380,7 @@ def start() -> Iterator[Start]:
 
 
 def follow(workdir: Path, *words: str) -> list[str]:
-    return command("evaluate", str(workdir), "--follow", "--interval", "0", *words)
+    return ["evaluate", str(workdir), "--follow", "--interval", "0", *words]
 
 
 SCORED = r"average weights of step (\d+), from "
