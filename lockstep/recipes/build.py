@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from lockstep.checks import check_one_of
 from lockstep.data.loader import Loader
 from lockstep.errors import InputError
 from lockstep.optim import Cosine
@@ -43,6 +44,7 @@ def build(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) 
     towers.check(recipe.batch_size, worker.num_workers)
     examples = prepared(recipe, worker, reader)
     _check_scored(recipe, examples)
+    examples.check_held_out()
     loader = examples.training()
     return Parts(build_state(recipe, worker), loader, towers, task(recipe), examples)
 
@@ -76,6 +78,9 @@ def _check_scored(recipe: Recipe, examples: Examples) -> None:
             expected="validation examples, or a run without best checkpoints",
             mend="--set data.validation=PATH; or --set checkpoints.retention.best=none",
         )
+    if best is not None:
+        known = [f"validation/{name}" for name in task(recipe).score_names]
+        check_one_of("checkpoints.retention.best", best, known)
 
 
 def prepared(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) -> Examples:
@@ -89,7 +94,7 @@ def prepared(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = Non
 
 def task(recipe: Recipe) -> Classification:
     """What the recipe's model is trained and scored by."""
-    return Classification(recipe.data.inputs, recipe.loss, recipe.evaluate.top)
+    return Classification(recipe.data.inputs, recipe.loss, recipe.evaluate.top, recipe.evaluate.flip)
 
 
 def example_input(recipe: Recipe, num_examples: int) -> Tensor:

@@ -28,6 +28,13 @@ class Classification:
     loss: CrossEntropy
     top: Sequence[int] = (1,)
     """A class may be among so many with the highest scores."""
+    flip: bool = False
+    """An example is scored by the mean of the logits of its image and of the mirror image."""
+
+    @property
+    def score_names(self) -> list[str]:
+        """What `score` returns: "top1", and the others."""
+        return [f"top{k}" for k in self.top]
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
         """The cross entropy of each head, and as a metric the share of examples that the model gets right."""
@@ -42,19 +49,26 @@ class Classification:
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
         """For each example, whether its class is among those with the highest scores."""
-        logits, _ = _heads(model(self.inputs(batch)))
-        return self._scores(logits, batch["label"])
+        return self._scores(self._logits(model, batch), batch["label"])
 
     def score_in_detail(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
         """The same, and what a confusion matrix and a list of the worst mistakes are made of."""
-        (logits, _), labels = _heads(model(self.inputs(batch))), batch["label"]
+        logits, labels = self._logits(model, batch), batch["label"]
         predicted = logits.argmax(1)
         loss = softmax_cross_entropy(logits, labels, reduction="none")
         more = {CONFUSION: (predicted, labels), MISTAKES: (loss, predicted, labels, example_indices(batch))}
         return {**self._scores(logits, labels), **more}
 
+    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        images = self.inputs(batch)
+        logits, _ = _heads(model(images))
+        if not self.flip:
+            return logits
+        mirrored, _ = _heads(model(images.flip(3)))
+        return (logits + mirrored) / 2
+
     def _scores(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return {f"top{k}": in_top_k(logits, labels, k) for k in self.top}
+        return {name: in_top_k(logits, labels, k) for name, k in zip(self.score_names, self.top, strict=True)}
 
 
 def _heads(outputs: Any) -> tuple[Tensor, list[Tensor]]:

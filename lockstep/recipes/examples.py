@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError
-from lockstep.readers.reader import Cost, Int64s, Reader, decoder_of, draws_globally
-from lockstep.recipes.data import ImageData
+from lockstep.readers.combine import Subset
+from lockstep.readers.reader import Reader
+from lockstep.recipes.data import SPLITS, ImageData
 from lockstep.recipes.recipe import Recipe
 
 ReaderFunction = Callable[[str], Reader | None]
@@ -19,7 +19,7 @@ where there are none."""
 
 
 class Examples:
-    """The examples of a run, split by split.
+    """The examples of a run, split by split; what they come from is opened once.
 
     Args:
         recipe: whose data it is.
@@ -28,6 +28,7 @@ class Examples:
 
     def __init__(self, recipe: Recipe, function: ReaderFunction | None = None) -> None:
         self._recipe, self._function = recipe, cache(function) if function else None
+        self._readers: dict[tuple[str, bool], Reader] = {}
 
     def prepare(self) -> None:
         """Have on the disk what the readers need; the chief alone calls it."""
@@ -47,11 +48,27 @@ class Examples:
         """
         reader, wanted = self.reader(split), self._recipe.evaluate.examples
         if wanted is not None:
-            reader = _First(reader, _checked(wanted, len(reader), split))
+            reader = Subset(reader, slice(_checked(wanted, len(reader), split)))
         return self._loader(reader, order="sequential", augment=self._recipe.data.evaluation())
+
+    def check_held_out(self) -> None:
+        """Open all that is to be scored: better refused now than after the first epoch, or the last.
+
+        Raises:
+            DataError: it cannot be read, or there are fewer examples than are to be scored.
+        """
+        for split in SPLITS:
+            if split != self._recipe.data.split and self.has(split):
+                self.held_out(split)
 
     def reader(self, split: str, *, to_train: bool = False) -> Reader:
         """The reader of a split, to score it, or to train on it with all that its augmentations need."""
+        key = (split, to_train)
+        if key not in self._readers:
+            self._readers[key] = self._opened(split, to_train)
+        return self._readers[key]
+
+    def _opened(self, split: str, to_train: bool) -> Reader:
         data, num_classes = self._recipe.data, self._recipe.model.num_classes
         if self._function is not None and isinstance(data, ImageData):
             given = self._function(split)
@@ -79,35 +96,6 @@ class Examples:
             bad_budget=feed.bad_budget,
             **more,
         )
-
-
-@dataclass(frozen=True)
-class _First:
-    """The first examples of a reader."""
-
-    reader: Reader
-    count: int
-
-    @property
-    def cost(self) -> Cost:
-        return self.reader.cost
-
-    @property
-    def decoder(self) -> str:
-        return decoder_of(self.reader)
-
-    @property
-    def draws_globally(self) -> bool:
-        return draws_globally(self.reader)
-
-    def __len__(self) -> int:
-        return self.count
-
-    def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        return self.reader.read_batch(indices)
-
-    def example_id(self, index: int) -> str:
-        return self.reader.example_id(index)
 
 
 def _not_given(split: str) -> DataError:

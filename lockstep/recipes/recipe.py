@@ -134,7 +134,8 @@ class Recipe:
         self._check_best()
         self._check_patience()
         self._check_stages()
-        self._check_image_size()
+        self._check_image_sizes()
+        self._check_top()
         if self.evaluate.weights == "average" and self.average is None:
             raise InputError(
                 "The averaged weights cannot be scored: this run keeps no average.",
@@ -164,24 +165,38 @@ class Recipe:
 
     def _check_stages(self) -> None:
         for number, stage in enumerate(self.stages):
-            if stage.image_size is not None and not isinstance(self.data, ImageData):
+            if stage.image_size is None:
+                continue
+            if not isinstance(self.data, ImageData):
                 raise InputError(
                     f"The images of {type(self.data).__name__} have one size.",
                     given=f"stages[{number}].image_size={stage.image_size}",
                     expected=f"{self.data.image_size} pixels throughout",
                     mend="leave image_size out of the stages, or take ImageData",
                 )
+            replace(self.data, image_size=stage.image_size)  # the preprocessing may refuse it
 
-    def _check_image_size(self) -> None:
+    def _check_image_sizes(self) -> None:
         least = self.model.smallest_image
-        for size in (self.data.image_size, *(stage.image_size for stage in self.stages)):
+        of_stages = {f"stages[{number}].image_size": stage.image_size for number, stage in enumerate(self.stages)}
+        for name, size in {"data.image_size": self.data.image_size, **of_stages}.items():
             if size is not None and size < least:
                 raise InputError(
                     f"The images are too small for {type(self.model).__name__}.",
-                    given=f"images of {size}x{size} pixels",
-                    expected=f"{least}x{least} or more",
-                    mend=f"set data.image_size to {least} or more ({self.model.image_size} is usual)",
+                    given=f"{name}={size}",
+                    expected=f"{least} pixels or more",
+                    mend=f"set {name} to {least} or more ({self.model.image_size} is usual)",
                 )
+
+    def _check_top(self) -> None:
+        most, num_classes = max(self.evaluate.top), self.model.num_classes
+        if most > num_classes:
+            raise InputError(
+                f"A model with {num_classes} classes has no top {most}.",
+                given=f"evaluate.top={list(self.evaluate.top)}",
+                expected=f"numbers of {num_classes} at most",
+                mend="set evaluate.top=[1]",
+            )
 
     def towers_for(self, num_workers: int) -> Towers:
         """The towers with their number: that of the recipe, or one for each worker."""
