@@ -149,6 +149,9 @@ class Evaluate:
     """What does not fill a micro-batch at the end is left out; else it is filled up, and only what was there counts."""
     top: tuple[int, ...] = (1,)
     """The scores: the share of examples whose class is among so many with the highest scores, as "top1" and "top5"."""
+    flip: bool = False
+    """Each image is scored together with its mirror image, by the mean of their logits: a little better, and twice the
+    work."""
     patience: int | None = None
     """The run ends after so many evaluations in a row without a checkpoint among the best; None: it does not."""
 
