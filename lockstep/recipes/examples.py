@@ -10,7 +10,7 @@ from lockstep.data.loader import Loader
 from lockstep.errors import DataError
 from lockstep.readers.combine import Subset
 from lockstep.readers.reader import Reader
-from lockstep.recipes.data import SPLITS, ImageData
+from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
 
 ReaderFunction = Callable[[str], Reader | None]
@@ -57,8 +57,8 @@ class Examples:
         Raises:
             DataError: it cannot be read, or there are fewer examples than are to be scored.
         """
-        for split in SPLITS:
-            if split != self._recipe.data.split and self.has(split):
+        for split in ("validation", "test"):
+            if self.has(split):
                 self.held_out(split)
 
     def reader(self, split: str, *, to_train: bool = False) -> Reader:
