@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from lockstep.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from lockstep import data, images, losses, metrics, models, optim, records, weights
+    from lockstep import data, images, losses, metrics, models, optim, recipes, records, weights
     from lockstep.errors import (
         CheckpointError,
         DataError,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from lockstep.workers.rank import Worker, join
 
 _HOMES = {
-    "lockstep": ["data", "images", "losses", "metrics", "models", "optim", "records", "weights"],
+    "lockstep": ["data", "images", "losses", "metrics", "models", "optim", "recipes", "records", "weights"],
     "lockstep.errors": [
         "CheckpointError",
         "DataError",
@@ -114,6 +114,7 @@ __all__ = [
     "metrics",
     "models",
     "optim",
+    "recipes",
     "records",
     "resume",
     "rollback",

@@ -50,6 +50,7 @@ PUBLIC = [
     "metrics",
     "models",
     "optim",
+    "recipes",
     "records",
     "resume",
     "rollback",
@@ -76,6 +77,17 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         lockstep.nothing  # noqa: B018
 
 
+@pytest.mark.parametrize("name", lockstep.recipes.__all__)
+def test_each_name_of_recipes_loads_and_is_documented(name: str) -> None:
+    assert inspect.getdoc(getattr(lockstep.recipes, name))
+    assert name in dir(lockstep.recipes)
+
+
+def test_an_unknown_name_of_recipes_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match=r"'lockstep\.recipes' has no attribute 'nothing'"):
+        lockstep.recipes.nothing  # noqa: B018
+
+
 def modules_after(statement: str) -> set[str]:
     code = f"import sys; {statement}; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -99,6 +111,7 @@ before = dict(os.environ), list(logging.root.handlers), threading.active_count()
 stream = torch.get_rng_state()
 import lockstep
 for name in lockstep.__all__: getattr(lockstep, name)
+for name in lockstep.recipes.__all__: getattr(lockstep.recipes, name)
 import lockstep.cli.main, lockstep.reporting.console, lockstep.recipes.shipped, lockstep.parallel.launch
 after = dict(os.environ), list(logging.root.handlers), threading.active_count(), signal.getsignal(signal.SIGINT)
 assert before == after, (before, after)

@@ -135,8 +135,7 @@ class Leg:
     def _end_run(self, reason: Reason) -> None:
         """Have the last checkpoint on the disk, and say so."""
         if reason == "patience" and self._worker.is_chief:
-            by, patience = self._recipe.checkpoints.retention.best, self._recipe.evaluate.patience
-            log.info("the run ends at step %d: %s has not got better in %d evaluations", self._state.step, by, patience)
+            log.info("the run ends at step %d: %s", self._state.step, self.validation.why_no_patience())
         self._save()
         if self._files:
             self._files.saver.wait()

@@ -93,6 +93,11 @@ class Validation:
         patience = self._recipe.evaluate.patience
         return patience is not None and num_in_vain([*self._history.values()], self._retention) >= patience
 
+    def why_no_patience(self) -> str:
+        """What has used it up: `no better validation/top1 in 5 evaluations (evaluate.patience)`."""
+        count = self._recipe.evaluate.patience
+        return f"no better {self._retention.best} in {count} evaluation{'s' if count != 1 else ''} (evaluate.patience)"
+
     @property
     def _retention(self) -> Retention:
         return self._recipe.checkpoints.retention
@@ -104,7 +109,8 @@ class Validation:
             start: where the run goes on.
         """
         before = start._replace(step=start.step - 1, position=start.position - self._recipe.batch_size)
-        if not start.step or not self._recipe.evaluate.every.passed(before, start):
+        is_due = self._recipe.evaluate.every.passed(before, start)
+        if not (start.step and is_due and self._parts.examples.has(SPLIT)):
             return False
         is_made = self._records is not None and self._records.is_evaluated(start.step, SPLIT)
         return not self._worker.group.broadcast(is_made)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from staged_run import (
 )
 
 import lockstep as ls
-from lockstep.recipes.parts import Checkpoints, Stage
+from lockstep.recipes.parts import Checkpoints, Stage, Watch
 
 POSITIONS = [step * BATCH_SIZE for step in range(STEPS)]
 
@@ -141,7 +142,7 @@ def test_each_stage_is_scored_at_its_size(tmp_path: Path) -> None:
 # Disturbed ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("every", [1, 3, 4])
+@pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("kill_at", POSITIONS)
 def test_a_killed_run_ends_with_the_same_bytes(undisturbed: Path, tmp_path: Path, kill_at: int, every: int) -> None:
     def die(position: int) -> None:
@@ -252,6 +253,33 @@ def test_two_workers_stop_at_a_boundary_and_go_on(
 ) -> None:
     assert run_workers(on_two_workers, 2, tmp_path) == ["stopped, end"] * 2
     assert contents(tmp_path) == contents(undisturbed)
+
+
+def test_hours_are_those_of_the_whole_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts of ten minutes: the first that begins after 54 is the last, as in a run without stages."""
+    clock = SimpleNamespace(now=0.0)
+    for module in ("training.step", "recipes.session"):
+        monkeypatch.setattr(f"lockstep.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
+
+    def ten_minutes(position: int) -> None:
+        clock.now += 600.0
+
+    result = run(tmp_path, make_recipe(end=ls.Hours(0.9)), Disturbance(attempted=ten_minutes))
+    assert (result.step, result.reason) == (7, "end")
+    result = run(tmp_path, make_recipe(end=ls.Hours(0.9)), Disturbance(attempted=ten_minutes))
+    assert (result.step, result.reason) == (STEPS, "end"), "its last stage ends before that"
+
+
+@pytest.mark.parametrize(("end", "steps"), [(ls.Epochs(1.7), 4), (ls.Epochs(9), STEPS), (ls.Steps(99), STEPS)])
+def test_the_run_ends_with_its_last_stage_or_earlier(
+    tmp_path: Path, end: ls.Epochs | ls.Steps, steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    watch = Watch(console=ls.Interval(1), metrics=ls.Interval(0), summaries=ls.Interval(0))
+    result = run(tmp_path, make_recipe(end=end, watch=watch))
+    assert (result.step, result.reason) == (steps, "end")
+    shown = [line.split(" | ")[0] for line in caplog.messages if " | loss " in line or "cross_entropy" in line]
+    assert shown == [f"step {step} of {steps}" for step in range(1, steps + 1)]
 
 
 # Lengths and mistakes -------------------------------------------------------------------------------------------------

@@ -1,0 +1,87 @@
+"""A run of two stages on the command line: it trains, and its checkpoints of any stage are scored and exported."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import lockstep as ls
+from lockstep.cli import scoring, training
+from lockstep.cli.main import main
+from lockstep.recipes.parts import Checkpoints, Evaluate, Stage, Watch
+from lockstep.recipes.shipped import recipe as find
+from lockstep.recipes.toml import to_toml
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps of the last layer, then two of all."""
+    folder = tmp_path_factory.mktemp("staged")
+    given = replace(
+        find("mnist"),
+        name="staged",
+        optimizer=ls.optim.SGD(0.01, momentum=0.9),
+        average=ls.optim.MovingAverage(0.9),
+        batch_size=4,
+        num_towers=1,
+        end=None,
+        stages=(Stage(ls.Steps(2), train_only=("^softmax_linear",)), Stage(ls.Steps(2))),
+        checkpoints=Checkpoints(ls.Interval(1)),
+        watch=Watch(summaries=ls.Interval(0)),
+        evaluate=Evaluate(ls.Interval(0), weights="average", examples=20, top=(1, 5)),
+        device="cpu",
+    )
+    (folder / "staged.toml").write_text(to_toml(given))
+    return folder
+
+
+@pytest.fixture
+def trained(run: Path) -> Path:
+    workdir = run / "run"
+    if not workdir.exists():
+        assert training.work(["train", str(run / "staged.toml"), "--workdir", str(workdir)]) == 0
+    return workdir
+
+
+def test_its_last_lines_say_how_good_it_is(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    workdir = run / "said"
+    assert training.plan(["train", str(run / "staged.toml"), "--workdir", str(workdir)]) == {"workers": 1}
+    assert training.work(["train", str(run / "staged.toml"), "--workdir", str(workdir)]) == 0
+    scores = json.loads((workdir / "result.json").read_text())["evaluations"]["test"]["scores"]
+    said = [line for line in caplog.messages if "accuracy" in line or "precision" in line]
+    assert said == [
+        f"test accuracy {100 * scores['top1']:.2f} % ({20 * scores['top1']:.0f} of 20)",
+        f"precision @ 1 = {scores['top1']:.4f} recall @ 5 = {scores['top5']:.4f} [20 examples]",
+    ]
+
+
+@pytest.mark.parametrize("step", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("weights", ["--average", "--raw"])
+def test_a_checkpoint_of_any_stage_is_scored(trained: Path, tmp_path: Path, step: int, weights: str) -> None:
+    file = tmp_path / "scores.json"
+    argv = ["evaluate", str(trained), "--step", str(step), weights, "--json", str(file), "--device", "cpu"]
+    assert scoring.work(argv) == 0
+    found = json.loads(file.read_text())
+    assert (found["step"], found["num_examples"]) == (step, 20)
+    if (step, weights) == (4, "--average"):
+        result = json.loads((trained / "result.json").read_text())
+        assert found["scores"] == result["evaluations"]["test"]["scores"]
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_a_checkpoint_of_any_stage_is_exported(trained: Path, tmp_path: Path, step: int) -> None:
+    file = tmp_path / "model.safetensors"
+    assert main(["export", f"{trained}@{step}", "--to", str(file), "--average"]) == 0
+    assert file.stat().st_size > 1 << 20
+
+
+def test_it_is_rehearsed(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert training.work(["train", str(run / "staged.toml"), "--rehearse"]) == 0
+    assert caplog.messages[-1].startswith("rehearsed: two steps, saved, resumed, step 3, evaluated")
+    assert sum(line.startswith("test accuracy") for line in caplog.messages) == 1

@@ -1,0 +1,51 @@
+"""A script of a user's own: its function gives the images, and it trains by a recipe.
+
+python own_script.py WORKDIR STEPS; or lockstep run --workers 2 own_script.py WORKDIR STEPS
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import torch
+
+import lockstep as ls
+
+TRAIN, TEST = 40, 12
+
+
+def stripes(split: str) -> ls.data.Reader | None:
+    """Grey images: dark with a bright upper or lower half."""
+    counts = {"train": TRAIN, "test": TEST}
+    if split not in counts:
+        return None
+    labels = torch.arange(counts[split]) % 2
+    images = torch.zeros(counts[split], 1, 28, 28, dtype=torch.uint8)
+    images[labels == 0, :, :14] = 200
+    images[labels == 1, :, 14:] = 200
+    return ls.data.Arrays({"image": images, "label": labels})
+
+
+def main() -> None:
+    recipe = replace(
+        ls.recipes.find("mnist"),
+        name="stripes",
+        model=ls.models.LeNet(num_classes=2),
+        data=ls.recipes.ImageData(image_size=28, preprocessing=ls.recipes.Lenet()),
+        optimizer=ls.optim.SGD(0.01, momentum=0.9),
+        batch_size=8,
+        num_towers=2,
+        exchange=ls.AllReduce(exact=True),
+        end=ls.Steps(int(sys.argv[2])),
+        device="cpu",
+    )
+    result = ls.recipes.run(recipe, sys.argv[1], reader=stripes)
+    scores = result.evaluation
+    assert scores is not None
+    if ls.join().is_chief:
+        print(result.reason, result.step, result.split, scores.num_examples, scores["top1"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""A script of a user's own that trains by a recipe: alone, on two workers, resumed, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from own_script import TEST, stripes
+
+import lockstep as ls
+from lockstep.cli import training
+from lockstep.recipes.recipe import Recipe
+
+SCRIPT = Path(__file__).parent / "own_script.py"
+
+
+def run_script(workdir: Path, steps: int, num_workers: int | None) -> str:
+    """What the script prints; None: it is started as it is."""
+    started = [str(SCRIPT)] if num_workers is None else ["-m", "lockstep", "run", "--workers", str(num_workers), SCRIPT]
+    command = [sys.executable, *map(str, started), str(workdir), str(steps)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def contents(workdir: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {"result": json.loads((workdir / "result.json").read_text())}
+    del found["result"]["times"]
+    newest = max((workdir / "checkpoints").iterdir())
+    return found | {path.name: path.read_bytes() for path in newest.iterdir() if path.name != "manifest.json"}
+
+
+def test_a_script_alone_is_a_script_on_two_workers_resumed(tmp_path: Path) -> None:
+    alone, resumed = tmp_path / "alone", tmp_path / "resumed"
+    said = run_script(alone, 6, None)
+    assert said.startswith(f"end 6 test {TEST} ")
+    run_script(resumed, 4, 2)
+    assert run_script(resumed, 6, 2) == said
+    assert contents(resumed) == contents(alone)
+    events = [json.loads(line) for line in (resumed / "history.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in events] == ["start", "end", "resume", "end"]
+    assert {line["workers"] for line in events} == {2}
+    with pytest.raises(ls.InputError) as raised:
+        training.plan(["train", str(resumed / "recipe.toml"), "--workdir", str(resumed)])
+    assert raised.value.what == "The examples of this run come from the function stripes of a script."
+
+
+@pytest.fixture
+def own() -> Recipe:
+    return replace(
+        ls.recipes.find("mnist"),
+        model=ls.models.LeNet(num_classes=2),
+        data=ls.recipes.ImageData(image_size=28, preprocessing=ls.recipes.Lenet()),
+        batch_size=8,
+        end=ls.Steps(1),
+    )
+
+
+def test_the_recipe_of_the_run_goes_by_the_names_of_the_library(tmp_path: Path, own: Recipe) -> None:
+    result = ls.recipes.run(own, tmp_path, reader=stripes)
+    assert (result.step, result.reason, result.split) == (1, "end", "test")
+    assert (tmp_path / "recipe.toml").read_text().count('function = "stripes"') == 1
+
+
+def test_another_function_is_another_recipe(tmp_path: Path, own: Recipe) -> None:
+    def other(split: str) -> ls.data.Reader | None:
+        return stripes(split)
+
+    ls.recipes.run(own, tmp_path, reader=stripes)
+    with pytest.raises(ls.WorkdirError, match=r"data\.function: saved stripes, given .*other"):
+        ls.recipes.run(own, tmp_path, reader=other)
+    assert ls.recipes.run(own, tmp_path, reader=other, accept_changes=True).step == 1
+
+
+def test_best_checkpoints_need_examples_to_validate(tmp_path: Path, own: Recipe) -> None:
+    best = ls.recipes.Checkpoints(retention=ls.recipes.Retention(best="validation/top1"))
+    with pytest.raises(ls.InputError, match="Nothing would say which checkpoints are the best"):
+        ls.recipes.run(replace(own, checkpoints=best), tmp_path, reader=stripes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_function_without_examples_to_train_on(tmp_path: Path, own: Recipe) -> None:
+    with pytest.raises(ls.DataError) as raised:
+        ls.recipes.run(own, tmp_path, reader=lambda split: None)
+    assert str(raised.value) == (
+        "The function of this run gives no train examples.\n"
+        "  given:    reader('train') is None\n"
+        "  expected: a reader\n"
+        "  mend:     return a reader for 'train'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"recipe": "mnist"}, "expected: a Recipe\n"),
+        ({"reader": 3}, "expected: a function of the split that returns a reader\n"),
+        ({"recipe": ls.recipes.find("mnist")}, "A function can give no examples to MnistData."),
+    ],
+)
+def test_what_cannot_be_run(tmp_path: Path, own: Recipe, wrong: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"recipe": own, "reader": stripes, **wrong}
+    with pytest.raises(ls.InputError) as raised:
+        ls.recipes.run(given["recipe"], tmp_path, reader=given["reader"])
+    assert message in str(raised.value)
