@@ -5,6 +5,9 @@ A part that a recipe can hold gets a line in the strategies below.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,8 +15,9 @@ from hypothesis import strategies as st
 from lockstep.checkpoints.retention import Retention
 from lockstep.data.block_order import BlockShuffled
 from lockstep.images.augment import RandomShift
+from lockstep.images.decode import Decoding
 from lockstep.losses.regularization import L1, L2
-from lockstep.models.mnist import Mnist
+from lockstep.models import InceptionV3, LeNet, Mnist, SqueezeNet, Timm, Torchvision
 from lockstep.optim import (
     SGD,
     Adam,
@@ -35,9 +39,10 @@ from lockstep.optim import (
 from lockstep.parallel.exchange import AllReduce, Alone
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Hours, Interval, Steps
-from lockstep.recipes.data import MnistData
+from lockstep.recipes.data import ImageData, MnistData
 from lockstep.recipes.differences import differences
-from lockstep.recipes.parts import Checkpoints, Evaluate, Feed, InitialWeights, Watch
+from lockstep.recipes.parts import Checkpoints, CrossEntropy, Evaluate, Feed, InitialWeights, Stage, Watch
+from lockstep.recipes.preprocessing import Cifarnet, Inception, Lenet, ResizedCrop, Vgg
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import names, recipe
@@ -117,7 +122,7 @@ renames = st.sampled_from(
 )
 warm_starts = st.none() | st.builds(
     InitialWeights,
-    texts,
+    st.none() | texts,
     st.builds(
         WarmStart,
         renames,
@@ -129,6 +134,81 @@ warm_starts = st.none() | st.builds(
         require_loaded=st.none() | st.floats(0, 1),
     ),
 )
+shares = st.floats(0, 1, exclude_min=True)
+chances = st.floats(0, 1)
+below_one = st.floats(0, 1, exclude_max=True)
+classes = st.integers(10, 2**31)
+channels = st.tuples(*[st.floats(0, 255)] * 3)
+deviations = st.tuples(*[st.floats(1e-3, 255)] * 3)
+options = st.dictionaries(texts, st.booleans() | st.integers(-9, 9) | rates | texts, max_size=2)
+models_of_photos = (
+    st.builds(
+        InceptionV3,
+        classes,
+        st.booleans(),
+        below_one,
+        unit,
+        st.floats(1e-6, 1),
+        st.booleans(),
+        st.booleans(),
+        st.floats(0.01, 4),
+        st.sampled_from(["truncated_normal", "variance_scaling"]),
+    )
+    | st.builds(SqueezeNet, classes, below_one)
+    | st.builds(Torchvision, texts, classes, options)
+    | st.builds(Timm, texts, classes)
+)
+models_of_digits = st.builds(Mnist, lrn=st.booleans()) | st.builds(LeNet, classes, st.integers(1, 4), below_one)
+preprocessings = (
+    st.builds(Inception, st.booleans(), st.booleans(), shares)
+    | st.builds(Vgg, st.tuples(st.integers(512, 600), st.integers(600, 700)))
+    | st.sampled_from([Cifarnet(), Lenet()])
+    | st.builds(
+        ResizedCrop,
+        shares,
+        st.floats(0, 9),
+        st.sampled_from(["none", "rand_augment", "trivial_augment"]),
+        chances,
+        channels,
+        deviations,
+        st.sampled_from(["rgb", "bgr"]),
+    )
+)
+sizes = st.integers(75, 512)
+paths = st.none() | texts.filter(bool)
+splits = st.sampled_from(["train", "validation", "test"])
+photos = st.builds(
+    ImageData,
+    paths,
+    paths,
+    paths,
+    sizes,
+    preprocessings,
+    st.integers(-5, 5),
+    st.builds(Decoding, st.sampled_from(["auto", "pillow"]), st.booleans(), counts),
+    paths,
+    splits,
+)
+digits = st.builds(
+    MnistData,
+    st.none() | texts,
+    augment=st.lists(st.builds(RandomShift, counts, texts), max_size=3).map(tuple),
+    split=splits,
+    scale=st.sampled_from(["half", "one"]),
+)
+models_and_data = st.tuples(models_of_photos, photos) | st.tuples(models_of_digits, digits)
+tops = st.lists(st.integers(1, 10), min_size=1, max_size=3).map(tuple)
+
+
+def stages(sizes: st.SearchStrategy[int | None]) -> st.SearchStrategy[tuple[Stage, ...]]:
+    length = st.builds(Steps, counts) | epochs
+    switches = st.none() | st.booleans()
+    stage = st.builds(
+        Stage, length, st.none() | optimizers, st.none() | patterns, st.none() | patterns, switches, sizes
+    )
+    return st.lists(stage, max_size=2).map(tuple)
+
+
 scores = st.none() | texts.map("validation/{}".format)
 better = st.sampled_from(["higher", "lower"])
 
@@ -143,16 +223,26 @@ def recipes(draw: st.DrawFn) -> Recipe:
     num_towers = draw(st.integers(1, 64))
     average = draw(st.none() | averages)
     weights = ["raw", "average"] if average else ["raw"]
-    evaluate = draw(st.builds(Evaluate, intervals, st.none() | counts, st.sampled_from(weights), st.none() | counts))
+    evaluation: dict[str, Any] = {
+        "every": intervals,
+        "micro_batch": st.none() | counts,
+        "weights": st.sampled_from(weights),
+        "examples": st.none() | counts,
+        "drop_last": st.booleans(),
+        "top": tops,
+        "flip": st.booleans(),
+    }
+    evaluate = draw(st.builds(Evaluate, **evaluation))
+    kept = draw(checkpoints(scores if evaluate.every.amount else st.none()))
+    if kept.retention.best:
+        evaluate = replace(evaluate, patience=draw(st.none() | counts))
+    model, data = draw(models_and_data)
     return Recipe(
         name=draw(st.from_regex(r"\w[\w.+-]*", fullmatch=True)),
-        model=Mnist(lrn=draw(st.booleans())),
-        data=MnistData(
-            draw(st.none() | texts),
-            augment=tuple(draw(st.lists(st.builds(RandomShift, counts, texts), max_size=3))),
-            split=draw(st.sampled_from(["train", "validation", "test"])),
-        ),
+        model=model,
+        data=data,
         optimizer=draw(optimizers),
+        loss=draw(st.builds(CrossEntropy, below_one, rates)),
         warm_start=draw(warm_starts),
         feed=draw(feeds),
         batch_size=num_towers * draw(st.integers(1, 1000)),
@@ -173,7 +263,8 @@ def recipes(draw: st.DrawFn) -> Recipe:
         device=draw(st.none() | texts),
         exchange=draw(exchanges),
         end=draw(st.none() | st.builds(Steps, counts) | epochs | st.builds(Hours, positive)),
-        checkpoints=draw(checkpoints(scores if evaluate.every.amount else st.none())),
+        stages=draw(stages(st.none() | sizes if isinstance(data, ImageData) else st.none())),
+        checkpoints=kept,
         watch=draw(st.builds(Watch, *[intervals] * 6, st.integers(0, 100))),
         evaluate=evaluate,
     )
