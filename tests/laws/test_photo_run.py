@@ -1,0 +1,90 @@
+"""The laws of the runs hold for Inception-v3 on photos: crops by boxes, colours, dropout, batch norm and an average.
+
+Any number of workers gives the same bytes, and so does a run that was stopped and resumed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_images import image_folder, image_shards
+
+import lockstep as ls
+from lockstep.recipes.result import Result
+from lockstep.recipes.session import Session
+from lockstep.recipes.settings import with_settings
+from lockstep.recipes.shipped import recipe
+from lockstep.workers.rank import leave
+
+STEPS = 4
+
+
+def train(workdir: Path, photos: Path, steps: int = STEPS, *settings: str) -> Result:
+    """A start of a run on this worker: two towers, scored by its average every two steps."""
+    usual = [
+        f"data.train={photos}/shards/train-*", f"data.validation={photos}/validation", "data.labels_offset=0",
+        "data.image_size=75", "model.depth_multiplier=0.05", "model.num_classes=4", "evaluate.top=[1, 2]",
+        "num_towers=2", "batch_size=4", "exchange.exact=true", "evaluate.every=2 steps", "evaluate.micro_batch=3",
+        "watch.metrics=1 steps", "watch.summaries=0", "feed.num_processes=0", f"end.count={steps}", *settings,
+    ]  # fmt: skip
+    return Session(with_settings(recipe("inception_v3"), usual), workdir, ls.join("cpu")).run()
+
+
+def contents(workdir: Path) -> dict[str, bytes]:
+    """All that was learned and said; the manifest alone holds the time of saving."""
+    newest = workdir / f"checkpoints/step-{STEPS:08d}"
+    files = [path for path in newest.iterdir() if path.name != "manifest.json"]
+    return {path.name: path.read_bytes() for path in [*files, workdir / "metrics.jsonl"]}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seven photos to train on, in records with boxes, and three to validate, in folders."""
+    folder = tmp_path_factory.mktemp("photos")
+    image_shards(folder / "shards", "train", [1, 2, 3, 1, 2, 3, 1], boxes=True)
+    image_folder(folder / "validation", count=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> dict[str, bytes]:
+    leave()
+    workdir = tmp_path_factory.mktemp("undisturbed")
+    result = train(workdir, photos)
+    leave()
+    assert (result.step, result.reason, result.split) == (STEPS, "end", "validation")
+    assert result.evaluation is not None
+    assert (result.evaluation.weights, result.evaluation.num_examples) == ("average", 3)
+    assert {*result.evaluation.means} == {"top1", "top2"}
+    return contents(workdir)
+
+
+def test_it_says_every_loss_and_score(undisturbed: dict[str, bytes]) -> None:
+    lines = [json.loads(line) for line in undisturbed["metrics.jsonl"].splitlines()]
+    assert "auxiliary_cross_entropy" in str(lines[0])
+    assert "l2" in str(lines[0])
+    assert [line["step"] for line in lines if "top2" in str(line)] == [2, 4]
+
+
+def test_two_workers_learn_the_same_bytes(
+    undisturbed: dict[str, bytes], photos: Path, tmp_path: Path, run_workers: Callable[..., list[Any]]
+) -> None:
+    first, second = run_workers(train, 2, tmp_path, photos)
+    assert contents(tmp_path) == undisturbed
+    assert first.evaluation.means == second.evaluation.means
+
+
+def test_a_resumed_run_learns_the_same_bytes(undisturbed: dict[str, bytes], photos: Path, tmp_path: Path) -> None:
+    assert train(tmp_path, photos, 1).step == 1
+    leave()
+    assert train(tmp_path, photos).step == STEPS
+    assert contents(tmp_path) == undisturbed
+
+
+def test_boxes_matter(undisturbed: dict[str, bytes], photos: Path, tmp_path: Path) -> None:
+    train(tmp_path, photos, STEPS, "data.preprocessing.crop_by_boxes=false")
+    assert contents(tmp_path) != undisturbed
