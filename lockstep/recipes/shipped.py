@@ -11,7 +11,7 @@ from lockstep.models import LeNet, Mnist
 from lockstep.optim import SGD, Cosine
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Steps
-from lockstep.recipes import inception
+from lockstep.recipes import inception, squeezenet
 from lockstep.recipes.data import MnistData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import load
@@ -86,4 +86,5 @@ _SHIPPED: Mapping[str, Callable[[], Recipe]] = {
     "inception_v3_distributed": inception.inception_v3_distributed,
     "flowers": inception.flowers,
     "flowers_two_stages": inception.flowers_two_stages,
+    "flowers_small": squeezenet.flowers_small,
 }

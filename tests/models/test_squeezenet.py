@@ -121,6 +121,34 @@ def test_the_least_image_leaves_one_place_and_a_smaller_one_none(net: SqueezeNet
     assert (SqueezeNet.image_size, SqueezeNet.smallest_image) == (224, 17)
 
 
+@pytest.mark.parametrize(("fires_seen", "num_means"), [(1, 512), (3, 384 + 512 + 512), (8, 2560)])
+def test_the_last_layer_may_see_the_means_of_the_last_blocks(fires_seen: int, num_means: int) -> None:
+    net = SqueezeNet(num_classes=5, fires_seen=fires_seen).build(seed=0).eval()
+    hidden, means = images(), []
+    for place, layer in enumerate(net.features):
+        hidden = layer(hidden)
+        if place in list(FIRES)[-fires_seen:]:
+            means.append(hidden.mean((2, 3)))
+    seen = torch.cat(means, 1)
+    assert seen.shape == (2, num_means)
+    spread = (seen.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
+    expected = (seen - seen.mean(1, keepdim=True)) / spread @ net.classifier[2].weight.T
+    torch.testing.assert_close(net(images()), expected, rtol=1e-4, atol=1e-5)
+    assert list(net.state_dict())[-2:] == ["classifier.2.weight", "classifier.2.bias"]
+    assert net.classifier[2].weight.std().item() == pytest.approx(0.01, rel=0.05)
+
+
+def test_the_features_do_not_depend_on_the_last_layer(net: SqueezeNetNet) -> None:
+    other = SqueezeNet(fires_seen=2).build(seed=0)
+    assert all(torch.equal(p, q) for p, q in zip(net.features.parameters(), other.features.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("fires_seen", [0, 9])
+def test_there_are_eight_blocks_to_see(fires_seen: int) -> None:
+    with pytest.raises(InputError, match=f"fires_seen is out of range.*\n.*fires_seen={fires_seen}"):
+        SqueezeNet(fires_seen=fires_seen)
+
+
 @pytest.mark.parametrize("field", ["num_classes", "dropout"])
 def test_other_fields_are_refused(field: str) -> None:
     with pytest.raises(InputError, match=f"{field} is out of range.*\n.*{field}=-1"):
