@@ -33,7 +33,8 @@ from lockstep.parallel.towers import BatchNorm, Variance
 
 HERE = Path(__file__).parent
 SCORE_TOLERANCE = 1e-4
-# Relative. Of the recorded losses those of float32 are 7e-5 off those of float64; ours, of float64, are 3e-15 off.
+# Of the objective. TensorFlow's losses of float32 are 7e-5 off those of float64, to which ours come within 3e-15.
+# Another processor rounds otherwise, and in float32 may add 2e-5 to that.
 LOSS_TOLERANCE = {"float32": 1e-4, "float64": 1e-9}
 # Of what a run added to a variable, relative to its norm.
 CHANGE_TOLERANCE = {"float32": 5e-2, "float64": 1e-9}
@@ -168,6 +169,13 @@ def test_a_checkpoint_of_another_architecture_is_refused(
 # Training -----------------------------------------------------------------------------------------------------------
 
 
+def check_losses(recorded: Recorded, losses: npt.NDArray[np.float64], dtype: str) -> None:
+    """Fail unless they are the recorded ones: their sum at each step within the tolerance, each alone within twice it."""
+    errors, tolerance = np.abs(losses - recorded.losses), LOSS_TOLERANCE[dtype]
+    assert (errors.sum(axis=1) / recorded.losses.sum(axis=1)).max() <= tolerance
+    assert (errors / recorded.losses).max() <= 2 * tolerance
+
+
 def unlike(
     recorded: Recorded, expected: npt.NDArray[np.float64], given: npt.NDArray[np.float64], dtype: str
 ) -> set[str]:
@@ -184,7 +192,7 @@ def test_training_goes_as_in_tf_slim(name: str, monkeypatch: pytest.MonkeyPatch)
     assert len(state.penalised) == recorded.num_penalties == 98
     losses = train(state, run)
     assert losses.shape == (run.num_steps, 3)
-    assert np.abs(losses / recorded.losses - 1).max() <= LOSS_TOLERANCE[run.dtype]
+    check_losses(recorded, losses, run.dtype)
     trained = changes({**state.parameters, **state.buffers}, recorded.shapes, run)
     assert not unlike(recorded, recorded.changes, trained, run.dtype)
     averaged = changes(state.averaged(), recorded.shapes, run)
@@ -201,7 +209,7 @@ def test_other_statistics_are_seen(
     run, recorded = inputs.RUNS["two_towers"], recorded_run("two_towers")
     state = reference_state(shrunken_net(monkeypatch), recorded.shapes, run)
     losses = train(state, run, replace(towers_of(run), batch_norm=batch_norm, variance=variance))
-    assert np.abs(losses / recorded.losses - 1).max() <= LOSS_TOLERANCE[run.dtype]
+    check_losses(recorded, losses, run.dtype)
     trained = changes({**state.parameters, **state.buffers}, recorded.shapes, run)
     found = unlike(recorded, recorded.changes, trained, run.dtype)
     assert {name.rpartition("/")[2] for name in found} == differ
