@@ -108,15 +108,13 @@ def _recipe_and_path(arguments: argparse.Namespace) -> tuple[Recipe, Path | None
 
 def given_recipe(arguments: argparse.Namespace) -> Recipe:
     """The recipe of the command line, with its settings and flags."""
-    recipe = with_settings(find(arguments.recipe), arguments.settings)
-    given = {
-        "num_towers": arguments.towers,
-        "num_workers": arguments.workers,
-        "device": arguments.device,
-        "end": _end(arguments),
-    }
-    recipe = replace(recipe, **{field: value for field, value in given.items() if value is not None})
-    return replace(recipe, end=None) if arguments.forever else recipe
+    given = {"num_towers": arguments.towers, "num_workers": arguments.workers, "device": arguments.device}
+    flags = {field: value for field, value in given.items() if value is not None}
+    recipe = find(arguments.recipe)
+    if arguments.settings:
+        # At once with the flags: a batch size need not be split over the towers that there were before.
+        recipe = with_settings(recipe, [*arguments.settings, *(f"{name}={value}" for name, value in flags.items())])
+    return replace(recipe, **flags, end=None if arguments.forever else _end(arguments) or recipe.end)
 
 
 def _end(arguments: argparse.Namespace) -> End | None:

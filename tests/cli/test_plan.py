@@ -177,3 +177,9 @@ def test_only_the_setting_at_fault_is_named() -> None:
 
 def test_a_rehearsal_needs_no_workdir() -> None:
     assert plan("mnist", "--workdir", "none", "--rehearse") == {"workers": 1}
+
+
+def test_flags_and_settings_are_taken_at_once() -> None:
+    """A batch of 20 cannot be split over the 8 towers of the recipe, but over the 2 of the flag."""
+    given = training.given_recipe(parse(["train", "inception_v3", "--set", "batch_size=20", "--towers", "2"]))
+    assert (given.batch_size, given.num_towers) == (20, 2)
