@@ -8,6 +8,7 @@ from typing import Any
 
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError
+from lockstep.listing import few
 from lockstep.readers.combine import Subset
 from lockstep.readers.reader import Reader
 from lockstep.recipes.data import ImageData
@@ -55,11 +56,26 @@ class Examples:
         """Open all that is to be scored: better refused now than after the first epoch, or the last.
 
         Raises:
-            DataError: it cannot be read, or there are fewer examples than are to be scored.
+            DataError: it cannot be read, there are fewer examples than are to be scored, or their classes have other
+                numbers than those that are trained on.
         """
         for split in ("validation", "test"):
             if self.has(split):
                 self.held_out(split)
+                self._check_classes(split)
+
+    def _check_classes(self, split: str) -> None:
+        """Refuse a folder that numbers its classes in its own way: one of those to train on is missing in it."""
+        trained = getattr(self.reader(self._recipe.data.split, to_train=True), "classes", ())
+        scored = getattr(self.reader(split), "classes", ())
+        for label, (theirs, ours) in enumerate(zip(scored, trained, strict=False)):
+            if theirs != ours:
+                raise DataError(
+                    f"The classes of the {split} examples have other numbers than those to train on.",
+                    given=f"class {label} is {theirs!r}, and {ours!r} to train on",
+                    expected=f"the same folders for both: {few(trained)}",
+                    mend="have a folder with at least one image for each class in both",
+                )
 
     def reader(self, split: str, *, to_train: bool = False) -> Reader:
         """The reader of a split, to score it, or to train on it with all that its augmentations need."""

@@ -90,6 +90,25 @@ def test_a_run_may_train_on_few_and_score_many(photos: Callable[..., Recipe]) ->
     assert len(Examples(swapped).training().reader) == 12
 
 
+def test_a_folder_without_one_of_the_classes_is_refused(tmp_path: Path) -> None:
+    """The others would have the numbers of their neighbours."""
+    train = image_folder(tmp_path / "train", classes=("blue", "green", "red"))
+    fewer = image_folder(tmp_path / "fewer", classes=("blue", "red"))
+    given = [f"data.train={train}", f"data.validation={fewer}"]
+    with pytest.raises(DataError) as caught:
+        Examples(make_recipe(*given)).check_held_out()
+    assert str(caught.value) == (
+        "The classes of the validation examples have other numbers than those to train on.\n"
+        "  given:    class 1 is 'red', and 'green' to train on\n"
+        "  expected: the same folders for both: blue, green, red\n"
+        "  mend:     have a folder with at least one image for each class in both"
+    )
+    first = image_folder(tmp_path / "first", classes=("blue", "green"))
+    Examples(make_recipe(given[0], f"data.test={first}")).check_held_out()
+    shards = image_shards(tmp_path / "shards", "train", [1, 2])
+    Examples(make_recipe(given[0], f"data.test={shards}")).check_held_out()
+
+
 def test_a_path_is_opened_once(photos: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch) -> None:
     opened = []
 
@@ -104,7 +123,7 @@ def test_a_path_is_opened_once(photos: Callable[..., Recipe], monkeypatch: pytes
         examples.held_out("validation")
         examples.held_out("test")
         examples.training()
-    assert opened == ["validation", "test", "train-*"]
+    assert sorted(opened) == ["test", "train-*", "validation"]
 
 
 # A function of one's own ----------------------------------------------------------------------------------------------
