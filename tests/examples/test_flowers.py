@@ -48,15 +48,13 @@ def test_weights_of_something_else_are_refused_in_words(examples: Any, flowers: 
     assert "Traceback" not in ended.stderr
 
 
-def test_a_seed_is_trained_scored_once_and_not_trained_again(examples: Any, flowers: Path) -> None:
-    options = ["--data", flowers, "--weights", WEIGHTS, "--seeds", "1", "--workdir", flowers / "runs"]
-    ended = run(examples, *options)
+def test_a_seed_is_trained_and_scored(examples: Any, flowers: Path) -> None:
+    ended = run(examples, "--data", flowers, "--weights", WEIGHTS, "--seeds", "1", "--workdir", flowers / "runs")
     assert ended.returncode == 0, ended.stderr
     found = re.fullmatch(
         r"seed 0: accuracy (0|50|100)\.0% of 2 images\n1 seeds: mean \1\.0%, from \1\.0% to \1\.0%\n", ended.stdout
     )
     assert found, ended.stdout
-    assert run(examples, *options).stdout == ended.stdout
 
 
 @needs_flowers
