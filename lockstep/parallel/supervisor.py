@@ -20,6 +20,7 @@ log = logging.getLogger("lockstep")
 TICK_SECONDS = 0.1
 _STORE = "store"
 _STOPPING = "stopping after this step, with a checkpoint"
+_LEFT_OFF = "stopping: the scoring is left off"
 
 
 @dataclass
@@ -159,14 +160,18 @@ class Supervisor:
         self._troubles.append(trouble)
         self._first_trouble = self._first_trouble or time.monotonic()
 
+    def _what_stops(self) -> str:
+        if self._has_ended():
+            return "the run has ended, and its scoring is left off"
+        return _LEFT_OFF if all(member.phase == "evaluate" for member in self._members) else _STOPPING
+
     def _obey(self) -> None:
         """Do what signals asked for: stop; at a further Ctrl-C, abort."""
         while self._wishes:
             wish = self._wishes.pop(0)
             if self._stopped_by is None:
                 self._stopped_by, self._stopped_at = wish, time.monotonic()
-                what = "the run has ended, and its scoring is left off" if self._has_ended() else _STOPPING
-                log.warning("%s; Ctrl-C again aborts", what)
+                log.warning("%s; Ctrl-C again aborts", self._what_stops())
                 for member in self._members:
                     member.channel.send({"stop": wish})
             elif wish == "SIGINT":

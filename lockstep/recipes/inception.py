@@ -37,7 +37,7 @@ def inception_v3() -> Recipe:
         regularization=(L2(4e-5),),
         average=MovingAverage(0.9999, statistics=True),
         num_towers=8,
-        towers=Towers(batch_norm="last", channels_last=True),
+        towers=Towers(batch_norm="last", precision="bf16", channels_last=True),
         end=Steps(100_000),
         checkpoints=Checkpoints(retention=Retention(best="validation/top1")),
         evaluate=Evaluate(weights="average", top=(1, 5)),

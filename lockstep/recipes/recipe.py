@@ -221,3 +221,15 @@ class Recipe:
             )
         if self.num_towers is not None:
             self.towers_for(self.num_towers).check(self.batch_size, self.num_workers or 1)
+            self._check_auxiliary_head()
+
+    def _check_auxiliary_head(self) -> None:
+        """Its batch norm sees one value a channel of each image: of one image alone there is no variance."""
+        has_head = isinstance(self.model, InceptionV3) and self.model.auxiliary
+        if has_head and self.batch_size == self.num_towers and self.towers.batch_norm not in ("sync", "frozen"):
+            raise InputError(
+                "With one image a tower the batch norm of the auxiliary head has nothing to normalise with.",
+                given=f"batch_size={self.batch_size} over {self.num_towers} towers",
+                expected="two images or more a tower",
+                mend='lower num_towers, raise batch_size, or set towers.batch_norm="sync" or model.auxiliary=false',
+            )

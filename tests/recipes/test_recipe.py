@@ -14,6 +14,7 @@ from lockstep.progress import Epochs, Hours, Interval, Steps
 from lockstep.recipes.differences import Difference, differences
 from lockstep.recipes.parts import Checkpoints, Evaluate, Watch
 from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.shipped import recipe
 
 
 def test_towers_not_given_are_as_many_as_the_workers(mnist: Recipe) -> None:
@@ -138,3 +139,18 @@ def test_towers_left_open_agree_with_those_of_the_first_start(mnist: Recipe) -> 
     saved = replace(mnist, num_towers=2)
     assert differences(saved, mnist) == []
     assert differences(saved, replace(mnist, num_towers=4)) == [Difference("num_towers", 2, 4, harmless=False)]
+
+
+def test_one_image_a_tower_is_too_few_for_the_auxiliary_head() -> None:
+    inception = recipe("inception_v3")
+    with pytest.raises(InputError) as raised:
+        replace(inception, batch_size=8)
+    assert str(raised.value) == (
+        "With one image a tower the batch norm of the auxiliary head has nothing to normalise with.\n"
+        "  given:    batch_size=8 over 8 towers\n"
+        "  expected: two images or more a tower\n"
+        '  mend:     lower num_towers, raise batch_size, or set towers.batch_norm="sync" or model.auxiliary=false'
+    )
+    for batch_norm in ("sync", "frozen"):
+        replace(inception, batch_size=8, towers=replace(inception.towers, batch_norm=batch_norm))
+    replace(inception, batch_size=8, model=replace(inception.model, auxiliary=False))
