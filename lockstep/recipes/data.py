@@ -191,6 +191,7 @@ def _no_path(split: str) -> DataError:
         f"This recipe has not been told where its {split} images are.",
         given=f"no data.{split}",
         expected="sharded records, tar shards, or a folder with a folder of images for each class",
-        mend=f"--set data.{split}=PATH, such as 'shards/{split}-*'. To build shards: `lockstep convert images FOLDER "
-        "--to shards` of folders of images, `lockstep convert imagenet --help` of ImageNet's archives",
+        mend=f"--set data.{split}=PATH, or in a recipe's file, such as 'shards/{split}-*'. To build shards: "
+        "`lockstep convert images FOLDER --to shards` of folders of images, "
+        "`lockstep convert imagenet --help` of ImageNet's archives",
     )

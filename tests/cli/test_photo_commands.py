@@ -27,7 +27,8 @@ ROOT = FIXTURES.parent.parent
 TIMEOUT_SECONDS = 120
 SMALL = [
     "data.image_size=75", "model.depth_multiplier=0.05", "model.num_classes=4", "evaluate.top=[1, 2]", "num_towers=1",
-    "batch_size=4", "exchange.exact=true", "evaluate.every=0", "checkpoints.retention.best=none", "watch.summaries=0",
+    "batch_size=4", "exchange.exact=true", "towers.precision=fp32",
+    "evaluate.every=0", "checkpoints.retention.best=none", "watch.summaries=0",
     "watch.metrics=0", "feed.num_processes=0",
 ]  # fmt: skip
 

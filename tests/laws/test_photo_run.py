@@ -28,7 +28,8 @@ def train(workdir: Path, photos: Path, steps: int = STEPS, *settings: str) -> Re
     usual = [
         f"data.train={photos}/shards/train-*", f"data.validation={photos}/validation", "data.labels_offset=0",
         "data.image_size=75", "model.depth_multiplier=0.05", "model.num_classes=4", "evaluate.top=[1, 2]",
-        "num_towers=2", "batch_size=4", "exchange.exact=true", "evaluate.every=2 steps", "evaluate.micro_batch=3",
+        "num_towers=2", "batch_size=4", "exchange.exact=true", "towers.precision=fp32",
+        "evaluate.every=2 steps", "evaluate.micro_batch=3",
         "watch.metrics=1 steps", "watch.summaries=0", "feed.num_processes=0", f"end.count={steps}", *settings,
     ]  # fmt: skip
     return Session(with_settings(recipe("inception_v3"), usual), workdir, ls.join("cpu")).run()

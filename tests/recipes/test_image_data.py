@@ -31,8 +31,9 @@ def said_by(call: Any, *given: Any) -> str:
 
 HOW_TO_TELL = (
     "  expected: sharded records, tar shards, or a folder with a folder of images for each class\n"
-    "  mend:     --set data.{0}=PATH, such as 'shards/{0}-*'. To build shards: `lockstep convert images FOLDER "
-    "--to shards` of folders of images, `lockstep convert imagenet --help` of ImageNet's archives"
+    "  mend:     --set data.{0}=PATH, or in a recipe's file, such as 'shards/{0}-*'. To build shards: "
+    "`lockstep convert images FOLDER --to shards` of folders of images, "
+    "`lockstep convert imagenet --help` of ImageNet's archives"
 )
 
 
