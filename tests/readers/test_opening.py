@@ -17,7 +17,7 @@ from lockstep.errors import DataError
 from lockstep.readers.coco import Coco
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.image_records import ImageRecords
-from lockstep.readers.opening import open_source
+from lockstep.readers.opening import check_there, open_source
 from lockstep.readers.reader import Reader
 from lockstep.readers.records import Records
 from lockstep.readers.tar_shards import TarShards
@@ -309,3 +309,47 @@ def test_a_damaged_file_of_records_is_said_to_be_damaged(tmp_path: Path) -> None
 def test_a_bucket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="s3://bucket/train is not on this machine"):
         open_source("s3://bucket/train")
+
+
+# Whether it is there --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "photos",
+        "photos/cat/1.png",
+        "shards/train-*",
+        "shards/train-{{00000..00001}}-of-00002",
+        "shards",
+        "instances.json",
+        "instances.json:somewhere",
+        "a[1]",
+    ],
+)
+def test_what_is_there_is_not_looked_into(tmp_path: Path, given: str) -> None:
+    image_in(tmp_path / "photos/cat/1.png")
+    (tmp_path / "shards").mkdir()
+    for shard in range(2):
+        (tmp_path / f"shards/train-{shard:05d}-of-00002").write_bytes(b"no records")
+    (tmp_path / "instances.json").touch()
+    (tmp_path / "a[1]").mkdir()
+    check_there(f"{tmp_path}/{given.format()}")
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ("phtos", "There is no data at {0}/phtos."),
+        ("shards/test-*", "No file is named like {0}/shards/test-*"),
+        ("shards/train-{{00001..00002}}-of-00003", "There is no data at {0}/shards/train-"),
+        ("instances.json:somewhere", "There is no data at {0}/instances.json:somewhere."),
+    ],
+)
+def test_what_is_not_there_is_named(tmp_path: Path, given: str, what: str) -> None:
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards/train-00001-of-00003").touch()
+    with pytest.raises(DataError) as caught:
+        check_there(f"{tmp_path}/{given.format()}")
+    assert caught.value.what.startswith(what.format(tmp_path))
+    assert "check the p" in caught.value.mend
