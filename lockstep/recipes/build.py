@@ -120,8 +120,14 @@ def build_state(recipe: Recipe, worker: Worker) -> TrainState:
     )
 
 
-def schedule_mismatch(recipe: Recipe, epoch_size: int) -> str | None:
-    """A sentence where the learning rate comes to its end at another step than the run; None where all is well."""
+def schedule_mismatch(recipe: Recipe, epoch_size: int, what: str = "the run") -> str | None:
+    """A sentence where the learning rate comes to its end at another step than the run; None where all is well.
+
+    Args:
+        recipe: of the run, or of a stage of it.
+        epoch_size: examples in an epoch.
+        what: is called so.
+    """
     given, end = getattr(recipe.optimizer, "lr", None), recipe.end
     if not isinstance(given, Cosine) or not isinstance(end, Steps | Epochs):
         return None
@@ -131,4 +137,4 @@ def schedule_mismatch(recipe: Recipe, epoch_size: int) -> str | None:
     if schedule.steps == last:
         return None
     after = f"stays at {schedule.final:g} from there on" if last > int(str(schedule.steps)) else "is still on its way"
-    return f"the learning rate ends at step {schedule.steps}, the run at step {last}: it {after} (optimizer.lr.steps)"
+    return f"the learning rate ends at step {schedule.steps}, {what} at step {last}: it {after} (optimizer.lr.steps)"

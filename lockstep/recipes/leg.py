@@ -49,6 +49,7 @@ class Leg:
         end: of the run.
         totals: see each report before anything else does.
         saves_first_step: the run has gone back, and no checkpoint says yet what it is to skip.
+        history: by step, the scores by which checkpoints are the best, of the legs before.
     """
 
     def __init__(
@@ -61,11 +62,13 @@ class Leg:
         end: End | None,
         totals: Sequence[Hook],
         saves_first_step: bool,
+        history: Mapping[int, float],
     ) -> None:
         self._recipe, self._course, self._worker, self._files = recipe, course, worker, files
         self._end, self._totals, self._saves_first_step = end, totals, saves_first_step
         self._state, self._loader = course.parts.state, course.parts.loader
         self._latest = self._start = Progress(self._state.step, self._loader.position, self._loader.epoch_size)
+        self._history = history
         self._saved: tuple[int, Mapping[str, float]] | None = None
         self._is_stopped = False
 
@@ -84,7 +87,7 @@ class Leg:
         """
         with ExitStack() as stack:
             self._records = self._open_records(stack)
-            self.validation = Validation(self._course.now.recipe, self._course.parts, self._worker, self._records)
+            self.validation = self._validation()
             self._mark(event, **facts)
             if self._recipe.stages and self._worker.is_chief:
                 log.info("%s", self._course.in_words())
@@ -92,13 +95,22 @@ class Leg:
                 stack.enter_context(self._files.saver)
             if event == "resume" and self.validation.is_owed(self._start):
                 self._validate()
-            if event != "stage":  # a checkpoint of this step belongs to the stage before
+            if event != "stage":  # the checkpoint of this step is that of the stage before
                 self._save()
             self._train(self._hooks(stack))
             reason = self._reason()
+            if reason == "patience" and self._worker.is_chief:
+                log.info("the run ends at step %d: %s", self._state.step, self.validation.why_no_patience())
+            self._save()
+            if self._files:
+                self._files.saver.wait()
             if reason:
-                self._end_run(reason)
+                self._mark("stop" if reason == "stopped" else "end", reason=reason)
         return reason
+
+    def _validation(self) -> Validation:
+        course = self._course
+        return Validation(course.now.recipe, course.parts, self._worker, self._records, self._history)
 
     def _train(self, hooks: Sequence[Hook]) -> None:
         """Make attempts, and call the hooks after each, until the leg is over."""
@@ -131,18 +143,6 @@ class Leg:
         if self.validation.is_out_of_patience:
             return "patience"
         return "end" if self._is_at_end() or self._course.is_at_last else None
-
-    def _end_run(self, reason: Reason) -> None:
-        """Have the last checkpoint on the disk, and say so."""
-        if reason == "patience" and self._worker.is_chief:
-            log.info("the run ends at step %d: %s", self._state.step, self.validation.why_no_patience())
-        self._save()
-        if self._files:
-            self._files.saver.wait()
-        if reason == "stopped":
-            self._mark("stop")
-        else:
-            self._mark("end", reason=reason)
 
     def _hooks(self, stack: ExitStack) -> list[Hook]:
         """In this order: what a checkpoint stands for is on the disk before it."""

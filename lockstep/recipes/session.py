@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,7 @@ class Session:
             conclude: score the weights that the run has ended with, and write its result down.
         """
         began = time.perf_counter()
+        self._worker.pulse.ended = False  # of an earlier run of the same script
         with ExitStack() as stack:
             if self._files and self._worker.is_chief:
                 stack.enter_context(self._files.workdir.held())
@@ -97,10 +99,10 @@ class Session:
     def _train(self) -> tuple[Reason, Leg]:
         """Go through the legs of the run; returns the last of them, and why it is the last."""
         event, facts = self._begin()
-        has_gone_back = False
+        has_gone_back, history = False, dict[int, float]()
         while True:
             began, step = time.perf_counter(), self.step
-            leg = self._leg(has_gone_back)
+            leg = self._leg(has_gone_back, history)
             try:
                 reason = leg.run(event, facts)
             except NonFiniteError as error:
@@ -110,11 +112,12 @@ class Session:
                     return reason, leg
                 # It may have gone back to the very end of a stage.
                 has_gone_back = has_gone_back and self.step == step
+                history = leg.validation.history
                 self._course.go_on()
                 event, facts = "stage", {"stage": self._course.now.number}
             self._spend(time.perf_counter() - began)
 
-    def _leg(self, has_gone_back: bool) -> Leg:
+    def _leg(self, has_gone_back: bool, history: Mapping[int, float]) -> Leg:
         return Leg(
             self._recipe,
             self._course,
@@ -123,6 +126,7 @@ class Session:
             end=self._end,
             totals=[self._input.add, self._pace.add],
             saves_first_step=has_gone_back,
+            history=history,
         )
 
     def _begin(self) -> tuple[str, dict[str, Any]]:

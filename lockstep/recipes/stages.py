@@ -132,10 +132,9 @@ class Course:
         """A line for each learning rate that comes to its end at another step than what it is for."""
         lines = []
         for each in self.stretches:
-            line = schedule_mismatch(each.recipe, self.parts.loader.epoch_size)
-            of_stage = f"stage {each.number}, whose first step counts as 1: " if each.last_step is not None else ""
-            lines += [of_stage + line] if line else []
-        return lines
+            what = "the run" if each.last_step is None else f"stage {each.number}, counted from its first step,"
+            lines.append(schedule_mismatch(each.recipe, self.parts.loader.epoch_size, what))
+        return [line for line in lines if line]
 
     def _enter(self, stretch: Stretch) -> None:
         """Have the parts of a stage; its loader stands where the one before stood."""

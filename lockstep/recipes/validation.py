@@ -40,19 +40,30 @@ class Validation:
         parts: of the run; the weights of its state are scored.
         worker: this worker.
         records: what is written of the run; the chief's, where there is a workdir.
+        history: by step, the scores by which checkpoints are the best, of the run so far; where the run is written
+            down, that counts.
     """
 
-    def __init__(self, recipe: Recipe, parts: Parts, worker: Worker, records: Records | None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        parts: Parts,
+        worker: Worker,
+        records: Records | None,
+        history: Mapping[int, float],
+    ) -> None:
         self._recipe, self._parts, self._worker, self._records = recipe, parts, worker, records
         self._latest: Evaluation | None = None
-        self._history = self._written() if recipe.evaluate.patience else {}
+        written = worker.group.broadcast(self._written()) if recipe.evaluate.patience else None
+        self.history: dict[int, float] = dict(history if written is None else written)
+        """The same with those of this stretch."""
 
-    def _written(self) -> dict[int, float]:
-        """By step, the scores by which checkpoints are the best, as far as the run has been written down."""
+    def _written(self) -> list[list[float]] | None:
+        """The step of each evaluation, and the score by which checkpoints are the best; the chief's, if it writes."""
+        if self._records is None:
+            return None
         name = str(self._retention.best).removeprefix(f"{SPLIT}/")
-        written = self._records.evaluations(SPLIT) if self._records else []
-        scores = [[step, float(scores[name])] for step, scores in written if name in scores]
-        return dict(self._worker.group.broadcast(scores))
+        return [[step, scores[name]] for step, scores in self._records.evaluations(SPLIT) if name in scores]
 
     def run(self) -> bool:
         """Score the validation examples, and write the scores down where there are records.
@@ -74,7 +85,7 @@ class Validation:
         best = self._retention.best
         if best is not None:
             check_one_of("checkpoints.retention.best", best, tuple(self.scores))
-            self._history[step] = self.scores[best]
+            self.history[step] = self.scores[best]
         return True
 
     @property
@@ -91,7 +102,7 @@ class Validation:
     def is_out_of_patience(self) -> bool:
         """Whether the last evaluations, as many as the recipe's patience, have brought no better checkpoint."""
         patience = self._recipe.evaluate.patience
-        return patience is not None and num_in_vain([*self._history.values()], self._retention) >= patience
+        return patience is not None and num_in_vain([*self.history.values()], self._retention) >= patience
 
     def why_no_patience(self) -> str:
         """What has used it up: `no better validation/top1 in 5 evaluations (evaluate.patience)`."""

@@ -132,6 +132,12 @@ def test_the_stages_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     assert "nothing to do: the run is at step 8 (epoch 3.20), its end is 8 steps" in caplog.messages
 
 
+def test_a_stage_that_is_over_leaves_no_state_behind(tmp_path: Path) -> None:
+    before, living = len(ls.TrainState.living), set[int]()
+    run(tmp_path, make_recipe(), Disturbance(attempted=lambda _: living.add(len(ls.TrainState.living) - before)))
+    assert living == {1}
+
+
 def test_each_stage_is_scored_at_its_size(tmp_path: Path) -> None:
     what = Disturbance()
     run(tmp_path, make_recipe(), what)
@@ -202,16 +208,15 @@ def test_a_fork_goes_on_in_the_stage_of_its_checkpoint(undisturbed: Path, tmp_pa
         assert forked[name] == whole[name], name
 
 
-@pytest.mark.parametrize("every", [3, 100])
-def test_a_rollback_over_a_boundary_is_a_run_told_from_the_start(tmp_path: Path, every: int) -> None:
-    """To the end of the stage before (every 3 steps), and to the beginning of the run."""
-    bad, given = [12, 24], make_recipe(nonfinite="rollback", checkpoints=Checkpoints(ls.Interval(every)))
+def test_a_rollback_over_a_boundary_is_a_run_told_from_the_start(tmp_path: Path) -> None:
+    """To the end of the stage before, which is saved whatever the interval."""
+    bad, given = [12, 24], make_recipe(nonfinite="rollback", checkpoints=Checkpoints(ls.Interval(0)))
     run(tmp_path / "told", given, Disturbance(skipped=bad))
     run(tmp_path / "back", given, Disturbance(bad=bad))
     assert contents(tmp_path / "back") == contents(tmp_path / "told")
     back = [line for line in lines(tmp_path / "back", "history.jsonl") if line["event"] == "rollback"]
     assert [line["skipped"] for line in back] == bad
-    assert back[0]["step"] == (3 if every == 3 else 0)
+    assert [line["step"] for line in back] == [3, 5]
 
 
 def test_what_is_skipped_at_a_boundary_survives_a_kill(tmp_path: Path) -> None:
@@ -303,6 +308,22 @@ def test_a_stage_that_is_too_short(tmp_path: Path) -> None:
     )
 
 
+def test_a_length_that_is_a_number() -> None:
+    with pytest.raises(ls.InputError, match=r"expected: steps or epochs\n +mend: +write ls\.Steps\(1000\)"):
+        Stage(1000)  # type: ignore[arg-type]
+
+
+def test_sizes_of_images_that_have_one() -> None:
+    with pytest.raises(ls.InputError) as raised:
+        make_recipe(data=ls.recipes.MnistData())
+    assert str(raised.value) == (
+        "The images of MnistData have one size.\n"
+        "  given:    stages[2].image_size=32\n"
+        "  expected: 28 pixels throughout\n"
+        "  mend:     leave image_size out of the stages, or take ImageData"
+    )
+
+
 def test_a_changed_stage_is_refused(tmp_path: Path) -> None:
     run(tmp_path, make_recipe(end=ls.Steps(4)))
     with pytest.raises(ls.WorkdirError, match="has another recipe"):
@@ -313,6 +334,6 @@ def test_rates_that_end_elsewhere_than_their_stage_are_named(tmp_path: Path, cap
     cosine = ls.optim.SGD(ls.optim.Cosine(0.1, 5))
     run(tmp_path, make_recipe(stages=(STAGES[0], Stage(ls.Steps(3), optimizer=cosine))))
     assert (
-        "stage 2, whose first step counts as 1: the learning rate ends at step 5, the run at step 3: "
+        "the learning rate ends at step 5, stage 2, counted from its first step, at step 3: "
         "it is still on its way (optimizer.lr.steps)" in caplog.messages
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,13 @@ def test_a_run_whose_patience_lasts_goes_to_its_end(tmp_path: Path) -> None:
 def test_it_needs_no_workdir() -> None:
     off = ["checkpoints.every=0", "watch.summaries=0", "watch.metrics=0"]
     assert start(None, patient(2, *off)).step == 8
+
+
+def test_it_goes_on_from_stage_to_stage_without_a_workdir(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "build_state", lambda recipe, worker: None)
+    off = ["checkpoints.every=0", "watch.summaries=0", "watch.metrics=0"]
+    given = replace(patient(2, *off), stages=tuple(ls.recipes.Stage(ls.Steps(count)) for count in (5, 2, 9)))
+    assert start(None, given).step == 8
 
 
 def contents(workdir: Path, step: int) -> dict[str, bytes]:
