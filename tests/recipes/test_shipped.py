@@ -33,7 +33,7 @@ def test_a_recipe_of_ones_own_is_named_by_its_file(mnist: Recipe, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "mend"), [("mnits", 'did you mean "mnist"?'), ("resnext", "give one of these"), ("", "give one of these")]
+    ("name", "mend"), [("mnits", 'did you mean "mnist"?'), ("vgg", "give one of these"), ("", "give one of these")]
 )
 def test_an_unknown_name_is_refused(name: str, mend: str) -> None:
     with pytest.raises(RecipeError) as caught:
