@@ -87,7 +87,7 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
             mend="leave it out, or change data.augment in the recipe",
         )
     # Weights that grow beyond all bounds by one batch, again and again, are no reason to stop.
-    recipe = replace(find(arguments.what), nonfinite="skip", nonfinite_budget=sys.maxsize)
+    recipe = replace(find(arguments.what), nonfinite="skip", nonfinite_budget=sys.maxsize, warm_start=None)
     if arguments.batch_size is not None:
         recipe = replace(recipe, batch_size=arguments.batch_size)
     if arguments.processes is not None or arguments.threads:

@@ -66,11 +66,17 @@ def flowers() -> Recipe:
 
 
 def flowers_two_stages() -> Recipe:
-    """The same in slim's two stages: 1,000 steps of the heads alone, then 500 of all layers at a smaller rate."""
+    """The same as slim's script does it: 1,000 steps of the heads alone, then 500 of all layers at a smaller rate.
+
+    Without smoothed labels, and without averages.
+    """
     return replace(
         flowers(),
         name="flowers_two_stages",
         warm_start=InitialWeights(mapping=WarmStart(skip=HEADS)),
+        loss=CrossEntropy(),
+        average=None,
+        evaluate=Evaluate(top=(1, 5)),
         end=None,
         stages=(
             Stage(Steps(1_000), optimizer=_rmsprop(0.01), train_only=HEADS),
