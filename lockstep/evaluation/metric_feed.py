@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +21,7 @@ from lockstep.metrics.metric import Metric
 from lockstep.workers.group import JSON, MAX_VALUE_BYTES
 from lockstep.workers.rank import Worker
 
-_PART_BYTES = MAX_VALUE_BYTES // 2
+_PART_BYTES = MAX_VALUE_BYTES // 4  # of a text too, which JSON may make twice as long
 _ASKED = "distributed_available_fn"  # whether there are other processes that a metric of torchmetrics waits for
 
 
@@ -78,7 +79,15 @@ class MetricFeed:
         for name, metric in self._metrics.items() if self._worker.is_chief else ():
             with _telling(name, "compute its value"), _by_itself(metric):
                 values[name] = _plain(metric.compute())
-        passed_on: Mapping[str, Any] = self._worker.group.broadcast(values) if self._metrics else values
+        return self._passed_on(values) if self._metrics else {}
+
+    def _passed_on(self, values: Mapping[str, JSON]) -> Mapping[str, Any]:
+        """Those of the chief, on all workers: in parts, for the confusion matrix of some thousand classes is long."""
+        group, text = self._worker.group, json.dumps(values)
+        starts = group.broadcast(list(range(0, len(text), _PART_BYTES)))
+        passed_on: Mapping[str, Any] = json.loads(
+            "".join(group.broadcast(text[start : start + _PART_BYTES]) for start in starts)
+        )
         return passed_on
 
     def _round(self, rows: Rows | None) -> bool:

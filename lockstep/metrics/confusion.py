@@ -36,9 +36,11 @@ class ConfusionMatrix:
             InputError: they are of other shapes, no whole numbers, or no classes; nothing is counted then.
         """
         _check_shapes(predicted, labels)
+        # In a small type the number of classes would wrap around.
+        predicted, labels = predicted.long(), labels.long()
         self._check_classes("predicted class", predicted)
         self._check_classes("label", labels)
-        cells = (labels.long() * self.num_classes + predicted.long()).to(self._counts.device)
+        cells = (labels * self.num_classes + predicted).to(self._counts.device)
         self._counts.view(-1).index_add_(0, cells, torch.ones_like(cells))
 
     def compute(self) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import lockstep as ls
 from lockstep.evaluation import metric_feed
 from lockstep.parallel.collective import process_group
+from lockstep.workers.group import MAX_VALUE_BYTES
 
 SIZE, MICRO_BATCH = 11, 4
 
@@ -174,6 +176,20 @@ def wide_rows(part_bytes: int) -> Any:
 
 def test_rows_of_any_kind_travel_in_parts(run_workers: Callable[..., list[Any]]) -> None:
     assert run_workers(wide_rows, 2, 1000) == [300 * sum(range(SIZE))] * 2
+
+
+def long_value(value: Any) -> Any:
+    metric_feed._PART_BYTES = 100
+    return evaluated(score, {"seen": Seen(value)}).computed["seen"]
+
+
+def test_a_value_that_is_too_long_for_one_message_reaches_all_workers(run_workers: Callable[..., list[Any]]) -> None:
+    value = [["\\" * 99, 'é "', float("inf")], list(range(200))]
+    assert run_workers(long_value, 2, value) == [value] * 2
+
+
+def test_a_part_fits_into_a_message_whatever_it_holds() -> None:
+    assert len(json.dumps("\\" * metric_feed._PART_BYTES)) < MAX_VALUE_BYTES - 1024
 
 
 def refused_names() -> str:

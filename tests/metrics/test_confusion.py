@@ -41,10 +41,12 @@ def test_recall_is_over_the_right_class_and_precision_over_the_predicted_one() -
     )
 
 
-def test_narrow_whole_numbers_do_not_overflow() -> None:
-    matrix = ConfusionMatrix(200)
+@pytest.mark.parametrize("num_classes", [200, 257, 1001])
+def test_narrow_whole_numbers_do_not_overflow(num_classes: int) -> None:
+    matrix = ConfusionMatrix(num_classes)
     matrix.update(torch.tensor([199], dtype=torch.uint8), torch.tensor([150], dtype=torch.uint8))
-    assert matrix.compute().nonzero().tolist() == [[150, 199]]
+    matrix.update(torch.tensor([1], dtype=torch.int8), torch.tensor([0], dtype=torch.int8))
+    assert matrix.compute().nonzero().tolist() == [[0, 1], [150, 199]]
 
 
 def test_what_was_computed_does_not_change_later() -> None:
