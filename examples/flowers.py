@@ -20,7 +20,7 @@ from pathlib import Path
 import lockstep as ls
 
 
-def train(data: Path, weights: Path, seed: int, workdir: Path) -> ls.recipes.Result:
+def train(data: Path, weights: Path, seed: int, workdir: Path) -> ls.Result:
     """Train from the weights; the images that were held out are scored once, at the end."""
     recipe = ls.recipes.find("flowers_small")
     recipe = replace(
@@ -29,7 +29,7 @@ def train(data: Path, weights: Path, seed: int, workdir: Path) -> ls.recipes.Res
         data=replace(recipe.data, train=str(data / "train"), test=str(data / "val")),
         warm_start=replace(recipe.warm_start, path=str(weights)),
     )
-    return ls.recipes.run(recipe, workdir / f"seed-{seed}")
+    return ls.run(recipe, workdir / f"seed-{seed}")
 
 
 def main() -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from lockstep.parallel.exchange import AllReduce, Alone
     from lockstep.parallel.towers import InTurn, Towers
     from lockstep.progress import Epochs, Hours, Interval, Progress, Steps
+    from lockstep.runs.result import Result
+    from lockstep.runs.running import run
     from lockstep.training.hooks import every
     from lockstep.training.initialize import initialize
     from lockstep.training.loop import batches, train, train_steps
@@ -59,6 +61,8 @@ _HOMES = {
     "lockstep.parallel.exchange": ["Alone", "AllReduce"],
     "lockstep.parallel.towers": ["InTurn", "Towers"],
     "lockstep.progress": ["Epochs", "Hours", "Interval", "Progress", "Steps"],
+    "lockstep.runs.result": ["Result"],
+    "lockstep.runs.running": ["run"],
     "lockstep.training.hooks": ["every"],
     "lockstep.training.initialize": ["initialize"],
     "lockstep.training.loop": ["batches", "train", "train_steps"],
@@ -95,6 +99,7 @@ __all__ = [
     "Progress",
     "RecipeError",
     "Refusal",
+    "Result",
     "Saver",
     "StepReport",
     "Steps",
@@ -118,6 +123,7 @@ __all__ = [
     "records",
     "resume",
     "rollback",
+    "run",
     "save",
     "train",
     "train_step",

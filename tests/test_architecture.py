@@ -15,7 +15,8 @@ LAYERS = {
     3: {"data", "convert"},
     4: {"training", "evaluation"},
     5: {"recipes"},
-    6: {"cli"},
+    6: {"runs"},
+    7: {"cli"},
 }
 LAYER_OF = {package: layer for layer, packages in LAYERS.items() for package in packages}
 # Evaluation is handed a TrainState: the one arrow between packages of a layer.

@@ -26,10 +26,10 @@ from lockstep.images.flips import HorizontalFlip
 from lockstep.parallel.launch import STOPPED
 from lockstep.readers.combine import OnlyFields
 from lockstep.readers.reader import Reader
-from lockstep.recipes.build import build
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import recipe as find
 from lockstep.reporting.wording import rate
+from lockstep.runs.build import build
 from lockstep.stages import STAGES
 from lockstep.training import choices
 from lockstep.training.step import bind

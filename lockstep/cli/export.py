@@ -9,8 +9,8 @@ from pathlib import Path
 
 from lockstep.cli.converting import size
 from lockstep.cli.target_file import check_target, target_file
-from lockstep.recipes.export import FORMATS, check_packages, contents, trained_model
 from lockstep.records.shards import check_local
+from lockstep.runs.export import FORMATS, check_packages, contents, trained_model
 
 
 def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:

@@ -16,7 +16,7 @@ from lockstep.metrics.confusion import ConfusionMatrix
 from lockstep.metrics.metric import Metric
 from lockstep.metrics.worst_mistakes import WorstMistakes
 from lockstep.readers.reader import Reader
-from lockstep.recipes.classification import CONFUSION, MISTAKES, Classification
+from lockstep.runs.classification import CONFUSION, MISTAKES, Classification
 from lockstep.types import Batch
 
 

@@ -16,7 +16,7 @@ from lockstep.evaluation.evaluate import Weights
 from lockstep.evaluation.follow import Patience
 from lockstep.recipes.data import SPLITS
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.workdir import HISTORY, Workdir
+from lockstep.runs.workdir import HISTORY, Workdir
 
 JSON, CONFUSION, MISTAKES = "json", "confusion", "mistakes"
 _FILES = {

@@ -20,11 +20,11 @@ from lockstep.cli.scored_run import ScoredRun, scored_run
 from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
 from lockstep.evaluation.follow import Patience, follow
 from lockstep.readers.reader import Reader
-from lockstep.recipes.build import build_state, prepared, task
-from lockstep.recipes.examples import Examples
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.stages import recipe_at
-from lockstep.recipes.workdir import Workdir
+from lockstep.runs.build import build_state, prepared, task
+from lockstep.runs.examples import Examples
+from lockstep.runs.stages import recipe_at
+from lockstep.runs.workdir import Workdir
 from lockstep.training.resume import agreed, restore
 from lockstep.workers.rank import Worker
 

@@ -21,11 +21,11 @@ from lockstep.images.slim_presets import Preset, cifarnet, inception, lenet, vgg
 from lockstep.readers.opening import KNOWN, open_source
 from lockstep.readers.reader import Reader
 from lockstep.recipes.data import ImageData
-from lockstep.recipes.examples import Examples
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import names
 from lockstep.recipes.shipped import recipe as find
 from lockstep.recipes.wording import suggestion
+from lockstep.runs.examples import Examples
 
 PRESETS: Mapping[str, Callable[..., Preset]] = {
     "lenet": lenet,

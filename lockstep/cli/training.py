@@ -14,14 +14,14 @@ from lockstep.cli.crew import joined, num_workers, stopped_code
 from lockstep.cli.main import parse
 from lockstep.cli.scoring import tell
 from lockstep.progress import End, Epochs, Hours, Steps
-from lockstep.recipes.build import check_told
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.result import Result
-from lockstep.recipes.session import Session
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import recipe as find
-from lockstep.recipes.without_files import check_needs_no_files
-from lockstep.recipes.workdir import Workdir
+from lockstep.runs.build import check_told
+from lockstep.runs.result import Result
+from lockstep.runs.session import Session
+from lockstep.runs.without_files import check_needs_no_files
+from lockstep.runs.workdir import Workdir
 from lockstep.workers.rank import Worker
 
 log = logging.getLogger("lockstep")

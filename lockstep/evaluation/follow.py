@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.checkpoints.manifest import DamagedError
+from lockstep.checkpoints.manifest import VALUES, DamagedError
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.checks import check_range
 from lockstep.errors import CheckpointError
@@ -71,7 +71,8 @@ def follow(
 ) -> Iterator[Checkpoint]:
     """Yield the checkpoints of a run as they appear: each at most once, and always the newest that there is.
 
-    What has come meanwhile and is older is passed over. A damaged checkpoint is named in a warning, and the newest of
+    What has come meanwhile and is older is passed over. One that takes the place of another of the same step, as after
+    a fall back, is a new one. A damaged checkpoint is named in a warning, and the newest of
     the others that have come since is taken in its place; one that the run has deleted before it was read is no error.
     All workers iterate together and get the same checkpoints; the chief alone looks for them.
 
@@ -106,17 +107,17 @@ class _Search:
 
     def __init__(self, store: Store, patience: Patience, is_over: Callable[[], bool], clock: Clock) -> None:
         self._store, self._patience, self._is_over, self._clock = store, patience, is_over, clock
-        self._there: list[int] = []
-        self._seen: set[int] = set()
-        self._damaged: set[int] = set()
+        self._there: dict[int, int] = {}
+        self._seen: set[tuple[int, int]] = set()
+        self._damaged: set[tuple[int, int]] = set()
         self._earliest = self._waiting_since = clock.now()
-        self._told = False
+        self._said = ""
 
     def look(self) -> int | Literal["wait", "end"]:
         """The step to read now, or what else is to be done."""
         is_over = self._is_over()  # asked first: the last checkpoint is there before the run is over
-        now, self._there = self._clock.now(), self._store.steps()
-        new = [step for step in self._there if step not in self._seen | self._damaged]
+        now, self._there = self._clock.now(), {step: _written_ns(self._store, step) for step in self._store.steps()}
+        new = [step for step, written in self._there.items() if (step, written) not in self._seen | self._damaged]
         if new:
             return new[-1] if now >= self._earliest else "wait"
         if is_over:
@@ -130,23 +131,39 @@ class _Search:
         return "wait"
 
     def _tell(self) -> None:
-        if not self._told and not self._there:
-            self._told = True
-            log.info("waiting for the first checkpoint in %s", self._store.folder)
+        said = (
+            "the checkpoints in %s are gone: waiting for others"
+            if self._seen
+            else "waiting for the first checkpoint in %s"
+        )
+        if not self._there and said != self._said:
+            self._said = said
+            log.info(said, self._store.folder)
 
     def leave_out(self, step: int) -> None:
         """A checkpoint is damaged: those that are older have their turn."""
-        self._damaged.add(step)
+        self._damaged.add((step, self._there[step]))
 
     def begin(self) -> None:
         """One is scored from now on; all that are there with it have had their turn."""
-        self._seen = set(self._there)
+        self._seen = set(self._there.items())
         self._damaged &= self._seen
         self._earliest = self._clock.now() + self._patience.interval_seconds
 
     def end(self) -> None:
         """It is scored."""
         self._waiting_since = self._clock.now()
+
+
+def _written_ns(store: Store, step: int) -> int:
+    """When the checkpoint of a step was written, which tells it from one that has taken its place; 0: it is damaged.
+
+    Its manifest would not do: it is written again when the checkpoint has been scored.
+    """
+    try:
+        return (store.path(step) / VALUES).stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _read_together(store: Store, step: int, search: _Search) -> Checkpoint | None:

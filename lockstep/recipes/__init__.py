@@ -1,4 +1,4 @@
-"""Recipes: the complete description of a run as a value, and as TOML; and runs of a script by one.
+"""Recipes: the complete description of a run as a value, and as TOML.
 
 The names for scripts are loaded on first use.
 """
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from lockstep.recipes.parts import Checkpoints, CrossEntropy, Evaluate, Feed, InitialWeights, Stage, Watch
     from lockstep.recipes.preprocessing import Cifarnet, Inception, Lenet, ResizedCrop, Vgg
     from lockstep.recipes.recipe import Recipe
-    from lockstep.recipes.result import Result
-    from lockstep.recipes.running import run
     from lockstep.recipes.shipped import names
     from lockstep.recipes.shipped import recipe as find
 
@@ -25,8 +23,6 @@ _HOMES = {
     "lockstep.recipes.parts": ["Checkpoints", "CrossEntropy", "Evaluate", "Feed", "InitialWeights", "Stage", "Watch"],
     "lockstep.recipes.preprocessing": ["Cifarnet", "Inception", "Lenet", "ResizedCrop", "Vgg"],
     "lockstep.recipes.recipe": ["Recipe"],
-    "lockstep.recipes.result": ["Result"],
-    "lockstep.recipes.running": ["run"],
     "lockstep.recipes.shipped": ["names", "recipe"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -44,14 +40,12 @@ __all__ = [
     "MnistData",
     "Recipe",
     "ResizedCrop",
-    "Result",
     "Retention",
     "Stage",
     "Vgg",
     "Watch",
     "find",
     "names",
-    "run",
 ]
 
 

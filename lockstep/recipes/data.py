@@ -156,7 +156,7 @@ class ImageData:
         return InputError(
             f"The examples of this run come from the function {self.function} of a script.",
             given=f"data.function={self.function!r}",
-            expected="that script, which gives the function to ls.recipes.run",
+            expected="that script, which gives the function to ls.run",
             mend="run the script again: lockstep run SCRIPT; or set data.function=none and name paths",
         )
 

@@ -28,11 +28,11 @@ from lockstep.cli.score_files import reference_names
 from lockstep.cli.scored_run import scored_run
 from lockstep.evaluation.follow import Patience
 from lockstep.progress import Interval
-from lockstep.recipes.classification import CONFUSION, MISTAKES
 from lockstep.recipes.parts import Evaluate, Stage
 from lockstep.recipes.shipped import recipe
 from lockstep.recipes.toml import to_toml
-from lockstep.recipes.workdir import Workdir
+from lockstep.runs.classification import CONFUSION, MISTAKES
+from lockstep.runs.workdir import Workdir
 
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_SECONDS = 90

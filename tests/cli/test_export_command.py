@@ -12,7 +12,7 @@ from lockstep.checkpoints.store import Store
 from lockstep.cli.main import main
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import recipe
-from lockstep.recipes.workdir import Workdir
+from lockstep.runs.workdir import Workdir
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import lockstep as ls
 from lockstep.cli import crew, scoring, training
 from lockstep.cli.main import parse
 from lockstep.recipes.shipped import recipe
-from lockstep.recipes.workdir import Workdir
+from lockstep.runs.workdir import Workdir
 
 
 def plan(*words: str) -> dict[str, object]:

@@ -191,6 +191,27 @@ def test_what_a_run_deletes_and_writes_again_is_new(store: Store) -> None:
     assert followed(store, events, Patience(0, 5)) == [(0, 9), (2, 5), (4, 9)]
 
 
+def test_one_that_takes_the_place_of_another_is_new(store: Store) -> None:
+    """It fell back to step 1, and comes to the steps of the first time again."""
+    write(store, 1, 5, 9)
+    again = {"parameters": {"w": torch.full((2,), 5.0), "other": torch.zeros(1)}}
+    events = {3.0: lambda: store.write(5, again, {}), 6.0: lambda: store.write(5, again, {}, {"top1": 0.5})}
+    assert followed(store, events, Patience(0, 8)) == [(0, 9), (3, 5)], "a score alone makes none new"
+
+
+def test_that_they_are_gone_is_said(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(store, 1)
+    caplog.set_level(logging.INFO, "lockstep")
+    events = {
+        2.0: lambda: store.folder.rename(tmp_path / "aside"),
+        4.0: lambda: (tmp_path / "aside").rename(store.folder),
+        6.0: lambda: write(store, 2),
+    }
+    assert followed(store, events, Patience(0, 8)) == [(0, 1), (6, 2)], "the same ones are no new ones"
+    assert caplog.messages[0] == f"the checkpoints in {store.folder} are gone: waiting for others"
+    assert caplog.messages[1].startswith("no new checkpoint in ")
+
+
 def test_an_unknown_format_is_an_error(store: Store) -> None:
     write(store, 1)
     path = store.path(1) / "manifest.json"

@@ -121,8 +121,20 @@ IN_USE = {
         "Zeros",
         "plan",
     ],
-    "metrics": ["in_top_k"],
-    "models": ["Mnist", "MnistNet"],
+    "metrics": ["ConfusionMatrix", "Metric", "Mistake", "WorstMistakes", "in_top_k"],
+    "models": [
+        "InceptionLogits",
+        "InceptionV3",
+        "InceptionV3Net",
+        "LeNet",
+        "LeNetNet",
+        "Mnist",
+        "MnistNet",
+        "SqueezeNet",
+        "SqueezeNetNet",
+        "Timm",
+        "Torchvision",
+    ],
 }
 
 

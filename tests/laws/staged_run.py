@@ -19,14 +19,14 @@ from lockstep.checkpoints.retention import Retention
 from lockstep.data.loader import Loader
 from lockstep.images.augment import Draws, RandomShift
 from lockstep.readers.reader import Arrays
-from lockstep.recipes import stages
-from lockstep.recipes.build import Parts
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.parts import Checkpoints, Evaluate, Stage, Watch
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.result import Result
-from lockstep.recipes.session import Session
 from lockstep.recipes.shipped import recipe as find
+from lockstep.runs import stages
+from lockstep.runs.build import Parts
+from lockstep.runs.result import Result
+from lockstep.runs.session import Session
 from lockstep.workers.rank import Worker, leave
 
 BATCH_SIZE, NUM_EXAMPLES = 4, 10

@@ -14,10 +14,10 @@ import pytest
 from tiny_images import image_folder, image_shards
 
 import lockstep as ls
-from lockstep.recipes.result import Result
-from lockstep.recipes.session import Session
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import recipe
+from lockstep.runs.result import Result
+from lockstep.runs.session import Session
 from lockstep.workers.rank import leave
 
 STEPS = 4

@@ -24,7 +24,7 @@ SAVED = recipe("flowers_two_stages")
         ("data.image_size=320", "data.image_size: saved 299, given 320"),
         ("data.train=photos", "data.train: saved None, given photos"),
         ("data.preprocessing.fast=true", "data.preprocessing.fast: saved False, given True"),
-        ("loss.label_smoothing=0", "loss.label_smoothing: saved 0.1, given 0"),
+        ("loss.label_smoothing=0.1", "loss.label_smoothing: saved 0.0, given 0.1"),
         ("evaluate.top.1=3", "evaluate.top.1: saved 5, given 3"),
     ],
 )

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from lockstep.errors import InputError
 from lockstep.models.squeezenet import SqueezeNet
-from lockstep.recipes.build import build_state, check_told, task
-from lockstep.recipes.classification import Classification
 from lockstep.recipes.parts import CrossEntropy
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.running import run
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import recipe
+from lockstep.runs.build import build_state, check_told, task
+from lockstep.runs.classification import Classification
+from lockstep.runs.running import run
 from lockstep.training.warm_start import warm_start
 from lockstep.types import Batch
 from lockstep.workers.rank import join

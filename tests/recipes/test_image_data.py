@@ -80,7 +80,7 @@ def test_data_of_a_function_needs_its_script() -> None:
     assert said == (
         "The examples of this run come from the function photos.reader of a script.\n"
         "  given:    data.function='photos.reader'\n"
-        "  expected: that script, which gives the function to ls.recipes.run\n"
+        "  expected: that script, which gives the function to ls.run\n"
         "  mend:     run the script again: lockstep run SCRIPT; or set data.function=none and name paths"
     )
     assert said_by(ImageData(train="x", function="photos.reader").reader, "train", 3) == said

@@ -19,7 +19,6 @@ from lockstep.optim import Constant, Exponential, MovingAverage, RMSProp
 from lockstep.optim.schedules import resolved
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Interval, Steps
-from lockstep.recipes.build import build_state, check_told, example_input, task
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.parts import CrossEntropy, Evaluate, InitialWeights, Stage
 from lockstep.recipes.preprocessing import Inception
@@ -27,6 +26,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import recipe
 from lockstep.recipes.toml import from_toml, to_toml
+from lockstep.runs.build import build_state, check_told, example_input, task
 from lockstep.selection import selected
 from lockstep.training.state import TrainState
 from lockstep.weights.warm_start import WarmStart

@@ -15,12 +15,12 @@ from toy import Logistic, loss_after, losses, make_loader
 import lockstep as ls
 from lockstep.cli.scoring import accuracy
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.session import Session
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import recipe
-from lockstep.recipes.without_files import check_needs_no_files
-from lockstep.recipes.workdir import Workdir
 from lockstep.reporting.events import event_paths
+from lockstep.runs.session import Session
+from lockstep.runs.without_files import check_needs_no_files
+from lockstep.runs.workdir import Workdir
 from lockstep.workers.rank import leave
 
 

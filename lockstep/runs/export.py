@@ -20,9 +20,9 @@ from torch.fx import GraphModule
 from lockstep.checkpoints.tensors import encoded
 from lockstep.errors import InputError
 from lockstep.evaluation.evaluate import Weights
-from lockstep.recipes.build import example_input
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.workdir import RECIPE, Workdir
+from lockstep.runs.build import example_input
+from lockstep.runs.workdir import RECIPE, Workdir
 from lockstep.training.run_weights import RunWeights, open_weights
 from lockstep.training.saved import check_fits
 from lockstep.weights.name_maps import AVERAGE

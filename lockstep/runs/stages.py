@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from lockstep.checkpoints.store import Checkpoint
 from lockstep.errors import InputError
 from lockstep.progress import End, Epochs, Hours, Steps
-from lockstep.recipes.build import Parts, build, build_state, schedule_mismatch
 from lockstep.recipes.data import ImageData
-from lockstep.recipes.examples import ReaderFunction
 from lockstep.recipes.parts import Stage
 from lockstep.recipes.recipe import Recipe
+from lockstep.runs.build import Parts, build, build_state, schedule_mismatch
+from lockstep.runs.examples import ReaderFunction
 from lockstep.training.handover import hand_over
 from lockstep.training.resume import take_over
 from lockstep.workers.rank import Worker

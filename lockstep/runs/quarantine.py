@@ -9,7 +9,7 @@ import json
 import logging
 
 from lockstep.data.loader import Loader
-from lockstep.recipes.workdir import QUARANTINE, Workdir
+from lockstep.runs.workdir import QUARANTINE, Workdir
 from lockstep.types import StepReport
 
 log = logging.getLogger("lockstep")

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from lockstep.checkpoints.store import Store
 from lockstep.errors import NonFiniteError
 from lockstep.progress import End, Progress
-from lockstep.recipes.kept_batches import KeptBatches
-from lockstep.recipes.quarantine import QuarantineList
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.records import Records
-from lockstep.recipes.result import Reason
-from lockstep.recipes.stages import Course
 from lockstep.recipes.toml import to_toml
-from lockstep.recipes.validation import SPLIT, Validation
-from lockstep.recipes.workdir import Workdir
 from lockstep.reporting.console import Console
+from lockstep.runs.kept_batches import KeptBatches
+from lockstep.runs.quarantine import QuarantineList
+from lockstep.runs.records import Records
+from lockstep.runs.result import Reason
+from lockstep.runs.stages import Course
+from lockstep.runs.validation import SPLIT, Validation
+from lockstep.runs.workdir import Workdir
 from lockstep.training.hooks import every
 from lockstep.training.loop import Hook, train_steps
 from lockstep.training.saving import Saver

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from lockstep.checks import check_type, wrong_type
 from lockstep.errors import InputError
-from lockstep.recipes.build import check_told
 from lockstep.recipes.data import ImageData
-from lockstep.recipes.examples import ReaderFunction
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.result import Result
-from lockstep.recipes.session import Session
-from lockstep.recipes.workdir import Workdir
+from lockstep.runs.build import check_told
+from lockstep.runs.examples import ReaderFunction
+from lockstep.runs.result import Result
+from lockstep.runs.session import Session
+from lockstep.runs.workdir import Workdir
 from lockstep.workers.rank import join
 
 
@@ -45,7 +45,7 @@ def run(
         InputError: the recipe still has to be told something, or its data is not given by a function.
         WorkdirError: the workdir holds something else, or the recipe is another one than the run's.
     """
-    mend = 'write ls.recipes.run(ls.recipes.find("mnist"), "runs/mnist")'
+    mend = 'write ls.run(ls.recipes.find("mnist"), "runs/mnist")'
     check_type("recipe", recipe, Recipe, expected="a Recipe", mend=mend)
     worker, path = join(recipe.device), None if workdir is None else Path(workdir)
     if reader is not None:

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.errors import CheckpointError
-from lockstep.recipes import stages
-from lockstep.recipes.build import Parts
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.session import Session
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import recipe
+from lockstep.runs import stages
+from lockstep.runs.build import Parts
+from lockstep.runs.session import Session
 from lockstep.workers.rank import Worker
 
 

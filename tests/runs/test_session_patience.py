@@ -17,12 +17,12 @@ from torch import nn
 import lockstep as ls
 from lockstep.checkpoints.retention import Retention
 from lockstep.checkpoints.store import Store
-from lockstep.recipes import stages
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.result import Result
-from lockstep.recipes.session import Session
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.validation import num_in_vain
+from lockstep.runs import stages
+from lockstep.runs.result import Result
+from lockstep.runs.session import Session
+from lockstep.runs.validation import num_in_vain
 from lockstep.workers.rank import leave
 
 SCORES = {2: 0.5, 4: 0.75, 6: 0.75, 8: 0.625, 10: 0.875, 12: 0.5, 14: 0.5, 16: 0.5}

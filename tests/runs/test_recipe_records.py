@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import lockstep as ls
 from lockstep.progress import Interval, Progress
 from lockstep.recipes.parts import Watch
-from lockstep.recipes.records import Records
+from lockstep.runs.records import Records
 
 BEGINNING = Progress(0, 0, 80)
 

@@ -13,19 +13,19 @@ from lockstep.checkpoints.store import Store
 from lockstep.errors import NonFiniteError
 from lockstep.evaluation.evaluate import Evaluation
 from lockstep.progress import Hours, Progress
-from lockstep.recipes.beginning import begin
-from lockstep.recipes.examples import ReaderFunction
-from lockstep.recipes.leg import Files, Leg
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.result import Best, Reason, Result
-from lockstep.recipes.settling import settle
-from lockstep.recipes.stages import Course
 from lockstep.recipes.toml import to_toml
-from lockstep.recipes.validation import SPLIT, score_split
-from lockstep.recipes.without_files import check_needs_no_files
-from lockstep.recipes.workdir import Workdir
 from lockstep.reporting.input_totals import InputTotals
 from lockstep.reporting.pace import Pace
+from lockstep.runs.beginning import begin
+from lockstep.runs.examples import ReaderFunction
+from lockstep.runs.leg import Files, Leg
+from lockstep.runs.result import Best, Reason, Result
+from lockstep.runs.settling import settle
+from lockstep.runs.stages import Course
+from lockstep.runs.validation import SPLIT, score_split
+from lockstep.runs.without_files import check_needs_no_files
+from lockstep.runs.workdir import Workdir
 from lockstep.training.resume import save
 from lockstep.training.rollback import check_may_roll_back, go_back, last_checkpoint
 from lockstep.training.saving import Saver

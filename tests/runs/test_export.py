@@ -22,12 +22,12 @@ from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError, InputError
 from lockstep.evaluation.evaluate import Weights
 from lockstep.readers.mnist import scale_image
-from lockstep.recipes import export
-from lockstep.recipes.export import METADATA, Trained, check_packages, contents, take_weights, trained_model
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import recipe
-from lockstep.recipes.workdir import Workdir
+from lockstep.runs import export
+from lockstep.runs.export import METADATA, Trained, check_packages, contents, take_weights, trained_model
+from lockstep.runs.workdir import Workdir
 from lockstep.weights.memory import MemorySource
 from lockstep.weights.name_maps import AVERAGE
 

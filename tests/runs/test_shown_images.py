@@ -18,7 +18,7 @@ from lockstep.images.drawing import COLOURS
 from lockstep.progress import Progress
 from lockstep.readers.reader import Cost
 from lockstep.recipes.parts import Watch
-from lockstep.recipes.records import Records
+from lockstep.runs.records import Records
 
 
 class WithObjects:

@@ -40,7 +40,7 @@ def main() -> None:
         end=ls.Steps(int(sys.argv[2])),
         device="cpu",
     )
-    result = ls.recipes.run(recipe, sys.argv[1], reader=stripes)
+    result = ls.run(recipe, sys.argv[1], reader=stripes)
     scores = result.evaluation
     assert scores is not None
     if ls.join().is_chief:

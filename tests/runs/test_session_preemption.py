@@ -13,9 +13,9 @@ from test_session_refusals import BATCH_SIZE, STEPS, contents, events, history, 
 from torch import nn
 
 import lockstep as ls
-from lockstep.recipes import stages
-from lockstep.recipes.result import Result
-from lockstep.recipes.session import Session
+from lockstep.runs import stages
+from lockstep.runs.result import Result
+from lockstep.runs.session import Session
 from lockstep.workers.rank import leave
 
 Place = tuple[str, int]

@@ -13,9 +13,9 @@ from lockstep.optim import Cosine
 from lockstep.optim.schedules import resolved
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Steps
-from lockstep.recipes.classification import Classification
-from lockstep.recipes.examples import Examples, ReaderFunction
 from lockstep.recipes.recipe import Recipe
+from lockstep.runs.classification import Classification
+from lockstep.runs.examples import Examples, ReaderFunction
 from lockstep.training.state import TrainState
 from lockstep.workers.rank import Worker
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import lockstep as ls
-from lockstep.recipes.build import Parts
+from lockstep.runs.build import Parts
 
 
 def parts_by_hand(

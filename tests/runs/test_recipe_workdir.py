@@ -14,7 +14,7 @@ import pytest
 from lockstep.errors import WorkdirError
 from lockstep.owner import host, this_process
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.workdir import Workdir
+from lockstep.runs.workdir import Workdir
 from lockstep.training.choices import Choices
 
 CHOICES = Choices(2, "cpu", "x86_64 AVX2", "fp32", "contiguous", "fused", "off", "none", "2.11.0", "0.1.0")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.errors import CheckpointError
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.stages import Course
+from lockstep.runs.stages import Course
 from lockstep.training.resume import agreed, store_of
 from lockstep.training.run_weights import run_at_step
 from lockstep.training.warm_start import warm_start

@@ -9,9 +9,9 @@ from lockstep.checkpoints.retention import Retention
 from lockstep.checks import check_one_of
 from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
 from lockstep.progress import Progress
-from lockstep.recipes.build import Parts
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.records import Records
+from lockstep.runs.build import Parts
+from lockstep.runs.records import Records
 from lockstep.workers.rank import Worker
 
 log = logging.getLogger("lockstep")

@@ -18,13 +18,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor, nn
 
 import lockstep as ls
-from lockstep.recipes import kept_batches, stages
-from lockstep.recipes.build import Parts
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.result import Result
-from lockstep.recipes.session import Session
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import recipe
+from lockstep.runs import kept_batches, stages
+from lockstep.runs.build import Parts
+from lockstep.runs.result import Result
+from lockstep.runs.session import Session
 from lockstep.workers.rank import Worker
 
 BATCH_SIZE, STEPS = 4, 9
@@ -197,7 +197,7 @@ def test_the_budget_ends_the_run(tmp_path: Path) -> None:
 
 def test_hours_go_on_whatever_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0.0)
-    for module in ("training.step", "recipes.session"):
+    for module in ("training.step", "runs.session"):
         monkeypatch.setattr(f"lockstep.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
     positions: list[int] = []
 

@@ -64,7 +64,7 @@ def own() -> Recipe:
 
 
 def test_the_recipe_of_the_run_goes_by_the_names_of_the_library(tmp_path: Path, own: Recipe) -> None:
-    result = ls.recipes.run(own, tmp_path, reader=stripes)
+    result = ls.run(own, tmp_path, reader=stripes)
     assert (result.step, result.reason, result.split) == (1, "end", "test")
     assert (tmp_path / "recipe.toml").read_text().count('function = "stripes"') == 1
 
@@ -73,22 +73,22 @@ def test_another_function_is_another_recipe(tmp_path: Path, own: Recipe) -> None
     def other(split: str) -> ls.data.Reader | None:
         return stripes(split)
 
-    ls.recipes.run(own, tmp_path, reader=stripes)
+    ls.run(own, tmp_path, reader=stripes)
     with pytest.raises(ls.WorkdirError, match=r"data\.function: saved stripes, given .*other"):
-        ls.recipes.run(own, tmp_path, reader=other)
-    assert ls.recipes.run(own, tmp_path, reader=other, accept_changes=True).step == 1
+        ls.run(own, tmp_path, reader=other)
+    assert ls.run(own, tmp_path, reader=other, accept_changes=True).step == 1
 
 
 def test_best_checkpoints_need_examples_to_validate(tmp_path: Path, own: Recipe) -> None:
     best = ls.recipes.Checkpoints(retention=ls.recipes.Retention(best="validation/top1"))
     with pytest.raises(ls.InputError, match="Nothing would say which checkpoints are the best"):
-        ls.recipes.run(replace(own, checkpoints=best), tmp_path, reader=stripes)
+        ls.run(replace(own, checkpoints=best), tmp_path, reader=stripes)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_function_without_examples_to_train_on(tmp_path: Path, own: Recipe) -> None:
     with pytest.raises(ls.DataError) as raised:
-        ls.recipes.run(own, tmp_path, reader=lambda split: None)
+        ls.run(own, tmp_path, reader=lambda split: None)
     assert str(raised.value) == (
         "The function of this run gives no train examples.\n"
         "  given:    reader('train') is None\n"
@@ -108,5 +108,5 @@ def test_a_function_without_examples_to_train_on(tmp_path: Path, own: Recipe) ->
 def test_what_cannot_be_run(tmp_path: Path, own: Recipe, wrong: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {"recipe": own, "reader": stripes, **wrong}
     with pytest.raises(ls.InputError) as raised:
-        ls.recipes.run(given["recipe"], tmp_path, reader=given["reader"])
+        ls.run(given["recipe"], tmp_path, reader=given["reader"])
     assert message in str(raised.value)

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.errors import DataError
-from lockstep.recipes import stages
-from lockstep.recipes.build import Parts, build
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.session import Session
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import recipe
+from lockstep.runs import stages
+from lockstep.runs.build import Parts, build
+from lockstep.runs.session import Session
 from lockstep.workers.rank import Worker
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]

@@ -6,9 +6,9 @@ import logging
 
 import torch
 
-from lockstep.recipes.build import Parts
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.workdir import Workdir
+from lockstep.runs.build import Parts
+from lockstep.runs.workdir import Workdir
 from lockstep.training import choices
 from lockstep.training.choices import Choices
 from lockstep.workers.rank import Worker

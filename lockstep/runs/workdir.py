@@ -30,9 +30,9 @@ from lockstep.lease import Lease, take
 from lockstep.listing import few
 from lockstep.recipes.differences import differences
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.result import Result
 from lockstep.recipes.toml import load, to_toml
 from lockstep.reporting.append import AppendOnly
+from lockstep.runs.result import Result
 from lockstep.training.choices import Choices
 from lockstep.weights.report import Report
 

@@ -15,12 +15,12 @@ import lockstep as ls
 from lockstep.checkpoints import Store
 from lockstep.checkpoints.manifest import Manifest
 from lockstep.cli import scoring
-from lockstep.recipes import stages
-from lockstep.recipes.build import build
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.session import Session
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.workdir import Workdir
+from lockstep.runs import stages
+from lockstep.runs.build import build
+from lockstep.runs.session import Session
+from lockstep.runs.workdir import Workdir
 from lockstep.workers.rank import leave
 
 SCORES = {2: 0.25, 4: 0.75, 6: 0.5, 8: 0.625}

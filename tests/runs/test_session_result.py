@@ -16,13 +16,13 @@ from torch import nn
 
 import lockstep as ls
 from lockstep.cli import training
-from lockstep.recipes import stages
-from lockstep.recipes.build import Parts, check_told
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.result import Result
-from lockstep.recipes.session import Session
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import recipe as find
+from lockstep.runs import stages
+from lockstep.runs.build import Parts, check_told
+from lockstep.runs.result import Result
+from lockstep.runs.session import Session
 from lockstep.version import __version__
 from lockstep.workers.rank import Worker
 
@@ -150,9 +150,9 @@ def test_evaluations_and_saving_are_no_training_time(
     """An attempt takes a second, an evaluation and a checkpoint a thousand."""
     caplog.set_level(logging.INFO)
     clock = SimpleNamespace(now=0.0)
-    for module in ("training.step", "data.loader", "recipes.session"):
+    for module in ("training.step", "data.loader", "runs.session"):
         monkeypatch.setattr(f"lockstep.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
-    monkeypatch.setattr("lockstep.recipes.leg.Saver.save", lambda *_, **__: pass_time(1000.0))
+    monkeypatch.setattr("lockstep.runs.leg.Saver.save", lambda *_, **__: pass_time(1000.0))
 
     def pass_time(seconds: float) -> None:
         clock.now += seconds

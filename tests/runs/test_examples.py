@@ -15,11 +15,11 @@ import lockstep as ls
 from lockstep.errors import DataError, InputError
 from lockstep.readers import opening
 from lockstep.readers.reader import Arrays, Reader
-from lockstep.recipes.build import build, check_told
-from lockstep.recipes.examples import Examples
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import recipe
+from lockstep.runs.build import build, check_told
+from lockstep.runs.examples import Examples
 
 
 def make_recipe(*settings: str) -> Recipe:

@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+import pytest
+
+from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.shipped import recipe
+
+
+@pytest.fixture
+def mnist() -> Recipe:
+    return recipe("mnist")
