@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
+from lockstep.checkpoints.store import Store
 from lockstep.checkpoints.tensors import encoded
 from lockstep.errors import InputError
 from lockstep.evaluation.evaluate import Weights
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import example_input
+from lockstep.runs.stages import recipe_at
 from lockstep.runs.workdir import RECIPE, Workdir
 from lockstep.training.run_weights import RunWeights, open_weights
 from lockstep.training.saved import check_fits
@@ -73,7 +75,14 @@ def trained_model(run: str, *, average: bool) -> Trained:
     model = recipe.model.build(recipe.seed)
     take_weights(model, source, average=average)
     weights: Weights = "average" if average else "raw"
-    return Trained(model.eval(), example_input(recipe, _EXAMPLES_TRACED), source.step, recipe.name, weights)
+    example = example_input(_at_stage(recipe, source), _EXAMPLES_TRACED)
+    return Trained(model.eval(), example, source.step, recipe.name, weights)
+
+
+def _at_stage(recipe: Recipe, source: RunWeights) -> Recipe:
+    """That of the stage of the checkpoint, which may have images of another size."""
+    checkpoint = Store(source.path.parent).read(source.step) if recipe.stages else None
+    return recipe_at(recipe, checkpoint) if checkpoint else recipe
 
 
 def take_weights(model: nn.Module, source: WeightSource, *, average: bool) -> None:

@@ -21,7 +21,11 @@ import lockstep as ls
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError, InputError
 from lockstep.evaluation.evaluate import Weights
+from lockstep.models import SqueezeNet
 from lockstep.readers.mnist import scale_image
+from lockstep.recipes.data import ImageData
+from lockstep.recipes.parts import Stage
+from lockstep.recipes.preprocessing import Inception
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import recipe
@@ -99,13 +103,33 @@ class Images:
 def made_run(folder: Path, *settings: str) -> tuple[Recipe, ls.TrainState]:
     """A run with a checkpoint of step 7, whose averages are not its weights."""
     given = with_settings(recipe("mnist"), list(settings))
+    return given, saved(folder, given)
+
+
+def saved(folder: Path, given: Recipe, *steps: int) -> ls.TrainState:
+    """Make the run."""
     state = ls.TrainState(given.model.build(1), given.optimizer, average=given.average)
     for tensor in state.averages().values():
         tensor.mul_(1.25)
     folder.mkdir()
     Workdir(folder).write_recipe(given)
-    Store(folder / "checkpoints").write(7, state.sections(), {})
-    return given, state
+    for step in steps or (7,):
+        Store(folder / "checkpoints").write(step, state.sections(), {"loader": {"epoch_size": 100}})
+    return state
+
+
+def test_images_are_as_large_as_in_the_stage_of_the_checkpoint(tmp_path: Path) -> None:
+    few = Recipe(
+        name="few",
+        model=SqueezeNet(num_classes=2),
+        data=ImageData(image_size=32, preprocessing=Inception()),
+        optimizer=ls.optim.SGD(0.1),
+        batch_size=2,
+        stages=(Stage(ls.Steps(2)), Stage(ls.Steps(2), image_size=48)),
+    )
+    saved(tmp_path / "run", few, 2, 3)
+    sides = [trained_model(f"{tmp_path}/run@{step}", average=False).example.shape[2:] for step in (2, 3)]
+    assert sides == [(32, 32), (48, 48)]
 
 
 def evaluated(state: ls.TrainState, weights: Weights) -> np.ndarray[Any, Any]:
