@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from lockstep.data.loader import Loader
 from lockstep.errors import InputError
 from lockstep.evaluation.metric_feed import MetricFeed
 from lockstep.evaluation.precise_statistics import PreciseStatistics, recompute_statistics
-from lockstep.evaluation.scores import checked, counted
+from lockstep.evaluation.scores import checked, counted, summed
 from lockstep.metrics.metric import Metric
 from lockstep.training.state import TrainState
 from lockstep.types import BadExample
@@ -105,8 +104,9 @@ def evaluate(
         metrics: by name; the same names on all workers.
 
     Raises:
-        InputError: a score is not one number an example, the state keeps no average, or there is no batch norm whose
-            statistics could be computed, or every micro-batch is dropped, or a metric fails or gets nothing.
+        InputError: a score is not one number an example, or not there for all, the state keeps no average, or there is
+            no batch norm whose statistics could be computed, or every micro-batch is dropped, or a metric fails or gets
+            nothing.
         DataError: an example cannot be read; where the loader skips bad examples, they are left out and named.
     """
     with _evaluating(state.step):
@@ -187,7 +187,7 @@ def _added_up(rows: Sequence[Any], loader: Loader, size: int) -> Evaluation:
     if not rows:
         raise _all_dropped(loader, size)
     rows = sorted(rows, key=itemgetter(0))
-    sums = {name: math.fsum(row[2][name] for row in rows) for name in rows[0][2]}
+    sums = summed([row[2] for row in rows])
     bad = tuple(BadExample(*example) for row in rows for example in row[3])
     return Evaluation(sums, sum(row[1] for row in rows), bad)
 

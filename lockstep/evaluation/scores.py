@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -60,6 +61,30 @@ def counted(scores: Scores, valid: int) -> tuple[dict[str, float], Rows]:
     sums = {name: float(values[:valid].double().sum()) for name, values in scores.averaged.items()}
     rows = {name: tuple(column[:valid].to("cpu", copy=True) for column in rows) for name, rows in scores.rows.items()}
     return sums, rows
+
+
+def summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The sums over micro-batches, rounded once; NaN where infinities of both signs are among them.
+
+    Raises:
+        InputError: they have not the same names.
+    """
+    names = list(parts[0])
+    for part in parts:
+        if sorted(part) != sorted(names):
+            raise InputError(
+                "The score function returned other scores for one micro-batch than for another.",
+                given=f"{', '.join(map(repr, names))}; {', '.join(map(repr, part))}",
+                expected="the same names each time",
+                mend="return every score for every batch",
+            )
+    return {name: _sum([part[name] for part in parts]) for name in names}
+
+
+def _sum(values: Sequence[float]) -> float:
+    """Exact but for one rounding, so in any order the same."""
+    infinite = {value for value in values if math.isinf(value)}
+    return math.nan if len(infinite) > 1 else math.fsum(values)
 
 
 def _checked_score(name: str, values: object, size: int) -> Tensor:

@@ -113,6 +113,27 @@ def test_a_tuple_without_metrics_is_refused() -> None:
         evaluated(score, {})
 
 
+def test_scores_that_are_not_there_for_all_examples_are_refused() -> None:
+    def sometimes(model: nn.Module, batch: ls.Batch) -> dict[str, Any]:
+        x = batch["x"].float()
+        return {"first": x, "second": x} if x[0] == 0 else {"first": x}
+
+    with pytest.raises(
+        ls.InputError, match=r"other scores for one micro-batch than .*\n.*'first', 'second'; 'first'\n"
+    ):
+        evaluated(sometimes, {})
+
+
+@pytest.mark.parametrize(
+    ("last", "total"), [("inf", "inf"), ("-inf", "nan"), ("nan", "nan")], ids=["infinite", "both signs", "no number"]
+)
+def test_sums_that_are_not_finite(last: str, total: str) -> None:
+    def score(model: nn.Module, batch: ls.Batch) -> dict[str, Any]:
+        return {"loss": torch.full((MICRO_BATCH,), float("inf" if batch["x"][0] == 0 else last))}
+
+    assert repr(evaluated(score, {}).sums["loss"]) == total
+
+
 def test_what_is_no_metric_is_refused() -> None:
     with pytest.raises(ls.InputError, match=r"metrics\['seen'\] is of the wrong type\.\n.*\n.*reset, update and comp"):
         evaluated(score, {"seen": len})
