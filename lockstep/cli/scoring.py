@@ -23,7 +23,7 @@ from lockstep.readers.reader import Reader
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import build_state, prepared, task
 from lockstep.runs.examples import Examples
-from lockstep.runs.stages import recipe_at
+from lockstep.runs.stages import recipe_at, recipe_at_start
 from lockstep.runs.workdir import Workdir
 from lockstep.training.resume import agreed, restore
 from lockstep.workers.rank import Worker
@@ -69,7 +69,7 @@ class _Scoring:
         self._run, self._arguments, self._worker = run, arguments, worker
         self._files = ScoreFiles(run.path)
         prepared(run.recipe, worker)
-        self._build(run.recipe)
+        self._build(recipe_at_start(run.recipe))
 
     def _build(self, recipe: Recipe) -> None:
         """Have what is scored of a stage of the run: stages differ in what is averaged, and in the size of images."""

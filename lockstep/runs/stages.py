@@ -66,6 +66,11 @@ def recipe_at(recipe: Recipe, checkpoint: Checkpoint) -> Recipe:
     return stretch_at(stretches(recipe, epoch_size), checkpoint.step).recipe
 
 
+def recipe_at_start(recipe: Recipe) -> Recipe:
+    """That of the first stage; of a run without stages its own. What a run says and no stage takes is never built."""
+    return _recipe_of(recipe, recipe.stages[0]) if recipe.stages else recipe
+
+
 class Course:
     """The way of a run through its stages, on one worker; the others make the same calls.
 
@@ -80,8 +85,7 @@ class Course:
 
     def __init__(self, recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) -> None:
         self._worker, self._reader = worker, reader
-        first = _recipe_of(recipe, recipe.stages[0]) if recipe.stages else recipe
-        self.parts: Parts = build(first, worker, reader)
+        self.parts: Parts = build(recipe_at_start(recipe), worker, reader)
         """Those of the present stage."""
         self.stretches = stretches(recipe, self.parts.loader.epoch_size)
         self.now = self.stretches[0]

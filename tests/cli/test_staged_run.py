@@ -80,6 +80,23 @@ def test_a_checkpoint_of_any_stage_is_exported(trained: Path, tmp_path: Path, st
     assert file.stat().st_size > 1 << 20
 
 
+def test_what_no_stage_takes_over_of_the_run_is_not_built(tmp_path: Path) -> None:
+    """The patterns of the run fit nothing, and each stage has its own."""
+    few = replace(
+        find("mnist"),
+        frozen=("^no such layer",),
+        batch_size=4,
+        end=None,
+        stages=(Stage(ls.Steps(1), frozen=("^conv",)), Stage(ls.Steps(1), frozen=())),
+        evaluate=Evaluate(ls.Interval(0), examples=4),
+    )
+    (tmp_path / "few.toml").write_text(to_toml(few))
+    run = str(tmp_path / "run")
+    assert training.work(["train", str(tmp_path / "few.toml"), "--workdir", run, "--device", "cpu"]) == 0
+    for step in ("1", "2"):
+        assert scoring.work(["evaluate", run, "--step", step, "--device", "cpu"]) == 0
+
+
 def test_it_is_rehearsed(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert training.work(["train", str(run / "staged.toml"), "--rehearse"]) == 0
