@@ -64,7 +64,8 @@ class Details:
         names = class_names(reader)
         if self._confusion is not None:
             with target_file(self._confusion) as file:
-                file.write(confusion_csv(self._matrix.compute(), names).encode())
+                # Classes are named by folders, which may be called what is no text.
+                file.write(confusion_csv(self._matrix.compute(), names).encode(errors="backslashreplace"))
         if self._mistakes is not None:
             with target_file(self._mistakes) as file:
                 file.write(png_bytes(mistakes_sheet(self._worst.compute(), reader, names)))

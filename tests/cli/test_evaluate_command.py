@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import os
 import re
 import shutil
 import signal
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -202,6 +204,14 @@ def test_what_is_not_asked_for_is_not_made(asked: list[str], tmp_path: Path) -> 
     details: Any = Details(Task(), 10, **files)  # type: ignore[arg-type]
     assert list(details.metrics) == asked
     assert list(details.score(None, None)) == ["top1", *asked]
+
+
+def test_a_class_may_be_called_what_is_no_text(tmp_path: Path) -> None:
+    """As a folder is whose name is of another encoding."""
+    table = tmp_path / "table.csv"
+    reader: Any = SimpleNamespace(classes=(os.fsdecode(b"r\xffd"), "ü"))
+    Details(Task(), 2, confusion=table, mistakes=None).write(lambda: reader)  # type: ignore[arg-type]
+    assert table.read_text().splitlines()[0] == r"is / predicted,r\udcffd,ü"
 
 
 def refused(workdir: Path, *words: str) -> str:
