@@ -86,13 +86,14 @@ class MetricsFile:
         try:
             line = json.dumps(facts, allow_nan=False)
         except ValueError:
-            line = json.dumps(_without_nonfinite(facts), allow_nan=False)
+            line = json.dumps(without_nonfinite(facts), allow_nan=False)
         self._file.write(line.encode() + b"\n")
 
 
-def _without_nonfinite(value: Any) -> Any:
+def without_nonfinite(value: Any) -> Any:
+    """A value, or a dict of dicts of values, in which numbers that JSON does not know are text that `float` reads."""
     if isinstance(value, dict):
-        return {name: _without_nonfinite(inner) for name, inner in value.items()}
+        return {name: without_nonfinite(inner) for name, inner in value.items()}
     return str(float(value)) if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -38,6 +38,10 @@ def build(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) 
         recipe: with its number of towers.
         worker: this worker.
         reader: gives the examples, in place of the recipe's paths.
+
+    Raises:
+        InputError: the recipe is not complete, or something that it names cannot be used.
+        WorkerError: the workers have different examples.
     """
     check_told(recipe, reader)
     towers = recipe.towers_for(worker.num_workers)
@@ -45,6 +49,7 @@ def build(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) 
     examples = prepared(recipe, worker, reader)
     _check_scored(recipe, examples)
     examples.check_held_out()
+    worker.group.agree("the numbers of examples", examples.counts())
     loader = examples.training()
     return Parts(build_state(recipe, worker), loader, towers, task(recipe), examples)
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError
 from lockstep.listing import few
 from lockstep.readers.combine import Subset
+from lockstep.readers.one_by_one import reader_of
 from lockstep.readers.reader import Reader
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
+
+SCORED = ("validation", "test")
 
 ReaderFunction = Callable[[str], Reader | None]
 """`reader(split)` gives the examples of "train", "validation" or "test", with the fields "image" and "label"; None,
@@ -28,7 +30,7 @@ class Examples:
     """
 
     def __init__(self, recipe: Recipe, function: ReaderFunction | None = None) -> None:
-        self._recipe, self._function = recipe, cache(function) if function else None
+        self._recipe, self._function = recipe, function
         self._readers: dict[tuple[str, bool], Reader] = {}
 
     def prepare(self) -> None:
@@ -59,10 +61,15 @@ class Examples:
             DataError: it cannot be read, there are fewer examples than are to be scored, or their classes have other
                 numbers than those that are trained on.
         """
-        for split in ("validation", "test"):
+        for split in SCORED:
             if self.has(split):
                 self.held_out(split)
                 self._check_classes(split)
+
+    def counts(self) -> dict[str, int]:
+        """How many there are to train on, and of each split that is scored."""
+        counts = {"to train on": len(self.reader(self._recipe.data.split, to_train=True))}
+        return counts | {split: len(self.reader(split)) for split in SCORED if self.has(split)}
 
     def _check_classes(self, split: str) -> None:
         """Refuse a folder that numbers its classes in its own way: one of those to train on is missing in it."""
@@ -90,7 +97,7 @@ class Examples:
             given = self._function(split)
             if given is None:
                 raise _not_given(split)
-            return data.labelled(given, num_classes, to_train=to_train)
+            return data.labelled(reader_of(given), num_classes, to_train=to_train)
         return data.reader(split, num_classes, to_train=to_train)
 
     def has(self, split: str) -> bool:

@@ -11,6 +11,7 @@ import torch
 from lockstep.checkpoints.manifest import Manifest
 from lockstep.checkpoints.store import Store
 from lockstep.evaluation.evaluate import Evaluation
+from lockstep.reporting.jsonl import without_nonfinite
 from lockstep.version import __version__
 
 Reason = Literal["end", "patience", "stopped"]
@@ -58,8 +59,8 @@ class Result:
         return self.reason != "stopped" and (self.evaluation is not None or self.split is None)
 
     def as_json(self) -> str:
-        """The text of the file."""
-        return json.dumps(self._facts(), indent=1) + "\n"
+        """The text of the file; numbers that JSON does not know are text, as in `metrics.jsonl`."""
+        return json.dumps(without_nonfinite(self._facts()), indent=1, allow_nan=False) + "\n"
 
     def _facts(self) -> dict[str, Any]:
         scored = self.evaluation
@@ -67,7 +68,7 @@ class Result:
             "weights": scored.weights,
             "num_examples": scored.num_examples,
             "num_bad_examples": len(scored.bad),
-            "scores": scored.means,
+            "scores": dict(scored.means),
         }
         return {
             "recipe": self.recipe,

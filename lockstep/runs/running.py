@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from lockstep.checks import check_type, wrong_type
@@ -74,5 +75,6 @@ def _with_function(recipe: Recipe, reader: ReaderFunction) -> Recipe:
             expected="a recipe with ImageData",
             mend="replace(recipe, data=ls.recipes.ImageData(image_size=224)); or leave reader out",
         )
-    name = getattr(reader, "__qualname__", type(reader).__qualname__)
+    named = reader.func if isinstance(reader, partial) else reader
+    name = getattr(named, "__qualname__", type(named).__qualname__)
     return replace(recipe, data=replace(recipe.data, function=name))

@@ -7,10 +7,13 @@ alone; at the boundary of two it is that of the first, and the second begins wit
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 
 from lockstep.checkpoints.store import Checkpoint
-from lockstep.errors import InputError
+from lockstep.errors import DataError, InputError
 from lockstep.progress import End, Epochs, Hours, Steps
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.parts import Stage
@@ -84,8 +87,10 @@ class Course:
     """
 
     def __init__(self, recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) -> None:
-        self._worker, self._reader = worker, reader
-        self.parts: Parts = build(recipe_at_start(recipe), worker, reader)
+        self._recipe, self._worker = recipe, worker
+        self._reader = cache(reader) if reader else None  # asked once a split, and not again by each stage
+        with _named(1 if recipe.stages else None):
+            self.parts: Parts = build(recipe_at_start(recipe), worker, self._reader)
         """Those of the present stage."""
         self.stretches = stretches(recipe, self.parts.loader.epoch_size)
         self.now = self.stretches[0]
@@ -93,7 +98,8 @@ class Course:
         self.end = _end_of(recipe, self.stretches[-1].last_step, self.parts.loader.epoch_size)
         """Of the run: its own, or that of its last stage, whichever is known to come first."""
         for later in self.stretches[1:]:
-            build_state(later.recipe, worker)  # a pattern that matches nothing is to be refused now, not in days
+            with _named(later.number):
+                build_state(later.recipe, worker)  # a pattern that matches nothing is to be refused now, not in days
 
     @property
     def is_at_last(self) -> bool:
@@ -133,12 +139,19 @@ class Course:
         )
 
     def mismatches(self) -> list[str]:
-        """A line for each learning rate that comes to its end at another step than what it is for."""
-        lines = []
+        """A line for an end that the stages do not reach, and for each learning rate that ends elsewhere than its stage."""
+        lines = [self._out_of_reach()]
         for each in self.stretches:
             what = "the run" if each.last_step is None else f"stage {each.number}, counted from its first step,"
             lines.append(schedule_mismatch(each.recipe, self.parts.loader.epoch_size, what))
         return [line for line in lines if line]
+
+    def _out_of_reach(self) -> str | None:
+        last, end = self.stretches[-1].last_step, self._recipe.end
+        if last is None or end is None or isinstance(end, Hours):
+            return None
+        is_reached = _num_updates(end, self._recipe, self.parts.loader.epoch_size) <= last
+        return None if is_reached else f"the run ends with its last stage at step {last}, and not after {end} (end)"
 
     def _enter(self, stretch: Stretch) -> None:
         """Have the parts of a stage; its loader stands where the one before stood."""
@@ -151,12 +164,28 @@ class Course:
         self.now = stretch
 
 
+@contextmanager
+def _named(number: int | None) -> Iterator[None]:
+    """What is refused in a stage is said of that stage; None: there are none. The data is the same in all of them."""
+    try:
+        yield
+    except InputError as error:
+        if number is None or isinstance(error, DataError):
+            raise
+        what = f"Stage {number}: {error.what}"
+        raise type(error)(what, given=error.given, expected=error.expected, mend=error.mend) from error
+
+
 def _end_of(recipe: Recipe, last: int | None, epoch_size: int) -> End | None:
     end = recipe.end
     if last is None or isinstance(end, Hours):
         return end
-    count = end.steps(epoch_size, recipe.batch_size) if isinstance(end, Epochs) else end.count if end else last
-    return end if count < last else Steps(last)
+    return end if end and _num_updates(end, recipe, epoch_size) < last else Steps(last)
+
+
+def _num_updates(end: Steps | Epochs, recipe: Recipe, epoch_size: int) -> int:
+    """In epochs, as many as there are batches in them."""
+    return end.steps(epoch_size, recipe.batch_size) if isinstance(end, Epochs) else math.ceil(end.count)
 
 
 def _recipe_of(recipe: Recipe, stage: Stage) -> Recipe:
@@ -168,13 +197,11 @@ def _recipe_of(recipe: Recipe, stage: Stage) -> Recipe:
 
 
 def _num_steps(stage: Stage, number: int, recipe: Recipe, epoch_size: int) -> int:
-    """Updates in a stage: in epochs, as many as there are batches in them."""
-    length = stage.length
-    count = length.steps(epoch_size, recipe.batch_size) if isinstance(length, Epochs) else math.ceil(length.count)
+    count = _num_updates(stage.length, recipe, epoch_size)
     if count < 1:
         raise InputError(
             f"Stage {number} is too short for an update.",
-            given=f"{length}, {epoch_size} examples in an epoch, batches of {recipe.batch_size}",
+            given=f"{stage.length}, {epoch_size} examples in an epoch, batches of {recipe.batch_size}",
             expected="at least one whole batch",
             mend=f"raise stages[{number - 1}].length, or lower the batch size",
         )
