@@ -70,6 +70,7 @@ class _Scoring:
         self._files = ScoreFiles(run.path)
         prepared(run.recipe, worker)
         self._build(recipe_at_start(run.recipe))
+        worker.pulse.at(0, "evaluate")  # while it waits, too: a stop leaves nothing to save
 
     def _build(self, recipe: Recipe) -> None:
         """Have what is scored of a stage of the run: stages differ in what is averaged, and in the size of images."""

@@ -422,5 +422,6 @@ def test_it_waits_on_all_workers_until_a_signal_ends_it(start: Start, workdir: P
     following.wait_for(f"waiting for the first checkpoint in {workdir}/checkpoints")
     (workdir / "aside").rename(workdir / "checkpoints")
     following.wait_for("precision @ 1 = ")
-    following.end(143, signal.SIGTERM)
+    said = following.end(143, signal.SIGTERM)
+    assert said.splitlines()[-1] == "warning: stopping: the scoring is left off; Ctrl-C again aborts"
     assert [line["step"] for line in evaluations(workdir)] == [6]
