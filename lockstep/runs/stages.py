@@ -139,7 +139,7 @@ class Course:
         )
 
     def mismatches(self) -> list[str]:
-        """A line for an end that the stages do not reach, and for each learning rate that ends elsewhere than its stage."""
+        """A line for an end that no stage reaches, and for each learning rate that ends elsewhere than its stage."""
         lines = [self._out_of_reach()]
         for each in self.stretches:
             what = "the run" if each.last_step is None else f"stage {each.number}, counted from its first step,"

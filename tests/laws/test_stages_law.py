@@ -285,6 +285,8 @@ def test_the_run_ends_with_its_last_stage_or_earlier(
     assert (result.step, result.reason) == (steps, "end")
     shown = [line.split(" | ")[0] for line in caplog.messages if " | loss " in line or "cross_entropy" in line]
     assert shown == [f"step {step} of {steps}" for step in range(1, steps + 1)]
+    told = [line for line in caplog.messages if line.startswith("the run ends with its last stage")]
+    assert told == [f"the run ends with its last stage at step {STEPS}, and not after {end} (end)"] * (steps == STEPS)
 
 
 # Lengths and mistakes -------------------------------------------------------------------------------------------------
@@ -292,7 +294,7 @@ def test_the_run_ends_with_its_last_stage_or_earlier(
 
 def test_a_pattern_of_a_later_stage_is_refused_at_the_start(tmp_path: Path) -> None:
     later = (STAGES[0], replace(STAGES[1], train_only=("tail",)))
-    with pytest.raises(ls.InputError, match="A pattern of train_only matches no parameter"):
+    with pytest.raises(ls.InputError, match=r"Stage 2: A pattern of train_only matches no parameter"):
         run(tmp_path, make_recipe(stages=later))
     assert not list(tmp_path.iterdir())
 

@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from own_script import TEST, stripes
 
 import lockstep as ls
@@ -77,6 +80,70 @@ def test_another_function_is_another_recipe(tmp_path: Path, own: Recipe) -> None
     with pytest.raises(ls.WorkdirError, match=r"data\.function: saved stripes, given .*other"):
         ls.run(own, tmp_path, reader=other)
     assert ls.run(own, tmp_path, reader=other, accept_changes=True).step == 1
+
+
+def sized(count: int, split: str) -> ls.data.Reader | None:
+    return stripes(split) if count else None
+
+
+@pytest.mark.parametrize("reader", [partial(sized, 1), partial(partial(sized, 1))])
+def test_a_function_with_some_arguments_given_goes_by_its_name(
+    tmp_path: Path, own: Recipe, reader: partial[ls.data.Reader | None]
+) -> None:
+    ls.run(own, tmp_path, reader=reader)
+    assert 'function = "sized"' in (tmp_path / "recipe.toml").read_text()
+
+
+def test_a_function_is_asked_once_whatever_the_stages(tmp_path: Path, own: Recipe) -> None:
+    asked = []
+
+    def reader(split: str) -> ls.data.Reader | None:
+        asked.append(split)
+        return stripes(split)
+
+    staged = replace(own, end=None, stages=(ls.recipes.Stage(ls.Steps(1)),) * 3)
+    assert ls.run(staged, tmp_path, reader=reader).step == 3
+    assert sorted(asked) == ["test", "train", "validation"]
+
+
+@pytest.mark.parametrize("given", [[1, 2], "photos", 3])
+def test_a_function_that_gives_no_reader(tmp_path: Path, own: Recipe, given: Any) -> None:
+    with pytest.raises(ls.InputError, match="expected: a reader: it has a length, and read"):
+        ls.run(own, tmp_path, reader=lambda split: given)
+    assert not list(tmp_path.iterdir())
+
+
+def on_two_workers(own: Recipe, counts: dict[str, list[int]]) -> str:
+    rank = ls.join("cpu").rank
+
+    def reader(split: str) -> ls.data.Reader | None:
+        count = counts[split][rank]
+        images = torch.zeros(count, 1, 28, 28, dtype=torch.uint8)
+        return ls.data.Arrays({"image": images, "label": torch.zeros(count).long()}) if count else None
+
+    off = {"checkpoints": ls.recipes.Checkpoints(ls.Interval(0))}
+    watch = ls.recipes.Watch(ls.Interval(0), ls.Interval(0), ls.Interval(0))
+    try:
+        return ls.run(replace(own, **off, watch=watch), None, reader=reader).reason
+    except ls.WorkerError as error:
+        return f"{error.what} {error.given}"
+
+
+@pytest.mark.parametrize(
+    ("differing", "said"),
+    [
+        ({"train": [8, 16]}, "to train on: 16 instead of 8"),
+        ({"validation": [4, 0]}, '{"to train on": 8} instead of {"to train on": 8, "validation": 4}'),
+    ],
+    ids=["more of them", "none of them"],
+)
+def test_workers_with_other_examples_are_refused(
+    own: Recipe, run_workers: Callable[..., list[Any]], differing: dict[str, list[int]], said: str
+) -> None:
+    """They would wait for one another, or train on batches that do not belong together."""
+    counts = {"train": [8, 8], "validation": [4, 4], "test": [0, 0], **differing}
+    what = f"The workers do not agree on the numbers of examples: worker 1 differs. worker 1: {said}"
+    assert run_workers(on_two_workers, 2, own, counts) == [what] * 2
 
 
 def test_best_checkpoints_need_examples_to_validate(tmp_path: Path, own: Recipe) -> None:

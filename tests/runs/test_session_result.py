@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,13 +36,14 @@ def start(
     splits: tuple[str, ...] = ("validation", "test"),
     attempted: Any = None,
     scored: Any = None,
+    value: float | None = None,
 ) -> Result:
-    """A start of the run in this process; an example scores 1 where the step is even, 2 at the last."""
+    """A start of the run in this process; an example scores a sixteenth a step, or that value."""
 
     def score(model: nn.Module, batch: ls.Batch) -> dict[str, torch.Tensor]:
         if scored:
             scored(session.step)
-        return {"top1": torch.full((len(batch["x"]),), session.step / 16)}
+        return {"top1": torch.full((len(batch["x"]),), session.step / 16 if value is None else value)}
 
     def build(recipe: Recipe, worker: Worker, reader: None) -> Parts:
         parts = make_build([], attempted=attempted, score=score)(recipe, worker)
@@ -78,6 +80,18 @@ def test_what_is_in_the_file(tmp_path: Path) -> None:
     }
     assert sorted(times) == ["examples_per_second", "seconds"]
     assert all(value > 0 for value in times.values())
+
+
+def test_scores_that_are_no_numbers_are_json(tmp_path: Path) -> None:
+    result = start(tmp_path, make_recipe("stop", "end.count=1"), value=math.nan)
+    assert result.evaluation is not None
+    assert math.isnan(result.evaluation["top1"])
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    found = json.loads((tmp_path / "result.json").read_text(), parse_constant=refuse)
+    assert found["evaluations"]["test"]["scores"] == {"top1": "nan"}
 
 
 def test_without_test_examples_those_to_validate_are_scored_once(tmp_path: Path) -> None:
