@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.checkpoints.manifest import VALUES, DamagedError
+from lockstep.checkpoints.manifest import DamagedError, FileEntry, Manifest
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.checks import check_range
 from lockstep.errors import CheckpointError
 from lockstep.workers.rank import join
 
 log = logging.getLogger("lockstep")
+
+_Contents = tuple[FileEntry, ...]
 
 LOOK_SECONDS = 1.0
 """Between two looks at the folder; a wish to stop is seen as often."""
@@ -107,17 +109,17 @@ class _Search:
 
     def __init__(self, store: Store, patience: Patience, is_over: Callable[[], bool], clock: Clock) -> None:
         self._store, self._patience, self._is_over, self._clock = store, patience, is_over, clock
-        self._there: dict[int, int] = {}
-        self._seen: set[tuple[int, int]] = set()
-        self._damaged: set[tuple[int, int]] = set()
+        self._there: dict[int, _Contents] = {}
+        self._seen: set[tuple[int, _Contents]] = set()
+        self._damaged: set[tuple[int, _Contents]] = set()
         self._earliest = self._waiting_since = clock.now()
         self._said = ""
 
     def look(self) -> int | Literal["wait", "end"]:
         """The step to read now, or what else is to be done."""
         is_over = self._is_over()  # asked first: the last checkpoint is there before the run is over
-        now, self._there = self._clock.now(), {step: _written_ns(self._store, step) for step in self._store.steps()}
-        new = [step for step, written in self._there.items() if (step, written) not in self._seen | self._damaged]
+        now, self._there = self._clock.now(), {step: _contents(self._store, step) for step in self._store.steps()}
+        new = [step for step, contents in self._there.items() if (step, contents) not in self._seen | self._damaged]
         if new:
             return new[-1] if now >= self._earliest else "wait"
         if is_over:
@@ -155,15 +157,12 @@ class _Search:
         self._waiting_since = self._clock.now()
 
 
-def _written_ns(store: Store, step: int) -> int:
-    """When the checkpoint of a step was written, which tells it from one that has taken its place; 0: it is damaged.
-
-    Its manifest would not do: it is written again when the checkpoint has been scored.
-    """
+def _contents(store: Store, step: int) -> _Contents:
+    """What tells the checkpoint of a step from one that has taken its place, not from its copy; empty if damaged."""
     try:
-        return (store.path(step) / VALUES).stat().st_mtime_ns
-    except OSError:
-        return 0
+        return Manifest.read(store.path(step)).files
+    except CheckpointError:
+        return ()
 
 
 def _read_together(store: Store, step: int, search: _Search) -> Checkpoint | None:
