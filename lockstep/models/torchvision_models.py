@@ -18,6 +18,9 @@ from torch import nn
 from lockstep.checks import check_type, check_whole
 from lockstep.errors import InputError
 from lockstep.listing import few
+from lockstep.models.inception_v3 import InceptionV3
+
+_INCEPTION = "inception_v3"
 
 Option = bool | int | float | str
 _SAID_ELSEWHERE = {
@@ -29,7 +32,7 @@ _SAID_ELSEWHERE = {
 # What torchvision would warn of, or what returns other than logits and at most one auxiliary set of them.
 _DEFAULTS: Mapping[str, Mapping[str, Option]] = {
     "googlenet": {"init_weights": True, "aux_logits": False},
-    "inception_v3": {"init_weights": True},
+    _INCEPTION: {"init_weights": True},
 }
 
 
@@ -37,14 +40,12 @@ _DEFAULTS: Mapping[str, Mapping[str, Option]] = {
 class Torchvision:
     """A classifier of torchvision, by the name that `torchvision.models.get_model` knows it by.
 
-    Its weights are torchvision's initial ones, never downloaded ones. What sizes of images it takes is its own affair.
+    Its weights are torchvision's initial ones, never downloaded ones. What sizes of images it takes is its own affair;
+    only of its Inception-v3 it is known here, whose auxiliary head wants as large ones as are usual.
 
     Raises:
         InputError: a field is of the wrong type, or an option is one that is said elsewhere.
     """
-
-    image_size: ClassVar[int] = 224
-    smallest_image: ClassVar[int] = 1
 
     name: str
     """As in "resnet50"."""
@@ -63,6 +64,18 @@ class Torchvision:
                 expected="what is not said elsewhere",
                 mend=_SAID_ELSEWHERE[option],
             )
+
+    @property
+    def image_size(self) -> int:
+        """The usual height and width, in pixels."""
+        return InceptionV3.image_size if self.name == _INCEPTION else 224
+
+    @property
+    def smallest_image(self) -> int:
+        """The least height and width, in pixels; 1 where that is not known."""
+        if self.name != _INCEPTION:
+            return 1
+        return InceptionV3.image_size if self.options.get("aux_logits", True) else InceptionV3.smallest_image
 
     def build(self, seed: int) -> nn.Module:
         """The net with its initial weights, which depend on the seed alone; no random stream of torch's is touched.

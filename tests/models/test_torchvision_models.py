@@ -66,6 +66,29 @@ def test_heads_besides_the_last_are_the_two_of_inception() -> None:
     assert Torchvision("googlenet", 4).build(seed=0)(images[..., :64, :64]).shape == (2, 4)
 
 
+@pytest.mark.parametrize(
+    ("value", "usual", "least"),
+    [
+        (Torchvision("resnet50"), 224, 1),
+        (Torchvision("inception_v3"), 299, 299),
+        (Torchvision("inception_v3", options={"aux_logits": False}), 299, 75),
+    ],
+    ids=["any", "inception", "without its auxiliary head"],
+)
+def test_the_auxiliary_head_of_its_inception_wants_large_images(value: Torchvision, usual: int, least: int) -> None:
+    assert (value.image_size, value.smallest_image) == (usual, least)
+
+
+@needs_torchvision
+@pytest.mark.parametrize("options", [{}, {"aux_logits": False}], ids=["with", "without"])
+def test_the_least_image_of_its_inception_is_the_least(options: dict[str, Any]) -> None:
+    value = Torchvision("inception_v3", 2, options)
+    net = value.build(seed=0)
+    net(torch.zeros(2, 3, value.smallest_image, value.smallest_image))
+    with pytest.raises(RuntimeError, match="size"):
+        net(torch.zeros(2, 3, value.smallest_image - 1, value.smallest_image - 1))
+
+
 @needs_torchvision
 def test_inception_is_torchvisions_with_its_weights() -> None:
     theirs = Torchvision("inception_v3", 5, {"transform_input": False, "dropout": 0.0}).build(seed=0)

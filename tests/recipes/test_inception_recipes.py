@@ -15,6 +15,7 @@ from lockstep.errors import InputError
 from lockstep.evaluation.evaluate import Weights
 from lockstep.losses.regularization import L2
 from lockstep.models.inception_v3 import InceptionV3, InceptionV3Net
+from lockstep.models.torchvision_models import Torchvision
 from lockstep.optim import Constant, Exponential, MovingAverage, RMSProp
 from lockstep.optim.schedules import resolved
 from lockstep.parallel.towers import Towers
@@ -220,6 +221,12 @@ def test_images_too_small_for_the_stem_are_refused(settings: list[str], size: in
         "  expected: 75 pixels or more\n"
         f"  mend:     set {where} to 75 or more (299 is usual)"
     )
+
+
+def test_images_too_small_for_the_auxiliary_head_of_torchvisions_are_refused() -> None:
+    whole = recipe("inception_v3")
+    with pytest.raises(InputError, match=r"set data.image_size to 299 or more \(299 is usual\)"):
+        replace(whole, model=Torchvision("inception_v3"), data=replace(whole.data, image_size=224))
 
 
 @pytest.mark.parametrize("setting", ["stages.0.image_size=257", "data.image_size=257"])
