@@ -79,6 +79,7 @@ def scored_run(arguments: argparse.Namespace) -> ScoredRun:
     if arguments.examples is not None:
         recipe = replace(recipe, evaluate=replace(recipe.evaluate, examples=arguments.examples))
     split = arguments.split or ("test" if "test" in recipe.data.splits else "validation")
+    _check_there(split, path, recipe)
     return ScoredRun(path, recipe, split, weights, patience, wanted)
 
 
@@ -124,6 +125,17 @@ def _check_split(split: str | None) -> None:
             given=f"--split {split}",
             expected=", ".join(SPLITS),
             mend="name one of these, or leave it out to score the test examples",
+        )
+
+
+def _check_there(split: str, path: Path, recipe: Recipe) -> None:
+    there = recipe.data.splits
+    if there and split not in there:  # a run whose examples come from a function names none
+        raise InputError(
+            f"The run in {path} has no {split} examples.",
+            given=f"a recipe without data.{split}",
+            expected=f"--split {' or '.join(there)}",
+            mend=f"lockstep evaluate {path} --split {there[-1]}",
         )
 
 

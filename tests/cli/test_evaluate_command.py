@@ -275,14 +275,24 @@ class TestWhatIsScored:
 
     @pytest.mark.parametrize(
         ("given", "expected"),
-        [({"validation": "v", "test": "t"}, "test"), ({"validation": "v"}, "validation"), ({}, "validation")],
-        ids=["both", "one", "none"],
+        [({"validation": "v", "test": "t"}, "test"), ({"validation": "v"}, "validation")],
+        ids=["both", "one"],
     )
     def test_the_test_examples_where_there_are_some(self, tmp_path: Path, given: dict[str, str], expected: str) -> None:
         whole = recipe("inception_v3")
         Workdir(tmp_path).write_recipe(replace(whole, data=replace(whole.data, train="x", **given)))
         assert self.split(tmp_path) == expected
         assert self.split(tmp_path, "--split", "train") == "train"
+
+    @pytest.mark.parametrize(
+        ("words", "split"), [([], "validation"), (["--split", "test"], "test")], ids=["by itself", "asked for"]
+    )
+    def test_a_split_that_the_run_does_not_have(self, tmp_path: Path, words: list[str], split: str) -> None:
+        whole = recipe("inception_v3")
+        Workdir(tmp_path).write_recipe(replace(whole, data=replace(whole.data, train="x")))
+        said = refused(tmp_path, "--follow", *words)
+        assert f"The run in {tmp_path} has no {split} examples." in said
+        assert f"lockstep evaluate {tmp_path} --split train" in said
 
     @pytest.mark.parametrize(
         ("words", "expected"),
