@@ -129,7 +129,10 @@ def evaluate_unless_stopped(
     drop_last: bool = False,
     metrics: Mapping[str, Metric] = NO_METRICS,
 ) -> Evaluation | None:
-    """What `evaluate` does; as soon as some worker is asked to stop, None on all of them."""
+    """What `evaluate` does; None on all workers where one of them is asked to stop before it has scored its part.
+
+    That one leaves off, and waits for the others: as long as for any call of the group, so a stop is for all of them.
+    """
     with _evaluating(state.step):
         model = _scored_copy(state, weights)
         size = micro_batch or loader.batch_size
