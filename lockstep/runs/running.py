@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,7 @@ from lockstep.runs.result import Result
 from lockstep.runs.session import Session
 from lockstep.runs.workdir import Workdir
 from lockstep.workers.rank import join
+from lockstep.workers.signals import stop_on_signals
 
 
 def run(
@@ -29,6 +32,8 @@ def run(
     """Train by a recipe, or go on where its workdir stands: what `lockstep train` does, from a script.
 
     Started as it is, the script is one worker; under `lockstep run --workers 4` all workers call this, and are one run.
+    Ctrl-C, SIGTERM or SIGUSR1 ends the run after its step, saved, with the reason "stopped"; the script goes on then,
+    and what it runs next is stopped, too. Called in another thread than the main one, it leaves signals to the script.
 
     Args:
         recipe: `find("mnist")`, with what is to differ: `dataclasses.replace(recipe, batch_size=64)`.
@@ -55,8 +60,10 @@ def run(
     saved = Workdir(path).recipe() if path else None
     num_towers = recipe.num_towers or (saved.num_towers if saved else None) or worker.num_workers
     recipe = replace(recipe, num_towers=num_towers)
-    session = Session(recipe, path, worker, accept_changes=accept_changes, fork_from=fork_from, reader=reader)
-    return session.run()
+    is_main = threading.current_thread() is threading.main_thread()
+    with stop_on_signals(worker.pulse) if is_main else nullcontext():
+        session = Session(recipe, path, worker, accept_changes=accept_changes, fork_from=fork_from, reader=reader)
+        return session.run()
 
 
 def _with_function(recipe: Recipe, reader: ReaderFunction) -> Recipe:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,7 @@ from own_script import TEST, stripes
 import lockstep as ls
 from lockstep.cli import training
 from lockstep.recipes.recipe import Recipe
+from lockstep.workers.rank import leave
 
 SCRIPT = Path(__file__).parent / "own_script.py"
 
@@ -111,6 +114,49 @@ def test_a_function_that_gives_no_reader(tmp_path: Path, own: Recipe, given: Any
     with pytest.raises(ls.InputError, match="expected: a reader: it has a length, and read"):
         ls.run(own, tmp_path, reader=lambda split: given)
     assert not list(tmp_path.iterdir())
+
+
+class Signalling:
+    """A reader that sends this process a signal as it is read."""
+
+    cost = "memory"
+
+    def __init__(self, inner: ls.data.Reader) -> None:
+        self._inner = inner
+        self.example_id = inner.example_id
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def read_batch(self, indices: Any) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return self._inner.read_batch(indices)
+
+
+def test_a_signal_ends_the_run_of_a_script_after_its_step(tmp_path: Path, own: Recipe) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the signal comes to the script")
+
+    def reader(split: str) -> Any:
+        given = stripes(split)
+        return given and Signalling(given)
+
+    leave()
+    before = signal.signal(signal.SIGTERM, refuse)
+    try:
+        result = ls.run(replace(own, end=ls.Steps(9)), tmp_path, reader=reader)
+        assert signal.getsignal(signal.SIGTERM) is refuse
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        leave()
+    assert (result.step, result.reason) == (1, "stopped")
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000000", "step-00000001"]
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_another_thread_may_run(tmp_path: Path, own: Recipe) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(ls.run, own, tmp_path, reader=stripes).result().reason == "end"
 
 
 def on_two_workers(own: Recipe, counts: dict[str, list[int]]) -> str:
