@@ -21,6 +21,7 @@ from lockstep.errors import WorkdirError
 from lockstep.evaluation.evaluate import Evaluation
 from lockstep.reporting.append import AppendOnly
 from lockstep.reporting.events import EventFile
+from lockstep.reporting.jsonl import without_nonfinite
 from lockstep.reporting.summary_values import scalars
 
 log = logging.getLogger("lockstep")
@@ -29,14 +30,14 @@ SUMMARIES, EVALUATIONS = "summaries-evaluation", "evaluations.jsonl"
 
 
 def facts(result: Evaluation, split: str) -> dict[str, Any]:
-    """What was scored, and how well: the same for the same weights and examples."""
+    """What was scored, and how well: the same for the same weights and examples; "nan" and "inf" are text."""
     return {
         "step": result.step,
         "split": split,
         "weights": result.weights,
         "num_examples": result.num_examples,
         "num_bad_examples": len(result.bad),
-        "scores": result.means,
+        "scores": without_nonfinite(result.means),
     }
 
 

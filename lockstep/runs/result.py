@@ -68,7 +68,7 @@ class Result:
             "weights": scored.weights,
             "num_examples": scored.num_examples,
             "num_bad_examples": len(scored.bad),
-            "scores": dict(scored.means),
+            "scores": scored.means,
         }
         return {
             "recipe": self.recipe,
