@@ -275,7 +275,8 @@ def _check(report: Report, mapping: WarmStart, guesses: Mapping[str, str], known
             expected="a tensor that fits, for every parameter and buffer of the model",
             mend=f"give name_map={known!r}, which knows these names"
             if known
-            else "give rename=..., a name_map or system, skip=... what is to stay as it is, "
+            else f"{'' if report.loaded else 'check that it is of this model; '}"
+            "give rename=..., a name_map or system, skip=... what is to stay as it is, "
             "or ignore_missing=True, reshape=True or mismatch='skip'",
         )
     if not report.loaded or report.share < (mapping.require_loaded or 0):

@@ -583,3 +583,9 @@ def test_of_very_many_that_are_missing_or_do_not_fit_the_first_are_named() -> No
         plan(Listing(dict.fromkeys(many, (3,))), many)
     assert refusal.value.given.count("does not fit") == 8
     assert refusal.value.given.endswith("; 42 more do not fit")
+
+
+def test_where_no_name_is_found_it_may_be_of_another_model() -> None:
+    with pytest.raises(CheckpointError) as refusal:
+        given_names("features.0.weight")
+    assert refusal.value.mend.startswith("check that it is of this model; give rename=..., ")
