@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import worker_processes
+
+from lockstep.reporting.log import LineHandler
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +30,16 @@ def _alone() -> Iterator[None]:
     leave()
     yield
     leave()
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    """A command shows the log on the screen; no other test shall see it there."""
+    yield
+    logger = logging.getLogger("lockstep")
+    for handler in [handler for handler in logger.handlers if isinstance(handler, LineHandler)]:
+        logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture
