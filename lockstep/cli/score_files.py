@@ -31,14 +31,8 @@ SUMMARIES, EVALUATIONS = "summaries-evaluation", "evaluations.jsonl"
 
 def facts(result: Evaluation, split: str) -> dict[str, Any]:
     """What was scored, and how well: the same for the same weights and examples; "nan" and "inf" are text."""
-    return {
-        "step": result.step,
-        "split": split,
-        "weights": result.weights,
-        "num_examples": result.num_examples,
-        "num_bad_examples": len(result.bad),
-        "scores": without_nonfinite(result.means),
-    }
+    found: dict[str, Any] = without_nonfinite({"step": result.step, "split": split, **result.facts})
+    return found
 
 
 def reference_names(means: Mapping[str, float]) -> dict[str, float]:

@@ -59,6 +59,16 @@ class Evaluation:
         """Each score averaged over the examples."""
         return {name: total / self.num_examples for name, total in self.sums.items()}
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was scored, and how well, by the names that all files of scores have."""
+        return {
+            "weights": self.weights,
+            "num_examples": self.num_examples,
+            "num_bad_examples": len(self.bad),
+            "scores": self.means,
+        }
+
     def __getitem__(self, name: str) -> float:
         check_one_of("score", name, tuple(self.sums))
         return self.sums[name] / self.num_examples

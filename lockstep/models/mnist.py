@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from lockstep.errors import InputError
+from lockstep.models.initial_weights import without_memory
 
 IMAGE_SHAPE = (1, 28, 28)
 NUM_CLASSES = 10
@@ -30,12 +31,13 @@ class MnistNet(nn.Module):
     def __init__(self, *, lrn: bool = False, generator: Generator | None = None) -> None:
         super().__init__()
         self.lrn = lrn
-        # Layers without torch's own initial weights: those would move the caller's random stream.
-        self.conv1 = nn.Conv2d(1, 32, 5, padding=2, device="meta").to_empty(device="cpu")
-        self.conv2 = nn.Conv2d(32, 64, 5, padding=2, device="meta").to_empty(device="cpu")
-        self.local3 = nn.Linear(64 * 7 * 7, 1024, device="meta").to_empty(device="cpu")
-        self.local4 = nn.Linear(1024, 10, device="meta").to_empty(device="cpu")
-        self.softmax_linear = nn.Linear(10, NUM_CLASSES, device="meta").to_empty(device="cpu")
+        with without_memory():
+            self.conv1 = nn.Conv2d(1, 32, 5, padding=2)
+            self.conv2 = nn.Conv2d(32, 64, 5, padding=2)
+            self.local3 = nn.Linear(64 * 7 * 7, 1024)
+            self.local4 = nn.Linear(1024, 10)
+            self.softmax_linear = nn.Linear(10, NUM_CLASSES)
+        self.to_empty(device="cpu")
         self.reset_parameters(generator)
 
     def reset_parameters(self, generator: Generator | None = None) -> None:

@@ -38,7 +38,7 @@ class Labelled:
         check_whole("num_classes", num_classes, least=1)
         check_labels_offset("offset", offset)
         self._reader = reader
-        self._num_classes, self._offset, self._boxes = num_classes, offset, boxes
+        self._num_classes, self._boxes = num_classes, boxes
         self.classes: Sequence[str] = getattr(reader, "classes", ())
         """The names of the classes as the reader numbers them; none where it knows none."""
         self.offset = offset
@@ -57,7 +57,7 @@ class Labelled:
         """
         fields = self._reader.read_batch(indices)
         given = self._labels_of(fields, indices)
-        labels = given - self._offset
+        labels = given - self.offset
         wrong = (given < 0) | (labels < 0) | (labels >= self._num_classes)
         if wrong.any():
             first = int(wrong.nonzero()[0])
@@ -86,7 +86,7 @@ class Labelled:
         )
 
     def _no_class(self, index: int, label: int) -> DataError:
-        name, offset, num_classes = self.example_id(index), self._offset, self._num_classes
+        name, offset, num_classes = self.example_id(index), self.offset, self._num_classes
         expected = f"{max(0, offset)} to {offset + num_classes - 1}, for a model with {num_classes} classes"
         if label == _NONE:
             return DataError(

@@ -64,12 +64,6 @@ class Result:
 
     def _facts(self) -> dict[str, Any]:
         scored = self.evaluation
-        of_split = scored and {
-            "weights": scored.weights,
-            "num_examples": scored.num_examples,
-            "num_bad_examples": len(scored.bad),
-            "scores": scored.means,
-        }
         return {
             "recipe": self.recipe,
             "lockstep": __version__,
@@ -77,7 +71,7 @@ class Result:
             "step": self.step,
             "epochs": self.epochs,
             "reason": self.reason,
-            "evaluations": {self.split: of_split} if of_split else {},
+            "evaluations": {self.split: scored.facts} if scored else {},
             "best": self.best and {"step": self.best.step, "scores": self.best.scores},
             "times": {"seconds": self.seconds, "examples_per_second": self.examples_per_second},
         }
