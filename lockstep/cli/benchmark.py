@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from lockstep.checks import check_one_of, check_range
-from lockstep.cli.subject import PRESETS, is_recipe, open_data
+from lockstep.cli.subject import is_recipe, open_data
 from lockstep.data.advice import Advice, advise
 from lockstep.data.loader import Loader
 from lockstep.data.measuring import Measured, Pace, measure
@@ -23,6 +23,7 @@ from lockstep.images.arguments import PLACES
 from lockstep.images.crops import RandomResizedCrop
 from lockstep.images.encoded import EncodedImage
 from lockstep.images.flips import HorizontalFlip
+from lockstep.images.slim_presets import SLIM_PRESETS
 from lockstep.parallel.launch import STOPPED
 from lockstep.readers.combine import OnlyFields
 from lockstep.readers.reader import Reader
@@ -110,9 +111,9 @@ def _of_path(arguments: argparse.Namespace) -> _Subject:
     """A loader of what lies there, with a usual augmentation where it is images."""
     what, name = arguments.what, arguments.augment
     if name is not None:
-        check_one_of("augment", name, list(PRESETS))
+        check_one_of("augment", name, list(SLIM_PRESETS))
     reader = _without_places(open_data(what))
-    augment = PRESETS[name]().train if name else (RandomResizedCrop(_CROP_SIZE), HorizontalFlip())
+    augment = SLIM_PRESETS[name]().train if name else (RandomResizedCrop(_CROP_SIZE), HorizontalFlip())
     return _Subject(
         Loader(
             reader,

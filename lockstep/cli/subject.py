@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from lockstep.data.showing import NOTHING, Pipeline
 from lockstep.errors import DataError, InputError
 from lockstep.images.crops import RandomResizedCrop
 from lockstep.images.flips import HorizontalFlip
-from lockstep.images.slim_presets import Preset, cifarnet, inception, lenet, vgg
+from lockstep.images.slim_presets import SLIM_PRESETS, inception
 from lockstep.readers.opening import KNOWN, open_source
 from lockstep.readers.reader import Reader
 from lockstep.recipes.data import ImageData
@@ -26,14 +25,6 @@ from lockstep.recipes.shipped import names
 from lockstep.recipes.shipped import recipe as find
 from lockstep.recipes.wording import suggestion
 from lockstep.runs.examples import Examples
-
-PRESETS: Mapping[str, Callable[..., Preset]] = {
-    "lenet": lenet,
-    "cifarnet": cifarnet,
-    "vgg": vgg,
-    "inception": inception,
-}
-"""The published pipelines by name."""
 
 _CROP, _CROP_PIXELS = "crop", 224
 _IMAGE, _BOXES = "image", "boxes"
@@ -107,20 +98,20 @@ def open_data(source: str, *, everything: bool = False) -> Reader:
 
 
 def _pipeline(augment: str | None, size: int | None, recipe: Recipe | None, reader: Reader) -> Pipeline:
-    if augment in (_CROP, *PRESETS):
+    if augment in (_CROP, *SLIM_PRESETS):
         return _pipeline_of_preset(augment, size, reader)
     if size is not None:
         raise InputError(
             "Only a preset has a size to choose.",
             given=f"--size {size} " + (f"with --augment {augment}" if augment else "without --augment"),
-            expected=f"--augment {', '.join((_CROP, *PRESETS))}",
+            expected=f"--augment {', '.join((_CROP, *SLIM_PRESETS))}",
             mend="leave --size out, or name a preset",
         )
     if augment is None:
         return _pipeline_of_recipe(recipe) if recipe else NOTHING
     if is_recipe(augment):
         return _pipeline_of_recipe(find(augment))
-    choices = (_CROP, *PRESETS, *names())
+    choices = (_CROP, *SLIM_PRESETS, *names())
     raise InputError(
         f"There is no augmentation called {augment!r}.",
         given=f"--augment {augment}",
@@ -146,7 +137,7 @@ def _pipeline_of_preset(name: str, size: int | None, reader: Reader) -> Pipeline
     if name == "inception" and _has_boxes(reader):
         preset = inception(**options, boxes_field=_BOXES)
         return Pipeline(preset.train, preset.inputs, (_IMAGE, _BOXES))
-    preset = PRESETS[name](**options)
+    preset = SLIM_PRESETS[name](**options)
     return Pipeline(preset.train, preset.inputs, (_IMAGE,))
 
 

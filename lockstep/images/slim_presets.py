@@ -90,7 +90,7 @@ def inception(size: int = 299, *, fast: bool = True, boxes_field: str | None = N
     return Preset((crop, HorizontalFlip(), ColourDraws()), (CentralCrop(size, resize="bilinear"),), inputs)
 
 
-SLIM_PRESETS: dict[str, Callable[[int], Preset]] = {
+SLIM_PRESETS: dict[str, Callable[..., Preset]] = {
     "lenet": lenet,
     "cifarnet": cifarnet,
     "vgg": vgg,
