@@ -18,8 +18,9 @@ from lockstep.checks import check_type
 from lockstep.errors import InputError, LockstepError
 from lockstep.evaluation.scores import Rows
 from lockstep.metrics.metric import Metric
-from lockstep.workers.group import JSON, MAX_VALUE_BYTES
+from lockstep.workers.group import JSON
 from lockstep.workers.rank import Worker
+from lockstep.workers.store_server import MAX_VALUE_BYTES
 
 _PART_BYTES = MAX_VALUE_BYTES // 4  # of a text too, which JSON may make twice as long
 _ASKED = "distributed_available_fn"  # whether there are other processes that a metric of torchmetrics waits for

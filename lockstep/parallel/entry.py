@@ -1,16 +1,16 @@
-"""What runs inside a forked process: the plan, the store or a worker. Importing this module loads no torch."""
+"""What runs inside a forked process: the plan or a worker. Importing this module loads no torch."""
 
 from __future__ import annotations
 
 import faulthandler
 import os
-import select
 import signal
 import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -19,6 +19,7 @@ from lockstep.parallel.watch import FailureKind
 from lockstep.workers import pulse as pulses
 from lockstep.workers.channel import Channel
 from lockstep.workers.signals import pass_on_notices
+from lockstep.workers.store_server import inherit
 
 # What torch.distributed says in a worker when another one is gone; it names no worker.
 _PEER_LOST = (
@@ -45,10 +46,9 @@ def reference(function: Callable[..., object]) -> str:
 
 def run(task: dict[str, Any], descriptors: list[int]) -> int:
     """Do what this process was forked for; returns its exit code."""
-    connections = [socket.socket(fileno=descriptor) for descriptor in descriptors]
-    if task["kind"] == "store":
-        _leave_at_once(_store(*connections))
-    channel = Channel(*connections)
+    channel = Channel(socket.socket(fileno=descriptors[0]))
+    for descriptor in descriptors[1:]:
+        inherit(Connection(descriptor))
     sys.argv = task["sys_argv"]
     if task["kind"] == "plan":
         _leave_at_once(_plan(task, channel))
@@ -76,19 +76,6 @@ def _plan(task: Mapping[str, Any], channel: Channel) -> int:
     except Exception as error:
         channel.send({"failed": _text(error)})
         return 2 if isinstance(error, LockstepError) else 1
-    return 0
-
-
-def _store(launcher: socket.socket, listener: socket.socket) -> int:
-    """Hold the store of the run until the launcher is gone."""
-    # A script that never joins needs no store, and need not wait for torch.
-    select.select([launcher, listener], [], [])
-    from torch._C._distributed_c10d import TCPStore  # torch.distributed's, by the name under which it has a type
-
-    port = listener.getsockname()[1]
-    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    launcher.recv(1)
-    del store
     return 0
 
 

@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ class ForkServer:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             theirs.close()
 
-    def fork(self, name: str, task: Mapping[str, object], connections: Sequence[socket.socket]) -> None:
+    def fork(self, name: str, task: Mapping[str, object], connections: Sequence[socket.socket | Connection]) -> None:
         """Ask for a process that does the task; it inherits the connections, which are closed here."""
         self._send({"name": name, "task": task}, [each.fileno() for each in connections])
         for each in connections:

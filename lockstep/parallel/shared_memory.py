@@ -10,19 +10,22 @@ which every worker reaches after its update.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from lockstep.errors import PeerLostError
+from lockstep.errors import WorkerError
 from lockstep.parallel.barrier import SpinBarrier
 from lockstep.parallel.layout import Layout, packed, unpacked
 from lockstep.parallel.tree import Node, Summand, TreeSum, additions, aligned_nodes, deal
+from lockstep.workers.group import MEMORY_NAME
 from lockstep.workers.rank import Worker
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SharedMemoryTransport:
@@ -99,21 +102,29 @@ def _reduction(rows: list[Tensor], result: Tensor, plan: list[tuple[int, int]]) 
 
 def _map_together(worker: Worker, num_bytes: int) -> Tensor:
     """One block of zeros, mapped by all workers: a file without a name, so nothing is left behind whoever is killed."""
-    descriptor = os.memfd_create("lockstep-exchange") if worker.is_chief else -1
-    if worker.is_chief:
-        os.ftruncate(descriptor, num_bytes)
-    path = worker.group.broadcast(f"/proc/{os.getpid()}/fd/{descriptor}")
-    if not worker.is_chief:
-        try:
-            descriptor = os.open(Path(str(path)), os.O_RDWR)
-        except OSError as error:
-            raise PeerLostError(
-                f"{worker.name} cannot reach the chief's shared memory.",
-                given=f"{path}: {error.strerror}",
-                expected="a chief that runs on this host as the same user",
-                mend="start the workers of one host as one user and in one container, or use AllReduce('gloo')",
-            ) from None
-    block = mmap.mmap(descriptor, num_bytes)
-    worker.group.barrier("shared memory is mapped")
-    os.close(descriptor)
-    return torch.frombuffer(block, dtype=torch.uint8)
+    descriptor = worker.group.share_memory(_memory(num_bytes) if worker.is_chief else None)
+    try:
+        _check_memory(descriptor, num_bytes)
+        return torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
+    finally:
+        os.close(descriptor)
+
+
+def _memory(num_bytes: int) -> int:
+    """A memfd of zeros whose size nobody can change: memory that is cut off under a mapping kills who touches it."""
+    descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, num_bytes)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    return descriptor
+
+
+def _check_memory(descriptor: int, num_bytes: int) -> None:
+    found = os.fstat(descriptor).st_size
+    # Only a memfd has seals.
+    if found != num_bytes or fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        raise WorkerError(
+            "The memory that the chief shares is not the one to exchange gradients in.",
+            given=f"{found} bytes",
+            expected=f"{num_bytes} bytes whose size is sealed",
+            mend="start all workers with the same version of Lockstep, and let nobody else reach their store",
+        )

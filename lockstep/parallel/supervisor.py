@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import time
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,11 +14,11 @@ from lockstep.parallel import watch
 from lockstep.parallel.forkserver import Event, ForkServer, status_fields
 from lockstep.parallel.watch import Limits, Place, Trouble, Verdict, Watch
 from lockstep.workers.channel import Channel, Message
+from lockstep.workers.store_server import LAUNCHED, StoreServer
 
 log = logging.getLogger("lockstep")
 
 TICK_SECONDS = 0.1
-_STORE = "store"
 _STOPPING = "stopping after this step, with a checkpoint"
 _LEFT_OFF = "stopping: the scoring is left off"
 
@@ -80,9 +80,8 @@ class Supervisor:
         self._stopped_by: str | None = None
         self._stopped_at = 0.0
         self._aborted = self._late = False
-        self._channels: list[Channel] = []
-        shared = {"LOCKSTEP_RUN_ID": uuid.uuid4().hex} | (self._start_store() if num_workers > 1 else {})
-        self._members = [self._start(rank, num_workers, task, shared) for rank in range(num_workers)]
+        self._store = StoreServer()
+        self._members = [self._start(rank, num_workers, task) for rank in range(num_workers)]
         self._watch = Watch(num_workers, limits, time.monotonic())
 
     def finish(self) -> Outcome:
@@ -93,30 +92,23 @@ class Supervisor:
             self._judge_silence()
             self._end_survivors()
             self._end_late()
-        for channel in self._channels:
-            channel.close()
+        for member in self._members:
+            member.channel.close()
+        self._store.close()
         return Outcome(self._troubles, None if self._has_ended() else self._stopped_by, self._aborted, self._late)
 
     def _has_ended(self) -> bool:
         return all(member.ended for member in self._members)
 
-    def _start_store(self) -> dict[str, str]:
-        listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
-        self._fork(_STORE, {"kind": "store"}, listener)
-        return address
-
-    def _fork(self, name: str, task: Mapping[str, object], *more: socket.socket) -> Channel:
-        """Have a process forked; it lives no longer than the channel to it."""
-        ours, theirs = socket.socketpair()
-        self._server.fork(name, task, [theirs, *more])
-        self._channels.append(Channel(ours))
-        return self._channels[-1]
-
-    def _start(self, rank: int, num_workers: int, task: Mapping[str, object], shared: Mapping[str, str]) -> _Member:
+    def _start(self, rank: int, num_workers: int, task: Mapping[str, object]) -> _Member:
+        """Have a worker forked; it lives no longer than the channel to it."""
         seat = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_workers, "LOCAL_WORLD_SIZE": num_workers}
-        environment = {**shared, **{name: str(number) for name, number in seat.items()}}
-        return _Member(rank, self._fork(f"worker {rank}", {**task, "environment": environment}))
+        environment = {name: str(number) for name, number in seat.items()} | {LAUNCHED: "1"}
+        # gloo listens for the other workers, all of which are on this host.
+        environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+        ours, theirs = socket.socketpair()
+        self._server.fork(f"worker {rank}", {**task, "environment": environment}, [theirs, self._store.connect()])
+        return _Member(rank, Channel(ours))
 
     def _listen(self) -> None:
         """Take in what the workers say, and which have ended."""
@@ -139,10 +131,6 @@ class Supervisor:
                 self._wishes.append(message["stop"])
 
     def _take_in(self, event: Event) -> None:
-        if event.name == _STORE:
-            if event.status is not None:
-                self._add(Trouble(f"the process that holds the store ended with status {event.status}"))
-            return
         member = next(member for member in self._members if member.name == event.name)
         member.pid = event.pid
         if event.status is not None:

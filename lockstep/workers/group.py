@@ -7,9 +7,11 @@ barrier, and what was left in the store for the call before can go: the store ne
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 # The stores are torch.distributed's, by the name under which they have types.
@@ -17,12 +19,14 @@ from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed import DistNetworkError, DistStoreError
 
 from lockstep.errors import InputError, PeerLostError, WorkerError
+from lockstep.workers.socket_store import SocketStore
+from lockstep.workers.store_server import MAX_VALUE_BYTES
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 
 TIMEOUT_SECONDS = 120.0
-# The store closes the connection of a client that sends more than 8 MiB in one value.
-MAX_VALUE_BYTES = 8 << 20
+MEMORY_NAME = "lockstep-exchange"
+"""Of the memfds that workers share."""
 
 
 class Group(Protocol):
@@ -47,6 +51,14 @@ class Group(Protocol):
 
     def broadcast(self, value: JSON) -> Any:
         """The chief's value, on every worker."""
+        ...
+
+    def share_memory(self, descriptor: int | None) -> int:
+        """The chief's memfd, open on every worker of this host; the others give None, and close what they get.
+
+        Raises:
+            WorkerError: what the chief names is no memfd of Lockstep in a process of this user and host.
+        """
         ...
 
     def agree(self, what: str, value: JSON) -> None:
@@ -74,6 +86,11 @@ class AloneGroup:
     def broadcast(self, value: JSON) -> Any:
         """The value, as it would arrive from the chief."""
         return json.loads(json.dumps(value))
+
+    def share_memory(self, descriptor: int | None) -> int:
+        """The memfd itself."""
+        assert descriptor is not None, "the chief shares"
+        return descriptor
 
     def agree(self, what: str, value: JSON) -> None:
         """Nobody to disagree with."""
@@ -108,6 +125,24 @@ class StoreGroup:
         """
         check_agreement(what, self._meet(f"agree on {what}", value))
 
+    def share_memory(self, descriptor: int | None) -> int:
+        """The chief's memfd, open on every worker of this host; the others give None, and close what they get.
+
+        Raises:
+            WorkerError: what the chief names is no memfd of Lockstep in a process of this user and host.
+        """
+        inherited = self.store if isinstance(self.store, SocketStore) else None
+        key = f"memory/{self._turn}"
+        if inherited and descriptor is not None:
+            inherited.share(key, descriptor)
+        place = self._meet("share memory", [os.getpid(), descriptor])[0]
+        if descriptor is None:
+            descriptor = inherited.open(key, self._timeout) if inherited else _open_memory_of(place)
+        self.barrier("memory is shared")
+        if inherited:
+            inherited.delete_key(key)
+        return descriptor
+
     def _meet(self, call: str, value: JSON) -> list[Any]:
         payload = json.dumps([call, value])
         if len(payload) > MAX_VALUE_BYTES - 1024:
@@ -122,7 +157,7 @@ class StoreGroup:
         try:
             self.store.set(keys[self._rank], payload)
             self._wait(call, keys)
-            arrived = [json.loads(each) for each in self.store.multi_get(keys)]
+            arrived = [_parsed(rank, each) for rank, each in enumerate(self.store.multi_get(keys))]
             if self._turn:
                 self.store.delete_key(f"{self._turn - 1}/{self._rank}")
         except DistNetworkError as error:
@@ -155,6 +190,45 @@ class StoreGroup:
             expected="a store that lives as long as the workers",
             mend="read what the launcher, or the worker that holds the store, said last",
         )
+
+
+def _parsed(rank: int, payload: bytes) -> tuple[str, Any]:
+    """The call that a worker has made, and its value."""
+    try:
+        call, value = json.loads(payload)
+        if isinstance(call, str):
+            return call, value
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise WorkerError(
+        f"What worker {rank} has sent cannot be read.",
+        given=f"{payload[:80]!r}",
+        expected="a call and its value, as JSON",
+        mend="start all workers with the same version of Lockstep, and let nobody else reach the store at MASTER_ADDR",
+    )
+
+
+def _open_memory_of(place: Any) -> int:
+    """Open a memfd of another process, which is named by numbers in a store that others may write."""
+    pid, number = place if isinstance(place, list) and len(place) == 2 else (None, None)
+    why = "no process and descriptor"
+    if type(pid) is int and type(number) is int:
+        process = Path(f"/proc/{pid}")
+        try:
+            if process.stat().st_uid != os.geteuid():
+                why = "a process of another user"
+            elif not str((process / f"fd/{number}").readlink()).startswith(f"/memfd:{MEMORY_NAME} "):
+                why = "a file that is no memory of Lockstep"
+            else:
+                return os.open(process / f"fd/{number}", os.O_RDWR)
+        except OSError as error:
+            why = str(error.strerror)
+    raise WorkerError(
+        "The chief's shared memory cannot be opened.",
+        given=f"descriptor {number!r} of process {pid!r}: {why}",
+        expected="a chief that runs on this host as the same user",
+        mend="start the workers of one host as one user and in one container, or use AllReduce('gloo')",
+    )
 
 
 def check_agreement(what: str, values: Sequence[JSON]) -> None:

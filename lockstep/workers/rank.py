@@ -19,6 +19,8 @@ from lockstep.workers import pulse as pulses
 from lockstep.workers.devices import choose_device
 from lockstep.workers.group import TIMEOUT_SECONDS, AloneGroup, Group, StoreGroup
 from lockstep.workers.pulse import Pulse
+from lockstep.workers.socket_store import SocketStore
+from lockstep.workers.store_server import LAUNCHED, inherited
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,12 +90,14 @@ class Seat:
     num_workers: int
     local: tuple[int, int] | None
     """Rank among the workers of this host, and their number; None where the launcher does not say."""
-    address: str
-    port: int
-    """Of the store; 0 for a worker that is alone."""
-    hosts_store: bool
+    launched: bool
+    """By Lockstep's own launcher: this process has inherited a connection to its store."""
+    address: str = ""
+    port: int = 0
+    """Of the store under other launchers; none for a worker that is alone."""
+    hosts_store: bool = False
     """No launcher holds the store: this worker does."""
-    prefix: str
+    prefix: str = ""
     """Keeps runs and restarts apart that use the same store."""
 
     @classmethod
@@ -111,18 +115,20 @@ class Seat:
         if "LOCAL_RANK" in environment and "LOCAL_WORLD_SIZE" in environment:
             num_local = _number(environment, "LOCAL_WORLD_SIZE", range(1, num_workers + 1))
             local = _number(environment, "LOCAL_RANK", range(num_local)), num_local
-        alone = num_workers == 1
-        run = environment.get("LOCKSTEP_RUN_ID")
-        elastic = environment.get("TORCHELASTIC_RUN_ID", "")
+        launched = LAUNCHED in environment
+        if launched or num_workers == 1:
+            return cls(rank, num_workers, local, launched)
+        elastic, restart = (environment.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT"))
         return cls(
-            rank=rank,
-            num_workers=num_workers,
-            local=local,
-            address="" if alone else _variable(environment, "MASTER_ADDR"),
-            port=0 if alone else _number(environment, "MASTER_PORT", range(1, 1 << 16)),
-            hosts_store=rank == 0 and run is None and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+            rank,
+            num_workers,
+            local,
+            launched,
+            address=_variable(environment, "MASTER_ADDR"),
+            port=_number(environment, "MASTER_PORT", range(1, 1 << 16)),
+            hosts_store=rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
             # torchrun keeps its store over restarts: without the count, the addresses of the dead would be found there.
-            prefix=f"lockstep/{run or elastic}/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}",
+            prefix=f"lockstep/{elastic}/{restart or 0}",
         )
 
 
@@ -133,7 +139,7 @@ def _join(device: str | None, environment: Mapping[str, str]) -> Worker:
         return Worker(0, 1, 0, 1, choose_device(device, 0, 1), AloneGroup(), pulse)
     group: Group = AloneGroup()
     if seat.num_workers > 1:
-        group = StoreGroup(PrefixStore(seat.prefix, _connect(seat)), seat.rank, seat.num_workers)
+        group = StoreGroup(_store_of_launcher(seat) if seat.launched else _connect(seat), seat.rank, seat.num_workers)
     local_rank, num_local = seat.local or _count_hosts(group, seat.rank)
     chosen = choose_device(device, local_rank, num_local)
     return Worker(seat.rank, seat.num_workers, local_rank, num_local, chosen, group, pulse)
@@ -145,9 +151,21 @@ def _count_hosts(group: Group, rank: int) -> tuple[int, int]:
     return hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
 
 
+def _store_of_launcher(seat: Seat) -> Store:
+    connection = inherited()
+    if connection is None:
+        raise InputError(
+            "This process has the environment of a worker, but the launcher has not started it.",
+            given=f"RANK={seat.rank}, WORLD_SIZE={seat.num_workers} and {LAUNCHED}",
+            expected="only the workers themselves to join the run, not what they start",
+            mend=f"unset RANK, WORLD_SIZE and {LAUNCHED} in what a worker starts: it is then alone",
+        )
+    return SocketStore(connection)
+
+
 def _connect(seat: Seat) -> Store:
     try:
-        return TCPStore(
+        store = TCPStore(
             seat.address,
             seat.port,
             is_master=seat.hosts_store,
@@ -155,6 +173,7 @@ def _connect(seat: Seat) -> Store:
             wait_for_workers=False,
             multi_tenant=True,
         )
+        return PrefixStore(seat.prefix, store)
     except DistError as error:
         said = str(error).splitlines()[0]
     raise WorkerError(

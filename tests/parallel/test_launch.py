@@ -490,7 +490,7 @@ def test_nothing_outlives_a_launcher_that_is_killed(launch: Launch) -> None:
     running = launch("stuck")
     running.pids()
     descriptors = [os.pidfd_open(pid) for pid in session(running.process.pid)]
-    assert len(descriptors) == 5, "launcher, server, store and two workers"
+    assert len(descriptors) == 4, "launcher, server and two workers"
     running.process.kill()
     for descriptor in descriptors:
         assert select.select([descriptor], [], [], 10.0)[0] == [descriptor]

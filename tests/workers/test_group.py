@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import json
+import os
+import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.errors import InputError, LockstepError, PeerLostError, WorkerError
-from lockstep.workers.group import AloneGroup, Group, StoreGroup, check_agreement
+from lockstep.workers.group import MEMORY_NAME, AloneGroup, Group, StoreGroup, check_agreement
+from lockstep.workers.socket_store import SocketStore
+from lockstep.workers.store_server import StoreServer
+
+NOBODY = 65534
 
 
 def together(call: Callable[[Group, int], Any], num_workers: int = 3, timeout_seconds: float = 20.0) -> list[Any]:
     """What the call returns, or raises, on each of several workers that run as threads."""
-    store = dist.HashStore()
-    groups = [StoreGroup(store, rank, num_workers, timeout_seconds) for rank in range(num_workers)]
+    server = StoreServer()
+    groups = [
+        StoreGroup(SocketStore(server.connect()), rank, num_workers, timeout_seconds) for rank in range(num_workers)
+    ]
 
     def outcome(rank: int) -> Any:
         try:
@@ -135,3 +145,81 @@ def test_alone_values_look_as_if_they_came_from_another_worker() -> None:
     group.barrier("saved")
     group.agree("the recipe", 1)
     assert group.store.num_keys() == 0
+
+
+def shared(group: Group, rank: int) -> bytes:
+    """What each worker reads in the memory that the chief shares."""
+    memory = None
+    if rank == 0:
+        memory = os.memfd_create(MEMORY_NAME)
+        os.write(memory, b"of the chief")
+    descriptor = group.share_memory(memory)
+    read = os.pread(descriptor, 20, 0)
+    os.close(descriptor)
+    return read
+
+
+def test_all_workers_open_the_memory_of_the_chief() -> None:
+    assert together(shared) == [b"of the chief"] * 3
+
+
+def test_under_other_launchers_too() -> None:
+    store = dist.HashStore()
+    with ThreadPoolExecutor(2) as threads:
+        read = threads.map(lambda rank: shared(StoreGroup(store, rank, 2), rank), range(2))
+        assert list(read) == [b"of the chief"] * 2
+
+
+def forged(tmp_path: Path) -> dict[str, object]:
+    """What a stranger may write in the chief's place, by the reason for which it is not opened."""
+    file = tmp_path / "victim.bin"
+    file.write_bytes(b"mine")
+    descriptor = os.open(file, os.O_RDWR)
+    return {
+        "no process and descriptor": str(file),
+        f"descriptor {descriptor} of process {os.getpid()}: a file that is no memory of Lockstep": [
+            os.getpid(),
+            descriptor,
+        ],
+        "descriptor 0 of process 0: No such file or directory": [0, 0],
+        "descriptor '../../../etc/passwd' of process 1: no process and descriptor": [1, "../../../etc/passwd"],
+        "descriptor True of process 1: no process and descriptor": [1, True],
+    }
+
+
+def test_no_file_that_a_stranger_names_is_opened(tmp_path: Path) -> None:
+    for reason, place in forged(tmp_path).items():
+        store = dist.HashStore()
+        store.set("0/0", json.dumps(["share memory", place]))
+        with pytest.raises(WorkerError) as caught:
+            StoreGroup(store, 1, 2).share_memory(None)
+        assert caught.value.what == "The chief's shared memory cannot be opened."
+        assert reason in str(caught.value.given)
+    assert (tmp_path / "victim.bin").read_bytes() == b"mine"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+def test_memory_of_another_user_is_not_opened() -> None:
+    ready, child = os.pipe(), os.fork()
+    if not child:
+        os.setuid(NOBODY)
+        os.write(ready[1], str(os.memfd_create(MEMORY_NAME)).encode())
+        signal.pause()
+    try:
+        store = dist.HashStore()
+        store.set("0/0", json.dumps(["share memory", [child, int(os.read(ready[0], 8))]]))
+        with pytest.raises(WorkerError, match="a process of another user"):
+            StoreGroup(store, 1, 2).share_memory(None)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("payload", ["no JSON", "[1, 2]", '["gather"]', "7", '"gather"', "[" * 100_000])
+def test_what_is_no_call_is_named_with_its_worker(payload: str) -> None:
+    store = dist.HashStore()
+    store.set("0/1", payload)
+    with pytest.raises(WorkerError) as caught:
+        StoreGroup(store, 0, 2).gather(1)
+    assert caught.value.what == "What worker 1 has sent cannot be read."
+    assert caught.value.given == repr(payload.encode()[:80])

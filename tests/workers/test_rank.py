@@ -14,6 +14,7 @@ from lockstep.errors import InputError, WorkerError
 from lockstep.workers import rank as ranks
 from lockstep.workers.group import AloneGroup
 from lockstep.workers.rank import Seat, join, leave
+from lockstep.workers.store_server import LAUNCHED
 
 FULL = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 LOCAL = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
@@ -21,7 +22,7 @@ LOCAL = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
 
 @pytest.fixture(autouse=True)
 def _nobody_launched_us(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in (*FULL, *LOCAL, "LOCKSTEP_RUN_ID"):
+    for name in (*FULL, *LOCAL, LAUNCHED):
         monkeypatch.delenv(name, raising=False)
     leave()
     yield
@@ -62,13 +63,21 @@ def test_one_worker_of_a_launcher_needs_no_store(monkeypatch: pytest.MonkeyPatch
 
 def test_a_bare_launcher_leaves_the_store_to_the_chief() -> None:
     seat = Seat.read(FULL)
-    assert seat == Seat(2, 4, None, "node0", 29500, hosts_store=False, prefix="lockstep//0")
+    assert seat == Seat(2, 4, None, False, "node0", 29500, hosts_store=False, prefix="lockstep//0")
     assert Seat.read({**FULL, "RANK": "0"}).hosts_store  # type: ignore[union-attr]
 
 
-def test_our_launcher_holds_the_store_and_names_the_run() -> None:
-    seat = Seat.read({**FULL, **LOCAL, "RANK": "0", "LOCKSTEP_RUN_ID": "abc"})
-    assert seat == Seat(0, 4, (0, 2), "node0", 29500, hosts_store=False, prefix="lockstep/abc/0")
+def test_our_launcher_needs_no_address() -> None:
+    assert Seat.read({**LOCAL, "RANK": "0", "WORLD_SIZE": "4", LAUNCHED: "1"}) == Seat(0, 4, (0, 2), launched=True)
+
+
+def test_what_a_worker_starts_is_not_that_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**LOCAL, "RANK": "1", "WORLD_SIZE": "2", LAUNCHED: "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError) as caught:
+        join("cpu")
+    assert caught.value.what == "This process has the environment of a worker, but the launcher has not started it."
+    assert caught.value.mend == f"unset RANK, WORLD_SIZE and {LAUNCHED} in what a worker starts: it is then alone"
 
 
 def test_a_restart_of_torchrun_has_a_prefix_of_its_own() -> None:

@@ -1,0 +1,152 @@
+"""A worker's end of the launcher's store, as torch.distributed takes one: our groups and gloo's meet in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing import Pipe, reduction
+from multiprocessing.connection import Connection
+from typing import Any
+
+# The stores are torch.distributed's, by the name under which they have types.
+from torch._C._distributed_c10d import Store
+from torch.distributed import DistNetworkError, DistStoreError
+
+from lockstep.workers.store_server import MAX_VALUE_BYTES
+
+
+class SocketStore(Store):
+    """The store behind an inherited socket; see `StoreServer`.
+
+    One request is under way at a time: a thread that waits for a key keeps the others of its process waiting, unless
+    they use a clone. Also carries open files, which torch's stores do not.
+
+    Args:
+        connection: from `StoreServer.connect`.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._clones: list[SocketStore] = []
+
+    @property
+    def _limit(self) -> timedelta:
+        limit: timedelta = self.timeout  # type: ignore[attr-defined]  # of every store, and missing in torch's stubs
+        return limit
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Store a value."""
+        self._ask("set", key, values=[value])
+
+    def get(self, key: str) -> bytes:
+        """The value of a key; waits for it, up to `timeout`."""
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of all keys; waits for them, up to `timeout`."""
+        there, values = self._ask("get", list(keys), self._limit.total_seconds())
+        if not there:
+            raise _timed_out(keys, self._limit)
+        return values
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
+        """Store values, one after the other."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def append(self, key: str, value: bytes | str) -> None:
+        """Lengthen the value of a key, which may be new."""
+        self._ask("append", key, values=[value])
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to the number of a key, 0 where it is new; returns the sum."""
+        total: int = self._ask("add", key, int(amount))[0]
+        return total
+
+    def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
+        """Store the desired value where the present one is as expected; returns the value that is there then."""
+        return self._ask("compare_set", key, values=[expected, desired])[1][0]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys are there."""
+        limit = self._limit if timeout is None else timeout
+        if not self._ask("wait", list(keys), limit.total_seconds())[0]:
+            raise _timed_out(keys, limit)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there."""
+        return bool(self._ask("check", list(keys))[0])
+
+    def delete_key(self, key: str) -> bool:
+        """Forget a key; whether it was there."""
+        return bool(self._ask("delete", key)[0])
+
+    def num_keys(self) -> int:
+        """How many keys there are."""
+        return int(self._ask("count")[0])
+
+    # Under these names torch's own code calls them.
+    deleteKey = delete_key  # noqa: N815
+    getNumKeys = num_keys  # noqa: N815
+
+    def has_extended_api(self) -> bool:
+        """It has append, multi_get and multi_set."""
+        return True
+
+    def clone(self) -> SocketStore:
+        """The same store through a connection of its own."""
+        ours, theirs = Pipe()
+        with theirs:
+            self._ask("connect", descriptor=theirs.fileno())
+        # Torch holds only its own half of the object: without a name here, the Python half would be gone at once.
+        self._clones.append(SocketStore(ours))
+        return self._clones[-1]
+
+    def share(self, key: str, descriptor: int) -> None:
+        """Let the other workers open a file that is open here."""
+        self._ask("share", key, descriptor=descriptor)
+
+    def open(self, key: str, timeout: timedelta) -> int:
+        """A descriptor of the file that was shared under a key, which is the caller's to close; waits for it."""
+        with self._lock, _reached():
+            there, _ = self._request("open", key, timeout.total_seconds())
+            if there:
+                return reduction.recv_handle(self._connection)
+        raise _timed_out([key], timeout)
+
+    def _ask(
+        self, operation: str, *arguments: object, values: Sequence[bytes | str] = (), descriptor: int | None = None
+    ) -> tuple[Any, list[bytes]]:
+        """Make a request; returns its result and the values that it asked for."""
+        with self._lock, _reached():
+            return self._request(operation, *arguments, values=values, descriptor=descriptor)
+
+    def _request(
+        self, operation: str, *arguments: object, values: Sequence[bytes | str] = (), descriptor: int | None = None
+    ) -> tuple[Any, list[bytes]]:
+        self._connection.send_bytes(json.dumps([operation, *arguments]).encode())
+        for value in values:
+            self._connection.send_bytes(value.encode() if isinstance(value, str) else value)
+        if descriptor is not None:
+            reduction.send_handle(self._connection, descriptor, os.getpid())
+        result, num_values = json.loads(self._connection.recv_bytes(MAX_VALUE_BYTES))
+        return result, [self._connection.recv_bytes(MAX_VALUE_BYTES) for _ in range(num_values)]
+
+
+@contextmanager
+def _reached() -> Iterator[None]:
+    """Say as torch's stores do that nobody answers."""
+    try:
+        yield
+    except (EOFError, OSError) as error:
+        raise DistNetworkError(f"the launcher, which holds the store, is gone ({error!r})") from None
+
+
+def _timed_out(keys: Sequence[str], timeout: timedelta) -> DistStoreError:
+    return DistStoreError(f"wait timeout after {timeout.total_seconds():g} s for {', '.join(keys)}")

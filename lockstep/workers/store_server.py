@@ -1,0 +1,169 @@
+"""The store of a run on one host: values and open files by key, reached through inherited sockets alone.
+
+The launcher serves it, without torch; `SocketStore` is the workers' end. No port, path or name leads to it, so no other
+process can read or change what the workers of a run tell each other.
+
+A request is `[operation, ...arguments]` as JSON, then each value that it brings, as bytes. The answer is
+`[result, number of values]`, then those values. Open files and further connections travel as SCM_RIGHTS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing import Pipe, reduction
+from multiprocessing.connection import Connection
+from typing import Any
+
+MAX_VALUE_BYTES = 8 << 20
+"""Of one value. The limit is that of torch's TCPStore, which closes the connection of a client that sends more."""
+
+
+LAUNCHED = "LOCKSTEP_LAUNCHED"
+"""Set in the environment of the workers that inherit a connection."""
+
+_inherited: Connection | None = None
+
+
+def inherit(connection: Connection) -> None:
+    """Keep the connection that this process was forked with, for `inherited`."""
+    global _inherited
+    _inherited = connection
+
+
+def inherited() -> Connection | None:
+    """The connection to the launcher's store; None where no launcher has forked this process with one."""
+    return _inherited
+
+
+class StoreServer:
+    """Holds what the workers store; each connection has a thread of its own, so one that waits delays no other."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._files: dict[str, int] = {}
+        self._changed = threading.Condition()
+        self._operations: dict[str, Callable[..., None]] = {
+            "add": self._add,
+            "append": self._append,
+            "check": self._check,
+            "compare_set": self._compare_set,
+            "connect": self._connect,
+            "count": self._count,
+            "delete": self._delete,
+            "get": self._get,
+            "open": self._open,
+            "set": self._set,
+            "share": self._share,
+            "wait": self._wait,
+        }
+
+    def connect(self) -> Connection:
+        """A new connection to the store, for a worker to inherit."""
+        ours, theirs = Pipe()
+        self._serve(ours)
+        return theirs
+
+    def close(self) -> None:
+        """Close the files that are still shared; connections end with the workers."""
+        with self._changed:
+            while self._files:
+                os.close(self._files.popitem()[1])
+
+    def _serve(self, connection: Connection) -> None:
+        threading.Thread(target=self._answer_all, args=(connection,), name="lockstep-store", daemon=True).start()
+
+    def _answer_all(self, connection: Connection) -> None:
+        """Answer until the other end is gone, or sends something else than requests."""
+        with connection, contextlib.suppress(EOFError, OSError, ValueError, TypeError, LookupError):
+            while True:
+                operation, *arguments = json.loads(connection.recv_bytes(MAX_VALUE_BYTES))
+                self._operations[operation](connection, *arguments)
+
+    def _set(self, connection: Connection, key: str) -> None:
+        self._update(connection, key, lambda _, new: new)
+
+    def _append(self, connection: Connection, key: str) -> None:
+        self._update(connection, key, lambda old, new: old + new)
+
+    def _update(self, connection: Connection, key: str, combine: Callable[[bytes, bytes], bytes]) -> None:
+        new = _receive(connection)
+        with self._changed:
+            self._values[key] = combine(self._values.get(key, b""), new)
+            self._changed.notify_all()
+        _answer(connection, None)
+
+    def _add(self, connection: Connection, key: str, amount: int) -> None:
+        with self._changed:
+            total = int(self._values.get(key, 0)) + amount
+            self._values[key] = b"%d" % total
+            self._changed.notify_all()
+        _answer(connection, total)
+
+    def _compare_set(self, connection: Connection, key: str) -> None:
+        expected, desired = _receive(connection), _receive(connection)
+        with self._changed:
+            # As in TCPStore, an empty expected value is that of a key that is not there.
+            if self._values.get(key, b"") == expected:
+                self._values[key] = desired
+                self._changed.notify_all()
+            now = self._values.get(key, expected)
+        _answer(connection, None, [now])
+
+    def _get(self, connection: Connection, keys: Sequence[str], timeout_seconds: float) -> None:
+        with self._changed:
+            there = self._await(self._values, keys, timeout_seconds)
+            values = [self._values[key] for key in keys] if there else []
+        _answer(connection, there, values)
+
+    def _wait(self, connection: Connection, keys: Sequence[str], timeout_seconds: float) -> None:
+        with self._changed:
+            there = self._await(self._values, keys, timeout_seconds)
+        _answer(connection, there)
+
+    def _check(self, connection: Connection, keys: Sequence[str]) -> None:
+        _answer(connection, all(key in self._values for key in keys))
+
+    def _count(self, connection: Connection) -> None:
+        _answer(connection, len(self._values))
+
+    def _delete(self, connection: Connection, key: str) -> None:
+        with self._changed:
+            was_there = self._values.pop(key, None) is not None
+            if key in self._files:
+                os.close(self._files.pop(key))
+        _answer(connection, was_there)
+
+    def _connect(self, connection: Connection) -> None:
+        self._serve(Connection(reduction.recv_handle(connection)))
+        _answer(connection, None)
+
+    def _share(self, connection: Connection, key: str) -> None:
+        descriptor = reduction.recv_handle(connection)
+        with self._changed:
+            self._files[key] = descriptor
+            self._changed.notify_all()
+        _answer(connection, None)
+
+    def _open(self, connection: Connection, key: str, timeout_seconds: float) -> None:
+        with self._changed:
+            there = self._await(self._files, [key], timeout_seconds)
+        _answer(connection, there)
+        if there:
+            reduction.send_handle(connection, self._files[key], os.getpid())
+
+    def _await(self, held: dict[str, Any], keys: Sequence[str], timeout_seconds: float) -> bool:
+        return self._changed.wait_for(lambda: all(key in held for key in keys), timeout_seconds)
+
+
+def _receive(connection: Connection) -> bytes:
+    return connection.recv_bytes(MAX_VALUE_BYTES)
+
+
+def _answer(connection: Connection, result: object, values: Sequence[bytes] = ()) -> None:
+    connection.send_bytes(json.dumps([result, len(values)]).encode())
+    for value in values:
+        connection.send_bytes(value)

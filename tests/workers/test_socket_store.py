@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from lockstep.workers.socket_store import SocketStore
+from lockstep.workers.store_server import MAX_VALUE_BYTES, StoreServer
+
+SOON = timedelta(milliseconds=20)
+
+
+@pytest.fixture
+def server() -> Iterator[StoreServer]:
+    server = StoreServer()
+    yield server
+    server.close()
+
+
+def stores(server: StoreServer) -> list[Store]:
+    """As our own groups call it, and as torch's code does."""
+    store = SocketStore(server.connect())
+    server.__dict__.setdefault("kept", []).append(store)
+    return [store, PrefixStore("prefix", store)]
+
+
+def outcomes(store: Store) -> list[object]:
+    """What each operation of a store answers."""
+    store.set("a", "1")
+    store.set("a", "2")
+    store.append("a", "3")
+    store.multi_set(["b", "c"], ["x", "y"])
+    return [
+        store.get("a"),
+        store.multi_get(["c", "b", "a"]),
+        store.add("n", 2),
+        store.add("n", -5),
+        store.get("n"),
+        store.compare_set("new", "", "first"),
+        store.compare_set("new", "other", "second"),
+        store.compare_set("new", "first", "third"),
+        store.get("new"),
+        store.check(["a", "n"]),
+        store.check(["a", "nothing"]),
+        store.delete_key("a"),
+        store.delete_key("a"),
+        store.check(["a"]),
+        store.wait(["b", "c"]),
+    ]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_it_answers_as_torchs_own_store_does(server: StoreServer, which: int) -> None:
+    assert outcomes(stores(server)[which]) == outcomes(dist.HashStore())
+
+
+def test_values_of_any_bytes_come_back(server: StoreServer) -> None:
+    store = SocketStore(server.connect())
+    for value in (b"", bytes(range(256)), os.urandom(MAX_VALUE_BYTES)):
+        store.set("key", value)
+        assert store.get("key") == value
+
+
+def test_one_worker_waits_for_what_another_sets(server: StoreServer) -> None:
+    first, second = SocketStore(server.connect()), SocketStore(server.connect())
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(first.get, "late")
+        second.set("late", "there")
+        assert waiting.result(timeout=20) == b"there"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda store: store.wait(["a", "b"], SOON),
+        lambda store: (store.set_timeout(SOON), store.get("b")),
+        lambda store: store.open("b", SOON),
+    ],
+)
+def test_what_does_not_come_in_time_is_named(server: StoreServer, ask: Callable[[SocketStore], object]) -> None:
+    store = SocketStore(server.connect())
+    store.set("a", "1")
+    with pytest.raises(dist.DistStoreError, match=r"wait timeout after 0\.02 s for .*b"):
+        ask(store)
+    assert store.get("a") == b"1"  # The next request is answered as any other.
+
+
+def test_a_clone_is_not_kept_waiting(server: StoreServer) -> None:
+    store = SocketStore(server.connect())
+    clone = store.clone()
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(store.get, "late")
+        clone.set("late", "there")
+        assert waiting.result(timeout=20) == b"there"
+
+
+def test_an_open_file_travels_without_a_name(server: StoreServer) -> None:
+    first, second = SocketStore(server.connect()), SocketStore(server.connect())
+    memory = os.memfd_create("test")
+    os.write(memory, b"shared")
+    first.share("file", memory)
+    os.close(memory)
+    arrived = second.open("file", SOON)
+    first.delete_key("file")
+    assert os.pread(arrived, 6, 0) == b"shared"
+    os.close(arrived)
+    with pytest.raises(dist.DistStoreError):
+        second.open("file", SOON)
+
+
+@pytest.mark.parametrize(
+    "request_", [b"\xff", b"[]", b"7", b'["eval", "1"]', b'["set"]', json.dumps(["wait", 7, 0]).encode()]
+)
+def test_what_is_no_request_ends_its_own_connection_alone(server: StoreServer, request_: bytes) -> None:
+    bad, good = server.connect(), SocketStore(server.connect())
+    bad.send_bytes(request_)
+    with pytest.raises(EOFError):
+        bad.recv_bytes()
+    good.set("a", "1")
+    assert good.get("a") == b"1"
+
+
+def test_a_value_that_is_too_long_ends_its_own_connection_alone(server: StoreServer) -> None:
+    bad, good = SocketStore(server.connect()), SocketStore(server.connect())
+    with pytest.raises(dist.DistNetworkError, match="the launcher, which holds the store, is gone"):
+        bad.set("a", bytes(MAX_VALUE_BYTES + 1))
+    assert not good.check(["a"])
