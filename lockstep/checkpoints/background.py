@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from typing import ClassVar
 
@@ -23,6 +24,7 @@ from lockstep.checkpoints.store import Store
 from lockstep.checkpoints.tensors import Tensors, check
 from lockstep.checkpoints.values import JSON
 from lockstep.errors import CheckpointError
+from lockstep.workers.pulse import of_this_process
 
 log = logging.getLogger("lockstep")
 
@@ -84,9 +86,11 @@ class BackgroundWriter:
         Raises:
             CheckpointError: the checkpoint could not be written.
         """
-        self._may_change.wait()
-        if self._error is not None:
-            self.wait()
+        if not self._may_change.is_set() or self._error is not None:
+            with _saving():
+                self._may_change.wait()
+                if self._error is not None:
+                    self.wait()
 
     def wait(self) -> None:
         """Wait until the checkpoint in flight is on the disk.
@@ -96,12 +100,13 @@ class BackgroundWriter:
         """
         if self._thread is None:
             return
-        self._thread.join()
-        self._thread = None
-        self.busy.remove(self)
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        with _saving():
+            self._thread.join()
+            self._thread = None
+            self.busy.remove(self)
+            error, self._error = self._error, None
+            if error is not None:
+                raise error
 
     def _write(
         self,
@@ -146,6 +151,11 @@ def settle() -> None:
     """
     for writer in BackgroundWriter.busy.copy():
         writer.wait()
+
+
+def _saving() -> AbstractContextManager[None]:
+    pulse = of_this_process()
+    return pulse.during(pulse.step, "save")
 
 
 def _copied(members: Mapping[str, Tensor]) -> dict[str, Tensor]:

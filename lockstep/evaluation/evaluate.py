@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from types import MappingProxyType
@@ -119,7 +119,7 @@ def evaluate(
             nothing.
         DataError: an example cannot be read; where the loader skips bad examples, they are left out and named.
     """
-    with _evaluating(state.step):
+    with join().pulse.during(state.step, "evaluate"):
         model = _scored_copy(state, weights)
         if statistics is not None:
             recompute_statistics(model, score, statistics, join())
@@ -143,21 +143,11 @@ def evaluate_unless_stopped(
 
     That one leaves off, and waits for the others: as long as for any call of the group, so a stop is for all of them.
     """
-    with _evaluating(state.step):
+    with join().pulse.during(state.step, "evaluate"):
         model = _scored_copy(state, weights)
         size = micro_batch or loader.batch_size
         result = _evaluate(model, score, loader, size, drop_last, metrics, stoppable=True)
     return result and replace(result, weights=weights, step=state.step)
-
-
-@contextmanager
-def _evaluating(step: int) -> Iterator[None]:
-    """Tell the launcher what this worker is at."""
-    pulse = join().pulse
-    before = pulse.phase
-    pulse.at(step, "evaluate")
-    yield
-    pulse.at(step, before)
 
 
 def _evaluate(
@@ -178,6 +168,7 @@ def _evaluate(
     batches = loader.evaluation_batches(size, worker.rank, worker.num_workers, worker.device, drop_last=drop_last)
     with closing(batches):
         for batch in batches:
+            worker.pulse.at(worker.pulse.step, worker.pulse.phase)  # It advances.
             stopped = stoppable and worker.pulse.stop_requested is not None
             if stopped:
                 break

@@ -18,7 +18,7 @@ from lockstep.errors import InputError, LockstepError, PeerLostError
 from lockstep.parallel.watch import FailureKind
 from lockstep.workers import pulse as pulses
 from lockstep.workers.channel import Channel
-from lockstep.workers.signals import pass_on_notices
+from lockstep.workers.signals import NOTICES, pass_on_notices
 from lockstep.workers.store_server import inherit
 
 # What torch.distributed says in a worker when another one is gone; it names no worker.
@@ -85,18 +85,23 @@ def _worker(task: Mapping[str, Any], channel: Channel) -> int:
     faulthandler.register(signal.SIGUSR2)
     pulse = pulses.start_beating(channel)
     pass_on_notices(pulse)
+    code = 1
     try:
         if task["threads"]:
             _set_threads(task["threads"])
-        return _resolve(task["function"])(task["argv"]) or 0
+        code = _resolve(task["function"])(task["argv"]) or 0
     except SystemExit as leaving:
-        return _exit_code(leaving)
+        code = _exit_code(leaving)
     except BaseException as error:
         channel.send({"failed": _text(error), "kind": _kind(error), "step": pulse.step, "phase": pulse.phase})
-        return 1
-    finally:
-        # The last one of the thread may be a tenth of a second old.
-        pulses.beat(pulse, channel)
+    # The last one of the thread may be a tenth of a second old.
+    pulses.beat(pulse, channel)
+    channel.send({"left": code, "stop": pulse.stop_requested})
+    # What is left to do is the interpreter's: it puts the handlers of Python away, and a signal would then kill it.
+    faulthandler.unregister(signal.SIGUSR2)
+    for number in (signal.SIGUSR2, *NOTICES):
+        signal.signal(number, signal.SIG_IGN)
+    return code
 
 
 def _set_threads(num_threads: int) -> None:

@@ -61,12 +61,13 @@ class ForkServer:
 
     def __init__(self, preload: Sequence[str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._serves = False
         self._poll = select.poll()
         self._poll.register(self._control, select.POLLIN)
         path = [str(each) for each in sys.path]
         code = (
             f"import sys; sys.path[:] = {path!r}; from lockstep.parallel import forkserver; "
-            f"forkserver.main({theirs.fileno()}, {list(preload)!r})"
+            f"forkserver.main({theirs.fileno()}, {os.getpid()}, {list(preload)!r})"
         )
         # Blocked until the server ignores them: a Ctrl-C during its first instants must not end it with a traceback.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -113,12 +114,15 @@ class ForkServer:
                     mend="read what it said last; if it was killed, look for a lack of memory",
                 )
             events.append(Event(**json.loads(packet)))
+            self._serves = True
             timeout_seconds = 0.0
         return events
 
     def close(self) -> None:
         """End the server and every process below it."""
         self._control.close()
+        if not self._serves:
+            self._process.kill()  # It imports its modules, and has no processes to take along.
         try:
             self._process.wait(_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -126,14 +130,17 @@ class ForkServer:
             self._process.wait()
 
 
-def main(descriptor: int, preload: Sequence[str]) -> None:
+def main(descriptor: int, launcher: int, preload: Sequence[str]) -> None:
     """Serve a launcher; in the forked children, do what each was forked for and exit."""
+    # Until it serves. Then it sees that its launcher is gone, and has processes to take along.
+    end_with_parent(launcher)
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     for module in preload:
         import_module(module)
+    _send_at_end_of_parent(0)
     # What is here now is never garbage: the children's collectors need not touch, and so copy, all its pages.
     gc.freeze()
     work = _Server(socket.socket(fileno=descriptor)).serve()
@@ -216,9 +223,13 @@ def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
 
 def end_with_parent(parent: int) -> None:
     """Have the system kill this process when its parent dies."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _send_at_end_of_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _send_at_end_of_parent(number: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def end_descendants() -> None:

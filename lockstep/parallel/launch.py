@@ -3,8 +3,8 @@
 It imports no torch. A plan, made in a process of its own, says how many workers there are; each worker then runs the
 same command line again, with its rank in the environment: nothing of the user's is pickled.
 
-Exit codes: 0 the run reached its end; 1 a worker failed; 2 wrong input; 75 preempted, 130 and 143 stopped by Ctrl-C
-or SIGTERM, all three after a final checkpoint; 137 aborted.
+Exit codes: 0 the run reached its end; 1 a worker failed; 2 wrong input; 75 preempted, 129, 130 and 143 stopped by
+SIGHUP, Ctrl-C or SIGTERM, all four after a final checkpoint; 137 aborted.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.parallel.entry import reference
 from lockstep.parallel.forkserver import ForkServer
-from lockstep.parallel.supervisor import TICK_SECONDS, Outcome, Supervisor
+from lockstep.parallel.supervisor import STOPPED_EARLY, TICK_SECONDS, Outcome, Supervisor
 from lockstep.parallel.watch import Limits, cause
 from lockstep.workers.channel import Channel
-from lockstep.workers.signals import NOTICES
+from lockstep.workers.signals import notices
 
 log = logging.getLogger("lockstep")
 
@@ -32,7 +33,7 @@ Plan = Callable[[list[str]], Mapping[str, Any]]
 Main = Callable[[list[str]], int | None]
 
 FAILED, WRONG_INPUT, PREEMPTED, ABORTED = 1, 2, 75, 137
-STOPPED = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": PREEMPTED}
+STOPPED = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143, "SIGUSR1": PREEMPTED}
 
 
 def is_worker() -> bool:
@@ -62,11 +63,12 @@ def launch(
 
     Args:
         argv: handed to both functions as it is.
-        plan: returns `{"workers": 2}`; `"threads"` may be given too: intra-op threads of a worker, 1 by default. What
-            it raises is shown, and no worker is started. A function at the top level of a module.
+        plan: returns `{"workers": 2}`; `"threads"` may be given too (intra-op threads of a worker, 1 by default), and
+            `"hang_seconds"`, in place of that of the limits. What it raises is shown, and no worker is started. A
+            function at the top level of a module.
         main: what each worker runs; None or 0 is success. A function at the top level of a module.
         preload: modules imported once for all workers; importing them must start no thread and touch no device.
-        limits: how much silence a worker may keep, and how long it may take to stop.
+        limits: how long a worker may be silent, stuck, or take to stop.
         requeue: SIGTERM is a preemption too.
     """
     if sys.platform != "linux":
@@ -76,11 +78,14 @@ def launch(
         with _wishes() as wishes, closing(ForkServer(preload)) as server:
             planned = _make_plan(server, {**task, "kind": "plan", "function": reference(plan)}, wishes)
             if planned is None:
+                log.warning(STOPPED_EARLY)
                 return stopped_code(wishes[0], requeue=requeue)
             if isinstance(planned, int):
                 return planned
             task |= {"kind": "worker", "function": reference(main), "threads": planned.get("threads")}
-            outcome = Supervisor(server, task, planned["workers"], limits or Limits(), wishes).finish()
+            limits = limits or Limits()
+            limits = replace(limits, hang_seconds=planned.get("hang_seconds", limits.hang_seconds))
+            outcome = Supervisor(server, task, planned["workers"], limits, wishes).finish()
     except WorkerError as error:
         log.error("%s", error)
         return FAILED
@@ -106,7 +111,7 @@ def _conclude(outcome: Outcome, requeue: bool) -> int:
 def _wishes() -> Iterator[list[str]]:
     """Collect the names of SIGINT and notices as they come; the handlers from before are put back."""
     wishes: list[str] = []
-    numbers = (signal.SIGINT, *NOTICES)
+    numbers = [signal.SIGINT, *notices()]
     before = [signal.signal(number, lambda n, _: wishes.append(signal.Signals(n).name)) for number in numbers]
     try:
         yield wishes

@@ -19,8 +19,9 @@ from lockstep.workers.store_server import LAUNCHED, StoreServer
 log = logging.getLogger("lockstep")
 
 TICK_SECONDS = 0.1
+_ANSWER_SECONDS = 0.5
 _STOPPING = "stopping after this step, with a checkpoint"
-_LEFT_OFF = "stopping: the scoring is left off"
+STOPPED_EARLY = "stopped before the first step"
 
 
 @dataclass
@@ -37,6 +38,10 @@ class _Member:
     """Why it ended, or will, is known already."""
     ended: bool = False
     """Its part of the run has reached the end."""
+    left: int | None = None
+    """The exit code of its main function, once that has returned; its interpreter may take a while to end."""
+    stopped: bool = False
+    """It has returned because it was asked to stop."""
 
     @property
     def name(self) -> str:
@@ -79,6 +84,8 @@ class Supervisor:
         self._first_trouble: float | None = None
         self._stopped_by: str | None = None
         self._stopped_at = 0.0
+        self._unheard: set[int] | None = None
+        """Those that have not told where they are since a stop was asked for; None once that was said."""
         self._aborted = self._late = False
         self._store = StoreServer()
         self._members = [self._start(rank, num_workers, task) for rank in range(num_workers)]
@@ -89,12 +96,16 @@ class Supervisor:
         while any(member.alive for member in self._members):
             self._listen()
             self._obey()
-            self._judge_silence()
+            self._say_what_stops()
+            self._watch_over()
             self._end_survivors()
             self._end_late()
         for member in self._members:
             member.channel.close()
         self._store.close()
+        if all(trouble.kind == "peer" for trouble in self._troubles):
+            # Whoever has left without an error is missed by the others, and says nothing itself.
+            self._troubles[:0] = [watch.left(each.place) for each in self._members if self._troubles and each.left == 0]
         return Outcome(self._troubles, None if self._has_ended() else self._stopped_by, self._aborted, self._late)
 
     def _has_ended(self) -> bool:
@@ -121,12 +132,19 @@ class Supervisor:
             self._take_in(event)
 
     def _hear(self, member: _Member, message: Message) -> None:
+        if self._unheard is not None:
+            self._unheard.discard(member.rank)
+        if "left" in message:
+            member.left, member.stopped = message["left"], bool(message["stop"])
+            if member.alive and not member.blamed:
+                self._watch.leaves(member.rank)
+            return
         member.step, member.phase = message["step"], message["phase"]
         member.ended = message.get("ended", False)
         if "failed" in message:
             self._blame(member, watch.failed(member.place, message["kind"], message["failed"]))
-        elif member.alive and not member.blamed:
-            self._watch.heard(member.rank, member.phase)
+        elif member.alive and not member.blamed and member.left is None:
+            self._watch.heard(member.rank, member.step, member.phase, message["count"])
             if message["stop"] and not self._stopped_by:
                 self._wishes.append(message["stop"])
 
@@ -136,7 +154,10 @@ class Supervisor:
         if event.status is not None:
             member.alive = False
             self._watch.forget(member.rank)
-            if event.status:
+            if member.left is None and event.status == 0:
+                member.left = 0
+            # Once its work is done, a signal that ends its interpreter early takes nothing away.
+            if event.status > 0 or (event.status and member.left != 0):
                 self._blame(member, watch.died(member.place, event.status))
 
     def _blame(self, member: _Member, trouble: Trouble) -> None:
@@ -148,43 +169,64 @@ class Supervisor:
         self._troubles.append(trouble)
         self._first_trouble = self._first_trouble or time.monotonic()
 
-    def _what_stops(self) -> str:
-        if self._has_ended():
-            return "the run has ended, and its scoring is left off"
-        return _LEFT_OFF if all(member.phase == "evaluate" for member in self._members) else _STOPPING
-
     def _obey(self) -> None:
         """Do what signals asked for: stop; at a further Ctrl-C, abort."""
         while self._wishes:
             wish = self._wishes.pop(0)
             if self._stopped_by is None:
-                self._stopped_by, self._stopped_at = wish, time.monotonic()
-                log.warning("%s; Ctrl-C again aborts", self._what_stops())
-                for member in self._members:
-                    member.channel.send({"stop": wish})
+                self._stop(wish)
             elif wish == "SIGINT":
                 self._aborted = True
                 self._kill(self._members)
 
-    def _judge_silence(self) -> None:
+    def _stop(self, wish: str) -> None:
+        if all(member.left == 0 and not member.stopped for member in self._members):
+            return  # All is done, and what is left ends by itself.
+        self._stopped_by, self._stopped_at = wish, time.monotonic()
+        for member in self._members:
+            member.channel.send({"stop": wish})
+        self._unheard = {member.rank for member in self._members if member.left is None}
+
+    def _say_what_stops(self) -> None:
+        """Say what a stop interrupts, once every worker has told where it is; end at once those that have not begun."""
+        if self._unheard is None or (self._unheard and time.monotonic() - self._stopped_at < _ANSWER_SECONDS):
+            return
+        self._unheard = None
+        phases = {member.phase for member in self._members}
+        if phases == {"start"}:
+            log.warning(STOPPED_EARLY)
+            self._kill(self._members)
+            return
+        says = _STOPPING
+        if self._has_ended():
+            says = "the run has ended, and its scoring is left off"
+        elif phases == {"evaluate"}:
+            says = "stopping: the scoring is left off"
+        log.warning("%s; Ctrl-C again aborts", says)
+
+    def _watch_over(self) -> None:
+        """Show the stack of workers that are silent or stuck, and end those that stay so."""
         for verdict in self._watch.look(time.monotonic(), self._is_stopped):
             member = self._members[verdict.rank]
-            if verdict.action == "kill":
-                self._blame(member, watch.silenced(member.place, verdict))
-                self._kill([member])
-            else:
-                self._show_stack(member, verdict)
+            if verdict.action == "show":
+                self._show(member, verdict)
+                continue
+            if member.left is None:
+                self._blame(member, watch.killed(member.place, verdict))
+            self._kill([member])
 
     def _is_stopped(self, rank: int) -> bool:
         return status_fields(self._members[rank].pid)[:1] == ["T"]
 
-    def _show_stack(self, member: _Member, verdict: Verdict) -> None:
-        log.warning(
-            "%s gives no sign of life for %.0f s %s; its stack:",
-            member.place,
-            verdict.silent_seconds,
-            member.place.where,
-        )
+    def _show(self, member: _Member, verdict: Verdict) -> None:
+        place, seconds = member.place, verdict.seconds
+        if member.left is not None:
+            log.warning("%s has finished, and its interpreter has been ending for %.0f s", place, seconds)
+            return
+        if verdict.reason == "stuck":
+            log.warning("%s has been %s for %.0f s; its stack:", place, place.where, seconds)
+        else:
+            log.warning("%s gives no sign of life for %.0f s %s; its stack:", place, seconds, place.where)
         self._server.kill(member.name, signal.SIGUSR2)
 
     def _end_survivors(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,78 +15,120 @@ _LONGEST_LOOK_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Limits:
-    """How much silence a worker may keep, and how long the others may live when one has failed."""
+    """How long a worker may be silent or stand still, and how long the others may live when one has failed."""
 
     stopped_seconds: float = 2.0
     """Silent, and the system says that the process is stopped."""
-    dump_seconds: float = 10.0
-    """Silent but running: its stack is shown."""
-    kill_seconds: float = 60.0
+    show_seconds: float = 10.0
+    """Silent, or at the same place: its stack is shown."""
+    silent_seconds: float = 60.0
     """Silent but running: it is killed."""
-    start_factor: float = 10.0
-    """By how much a running worker may be silent for longer in phase `start`."""
+    hang_seconds: float = 600.0
+    """At the same place, after its stack was shown: it is killed; 0 for never."""
+    usual_factor: float = 10.0
+    """The stack of a worker at the same place is not shown before so many times the longest such phase so far."""
+    long_factor: float = 6.0
+    """By how much all of these are longer in phases that take long: see `LONG_PHASES`."""
     grace_seconds: float = 1.0
     """For the others to end by themselves when one has failed."""
     stop_seconds: float | None = None
     """For all of them to save and end when a signal has asked for it; None: as long as it takes."""
 
 
+LONG_PHASES = frozenset({"start", "compile", "loop body", "save", "evaluate", "end"})
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """What is to be done about a silent worker."""
+    """What is to be done about a worker that is stopped, silent (it sends no beats) or stuck (they say the same)."""
 
     rank: int
-    action: Literal["dump", "kill"]
-    silent_seconds: float
-    stopped: bool
+    action: Literal["show", "kill"]
+    reason: Literal["stopped", "silent", "stuck"]
+    seconds: float
 
 
 @dataclass
-class _Listening:
+class _Seen:
+    """What is known of one worker, in seconds of the watch's clock."""
+
     heard: float
+    since: float
+    """It has been at this place since then."""
+    step: int = 0
     phase: str = "start"
-    dumped: bool = False
+    count: int = 0
+    shown: bool = False
 
 
 class Watch:
-    """Decides who has been silent for too long, on a clock of its own. Knows nothing of processes."""
+    """Decides who has been silent or stuck for too long, on a clock of its own. Knows nothing of processes."""
 
     def __init__(self, num_workers: int, limits: Limits, now: float) -> None:
         self._limits = limits
         self._clock, self._looked = 0.0, now
-        self._workers = {rank: _Listening(heard=0.0) for rank in range(num_workers)}
+        self._workers = {rank: _Seen(heard=0.0, since=0.0) for rank in range(num_workers)}
+        self._longest: dict[str, float] = {}
+        """The longest stay so far, by phase."""
 
-    def heard(self, rank: int, phase: str) -> None:
-        """A worker has given a sign of life."""
-        self._workers[rank] = _Listening(self._clock, phase)
+    def heard(self, rank: int, step: int, phase: str, count: int) -> None:
+        """A worker has told where it is; the count grows with each thing that it tells."""
+        worker = self._workers.get(rank)
+        if worker is None:
+            return
+        if (worker.step, worker.phase, worker.count) == (step, phase, count):
+            worker.heard = self._clock
+            return
+        self._longest[worker.phase] = max(self._longest.get(worker.phase, 0.0), self._clock - worker.since)
+        self._workers[rank] = _Seen(self._clock, self._clock, step, phase, count)
+
+    def leaves(self, rank: int) -> None:
+        """A worker has done all, and its interpreter ends: it sends no more beats."""
+        self._workers[rank] = _Seen(math.inf, self._clock, phase="exit")
 
     def forget(self, rank: int) -> None:
         """A worker has ended."""
         self._workers.pop(rank, None)
 
     def look(self, now: float, is_stopped: Callable[[int], bool]) -> list[Verdict]:
-        """What to do at this moment; a worker is to be killed, or dumped, once."""
+        """What to do at this moment; a worker is killed once, and its stack is shown once while it stands still."""
         self._clock += min(now - self._looked, _LONGEST_LOOK_SECONDS)
         self._looked = now
+        self._excuse_waiting()
         verdicts = [self._judge(rank, worker, is_stopped) for rank, worker in self._workers.items()]
         for verdict in filter(None, verdicts):
             if verdict.action == "kill":
                 self.forget(verdict.rank)
             else:
-                self._workers[verdict.rank].dumped = True
+                self._workers[verdict.rank].shown = True
         return [verdict for verdict in verdicts if verdict]
 
-    def _judge(self, rank: int, worker: _Listening, is_stopped: Callable[[int], bool]) -> Verdict | None:
+    def _excuse_waiting(self) -> None:
+        """Workers in the exchange wait for those that have not come to it: these alone are stuck."""
+        exchanging = [worker for worker in self._workers.values() if worker.phase == "exchange"]
+        if len(exchanging) < len(self._workers):
+            for worker in exchanging:
+                worker.since = self._clock
+
+    def _judge(self, rank: int, worker: _Seen, is_stopped: Callable[[int], bool]) -> Verdict | None:
         limits = self._limits
-        silent = self._clock - worker.heard
-        factor = limits.start_factor if worker.phase == "start" else 1.0
+        factor = limits.long_factor if worker.phase in LONG_PHASES else 1.0
+        silent, still = self._clock - worker.heard, self._clock - worker.since
+        show_still = max(limits.show_seconds * factor, limits.usual_factor * self._longest.get(worker.phase, 0.0))
         if silent >= limits.stopped_seconds and is_stopped(rank):
-            return Verdict(rank, "kill", silent, stopped=True)
-        if silent >= limits.kill_seconds * factor:
-            return Verdict(rank, "kill", silent, stopped=False)
-        if silent >= limits.dump_seconds * factor and not worker.dumped:
-            return Verdict(rank, "dump", silent, stopped=False)
-        return None
+            return Verdict(rank, "kill", "stopped", silent)
+        if silent >= limits.silent_seconds * factor:
+            return Verdict(rank, "kill", "silent", silent)
+        if worker.shown and limits.hang_seconds and still >= limits.hang_seconds * factor:
+            return Verdict(rank, "kill", "stuck", still)
+        if worker.shown:
+            return None
+        if silent >= limits.show_seconds * factor:
+            return Verdict(rank, "show", "silent", silent)
+        # Who is silent is at the same place, too: its silence says more.
+        return (
+            Verdict(rank, "show", "stuck", still) if still >= show_still and silent < limits.stopped_seconds else None
+        )
 
 
 @dataclass(frozen=True)
@@ -130,10 +173,20 @@ def died(place: Place, status: int) -> Trouble:
     return Trouble(f"{place} was killed by {signal.Signals(-status).name} {place.where}")
 
 
-def silenced(place: Place, verdict: Verdict) -> Trouble:
-    """A worker was killed because it was silent."""
-    why = "was stopped (SIGSTOP)" if verdict.stopped else "gave no sign of life"
-    return Trouble(f"{place} {why} for {verdict.silent_seconds:.1f} s {place.where}, and was killed")
+def killed(place: Place, verdict: Verdict) -> Trouble:
+    """A worker was killed because it was stopped, silent or stuck."""
+    if verdict.reason == "stuck":
+        return Trouble(
+            f"{place} has been {place.where} for {verdict.seconds:.0f} s, and was killed; its stack is shown above."
+            " Where this may take so long, raise watch.hang_seconds in the recipe, or --hang-seconds (0: no limit)"
+        )
+    why = "was stopped (SIGSTOP)" if verdict.reason == "stopped" else "gave no sign of life"
+    return Trouble(f"{place} {why} for {verdict.seconds:.1f} s {place.where}, and was killed")
+
+
+def left(place: Place) -> Trouble:
+    """A worker has ended without an error, before its work was done."""
+    return Trouble(f"{place} ended with exit code 0 {place.where}, before the others, which needed it")
 
 
 def cause(troubles: Sequence[Trouble]) -> Trouble:

@@ -107,19 +107,23 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
         # Asked for the next batch, which is not where the last one ended if some in between are skipped.
         return until is not None and until.reached(now._replace(position=position), loader.batch_size)
 
-    for batch in loader.batches(mine, towers.count, worker.device, stop=is_past_the_end):
-        yield batch
-        report = batch.report
-        if report is None:
-            batch.attempted()
-            now = Progress(now.step + 1, batch.position + batch.batch_size, batch.epoch_size)
-        else:
-            now = report.progress
-            if report.stop_requested:
+    try:
+        for batch in loader.batches(mine, towers.count, worker.device, stop=is_past_the_end):
+            worker.pulse.at(now.step, "loop body")
+            yield batch
+            report = batch.report
+            if report is None:
+                batch.attempted()
+                now = Progress(now.step + 1, batch.position + batch.batch_size, batch.epoch_size)
+            else:
+                now = report.progress
+                if report.stop_requested:
+                    return
+            if until and until.reached(now, loader.batch_size):
                 return
-        if until and until.reached(now, loader.batch_size):
-            return
-        worker.pulse.at(now.step, "data")
+            worker.pulse.at(now.step, "data")
+    finally:
+        worker.pulse.at(now.step, "end")
 
 
 def _check(loader: Loader, until: End | None) -> None:

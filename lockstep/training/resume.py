@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError
 from lockstep.training.state import TrainState
 from lockstep.version import __version__
-from lockstep.workers.pulse import Phase
 from lockstep.workers.rank import join
 
 log = logging.getLogger("lockstep")
@@ -43,7 +41,7 @@ def save(
     if join().is_chief:
         settle()
         step, tensors, values = contents(states, loader)
-        with _phase("save", step):
+        with join().pulse.during(step, "save"):
             store_of(workdir).write(step, tensors, values, scores)
 
 
@@ -143,12 +141,3 @@ def by_name(states: States) -> dict[str, TrainState]:
 def store_of(workdir: str | Path | Store) -> Store:
     """The store itself, or that of a run's folder."""
     return workdir if isinstance(workdir, Store) else Store(Path(workdir) / "checkpoints")
-
-
-@contextmanager
-def _phase(name: Phase, step: int) -> Iterator[None]:
-    pulse = join().pulse
-    before = pulse.phase
-    pulse.at(step, name)
-    yield
-    pulse.at(step, before)  # not after an error: the launcher says in which phase it came

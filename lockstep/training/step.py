@@ -140,9 +140,9 @@ class BoundStep:
             self._resolve(batch)
         if len(TrainState.living) > 1:
             self._check_trained()
-        pulse.at(state.step, "compute")
-        terms = self._terms(batch, counts, began)
         is_first = self._host.losses.names is None
+        pulse.at(state.step, "compile" if is_first and self.towers.compile else "compute")
+        terms = self._terms(batch, counts, began)
         sums = self._run_towers(losses, batch, terms)
         pulse.at(state.step, "exchange")
         if is_first:
@@ -171,6 +171,7 @@ class BoundStep:
             queue_fill=batch.queue_fill,
             bad=bad,
         )
+        pulse.at(state.step, "loop body")
         return batch.report
 
     def _told_of_bad(self, batch: Batch) -> tuple[BadExample, ...]:

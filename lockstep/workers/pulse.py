@@ -1,18 +1,20 @@
 """The pulse of a worker: where it is in the run, and whether it was asked to stop.
 
-Where a launcher started the process, a thread sends the pulse to it and brings back its request to stop. A pulse
-proves that the process runs, and says where; it does not prove that the step advances.
+Where a launcher started the process, a thread sends the pulse to it and brings back its request to stop. That a beat
+comes proves that the process runs; that it tells something new, that the run advances.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from lockstep.workers.channel import Channel
 
-Phase = Literal["start", "data", "compute", "exchange", "save", "evaluate"]
+Phase = Literal["start", "data", "compile", "compute", "exchange", "loop body", "save", "evaluate", "end"]
 
 BEAT_SECONDS = 0.1
 
@@ -20,11 +22,13 @@ BEAT_SECONDS = 0.1
 class Pulse:
     """What the training loop tells about itself, and what it is told; nobody need be listening."""
 
-    __slots__ = ("ended", "launched", "phase", "step", "stop_requested")
+    __slots__ = ("count", "ended", "launched", "phase", "step", "stop_requested")
 
     def __init__(self, *, launched: bool = False) -> None:
         self.step = 0
         self.phase: Phase = "start"
+        self.count = 0
+        """Grows with each place that is told: at the same step and phase, the run may still advance."""
         self.stop_requested: str | None = None
         """The signal's name ("SIGINT", "SIGTERM", "SIGUSR1") once somebody wants the run to end after this step."""
         self.ended = False
@@ -33,9 +37,18 @@ class Pulse:
         """A launcher listens, and is the one that handles Ctrl-C."""
 
     def at(self, step: int, phase: Phase) -> None:
-        """Tell where the loop is; costs two assignments."""
+        """Tell where the loop is; costs three assignments."""
         self.step = step
         self.phase = phase
+        self.count += 1
+
+    @contextmanager
+    def during(self, step: int, phase: Phase) -> Iterator[None]:
+        """Be in another phase for a while. An error leaves it as it is: the launcher says in which phase it came."""
+        before = self.phase
+        self.at(step, phase)
+        yield
+        self.at(step, before)
 
 
 _launched: Pulse | None = None
@@ -56,7 +69,8 @@ def start_beating(channel: Channel) -> Pulse:
 
 def beat(pulse: Pulse, channel: Channel) -> None:
     """Send the pulse as it is now."""
-    channel.send({"step": pulse.step, "phase": pulse.phase, "stop": pulse.stop_requested, "ended": pulse.ended})
+    place = {"step": pulse.step, "phase": pulse.phase, "count": pulse.count}
+    channel.send({**place, "stop": pulse.stop_requested, "ended": pulse.ended})
 
 
 def _keep_beating(pulse: Pulse, channel: Channel) -> None:

@@ -10,8 +10,14 @@ from types import FrameType
 
 from lockstep.workers.pulse import Pulse
 
-NOTICES = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
-"""What a scheduler sends to a run that is to end soon."""
+NOTICES = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
+"""What a scheduler, or a terminal that is closed, sends to a run that is to end soon."""
+
+
+def notices() -> list[signal.Signals]:
+    """The notices that this process is to heed: not SIGHUP where whoever started it, nohup for one, has it ignored."""
+    ignored = [number for number in NOTICES if signal.getsignal(number) is signal.SIG_IGN]
+    return [number for number in NOTICES if number not in ignored or number.name != "SIGHUP"]
 
 
 @contextmanager
@@ -25,7 +31,7 @@ def stop_on_signals(pulse: Pulse) -> Iterator[None]:
     if pulse.launched:
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *NOTICES)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *notices())}
 
     def handle(number: int, _: FrameType | None) -> None:
         # The next one must also reach a process that is deep in compiled code, where no handler of Python's runs.
@@ -45,7 +51,7 @@ def stop_on_signals(pulse: Pulse) -> Iterator[None]:
 def pass_on_notices(pulse: Pulse) -> None:
     """Take notices, however often they come, as the wish that the whole run stops: for workers with a launcher."""
     owner = os.getpid()
-    for number in NOTICES:
+    for number in notices():
         signal.signal(number, lambda number, _: _request(pulse, owner, number))
 
 

@@ -23,11 +23,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 from lockstep.errors import DataError, InputError, PeerLostError
 from lockstep.workers.pulse import of_this_process
 
 RANK = os.environ.get("RANK")
+keep = []
 
 
 def plan(argv):
@@ -128,11 +130,67 @@ def hold_the_interpreter(second):
     if second:
         threading.Event().wait(0.3)
         re.match("(a+)+$", "a" * 100 + "b")
-    wait()
+    exchange()
 
 
 def stuck(second):
     wait()
+
+
+def sleep(second):
+    if second:
+        time.sleep(1000)
+    exchange()
+
+
+def spin(second):
+    while second:
+        pass
+    exchange()
+
+
+def exchange():
+    of_this_process().at(57, "exchange")
+    wait()
+
+
+def start(second):
+    of_this_process().phase = "start"
+    say("starts")
+    wait()
+
+
+class EndsSlowly:
+    # Its destructor runs when the interpreter is taken down: Python's signal handlers are gone by then.
+    def __del__(self):
+        say("ends")
+        wait()
+
+
+def end_slowly(second):
+    of_this_process().ended = True
+    keep.append(EndsSlowly())
+
+
+def end_at_leisure(second):
+    keep.append(EndsSlowly())
+
+
+def leave_in_silence(second):
+    if second:
+        return
+    exchange_in_vain()
+
+
+def vanish(second):
+    if second:
+        os._exit(0)
+    exchange_in_vain()
+
+
+def exchange_in_vain():
+    threading.Event().wait(0.5)
+    raise PeerLostError("worker 0 waits for a worker that is gone.", given="worker 1", expected="b", mend="c")
 
 
 def stop(second):
@@ -174,10 +232,12 @@ SCRIPT = """
 import sys
 
 import toy
+from lockstep.parallel import forkserver
 from lockstep.parallel.launch import launch
 from lockstep.parallel.watch import Limits
 
 if __name__ == "__main__":
+    forkserver._CLOSE_SECONDS = 3600  # longer than any test waits
     code = launch(sys.argv[1:], plan=toy.plan, main=toy.main, preload=[{preload}], limits=Limits({limits}){options})
     assert "torch" not in sys.modules
     sys.exit(code)
@@ -334,13 +394,64 @@ def test_a_stopped_worker_is_killed_and_named(launch: Launch) -> None:
 
 
 def test_a_worker_that_runs_in_silence_shows_its_stack_and_is_killed(launch: Launch) -> None:
-    running = launch("hold_the_interpreter", limits="dump_seconds=0.4, kill_seconds=1.0, grace_seconds=0.5")
+    running = launch(
+        "hold_the_interpreter", limits="show_seconds=0.4, silent_seconds=1.0, grace_seconds=0.5, stopped_seconds=0.2"
+    )
     pid = running.pids()["worker 1"]
     code, _, told = running.end()
     assert code == 1
     assert told[0] == f"worker 1 (pid {pid}) gives no sign of life for 0 s at step 57 (phase compute); its stack:"
     assert any("in hold_the_interpreter" in line for line in told)
     assert told[-1].startswith(f"worker 1 (pid {pid}) gave no sign of life for 1.")
+
+
+@pytest.mark.parametrize("how", ["sleep", "spin"])
+def test_a_worker_that_hangs_in_python_shows_its_stack_and_is_killed(launch: Launch, how: str) -> None:
+    running = launch(how, limits="show_seconds=0.4, hang_seconds=1.0, grace_seconds=0.5")
+    pid = running.pids()["worker 1"]
+    code, _, told = running.end()
+    assert code == 1
+    assert told[0] == f"worker 1 (pid {pid}) has been at step 57 (phase compute) for 0 s; its stack:"
+    assert any(f"in {how}" in line for line in told)
+    assert told[-1].startswith(f"worker 1 (pid {pid}) has been at step 57 (phase compute) for 1 s, and was killed;")
+
+
+@pytest.mark.parametrize("how", ["leave_in_silence", "vanish"])
+def test_a_worker_that_leaves_the_others_without_an_error_is_the_cause(launch: Launch, how: str) -> None:
+    running = launch(how)
+    pid = running.pids()["worker 1"]
+    code, _, told = running.end()
+    assert code == 1
+    assert len(told) == 1
+    assert told[0].startswith(f"worker 1 (pid {pid}) ended with exit code 0 at step ")
+    assert told[0].endswith(", before the others, which needed it")
+
+
+def test_a_worker_whose_interpreter_takes_long_to_end_has_not_failed(launch: Launch) -> None:
+    running = launch("end_at_leisure", limits="show_seconds=0.3, silent_seconds=0.5, hang_seconds=1.0")
+    code, _, told = running.end()
+    assert code == 0
+    assert len(told) == 2
+    assert all("has finished, and its interpreter has been ending for 0 s" in line for line in told)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP])
+def test_a_signal_to_workers_that_have_finished_takes_nothing_away(launch: Launch, number: signal.Signals) -> None:
+    running = launch("end_slowly")
+    lines = running.read(4)
+    assert lines.count("ends") == 2
+    for pid in [int(line.split()[-1]) for line in lines if line != "ends"]:
+        os.kill(pid, number)
+        os.kill(pid, signal.SIGKILL)  # the end of the destructor
+    code, _, told = running.end()
+    assert (code, told) == (0, [])
+
+
+def test_a_notice_to_a_run_whose_workers_have_finished_is_too_late(launch: Launch) -> None:
+    running = launch("end_at_leisure", limits="hang_seconds=1.0, show_seconds=0.5")
+    assert running.read(4).count("ends") == 2
+    os.killpg(running.process.pid, signal.SIGTERM)
+    assert running.end()[0] == 0
 
 
 def test_children_of_workers_go_too(launch: Launch) -> None:
@@ -373,7 +484,26 @@ def test_a_signal_during_the_plan_ends_it_at_once(launch: Launch, number: signal
     assert running.read(1)[0].startswith("planning ")
     os.killpg(running.process.pid, number)
     code, _, told = running.end()
-    assert (code, told) == (expected, [])
+    assert (code, told) == (expected, ["stopped before the first step"])
+
+
+def test_a_signal_while_torch_is_imported_ends_it_at_once(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "long_import.py").write_text(
+        "import os, threading\nos.write(1, b'importing\\n')\nthreading.Event().wait()\n"
+    )
+    running = launch("done", preload='"long_import"')
+    assert running.read(1) == ["importing"]
+    os.killpg(running.process.pid, signal.SIGINT)
+    code, _, told = running.end()
+    assert (code, told) == (130, ["stopped before the first step"])
+
+
+def test_a_signal_while_the_workers_start_ends_them_at_once(launch: Launch) -> None:
+    running = launch("start")
+    running.read(4)
+    os.killpg(running.process.pid, signal.SIGTERM)
+    code, _, told = running.end()
+    assert (code, told) == (143, ["stopped before the first step"])
 
 
 def test_a_plan_that_is_killed_is_named(launch: Launch) -> None:
@@ -393,7 +523,10 @@ def test_a_module_that_cannot_be_preloaded_is_told(launch: Launch) -> None:
 STOPPING = "stopping after this step, with a checkpoint; Ctrl-C again aborts"
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 75), (signal.SIGHUP, 129)],
+)
 def test_the_first_signal_lets_the_workers_save(launch: Launch, number: signal.Signals, expected: int) -> None:
     running = launch("stop")
     running.pids()
@@ -421,6 +554,20 @@ def test_where_sigterm_is_a_preemption_its_code_says_so(launch: Launch, number: 
     running.pids()
     running.process.send_signal(number)
     assert running.end()[0] == expected
+
+
+def test_a_hangup_that_whoever_started_us_has_ignored_stops_nothing(launch: Launch) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        running = launch("stop")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    running.pids()
+    os.killpg(running.process.pid, signal.SIGHUP)
+    os.killpg(running.process.pid, signal.SIGTERM)
+    code, said, _ = running.end()
+    assert code == 143
+    assert sorted(said)[:2] == [f"{rank} saved after SIGTERM" for rank in range(2)]
 
 
 def test_a_notice_that_comes_again_costs_nothing(launch: Launch) -> None:
@@ -496,6 +643,20 @@ def test_nothing_outlives_a_launcher_that_is_killed(launch: Launch) -> None:
         assert select.select([descriptor], [], [], 10.0)[0] == [descriptor]
         os.close(descriptor)
     assert session(running.process.pid) == []
+
+
+def test_nothing_outlives_a_launcher_that_is_killed_while_torch_is_imported(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "long_import.py").write_text(
+        "import os, threading\nos.write(1, b'importing\\n')\nthreading.Event().wait()\n"
+    )
+    running = launch("done", preload='"long_import"')
+    assert running.read(1) == ["importing"]
+    descriptors = [os.pidfd_open(pid) for pid in session(running.process.pid)]
+    assert len(descriptors) == 2
+    running.process.kill()
+    for descriptor in descriptors:
+        assert select.select([descriptor], [], [], 20)[0]
+        os.close(descriptor)
 
 
 def test_when_the_server_is_killed_its_workers_go_and_the_launcher_says_so(launch: Launch) -> None:

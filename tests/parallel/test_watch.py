@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,47 +26,57 @@ def looks(watch: Watch, start: float, seconds: float, stopped: bool = False) -> 
     return decided
 
 
-def silent(phase: str) -> Watch:
-    """One worker that was heard at time 0, in this phase, and not again."""
+def at(phase: str) -> Watch:
+    """One worker that told at time 0 that it is in this phase, and nothing since."""
     watch = Watch(1, LIMITS, now=0.0)
-    watch.heard(0, phase)
+    watch.heard(0, 0, phase, 1)
     return watch
 
 
+def beating(watch: Watch, start: float, seconds: float, places: list[tuple[int, str, int]]) -> list[Verdict]:
+    """What is decided while all workers say ten times a second that they are still at these places."""
+    decided = []
+    for tick in range(1, round(seconds * 10) + 1):
+        for rank, place in enumerate(places):
+            watch.heard(rank, *place)
+        decided += watch.look(start + tick / 10, running)
+    return decided
+
+
 def test_a_stopped_worker_is_killed_after_two_seconds() -> None:
-    ((seconds, verdict),) = looks(silent("compute"), 0.0, 100.0, stopped=True)
+    ((seconds, verdict),) = looks(at("compute"), 0.0, 100.0, stopped=True)
     assert seconds == pytest.approx(2.0, abs=0.11)
-    assert (verdict.action, verdict.stopped) == ("kill", True)
+    assert (verdict.action, verdict.reason) == ("kill", "stopped")
 
 
 def test_a_silent_worker_that_runs_shows_its_stack_once_and_is_killed_later() -> None:
-    (dumped, dump), (killed, kill) = looks(silent("exchange"), 0.0, 100.0)
-    assert dumped == pytest.approx(10.0, abs=0.11)
+    (shown, show), (killed, kill) = looks(at("exchange"), 0.0, 100.0)
+    assert shown == pytest.approx(10.0, abs=0.11)
     assert killed == pytest.approx(60.0, abs=0.11)
-    assert (dump.action, kill.action, kill.stopped) == ("dump", "kill", False)
-    assert kill.silent_seconds == pytest.approx(60.0, abs=0.11)
+    assert (show.action, kill.action, kill.reason) == ("show", "kill", "silent")
+    assert kill.seconds == pytest.approx(60.0, abs=0.11)
 
 
-def test_a_worker_that_starts_may_be_silent_for_ten_times_as_long() -> None:
-    decided = looks(silent("start"), 0.0, 1000.0)
-    assert [round(seconds / 10) for seconds, _ in decided] == [10, 60]
+@pytest.mark.parametrize("phase", ["start", "compile", "save", "evaluate", "loop body", "end"])
+def test_in_phases_that_take_long_a_worker_may_be_silent_for_longer(phase: str) -> None:
+    assert [round(seconds) for seconds, _ in looks(at(phase), 0.0, 1000.0)] == [60, 360]
 
 
 def test_a_worker_that_starts_but_is_stopped_may_not() -> None:
-    ((seconds, verdict),) = looks(silent("start"), 0.0, 100.0, stopped=True)
+    ((seconds, verdict),) = looks(at("start"), 0.0, 100.0, stopped=True)
     assert seconds == pytest.approx(2.0, abs=0.11)
     assert verdict.action == "kill"
 
 
 def test_a_stack_is_shown_again_when_the_worker_spoke_in_between() -> None:
-    watch = silent("compute")
-    assert [verdict.action for _, verdict in looks(watch, 0.0, 15.0)] == ["dump"]
-    watch.heard(0, "compute")
-    assert [verdict.action for _, verdict in looks(watch, 15.0, 15.0)] == ["dump"]
+    watch = at("compute")
+    assert [verdict.action for _, verdict in looks(watch, 0.0, 15.0)] == ["show"]
+    watch.heard(0, 1, "compute", 2)
+    assert [verdict.action for _, verdict in looks(watch, 15.0, 15.0)] == ["show"]
 
 
 def test_the_pause_of_the_launcher_is_nobodys_silence() -> None:
-    watch = silent("compute")
+    watch = at("compute")
     assert watch.look(3600.0, lambda rank: True) == []
     assert [round(seconds, 1) for seconds, _ in looks(watch, 3600.0, 10.0, stopped=True)] == [1.5]
 
@@ -72,7 +85,7 @@ def test_only_the_silent_one_is_judged() -> None:
     watch = Watch(3, LIMITS, now=0.0)
     for tick in range(1, 40):
         for rank in (0, 2):
-            watch.heard(rank, "exchange")
+            watch.heard(rank, 1, "exchange", tick)
         verdicts = watch.look(tick / 10, lambda rank: rank == 1)
         assert [verdict.rank for verdict in verdicts] in ([], [1])
         if verdicts:
@@ -81,7 +94,7 @@ def test_only_the_silent_one_is_judged() -> None:
 
 
 def test_a_worker_that_has_ended_is_silent_for_good() -> None:
-    watch = silent("compute")
+    watch = at("compute")
     watch.forget(0)
     watch.forget(0)
     assert looks(watch, 0.0, 100.0, stopped=True) == []
@@ -90,10 +103,66 @@ def test_a_worker_that_has_ended_is_silent_for_good() -> None:
 @given(st.lists(st.floats(min_value=0.01, max_value=1.9), max_size=50))
 def test_who_speaks_often_enough_is_left_alone(silences: list[float]) -> None:
     watch, now = Watch(1, LIMITS, now=0.0), 0.0
-    for seconds in silences:
+    for count, seconds in enumerate(silences):
         now += seconds
         assert watch.look(now, lambda rank: True) == []
-        watch.heard(0, "compute")
+        watch.heard(0, count, "compute", count)
+
+
+def test_a_worker_that_beats_but_stands_still_shows_its_stack_and_is_killed_later() -> None:
+    show, kill = beating(at("compute"), 0.0, 700.0, [(0, "compute", 1)])
+    assert (show.action, show.reason, kill.action, kill.reason) == ("show", "stuck", "kill", "stuck")
+    assert show.seconds == pytest.approx(10.0, abs=0.11)
+    assert kill.seconds == pytest.approx(600.0, abs=0.11)
+
+
+def test_without_a_limit_it_is_never_killed() -> None:
+    watch = Watch(1, replace(LIMITS, hang_seconds=0), now=0.0)
+    assert [verdict.action for verdict in beating(watch, 0.0, 5000.0, [(0, "compute", 1)])] == ["show"]
+
+
+def test_steps_that_take_long_are_no_hang() -> None:
+    watch = at("compute")
+    for step in range(1, 4):
+        verdicts = beating(watch, 90.0 * step, 90.0, [(step, "compute", step)])
+        assert [verdict.action for verdict in verdicts] == (["show"] if step == 1 else [])
+    show, *_ = beating(watch, 360.0, 1000.0, [(4, "compute", 4)])
+    assert show.seconds == pytest.approx(900.0, rel=0.01)
+
+
+def test_at_the_same_step_and_phase_a_count_that_grows_is_no_hang() -> None:
+    watch = at("evaluate")
+    decided = []
+    for batch in range(30):
+        decided += beating(watch, 50.0 * batch, 50.0, [(0, "evaluate", batch)])
+    assert decided == []
+
+
+def test_who_waits_in_the_exchange_is_not_to_blame() -> None:
+    watch = Watch(3, LIMITS, now=0.0)
+    verdicts = beating(watch, 0.0, 605.0, [(5, "exchange", 9), (5, "compute", 8), (5, "exchange", 9)])
+    assert [(verdict.rank, verdict.action) for verdict in verdicts] == [(1, "show"), (1, "kill")]
+    # Nor is it when the last one comes at last.
+    watch = Watch(2, LIMITS, now=0.0)
+    beating(watch, 0.0, 500.0, [(5, "exchange", 9), (5, "compute", 8)])
+    assert beating(watch, 500.0, 9.0, [(5, "exchange", 9), (5, "exchange", 9)]) == []
+
+
+def test_where_all_wait_in_the_exchange_all_are_stuck() -> None:
+    verdicts = beating(Watch(2, LIMITS, now=0.0), 0.0, 700.0, [(5, "exchange", 9)] * 2)
+    assert [(verdict.rank, verdict.action) for verdict in verdicts] == [
+        (0, "show"),
+        (1, "show"),
+        (0, "kill"),
+        (1, "kill"),
+    ]
+
+
+def test_an_interpreter_that_ends_sends_no_beats_and_may_take_its_time() -> None:
+    watch = at("end")
+    watch.leaves(0)
+    (shown, show), (killed, kill) = looks(watch, 0.0, 700.0)
+    assert (round(shown), show.reason, round(killed), kill.reason) == (10, "stuck", 600, "stuck")
 
 
 def test_a_failure_is_told_with_its_place_and_its_text_last() -> None:
@@ -114,14 +183,24 @@ def test_a_death_is_told_with_its_signal_or_exit_code(status: int, text: str) ->
 
 
 @pytest.mark.parametrize(
-    ("stopped", "text"),
+    ("reason", "text"),
     [
-        (True, "worker 1 (pid 123) was stopped (SIGSTOP) for 2.1 s at step 57 (phase exchange), and was killed"),
-        (False, "worker 1 (pid 123) gave no sign of life for 2.1 s at step 57 (phase exchange), and was killed"),
+        ("stopped", "worker 1 (pid 123) was stopped (SIGSTOP) for 2.1 s at step 57 (phase exchange), and was killed"),
+        ("silent", "worker 1 (pid 123) gave no sign of life for 2.1 s at step 57 (phase exchange), and was killed"),
+        (
+            "stuck",
+            "worker 1 (pid 123) has been at step 57 (phase exchange) for 2 s, and was killed; its stack is shown above."
+            " Where this may take so long, raise watch.hang_seconds in the recipe, or --hang-seconds (0: no limit)",
+        ),
     ],
 )
-def test_a_silence_is_told_with_its_length(stopped: bool, text: str) -> None:
-    assert watch.silenced(PLACE, Verdict(1, "kill", 2.1, stopped)) == Trouble(text)
+def test_a_kill_is_told_with_its_reason(reason: Literal["stopped", "silent", "stuck"], text: str) -> None:
+    assert watch.killed(PLACE, Verdict(1, "kill", reason, 2.1)) == Trouble(text)
+
+
+def test_who_has_left_is_told_with_its_place() -> None:
+    said = "worker 1 (pid 123) ended with exit code 0 at step 57 (phase exchange), before the others, which needed it"
+    assert watch.left(PLACE) == Trouble(said)
 
 
 def test_the_cause_is_the_first_that_is_not_a_lost_peer() -> None:
