@@ -18,7 +18,7 @@ EXIT_CODES = """exit codes:
   1    a worker failed
   2    wrong input: a flag, a recipe, a workdir or data that cannot be used
   75   preempted (SIGUSR1; with --requeue also SIGTERM), after a final checkpoint: to be started again
-  130  stopped by Ctrl-C, 143 by SIGTERM, after a final checkpoint: the same command goes on
+  130  stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP, after a final checkpoint: the same command goes on
   137  aborted by a second Ctrl-C: the last checkpoint stands"""
 
 PREEMPTION = """preemption:
@@ -128,6 +128,13 @@ def _add_evaluate(evaluate: argparse.ArgumentParser) -> None:
 
 def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("script", help="a Python file; ls.join() in it takes its place among the workers")
+    run.add_argument(
+        "--hang-seconds",
+        type=float,
+        default=600.0,
+        metavar="N",
+        help="end workers that stay at one step for longer (default: 600; 0 never)",
+    )
     run.epilog = "All other arguments are the script's own; after -- also those that lockstep would take."
     _add_machine(run)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.checks import check_range
 from lockstep.errors import InputError
 from lockstep.parallel.launch import is_worker, launch
 
@@ -31,7 +32,9 @@ def plan(argv: list[str]) -> dict[str, Any]:
     from lockstep.cli.main import parse
 
     arguments = parse(argv)
-    return {"workers": num_workers(arguments.workers, arguments.device, None)}
+    check_range("--hang-seconds", arguments.hang_seconds, 0.0)
+    workers = num_workers(arguments.workers, arguments.device, None)
+    return {"workers": workers, "hang_seconds": arguments.hang_seconds}
 
 
 def work(argv: list[str]) -> int:

@@ -39,7 +39,7 @@ def plan(argv: list[str]) -> dict[str, Any]:
         check_needs_no_files(recipe)
     if path and not arguments.rehearse:
         Workdir(path).check(recipe, accept_changes=arguments.accept_changes)
-    return {"workers": workers}
+    return {"workers": workers, "hang_seconds": recipe.watch.hang_seconds}
 
 
 def work(argv: list[str]) -> int:

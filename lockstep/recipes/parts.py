@@ -113,7 +113,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Watch:
-    """How often a run tells what it does."""
+    """How often a run tells what it does, and how long it may stand still."""
 
     console: Interval = _TEN_STEPS
     """A line on the screen; a live bar follows every step."""
@@ -129,9 +129,13 @@ class Watch:
     """Histograms and sparsity of the outputs of the model's modules."""
     images: int = 0
     """Input images of the first batch to show in TensorBoard."""
+    hang_seconds: float = 600.0
+    """A worker that stays at one step and phase for longer is ended, six times as long in phases that take long; a
+    loader process that reads one example for longer, too. 0 for never."""
 
     def __post_init__(self) -> None:
         check_counts(0, images=self.images)
+        check_range("hang_seconds", self.hang_seconds, 0.0)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import pytest
 
 import lockstep as ls
 from lockstep.cli import crew, scoring, training
+from lockstep.cli import run as cli_run
 from lockstep.cli.main import parse
 from lockstep.recipes.shipped import recipe
 from lockstep.runs.workdir import Workdir
@@ -62,7 +63,7 @@ def test_a_misspelt_field_is_guessed() -> None:
 
 def test_without_files_a_workdir_is_not_needed() -> None:
     off = [f"{field}=0" for field in ("checkpoints.every", "watch.summaries", "watch.metrics")]
-    assert plan("mnist", "--workdir", "none", *(word for each in off for word in ("--set", each))) == {"workers": 1}
+    assert plan("mnist", "--workdir", "none", *(word for each in off for word in ("--set", each))) == {"workers": 1, "hang_seconds": 600.0}
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ class TestResume:
         return tmp_path
 
     def test_towers_stay_those_of_the_first_start(self, workdir: Path) -> None:
-        assert plan("mnist", "--workdir", str(workdir), "--workers", "2") == {"workers": 2}
+        assert plan("mnist", "--workdir", str(workdir), "--workers", "2") == {"workers": 2, "hang_seconds": 600.0}
 
     def test_another_recipe_is_shown(self, workdir: Path) -> None:
         with pytest.raises(ls.WorkdirError, match=r"has another recipe.*\n.*optimizer.momentum: saved 0.9, given 0.5"):
@@ -99,7 +100,7 @@ class TestResume:
 
     def test_harmless_fields_may_differ(self, workdir: Path) -> None:
         words = ["mnist", "--workdir", str(workdir), "--steps", "7", "--device", "cpu", "--workers", "1"]
-        assert plan(*words, "--set", "checkpoints.every=1 epochs") == {"workers": 1}
+        assert plan(*words, "--set", "checkpoints.every=1 epochs") == {"workers": 1, "hang_seconds": 600.0}
 
 
 class TestWorkers:
@@ -161,7 +162,7 @@ class TestEvaluate:
 
     def test_workers_need_no_towers(self, workdir: Path) -> None:
         (workdir / "checkpoints/step-00000000").mkdir(parents=True)
-        assert scoring.plan(["evaluate", str(workdir), "--workers", "3", "--device", "cpu"]) == {"workers": 3}
+        assert scoring.plan(["evaluate", str(workdir), "--workers", "3", "--device", "cpu"]) == {"workers": 3, "hang_seconds": 600.0}
 
 
 def test_only_the_setting_at_fault_is_named() -> None:
@@ -176,10 +177,18 @@ def test_only_the_setting_at_fault_is_named() -> None:
 
 
 def test_a_rehearsal_needs_no_workdir() -> None:
-    assert plan("mnist", "--workdir", "none", "--rehearse") == {"workers": 1}
+    assert plan("mnist", "--workdir", "none", "--rehearse") == {"workers": 1, "hang_seconds": 600.0}
 
 
 def test_flags_and_settings_are_taken_at_once() -> None:
     """A batch of 20 cannot be split over the 8 towers of the recipe, but over the 2 of the flag."""
     given = training.given_recipe(parse(["train", "inception_v3", "--set", "batch_size=20", "--towers", "2"]))
     assert (given.batch_size, given.num_towers) == (20, 2)
+
+
+def test_the_plan_says_how_long_a_worker_may_hang() -> None:
+    assert plan("mnist")["hang_seconds"] == 600.0
+    assert plan("mnist", "--set", "watch.hang_seconds=30")["hang_seconds"] == 30.0
+    assert cli_run.plan(["run", "--hang-seconds", "0", "script.py"])["hang_seconds"] == 0.0
+    with pytest.raises(ls.InputError, match="--hang-seconds is out of range"):
+        cli_run.plan(["run", "--hang-seconds", "-1", "script.py"])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import random
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -90,6 +93,25 @@ def test_preempted_at_a_random_moment_a_run_learns_the_same(tmp_path: Path) -> N
     assert contents(workdir) == contents(undisturbed)
     assert events(workdir) == ["start", "stop", "resume", "end"]
     assert events(undisturbed) == ["start", "end"]
+
+
+def test_a_run_whose_terminal_is_closed_is_saved(tmp_path: Path) -> None:
+    metrics = tmp_path / "run/metrics.jsonl"
+    words = ["train", "mnist", "--workdir", str(tmp_path / "run"), "--workers", "2", *WORDS, "--forever"]
+    pid, terminal = pty.fork()  # a session of its own, as a terminal or ssh gives it
+    if not pid:
+        os.chdir(ROOT)
+        os.execv(sys.executable, [sys.executable, "-m", "lockstep", *words])
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while size_of(metrics) < 1000 and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.01)[0]:
+            os.read(terminal, 1 << 16)
+    os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 129
+    assert events(tmp_path / "run") == ["start", "stop"]
+    last = json.loads((tmp_path / "run/history.jsonl").read_text().splitlines()[-1])
+    assert max((tmp_path / "run/checkpoints").iterdir()).name == f"step-{last['step']:08d}"
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
