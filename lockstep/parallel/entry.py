@@ -20,6 +20,7 @@ from lockstep.workers import pulse as pulses
 from lockstep.workers.channel import Channel
 from lockstep.workers.signals import NOTICES, pass_on_notices
 from lockstep.workers.store_server import inherit
+from lockstep.workers.terminal import outlive_terminal
 
 # What torch.distributed says in a worker when another one is gone; it names no worker.
 _PEER_LOST = (
@@ -81,6 +82,7 @@ def _plan(task: Mapping[str, Any], channel: Channel) -> int:
 
 def _worker(task: Mapping[str, Any], channel: Channel) -> int:
     os.environ.update(task["environment"])
+    outlive_terminal()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2)
     pulse = pulses.start_beating(channel)

@@ -26,6 +26,7 @@ from lockstep.parallel.supervisor import STOPPED_EARLY, TICK_SECONDS, Outcome, S
 from lockstep.parallel.watch import Limits, cause
 from lockstep.workers.channel import Channel
 from lockstep.workers.signals import notices
+from lockstep.workers.terminal import outlive_terminal
 
 log = logging.getLogger("lockstep")
 
@@ -73,6 +74,7 @@ def launch(
     """
     if sys.platform != "linux":
         return _run_here(list(argv), plan, main)
+    outlive_terminal()
     task: dict[str, object] = {"argv": list(argv), "sys_argv": sys.argv}
     try:
         with _wishes() as wishes, closing(ForkServer(preload)) as server:

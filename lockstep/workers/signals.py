@@ -49,9 +49,12 @@ def stop_on_signals(pulse: Pulse) -> Iterator[None]:
 
 
 def pass_on_notices(pulse: Pulse) -> None:
-    """Take notices, however often they come, as the wish that the whole run stops: for workers with a launcher."""
+    """Take notices, however often they come, as the wish that the whole run stops: for workers with a launcher.
+
+    Not SIGHUP: the launcher gets it too, and knows whether it is to be ignored.
+    """
     owner = os.getpid()
-    for number in notices():
+    for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda number, _: _request(pulse, owner, number))
 
 

@@ -63,7 +63,10 @@ def test_a_misspelt_field_is_guessed() -> None:
 
 def test_without_files_a_workdir_is_not_needed() -> None:
     off = [f"{field}=0" for field in ("checkpoints.every", "watch.summaries", "watch.metrics")]
-    assert plan("mnist", "--workdir", "none", *(word for each in off for word in ("--set", each))) == {"workers": 1, "hang_seconds": 600.0}
+    assert plan("mnist", "--workdir", "none", *(word for each in off for word in ("--set", each))) == {
+        "workers": 1,
+        "hang_seconds": 600.0,
+    }
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -162,7 +165,10 @@ class TestEvaluate:
 
     def test_workers_need_no_towers(self, workdir: Path) -> None:
         (workdir / "checkpoints/step-00000000").mkdir(parents=True)
-        assert scoring.plan(["evaluate", str(workdir), "--workers", "3", "--device", "cpu"]) == {"workers": 3, "hang_seconds": 600.0}
+        assert scoring.plan(["evaluate", str(workdir), "--workers", "3", "--device", "cpu"]) == {
+            "workers": 3,
+            "hang_seconds": 600.0,
+        }
 
 
 def test_only_the_setting_at_fault_is_named() -> None:
