@@ -12,6 +12,7 @@ from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.images.mask_outlines import MaskOutlines
 from lockstep.readers.coco_annotations import CocoAnnotations, Outlines, read_coco
+from lockstep.readers.fingerprint import Fingerprint, checksum
 from lockstep.readers.image_files import ImageFiles
 from lockstep.readers.label_map import LabelMap
 from lockstep.readers.object_table import (
@@ -20,6 +21,7 @@ from lockstep.readers.object_table import (
     Column,
     ObjectTable,
     check_label_map,
+    fingerprint_of_objects,
     labels_of_names,
     shares_of_boxes,
     warn_of_objects,
@@ -135,6 +137,14 @@ class Coco:
     def example_id(self, index: int) -> str:
         """The file name of the image, as the annotations have it."""
         return self._files.name(index)
+
+    def fingerprint(self) -> Fingerprint:
+        """The classes, the images with their objects in groups, and the outlines; each with a checksum.
+
+        Of the image files it has names and sizes in pixels, and of 1024 of them, evenly spaced, the sizes in bytes.
+        """
+        outlines = {} if self._outlines is None else {"outlines": checksum(self._outlines.numbers)}
+        return fingerprint_of_objects(self._files, self._objects, self.classes) | outlines
 
     def _masks(self, index: int, outlines: Outlines) -> MaskOutlines:
         spans = self._objects.rows(_SPANS, index).tolist()

@@ -85,7 +85,8 @@ def test_the_position_moves_with_attempts_and_not_with_reading() -> None:
     stream = loader(seed=3)
     batches = stream.batches(range(1), 1)
     first, second = next(batches), next(batches)
-    assert stream.state() == {"seed": 3, "position": 0, "num_examples": 10, "epoch_size": 10}
+    data = {"source": "Numbers of 10 examples"}
+    assert stream.state() == {"seed": 3, "position": 0, "num_examples": 10, "epoch_size": 10, "data": data}
     first.attempted()
     second.attempted()
     assert stream.position == 8
