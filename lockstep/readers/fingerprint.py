@@ -2,7 +2,8 @@
 
 A fingerprint is a dict from the name of each part (a shard, a class, some images) to a text with its counts, sizes and
 checksums; in place of the text may stand a fingerprint, that of a source within the source. Nothing in it depends on
-where the data lies, or when it was written: a copy on another machine has the same one.
+where the data lies, or when it was written: a copy on another machine has the same one. Checkpoints keep these texts:
+where a text is worded in another way, all data seems to have changed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from lockstep.errors import InputError
+from lockstep.errors import InputError, LockstepError
 
 Fingerprint = dict[str, Any]
 
@@ -40,19 +41,20 @@ def fingerprint_of(source: object, num_examples: int | None = None) -> Fingerpri
         num_examples: its length, if that is known.
 
     Raises:
-        InputError: what its `fingerprint()` returns is no JSON.
+        InputError: its `fingerprint()` fails, or returns no JSON.
     """
     own = getattr(source, "fingerprint", None)
     if not callable(own):
         size = "" if num_examples is None else f" of {num_examples} examples"
         return {"source": type(source).__name__ + size}
-    value = own()
     try:
-        text = json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
+        text = json.dumps(own(), allow_nan=False)
+    except LockstepError:
+        raise
+    except Exception as error:  # it is code of the user's own
         raise InputError(
             f"fingerprint() of {type(source).__name__} does not return JSON.",
-            given=f"{type(value).__name__}: {error}",
+            given=f"{type(error).__name__}: {error}",
             expected="a text, a number, or a dict of them by the names of the parts",
             mend="return such as {'images.bin': '1000 images, crc32c 89abcdef'}",
         ) from error

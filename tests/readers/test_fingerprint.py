@@ -346,6 +346,15 @@ def test_what_is_no_json_is_refused(made_of: Any) -> None:
         fingerprint_of(reader_of(Own(made_of)))
 
 
+def test_a_fingerprint_that_fails_is_named() -> None:
+    class Broken(Own):
+        def fingerprint(self, seed: int) -> Any:
+            return seed
+
+    with pytest.raises(InputError, match=r"^fingerprint\(\) of Broken does not return JSON\.\n.*TypeError: .*'seed'"):
+        fingerprint_of(reader_of(Broken()))
+
+
 def test_a_very_long_fingerprint_is_kept_as_its_checksum() -> None:
     one, other = (fingerprint_of(Own([number] * 1_000_000)) for number in (1, 2))
     assert len(json.dumps(one)) < 100
