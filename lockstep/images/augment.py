@@ -43,7 +43,7 @@ def turns(augmentations: Sequence[Augment]) -> list[int]:
 def _are_equal(one: Augment, other: Augment) -> bool:
     try:
         return one is other or (type(one) is type(other) and bool(one == other))
-    except (ValueError, RuntimeError):  # a dataclass that holds an array or a tensor cannot be compared
+    except Exception:  # a dataclass that holds an array or a tensor cannot be compared
         return False
 
 
