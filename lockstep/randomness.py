@@ -49,9 +49,13 @@ def mix_arrays(*key: UInt64s | int) -> UInt64s:
 class Draws:
     """The random numbers of a batch of examples: a hash of (seed, position, column)."""
 
-    def __init__(self, seed: int, positions: npt.NDArray[np.int64]) -> None:
+    def __init__(self, seed: int, positions: npt.NDArray[np.int64] | UInt64s) -> None:
         self.seed = seed
         self.positions = positions.astype(np.uint64)
+
+    def again(self, turn: int) -> Draws:
+        """Other numbers for the same examples, for the `turn`-th repeat of what draws; at turn 0 these numbers."""
+        return Draws(mix(self.seed, key_of("again"), turn), self.positions) if turn else self
 
     def uniform(self, column: str) -> npt.NDArray[np.float64]:
         """One number in [0, 1) for each example; shape (batch,)."""

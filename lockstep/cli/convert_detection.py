@@ -57,6 +57,9 @@ def add_coco_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--images", required=True, metavar="DIR", help="the folder of the images, such as train2017")
     command.add_argument("--masks", action="store_true", help="write the objects' masks too")
     command.add_argument("--keypoints", action="store_true", help="write their keypoints too")
+    command.add_argument(
+        "--zero-based", action="store_true", help="the file numbers its categories from 0: the labels are the ids + 1"
+    )
     _add_shards(command, "that of the file of annotations")
 
 
@@ -72,6 +75,7 @@ def run_coco(arguments: argparse.Namespace) -> None:
             masks=arguments.masks,
             keypoints=arguments.keypoints,
             label_map=_label_map(arguments),
+            zero_based=arguments.zero_based,
             base=arguments.name,
             num_shards=arguments.shards,
             settings=settings,

@@ -89,6 +89,9 @@ def _add_train(train: argparse.ArgumentParser) -> None:
         "--fork-from", metavar="RUN[@STEP]", help="begin a new workdir with the full state of another run"
     )
     train.add_argument("--accept-changes", action="store_true", help="resume although the recipe has changed")
+    train.add_argument(
+        "--accept-data-change", action="store_true", help="resume although the training data has changed"
+    )
     train.add_argument("--rehearse", action="store_true", help="two steps, save, resume, evaluate, in a scratch folder")
     train.add_argument("--requeue", action="store_true", help="exit code 75 at SIGTERM too, as always at SIGUSR1")
     train.add_argument(

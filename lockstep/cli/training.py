@@ -50,7 +50,14 @@ def work(argv: list[str]) -> int:
         recipe = replace(recipe, num_towers=recipe.num_towers or worker.num_workers)
         if arguments.rehearse:
             return _rehearse(recipe, worker)
-        session = Session(recipe, path, worker, accept_changes=arguments.accept_changes, fork_from=arguments.fork_from)
+        session = Session(
+            recipe,
+            path,
+            worker,
+            accept_changes=arguments.accept_changes,
+            accept_data_change=arguments.accept_data_change,
+            fork_from=arguments.fork_from,
+        )
         result = session.run()
         if result.reason == "stopped":
             if worker.is_chief:

@@ -90,14 +90,15 @@ def convert_coco(
     masks: bool = False,
     keypoints: bool = False,
     label_map: LabelMap | None = None,
+    zero_based: bool = False,
     base: str | None = None,
     num_shards: int | None = None,
     settings: Settings = DEFAULT,
 ) -> Summary:
     """Write the examples of a data set in COCO's format to shards BASE-00000-of-00002 ... in the folder `output`.
 
-    Without a label map the ids of categories are the labels, and `label_map.pbtxt` is written beside the shards. What
-    cannot be read is skipped, as by `convert_voc`.
+    Without a label map the ids of categories are the labels, or the ids + 1 if they are zero-based, and
+    `label_map.pbtxt` is written beside the shards. What cannot be read is skipped, as by `convert_voc`.
 
     Args:
         annotations: the file, such as instances_train2017.json.
@@ -106,6 +107,7 @@ def convert_coco(
         masks: write the objects' masks too.
         keypoints: write their keypoints too.
         label_map: the number of each class.
+        zero_based: the file numbers its categories from 0.
         base: the name before the number of a shard; by default that of the file of annotations.
         num_shards: by default one for each 1000 examples.
         settings: how the conversion runs.
@@ -114,7 +116,7 @@ def convert_coco(
         DataError: as `Coco` and `convert`; or another label map is there.
         WorkerError: as `convert`.
     """
-    reader = Coco(annotations, images, masks=masks, keypoints=keypoints, label_map=label_map)
+    reader = Coco(annotations, images, masks=masks, keypoints=keypoints, label_map=label_map, zero_based=zero_based)
     path = Path(annotations)
     version = [path.stat().st_size, path.stat().st_mtime_ns]
     options = {"annotations": [path.name, *version], "masks": masks, "keypoints": keypoints}

@@ -37,7 +37,8 @@ def convert_images(
 ) -> Summary:
     """Write the records of images to the shards BASE-00000-of-00002 ... in the folder `output`.
 
-    An image that cannot be decoded is skipped; one that is no JPEG in colours becomes one, as `colour_jpeg` says.
+    An image that cannot be decoded, and a link to a file that is not there, are skipped; an image that is no JPEG in
+    colours becomes one, as `colour_jpeg` says.
 
     Raises:
         InputError: as `convert`.
@@ -126,8 +127,11 @@ def shuffled(images: Sequence[LabelledImage]) -> list[LabelledImage]:
 
 def labelled(folder: Path, path: Path, label: int, text: str, synset: Synset | None = None) -> LabelledImage:
     """A file below the folder that is converted."""
-    status = path.stat()
-    version = status.st_size, status.st_mtime_ns
+    try:
+        status = path.stat()
+        version = status.st_size, status.st_mtime_ns
+    except OSError:  # such as a broken link: `image_record` says what is wrong with it, when its turn comes
+        version = 0, 0
     return LabelledImage(path.relative_to(folder).as_posix(), label, text, version, synset)
 
 

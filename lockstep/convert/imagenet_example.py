@@ -49,7 +49,7 @@ class LabelledImage:
 
 
 def image_record(folder: Path, image: LabelledImage) -> bytes | Skipped:
-    """The record of an image, or why it cannot be decoded.
+    """The record of an image; or why there is none: it cannot be decoded, or is a link to a file that is not there.
 
     Raises:
         DataError: the file cannot be read.
@@ -58,6 +58,8 @@ def image_record(folder: Path, image: LabelledImage) -> bytes | Skipped:
     try:
         data = path.read_bytes()
     except OSError as error:
+        if path.is_symlink() and not path.exists():
+            return Skipped(image.path, f"a broken link: it points to {str(path.readlink())!r}")
         raise DataError(
             f"{path} cannot be read.",
             given=str(error),

@@ -16,6 +16,7 @@ from lockstep.data.order import Int64s
 from lockstep.errors import DataError, InputError, LockstepError
 from lockstep.images.augment import Augment
 from lockstep.readers.collate import Collation
+from lockstep.readers.fingerprint import Fingerprint, fingerprint_of
 from lockstep.readers.reader import Cost
 from lockstep.types import Batch
 from lockstep.workers.rank import join
@@ -68,14 +69,11 @@ class IterableLoader(Loader):
         """What `load_state` needs, as JSON; it says that the stream is not exact."""
         return {**super().state(), "exact": False}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on at the position where `state` was taken, with the first item of the dataset.
-
-        Raises:
-            InputError: as `Loader.load_state`.
-        """
-        super().load_state(state)
+    def load_state(self, state: Mapping[str, Any], *, accept_data_change: bool = False) -> list[str]:
+        """Go on at the position where `state` was taken, with the first item of the dataset; as `Loader.load_state`."""
+        changed = super().load_state(state, accept_data_change=accept_data_change)
         self._start_anew()
+        return changed
 
     def batches(
         self,
@@ -166,6 +164,9 @@ class _Walk:
 
     def example_id(self, index: int) -> str:
         return f"item {index}"
+
+    def fingerprint(self) -> Fingerprint:
+        return fingerprint_of(self._dataset)
 
     def _item(self, number: int) -> Any:
         if number < self.next_number:

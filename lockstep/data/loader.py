@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import partial
+from functools import cached_property, partial
 from itertools import count, filterfalse, takewhile
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,9 +20,11 @@ from lockstep.data.crew import Crew
 from lockstep.data.order import Int64s, Order, order_of
 from lockstep.data.reading import Fields, Found, Leave, Reading, ReadRows
 from lockstep.data.rows import Due, EvaluationRows, RowsOf, TrainingRows, offsets_of
+from lockstep.data.saved_stream import check_same_stream
 from lockstep.data.shared_memory import map_leaves
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
+from lockstep.readers.fingerprint import Fingerprint, fingerprint_of
 from lockstep.readers.one_by_one import ExampleReader, reader_of
 from lockstep.stages import Seconds
 from lockstep.types import BadExample, Batch
@@ -121,6 +123,11 @@ class Loader:
             )
         self.skipped = sorted({*self.skipped, position})
 
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What the examples are made of, as their reader says; found out when it is first asked for."""
+        return fingerprint_of(self.reader, len(self.reader))
+
     def state(self) -> dict[str, Any]:
         """What `load_state` needs to go on from here, as JSON."""
         return {
@@ -128,29 +135,25 @@ class Loader:
             "position": self.position,
             "num_examples": len(self.reader),
             "epoch_size": self.epoch_size,
+            "data": self.fingerprint,
             **({"skipped": self.skipped} if self.skipped else {}),
             **({"quarantine": self.quarantine.state()} if self.quarantine.reasons else {}),
         }
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any], *, accept_data_change: bool = False) -> list[str]:
         """Go on where `state` was taken, and skip what was skipped then too; batches asked for before are refused.
 
+        If other examples are accepted, none of them is known to be bad; returns what has changed in them, a line each.
+
         Raises:
-            InputError: it belongs to a stream of another seed or another number of examples.
+            InputError: it belongs to a stream of another seed, another number of examples, or of other examples.
         """
-        here = self.state()
-        for name in ("seed", "num_examples", "epoch_size"):
-            if state.get(name, here[name]) != here[name]:
-                raise InputError(
-                    f"The saved stream had another {name}.",
-                    given=f"{name} {here[name]}",
-                    expected=f"{name} {state[name]}, as it was saved at position {state['position']}",
-                    mend="resume with the seed and the examples that the run began with, or start a new run",
-                )
+        changed = check_same_stream(state, self.state(), accept_data_change=accept_data_change)
         self.position = state["position"]
         self._moves += 1
         self.skipped = sorted({*self.skipped, *state.get("skipped", ())})
-        self.quarantine.load(state.get("quarantine", {}))
+        self.quarantine.load({} if changed else state.get("quarantine", {}))
+        return changed
 
     def batches(
         self,

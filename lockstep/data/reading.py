@@ -13,6 +13,7 @@ from lockstep.data.one_at_a_time import read_seeded
 from lockstep.data.order import Int64s
 from lockstep.data.rows import Due, Rows, RowsOf
 from lockstep.errors import DataError, LockstepError
+from lockstep.images.augment import turns
 from lockstep.randomness import Draws
 from lockstep.readers.reader import draws_globally
 from lockstep.stages import stage
@@ -72,7 +73,7 @@ class Reading:
         self, reader: Reader, augment: Sequence[Augment], seed: int, rows_of: RowsOf, leave: Leave | None = None
     ) -> None:
         self.reader = reader
-        self._augment = augment
+        self._augment = list(zip(augment, turns(augment), strict=True))
         self._seed = seed
         self._rows_of = rows_of
         self._leave = leave
@@ -99,8 +100,8 @@ class Reading:
         if self._augment:
             draws = Draws(self._seed, rows.positions)
             with stage("augment"):
-                for augment in self._augment:
-                    fields = _checked(augment(fields, draws), len(rows), augment)
+                for augment, turn in self._augment:
+                    fields = _checked(augment(fields, draws.again(turn)), len(rows), augment)
         return fields
 
 

@@ -17,7 +17,7 @@ from lockstep.data.reading import Fields, read_examples
 from lockstep.data.rows import Rows
 from lockstep.errors import DataError, InputError
 from lockstep.images.arguments import kind_of
-from lockstep.images.augment import Augment
+from lockstep.images.augment import Augment, turns
 from lockstep.images.crop_laws import Windows
 from lockstep.images.drawing import Marks, draw_marks
 from lockstep.images.encoded import EncodedImage
@@ -164,8 +164,8 @@ def _pictures(fields: Fields, pipeline: Pipeline, draws: Draws) -> list[Picture]
 
 def _stages(fields: Fields, pipeline: Pipeline, draws: Draws) -> Iterator[tuple[str, Fields]]:
     """The name of each stage, and the batch after it."""
-    for augment in pipeline.augment:
-        fields = augment(fields, draws)
+    for augment, turn in zip(pipeline.augment, turns(pipeline.augment), strict=True):
+        fields = augment(fields, draws.again(turn))
         yield getattr(augment, "__name__", type(augment).__name__), fields
     if pipeline.inputs is not None:
         yield "inputs", {**fields, _IMAGE: _as_pixels(pipeline.inputs(fields), pipeline.inputs)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,12 +20,31 @@ class Augment(Protocol):
 
     It may run in the trainer's process or in a loader process, on any part of a batch. So an example's result may
     depend on the example and on its own row of `draws` alone: on no other random number, no other example, no state.
-    Equal column names give equal numbers: name a column after the augmentation and the field.
+    Equal column names give equal numbers: name a column after the augmentation and the field. Only where a list holds
+    two augmentations that are equal, the later one draws other numbers.
     """
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the changed batch: the same number of examples in the same order."""
         ...
+
+
+def turns(augmentations: Sequence[Augment]) -> list[int]:
+    """For each augmentation, how many before it in the list are equal to it: its turn for `Draws.again`.
+
+    Two equal flips with the same numbers would undo each other.
+    """
+    return [
+        sum(_are_equal(augment, earlier) for earlier in augmentations[:place])
+        for place, augment in enumerate(augmentations)
+    ]
+
+
+def _are_equal(one: Augment, other: Augment) -> bool:
+    try:
+        return one is other or (type(one) is type(other) and bool(one == other))
+    except Exception:  # a dataclass that holds an array or a tensor cannot be compared
+        return False
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.images.mask_outlines import MaskOutlines
 from lockstep.readers.coco_annotations import CocoAnnotations, Outlines, read_coco
+from lockstep.readers.fingerprint import Fingerprint, checksum
 from lockstep.readers.image_files import ImageFiles
 from lockstep.readers.label_map import LabelMap
 from lockstep.readers.object_table import (
@@ -20,6 +21,7 @@ from lockstep.readers.object_table import (
     Column,
     ObjectTable,
     check_label_map,
+    fingerprint_of_objects,
     labels_of_names,
     shares_of_boxes,
     warn_of_objects,
@@ -57,14 +59,16 @@ class Coco:
         keypoints: read their keypoints, too.
         label_map: the label of each category, by its name or display name; without it a category's id is its label,
             which for COCO means 80 labels from 1 to 90.
+        zero_based: the file numbers its categories from 0, and there is no label map: the label of a category is its
+            id + 1, since 0 is the label of the background.
         decoding: how the images are decoded once they are asked for.
         crowd: keep the objects that are crowds; they are marked in "is_crowd".
         empty_images: keep the images that no object is left on.
 
     Raises:
         InputError: an argument is of another type.
-        DataError: as `read_coco`; the label map lacks a category that an object is of, or without one an id is below 1;
-            an image is missing.
+        DataError: as `read_coco`; the label map lacks a category that an object is of, or without one an id is below 1
+            (0, if zero-based); an image is missing.
     """
 
     cost: Cost = "decode"
@@ -77,19 +81,20 @@ class Coco:
         masks: bool = False,
         keypoints: bool = False,
         label_map: LabelMap | None = None,
+        zero_based: bool = False,
         decoding: Decoding = AS_STORED,
         crowd: bool = True,
         empty_images: bool = True,
     ) -> None:
         switches = {"masks": masks, "keypoints": keypoints, "crowd": crowd, "empty_images": empty_images}
-        for name, value in switches.items():
+        for name, value in {**switches, "zero_based": zero_based}.items():
             check_switch(name, value)
         check_label_map(label_map)
         check_local(annotations)
         check_local(images)
         path = Path(annotations)
         read = read_coco(path, masks=masks, keypoints=keypoints)
-        labels, self.classes = _labels(read, label_map, path)
+        labels, self.classes = _labels(read, label_map, zero_based, path)
         """The name of each class by its label."""
         columns, has_area = _columns(read, labels, str(path))
         _warn(read, ~has_area, path, NO_AREA)
@@ -133,6 +138,14 @@ class Coco:
         """The file name of the image, as the annotations have it."""
         return self._files.name(index)
 
+    def fingerprint(self) -> Fingerprint:
+        """The classes, the images with their objects in groups, and the outlines; each with a checksum.
+
+        Of the image files it has names and sizes in pixels, and of 1024 of them, evenly spaced, the sizes in bytes.
+        """
+        outlines = {} if self._outlines is None else {"outlines": checksum(self._outlines.numbers)}
+        return fingerprint_of_objects(self._files, self._objects, self.classes) | outlines
+
     def _masks(self, index: int, outlines: Outlines) -> MaskOutlines:
         spans = self._objects.rows(_SPANS, index).tolist()
         height, width = self._files.sizes[index].tolist()
@@ -141,19 +154,24 @@ class Coco:
         )
 
 
-def _labels(read: CocoAnnotations, label_map: LabelMap | None, path: Path) -> tuple[Int64s, dict[int, str]]:
+def _labels(
+    read: CocoAnnotations, label_map: LabelMap | None, zero_based: bool, path: Path
+) -> tuple[Int64s, dict[int, str]]:
     """The label of each object, and the names of all classes by label."""
     used, places = np.unique(read.category_ids, return_inverse=True)
     names = [read.categories[number] for number in used.tolist()]
     if label_map is None:
-        if len(used) and used[0] < 1:
+        least = 0 if zero_based else 1
+        if len(used) and used[0] < least:
             raise DataError(
                 f"The ids of categories in {path} cannot be labels.",
                 given=f"the id {used[0]} of {names[0]!r}",
-                expected="ids from 1 on: 0 is the label of the background",
-                mend="give a label_map, with a label for each category by its name",
+                expected=f"ids from {least} on: the label 0 is that of the background",
+                mend=("" if used[0] else "set zero_based (--zero-based), and each label is the id + 1; or ")
+                + "give a label_map, with a label for each category by its name",
             )
-        return read.category_ids, read.categories
+        shift = 1 - least
+        return read.category_ids + shift, {number + shift: name for number, name in read.categories.items()}
     return labels_of_names(names, label_map, str(path))[places], label_map.names
 
 

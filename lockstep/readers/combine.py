@@ -13,6 +13,7 @@ from torch import Tensor
 from lockstep.checks import check_all, check_range, check_type, wrong_type
 from lockstep.errors import DataError, InputError
 from lockstep.randomness import Draws
+from lockstep.readers.fingerprint import Fingerprint, fingerprint_of, fingerprint_of_some
 from lockstep.readers.joining import Fields, Int64s, read_by_source, source_of
 from lockstep.readers.reader import NO_DECODER, Cost, Reader, decoder_of, draws_globally
 
@@ -74,6 +75,12 @@ class Concatenated:
         source = int(source_of(self._starts, np.array([index]))[0])
         return f"{self._names[source]}:{self._readers[source].example_id(index - int(self._starts[source]))}"
 
+    def fingerprint(self) -> Fingerprint:
+        """That of each source, by its name."""
+        return {
+            name: fingerprint_of(reader, len(reader)) for name, reader in zip(self._names, self._readers, strict=True)
+        }
+
 
 class Subset:
     """Some examples of a reader, in the order of their indices as given.
@@ -108,6 +115,10 @@ class Subset:
     def example_id(self, index: int) -> str:
         """Its name in the reader."""
         return self._reader.example_id(int(self.indices[index]))
+
+    def fingerprint(self) -> Fingerprint:
+        """The indices, and that of the reader."""
+        return fingerprint_of_some(fingerprint_of(self._reader, len(self._reader)), self.indices)
 
 
 class OnlyFields:
@@ -152,6 +163,10 @@ class OnlyFields:
     def example_id(self, index: int) -> str:
         """Its name in the reader."""
         return self._reader.example_id(index)
+
+    def fingerprint(self) -> Fingerprint:
+        """That of the reader."""
+        return fingerprint_of(self._reader, len(self))
 
 
 def split(reader: Reader, fractions: Mapping[str, float], seed: int = 0) -> dict[str, Subset]:

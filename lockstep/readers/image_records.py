@@ -10,6 +10,7 @@ from typing import Any
 
 from lockstep.checks import wrong_type
 from lockstep.images.decode import AS_STORED, Decoding
+from lockstep.readers.fingerprint import Fingerprint, named_parts
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.readers.schema import ParsedExample, Schema, check_decoding
 from lockstep.records.example import parse_example
@@ -73,6 +74,10 @@ class ImageRecords:
     def example_id(self, index: int) -> str:
         """Its file, and its number in there."""
         return self._records.example_id(index)
+
+    def fingerprint(self) -> Fingerprint:
+        """Of each file the number of records, the size, and the checksum of all records."""
+        return named_parts((file.path.name, file.summary) for file in self._records.files)
 
     def _example(self, index: int) -> ParsedExample:
         source = self._records.place(index)

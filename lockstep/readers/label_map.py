@@ -19,6 +19,7 @@ from pathlib import Path
 from lockstep.errors import DataError
 from lockstep.readers.text_format import Field, Word, parse_text_format, quoted
 from lockstep.records.atomic import replacing
+from lockstep.records.shards import check_local
 
 BACKGROUND = "background"
 
@@ -60,10 +61,11 @@ class LabelMap:
         return {label.id: label.display_name or label.name for label in self.labels}
 
 
-def read_label_map(path: Path) -> LabelMap:
+def read_label_map(path: str | Path) -> LabelMap:
     """Read a label map; of an item's fields `id`, `name` and `display_name` count, and the others are skipped.
 
     Raises:
+        InputError: the path is none.
         DataError: the file cannot be read or is of another format, or as `LabelMap`.
     """
     fields = parse_text_format(_read(path), str(path))
@@ -74,20 +76,23 @@ def read_label_map(path: Path) -> LabelMap:
     return LabelMap(labels)
 
 
-def write_label_map(path: Path, label_map: LabelMap) -> None:
+def write_label_map(path: str | Path, label_map: LabelMap) -> None:
     """Write a label map, whole or not at all.
 
     Raises:
+        InputError: the path is none.
         DataError: the system refuses to write it.
     """
-    with replacing(path) as file:
+    check_local(path)
+    with replacing(Path(path)) as file:
         file.write("\n".join(map(_item, label_map.labels)).encode())
 
 
-def read_labels(path: Path) -> tuple[str, ...]:
+def read_labels(path: str | Path) -> tuple[str, ...]:
     """The labels of a file that has one a line; space around them and lines after the last one do not count.
 
     Raises:
+        InputError: the path is none.
         DataError: the file cannot be read, has no label, an empty line between two, or a label twice.
     """
     labels = tuple(line.strip() for line in _read(path).rstrip().splitlines())
@@ -109,7 +114,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
     return labels
 
 
-def _label(item: list[Field], path: Path) -> Label:
+def _label(item: list[Field], path: str | Path) -> Label:
     fields = dict(item)
     try:
         number = fields.get("id", Word("0"))
@@ -154,9 +159,10 @@ def _item(label: Label) -> str:
     return "\n".join(["item {", *lines, "}", ""])
 
 
-def _read(path: Path) -> str:
+def _read(path: str | Path) -> str:
+    check_local(path)
     try:
-        return path.read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} cannot be read.",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lockstep.checks import check_range, check_whole
 from lockstep.errors import DataError
+from lockstep.readers.fingerprint import Fingerprint, fingerprint_of
 from lockstep.readers.reader import Int64s, Reader, decoder_of, draws_globally
 
 LARGEST_OFFSET = 2**31
@@ -70,6 +71,10 @@ class Labelled:
     def example_id(self, index: int) -> str:
         """Its name in the reader."""
         return self._reader.example_id(index)
+
+    def fingerprint(self) -> Fingerprint:
+        """That of the reader."""
+        return fingerprint_of(self._reader, len(self))
 
     def _labels_of(self, fields: Mapping[str, Any], indices: Int64s) -> Tensor:
         labels, found = fields.get(_LABEL), ""

@@ -26,6 +26,7 @@ from lockstep.readers.mnist_schema import mnist_records
 from lockstep.readers.reader import Reader
 from lockstep.records.atomic import replacing
 from lockstep.records.example import serialize_example
+from lockstep.records.shards import check_local
 from lockstep.records.tfrecord import write_records
 
 UInt8s = npt.NDArray[np.uint8]
@@ -70,13 +71,13 @@ _TIMEOUT_SECONDS = 30
 _logger = logging.getLogger("lockstep")
 
 
-def mnist_reader(split: str, folder: Path | None = None, records_folder: Path | None = None) -> Reader:
+def mnist_reader(split: str, folder: str | Path | None = None, records_folder: str | Path | None = None) -> Reader:
     """The examples of `train` (55,000), `validation` (5,000) or `test` (10,000); prepared first if need be.
 
     Its batches are {"image": uint8 (batch, 1, 28, 28), "label": int64 (batch,)}.
 
     Raises:
-        InputError: there is no such split.
+        InputError: there is no such split, or a folder is no path.
         DataError: as `prepare_records`; or the records are not those of the split.
     """
     if split not in SPLITS:
@@ -86,9 +87,10 @@ def mnist_reader(split: str, folder: Path | None = None, records_folder: Path | 
             expected=" or ".join(f'"{name}"' for name in SPLITS),
             mend="name one of these",
         )
-    path = _records_path(split, folder, records_folder)
+    originals, records = _folder_of(folder), _folder_of(records_folder)
+    path = _records_path(split, originals, records)
     if not path.exists():
-        prepare_records(folder, records_folder)
+        prepare_records(originals, records)
     reader = mnist_records([path])
     if len(reader) != len(SPLITS[split].rows):
         raise DataError(
@@ -223,6 +225,13 @@ def _fetched(file: File, folder: Path, mirrors: Sequence[str]) -> bytes:
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def _folder_of(path: str | Path | None) -> Path | None:
+    if path is None:
+        return None
+    check_local(path)
+    return Path(path)
 
 
 def _records_path(split: str, folder: Path | None, records_folder: Path | None) -> Path:

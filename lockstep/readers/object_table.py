@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,8 @@ from torch import Tensor
 from lockstep.checks import check_type
 from lockstep.errors import DataError
 from lockstep.listing import few
+from lockstep.readers.fingerprint import Fingerprint, checksum
+from lockstep.readers.image_files import ImageFiles
 from lockstep.readers.label_map import LabelMap
 from lockstep.readers.reader import Int64s
 
@@ -24,6 +28,8 @@ Bools = npt.NDArray[np.bool_]
 
 NO_AREA = "have no area on their image, and are left out"
 """What the log says of objects for which `shares_of_boxes` finds none."""
+
+_MOST_GROUPS = 64
 
 _logger = logging.getLogger("lockstep")
 
@@ -46,9 +52,26 @@ class ObjectTable:
         """The values of the objects on an image; not to be changed."""
         return self._columns[name][self._starts[index] : self._starts[index + 1]]
 
+    def columns(self, first: int, stop: int) -> list[Column]:
+        """All values of the objects on the images from `first` on, before `stop`, and where those of each image end."""
+        starts = self._starts[first : stop + 1]
+        return [starts - starts[0], *(values[starts[0] : starts[-1]] for values in self._columns.values())]
+
     def tensors(self, name: str, indices: Int64s) -> list[Tensor]:
         """The values of the objects on each of some images, as a tensor of one's own."""
         return [torch.from_numpy(self.rows(name, index).copy()) for index in indices.tolist()]
+
+
+def fingerprint_of_objects(files: ImageFiles, objects: ObjectTable, classes: Mapping[int, str]) -> Fingerprint:
+    """The names of the classes; and of the images, in at most 64 groups, their checksum with that of their objects."""
+    bounds = np.linspace(0, len(files), min(len(files), _MOST_GROUPS) + 1).astype(np.int64)
+    found = {"classes": f"{len(classes)}, {checksum(json.dumps(classes).encode())}"}
+    for (first, stop), block in zip(pairwise(bounds.tolist()), files.blocks(bounds), strict=True):
+        columns = objects.columns(first, stop)
+        name = files.name(first) if stop - first == 1 else f"{files.name(first)} to {files.name(stop - 1)}"
+        all_of_them = checksum(*block, files.sizes[first:stop], *columns)
+        found[name] = f"{stop - first} images, {columns[0][-1]} objects, {all_of_them}"
+    return found
 
 
 def shares_of_boxes(boxes: Float64s, sizes: Int64s, source: str) -> tuple[Float32s, Bools]:

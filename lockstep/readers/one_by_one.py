@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from lockstep.checks import wrong_type
 from lockstep.readers.collate import Collation
+from lockstep.readers.fingerprint import Fingerprint, fingerprint_of
 from lockstep.readers.reader import NO_DECODER, Cost, Int64s, Reader
 
 
@@ -13,7 +14,8 @@ class ExampleReader(Protocol):
     """The least that a reader of one's own has to have.
 
     `cost`, `example_id` and `decoder` may be there too, and `draws_globally`: False says that nothing in it draws from
-    the random generators of the process, which are else seeded for each example, and not by threads.
+    the random generators of the process, which are else seeded for each example, and not by threads. So may
+    `fingerprint`, as of a `Reader`.
     """
 
     def __len__(self) -> int:
@@ -54,6 +56,10 @@ class OneByOne:
         """Its name in the reader, or its index."""
         named = getattr(self._reader, "example_id", str)
         return str(named(index))
+
+    def fingerprint(self) -> Fingerprint:
+        """That of the reader."""
+        return fingerprint_of(self._reader, len(self))
 
 
 def reader_of(reader: Reader | ExampleReader) -> Reader:

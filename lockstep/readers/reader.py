@@ -14,13 +14,19 @@ from torch.utils.data import Dataset, IterableDataset
 from lockstep.checks import check_switch
 from lockstep.errors import InputError, LockstepError
 from lockstep.readers.collate import Collation
+from lockstep.readers.fingerprint import Fingerprint, fingerprint_of_dataset, fingerprint_of_tensors
 
 Int64s = npt.NDArray[np.int64]
 Cost = Literal["memory", "decode"]
 
 
 class Reader(Protocol):
-    """Examples that can be read in any order, a batch at a time. It may be forked at any moment."""
+    """Examples that can be read in any order, a batch at a time. It may be forked at any moment.
+
+    A reader may also have `fingerprint()`, without arguments: what its examples are made of, as JSON, such as a dict of
+    file names with sizes and checksums. All workers must get the same, and a resumed run what was saved with it; so
+    other data is noticed. It should be cheap, and tell nothing of folders and times. It is asked for once.
+    """
 
     @property
     def cost(self) -> Cost:
@@ -79,6 +85,10 @@ class Arrays:
         """Its index."""
         return str(index)
 
+    def fingerprint(self) -> Fingerprint:
+        """The dtype, the shape and the checksum of each field; above 1 GiB the checksum is of evenly spaced rows."""
+        return fingerprint_of_tensors(self._fields)
+
 
 class TorchDataset:
     """A map-style dataset of torch, whose items are dicts, or pairs (image, label).
@@ -125,6 +135,10 @@ class TorchDataset:
     def example_id(self, index: int) -> str:
         """Its index."""
         return str(index)
+
+    def fingerprint(self) -> Fingerprint:
+        """That of the dataset, if it has `fingerprint()`; else its class and length, and what torch's own ones hold."""
+        return fingerprint_of_dataset(self._dataset)
 
     def _item(self, index: int) -> Any:
         try:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from lockstep.readers.fingerprint import Fingerprint, named_parts
 from lockstep.readers.joining import read_by_source
 from lockstep.readers.reader import Cost
 from lockstep.records.template import Field, Template, UInt8s, read_each
@@ -55,6 +56,10 @@ class Records:
     def example_id(self, index: int) -> str:
         """Its file, and its number in there."""
         return self._records.example_id(index)
+
+    def fingerprint(self) -> Fingerprint:
+        """Of each file the number of records, the size, and the checksum of all records."""
+        return named_parts((file.path.name, file.summary) for file in self._records.files)
 
 
 class _File:

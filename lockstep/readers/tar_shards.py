@@ -20,6 +20,7 @@ from lockstep.errors import DataError, InputError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.images.encoded import EncodedImage
 from lockstep.readers import image_folder
+from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts
 from lockstep.readers.reader import NO_DECODER, Cost, Int64s
 from lockstep.records.braces import expand_braces
 from lockstep.records.open_files import OpenFiles
@@ -110,6 +111,10 @@ class TarShards:
         sample = self._sample(index)
         return f"{sample.shard.path.name}: {sample.key}"
 
+    def fingerprint(self) -> Fingerprint:
+        """Of each archive the number of samples, the size, and the checksum of all headers: contents have none."""
+        return named_parts((shard.path.name, shard.summary) for shard in self._shards)
+
     def _sample(self, index: int) -> _Sample:
         number = bisect_right(self._starts, index) - 1
         return self._shards[number].sample(index - self._starts[number])
@@ -161,6 +166,13 @@ class _Shard:
 
     def __len__(self) -> int:
         return len(self.index.starts) - 1
+
+    @property
+    def summary(self) -> str:
+        """Its number of samples, its size, and the checksum of what its headers say."""
+        index = self.index
+        numbers = (index.offsets, index.sizes, index.header_crcs, index.starts)
+        return f"{len(self)} samples, {index.version.size_bytes} bytes, {checksum(*numbers, index.names)}"
 
     def sample(self, number: int) -> _Sample:
         """What is known of a sample without reading it."""

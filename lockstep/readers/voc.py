@@ -12,6 +12,7 @@ import numpy as np
 from lockstep.checks import check_switch
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.listing import few
+from lockstep.readers.fingerprint import Fingerprint
 from lockstep.readers.image_files import ImageFiles
 from lockstep.readers.image_folder import ENDINGS
 from lockstep.readers.label_map import Label, LabelMap
@@ -20,6 +21,7 @@ from lockstep.readers.object_table import (
     Column,
     ObjectTable,
     check_label_map,
+    fingerprint_of_objects,
     labels_of_names,
     shares_of_boxes,
     warn_of_objects,
@@ -124,6 +126,13 @@ class Voc:
     def example_id(self, index: int) -> str:
         """The file name of the image, as its annotation has it."""
         return self._files.name(index)
+
+    def fingerprint(self) -> Fingerprint:
+        """The classes, the views, and the images with their objects in groups; each with a checksum.
+
+        Of the image files it has names and sizes in pixels, and of 1024 of them, evenly spaced, the sizes in bytes.
+        """
+        return fingerprint_of_objects(self._files, self._objects, self.classes) | {"views": ", ".join(self._views)}
 
 
 def _alphabetical(names: set[str]) -> LabelMap:

@@ -1,4 +1,4 @@
-"""Where the records of a file lie: counted once, and kept for the next time."""
+"""Where the records of a file lie, and the checksum of them all: found once, and kept for the next time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -29,8 +30,9 @@ _LONG_RECORD_BYTES = 1 << 13
 # A smaller plain file is counted in about the time that its index is read in.
 _WORTH_KEEPING_BYTES = 1 << 20
 
-_KIND = b"LSINDEX1"
-_COMPRESSION = struct.Struct("<q")
+_KIND = b"LSINDEX2"
+_ENDING_BYTES = 8
+_HEAD = struct.Struct(f"<qq{_ENDING_BYTES}s")  # which compression, the checksum, the ending of the file
 _COMPRESSIONS: tuple[Compression | None, ...] = (None, "gzip", "zlib")
 
 
@@ -43,6 +45,11 @@ class RecordIndex(NamedTuple):
     """Of each payload, in bytes."""
     compression: Compression | None
     version: Version
+    checksum: int
+    """CRC-32C of the lengths and of the checksums that the records have; of a compressed file, in place of the latter,
+    of the checksum that ends it."""
+    ending: bytes
+    """The last bytes of the file: they end in the checksum of the last payload, or of all that was compressed."""
 
     @property
     def size_bytes(self) -> int:
@@ -58,7 +65,10 @@ def index_of(path: Path, limit_bytes: int) -> RecordIndex:
     """
     with opened(path) as file:
         version = version_of(file)
-    if index := kept_index(path, _KIND, version, partial(_decoded, version)):
+        ending = _ending(file, version)
+    index = kept_index(path, _KIND, version, partial(_decoded, version))
+    # Files that were packed alike are of one size and, copied with their times, of one time of change, too.
+    if index and index.ending == ending:
         if index.compression and index.size_bytes > limit_bytes:
             raise too_large(str(path), f"{index.size_bytes} bytes", f"at most {limit_bytes} bytes")
         return index
@@ -81,8 +91,14 @@ def build_index(path: Path, limit_bytes: int = MEMORY_LIMIT_BYTES) -> RecordInde
     with opened(path) as file:
         version = version_of(file)
         compression = compression_of(file.read(HEAD_BYTES), Source(path))
-        lengths = _compressed_lengths(path, limit_bytes) if compression else _plain_lengths(file, path)
-    return _index(np.array(lengths, dtype=np.int64), compression, version)
+        ending = _ending(file, version)
+        if compression:
+            lengths, checksums = _compressed_lengths(path, limit_bytes), ending
+        else:
+            lengths, checksums = _plain_lengths(file, path)
+    numbers = np.array(lengths, dtype="<i8")
+    checksum = google_crc32c.value(numbers.tobytes() + checksums)
+    return _index(numbers.astype(np.int64), compression, version, checksum, ending)
 
 
 def too_large(files: str, size: str, expected: str) -> DataError:
@@ -95,27 +111,38 @@ def too_large(files: str, size: str, expected: str) -> DataError:
     )
 
 
-def _index(lengths: Int64s, compression: Compression | None, version: Version) -> RecordIndex:
+def _index(
+    lengths: Int64s, compression: Compression | None, version: Version, checksum: int, ending: bytes
+) -> RecordIndex:
     ends = np.cumsum(lengths + FRAME_BYTES)
-    return RecordIndex(ends - TAIL_BYTES - lengths, lengths, compression, version)
+    return RecordIndex(ends - TAIL_BYTES - lengths, lengths, compression, version, checksum, ending)
 
 
-def _plain_lengths(file: BinaryIO, path: Path) -> array[int]:
+def _ending(file: BinaryIO, version: Version) -> bytes:
+    return read_at(file, _ENDING_BYTES, max(0, version.size_bytes - _ENDING_BYTES))
+
+
+def _plain_lengths(file: BinaryIO, path: Path) -> tuple[array[int], bytes]:
+    """The lengths of the payloads, and their checksums one after the other."""
     source, size = Source(path), os.fstat(file.fileno()).st_size
-    lengths = array("q")
-    start, block_bytes = 0, _BLOCK_BYTES
-    while (left := size - start) > 0:
-        block = read_at(file, block_bytes, start)
-        place, last = 0, max(0, len(block) - HEAD_BYTES)
-        while place <= last:
-            length = payload_length(block[place : place + HEAD_BYTES], source, len(lengths), start + place)
-            if FRAME_BYTES + length > left - place:
-                raise source.cut_short(len(lengths), start + place, FRAME_BYTES + length, left - place)
+    lengths, checksums = array("q"), bytearray()
+    start, block_bytes = 0, _BLOCK_BYTES  # start: of the next frame, in the file
+    while start < size:
+        # A block begins with the checksum that ends the frame before, so that it costs no reading of its own.
+        block_start = max(0, start - TAIL_BYTES)
+        block = read_at(file, start - block_start + block_bytes, block_start)
+        last = max(start, block_start + len(block) - HEAD_BYTES)
+        while start <= last:
+            place = start - block_start
+            checksums += block[place - TAIL_BYTES : place]  # of the first frame nothing: [-4:0]
+            length = payload_length(block[place : place + HEAD_BYTES], source, len(lengths), start)
+            if FRAME_BYTES + length > size - start:
+                raise source.cut_short(len(lengths), start, FRAME_BYTES + length, size - start)
             lengths.append(length)
-            place += FRAME_BYTES + length
-        start += place
+            start += FRAME_BYTES + length
         block_bytes = HEAD_BYTES if length > _LONG_RECORD_BYTES else _BLOCK_BYTES
-    return lengths
+    checksums += read_at(file, TAIL_BYTES, max(0, size - TAIL_BYTES))
+    return lengths, bytes(checksums)
 
 
 def _compressed_lengths(path: Path, limit_bytes: int) -> array[int]:
@@ -128,15 +155,15 @@ def _compressed_lengths(path: Path, limit_bytes: int) -> array[int]:
 
 
 def _keep(index: RecordIndex, path: Path) -> None:
-    compression = _COMPRESSION.pack(_COMPRESSIONS.index(index.compression))
-    keep_index(path, _KIND, index.version, compression + index.lengths.astype("<i8").tobytes())
+    head = _HEAD.pack(_COMPRESSIONS.index(index.compression), index.checksum, index.ending)
+    keep_index(path, _KIND, index.version, head + index.lengths.astype("<i8").tobytes())
 
 
 def _decoded(version: Version, content: bytes) -> RecordIndex | None:
     """The index of this content; None if it is not one of the file as it is now."""
-    if len(content) < _COMPRESSION.size:
+    if len(content) < _HEAD.size:
         return None
-    (compression,) = _COMPRESSION.unpack_from(content)
-    lengths = np.frombuffer(content[_COMPRESSION.size :], dtype="<i8").astype(np.int64)
-    index = _index(lengths, _COMPRESSIONS[compression], version)
+    compression, checksum, ending = _HEAD.unpack_from(content)
+    lengths = np.frombuffer(content[_HEAD.size :], dtype="<i8").astype(np.int64)
+    index = _index(lengths, _COMPRESSIONS[compression], version, checksum, ending)
     return index if index.compression or index.size_bytes == version.size_bytes else None

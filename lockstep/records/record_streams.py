@@ -23,6 +23,7 @@ from lockstep.records.framing import (
     payload_length,
     payload_of,
 )
+from lockstep.records.shards import check_local
 
 LARGEST_RECORD_BYTES = 1 << 31
 """No message of protocol buffers is longer."""
@@ -30,21 +31,22 @@ LARGEST_RECORD_BYTES = 1 << 31
 _seeking = threading.Lock()
 
 
-def write_records(path: Path, payloads: Iterable[bytes], compression: Compression | None = None) -> int:
+def write_records(path: str | Path, payloads: Iterable[bytes], compression: Compression | None = None) -> int:
     """Write a file of records, whole or not at all, and return their number.
 
     The same payloads make the same bytes. TensorFlow reads them; a compressed file only if it is told so
     (`compression_type="GZIP"` or "ZLIB").
 
     Raises:
-        InputError: there is no such compression.
+        InputError: there is no such compression, or the path is none.
         DataError: the system refuses to write it.
     """
+    check_local(path)
     if compression is not None:
         check_one_of("compression", compression, ("gzip", "zlib"))
     deflate, rest = deflating(compression)
     count = 0
-    with replacing(path) as file:
+    with replacing(Path(path)) as file:
         for payload in payloads:
             file.write(deflate(frame(payload)))
             count += 1
@@ -53,7 +55,7 @@ def write_records(path: Path, payloads: Iterable[bytes], compression: Compressio
 
 
 def read_all(
-    path: Path, *, verify: bool = True, largest_record_bytes: int = LARGEST_RECORD_BYTES
+    path: str | Path, *, verify: bool = True, largest_record_bytes: int = LARGEST_RECORD_BYTES
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (byte where its frame ends, payload) of every record in turn, plain or compressed.
 
@@ -65,9 +67,12 @@ def read_all(
         largest_record_bytes: refuse a longer one in a compressed file before it is read: it may expand from nothing.
 
     Raises:
+        InputError: the path is none.
         DataError: the file cannot be opened, or is none of records; or, after what is whole before it, a record that
             is cut short, damaged or too large.
     """
+    check_local(path)
+    path = Path(path)
     with opened(path, buffering=-1) as file:
         source = Source(path, compression_of(file.read(HEAD_BYTES), Source(path)))
         file.seek(0)

@@ -86,6 +86,11 @@ class RecordFile:
     def __len__(self) -> int:
         return len(self.index.lengths)
 
+    @property
+    def summary(self) -> str:
+        """Its number of records, its size and the checksum of all records."""
+        return f"{len(self)} records, {self.index.version.size_bytes} bytes, crc32c {self.index.checksum:08x}"
+
     def read(self, record: int, verify: bool = True) -> bytes:
         """The payload of a record, its checksum verified.
 

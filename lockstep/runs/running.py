@@ -27,6 +27,7 @@ def run(
     *,
     reader: ReaderFunction | None = None,
     accept_changes: bool = False,
+    accept_data_change: bool = False,
     fork_from: str | None = None,
 ) -> Result:
     """Train by a recipe, or go on where its workdir stands: what `lockstep train` does, from a script.
@@ -42,13 +43,16 @@ def run(
             a reader with the fields "image" and "label", or None where there are none of that split. The recipe of the
             run names the function, so that the run can be resumed by the script alone.
         accept_changes: go on although the recipe is not the one the run began with.
+        accept_data_change: go on although the data is not what it was when the run was saved, if it has as many
+            examples; the log and the history name what has changed.
         fork_from: another run's workdir, or RUN@STEP, whose full state a run without checkpoints begins with.
 
     Returns:
         What has become of the run, with the scores of its final weights; alike on all workers, but for the times.
 
     Raises:
-        InputError: the recipe still has to be told something, or its data is not given by a function.
+        InputError: the recipe still has to be told something, or its data is not given by a function; or the data is
+            not what it was when the run was saved.
         WorkdirError: the workdir holds something else, or the recipe is another one than the run's.
     """
     mend = 'write ls.run(ls.recipes.find("mnist"), "runs/mnist")'
@@ -62,7 +66,15 @@ def run(
     recipe = replace(recipe, num_towers=num_towers)
     is_main = threading.current_thread() is threading.main_thread()
     with stop_on_signals(worker.pulse) if is_main else nullcontext():
-        session = Session(recipe, path, worker, accept_changes=accept_changes, fork_from=fork_from, reader=reader)
+        session = Session(
+            recipe,
+            path,
+            worker,
+            accept_changes=accept_changes,
+            accept_data_change=accept_data_change,
+            fork_from=fork_from,
+            reader=reader,
+        )
         return session.run()
 
 

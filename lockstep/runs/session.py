@@ -42,6 +42,7 @@ class Session:
         path: the workdir; None writes nothing.
         worker: this worker.
         accept_changes: go on although the recipe is not the one the run began with.
+        accept_data_change: go on although the data is not what it was when the run was saved.
         fork_from: another run's workdir, or RUN@STEP, whose full state a run without checkpoints begins with.
         reader: gives the examples, in place of the recipe's paths.
 
@@ -57,10 +58,12 @@ class Session:
         worker: Worker,
         *,
         accept_changes: bool = False,
+        accept_data_change: bool = False,
         fork_from: str | None = None,
         reader: ReaderFunction | None = None,
     ) -> None:
         self._recipe, self._worker, self._fork_from = recipe, worker, fork_from
+        self._accept_data_change = accept_data_change
         workdir = Workdir(path) if path else None
         if workdir is None:
             check_needs_no_files(recipe)
@@ -141,8 +144,17 @@ class Session:
             self._tell_changes(changed)
             if files and not files.store.steps():
                 files.workdir.check_unstarted()
-        beginning = begin(course, files.store if files else None, recipe, self._fork_from, worker)
+        beginning = begin(
+            course,
+            files.store if files else None,
+            recipe,
+            self._fork_from,
+            worker,
+            accept_data_change=self._accept_data_change,
+        )
         facts: dict[str, Any] = {"changed": self._changed + changed}
+        if beginning.data_changed:
+            facts["data_changed"] = beginning.data_changed
         if files and worker.is_chief:
             files.workdir.begin(recipe, choices, beginning.report)
         if files and beginning.is_forked:

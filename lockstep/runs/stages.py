@@ -106,15 +106,15 @@ class Course:
         """Whether no stage follows the present one."""
         return self.now is self.stretches[-1]
 
-    def take_up(self, checkpoint: Checkpoint) -> None:
-        """Stand where a checkpoint was saved, in its stage.
+    def take_up(self, checkpoint: Checkpoint, *, accept_data_change: bool = False) -> list[str]:
+        """Stand where a checkpoint was saved, in its stage; returns what has changed in the data, a line each.
 
         Raises:
             CheckpointError: it does not fit the recipe.
             InputError: its stream is another one.
         """
         self.turn_to(checkpoint)
-        take_over(checkpoint, self.parts.state, self.parts.loader)
+        return take_over(checkpoint, self.parts.state, self.parts.loader, accept_data_change=accept_data_change)
 
     def turn_to(self, checkpoint: Checkpoint) -> None:
         """Have the parts of the stage of a checkpoint; the values of their state are still to be taken over."""

@@ -14,6 +14,7 @@ from lockstep.parallel.exchange import Exchange
 from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import deal
 from lockstep.progress import End, Epochs, Hours, Progress, Steps
+from lockstep.training.preflight import check_data
 from lockstep.training.state import TrainState
 from lockstep.training.step import bind
 from lockstep.types import Batch, StepReport
@@ -59,6 +60,7 @@ def train_steps(
     _check(loader, until)
     step = bind(state, towers, exchange)
     step.start()
+    check_data(loader, join())
     start = Progress(state.step, loader.position, loader.epoch_size)
     for batch in _batches(loader, step.towers, until, start):
         yield step(losses, batch, counts)

@@ -8,10 +8,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lockstep.data.loader import Loader
 from lockstep.errors import InputError
 from lockstep.parallel.exchange import Exchange
 from lockstep.parallel.sparse import sparse_parameters
 from lockstep.parallel.towers import Towers
+from lockstep.readers.fingerprint import lines_of
 from lockstep.training.state import TrainState
 from lockstep.version import __version__
 from lockstep.workers.rank import Worker
@@ -37,6 +39,15 @@ def check_start(state: TrainState, worker: Worker) -> None:
     worker.group.agree("the parameters of the model", shapes)
     worker.group.agree("the values of the model", {name: _digest(tensor) for name, tensor in tensors.items()})
     worker.group.agree("versions", {"torch": torch.__version__, "lockstep": __version__})
+
+
+def check_data(loader: Loader, worker: Worker) -> None:
+    """Refuse to train where the workers read different data: each of them may have a copy of its own.
+
+    Raises:
+        WorkerError: naming the workers whose data differs, and the first part of it that does.
+    """
+    worker.group.agree("the training data", lines_of(loader.fingerprint))
 
 
 def check_fit(state: TrainState, towers: Towers, exchange: Exchange) -> None:

@@ -13,6 +13,7 @@ from lockstep.checkpoints.background import settle
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError
+from lockstep.training.preflight import check_data
 from lockstep.training.state import TrainState
 from lockstep.version import __version__
 from lockstep.workers.rank import join
@@ -59,20 +60,30 @@ def contents(states: States, loader: Loader) -> tuple[int, dict[str, dict[str, T
     return max(state.step for state in named.values()), sections, values
 
 
-def resume(states: States, loader: Loader, workdir: str | Path | Store) -> int | None:
+def resume(
+    states: States, loader: Loader, workdir: str | Path | Store, *, accept_data_change: bool = False
+) -> int | None:
     """Take up the newest intact checkpoint of a workdir, if it has one, on all workers alike.
+
+    Args:
+        states: one state, or several by name, as they were saved.
+        loader: of the data that the run was trained on; it is compared with what the checkpoint says of its data.
+        workdir: the run's folder, or its store.
+        accept_data_change: go on although the examples are other ones, if they are as many; the log names them.
 
     Returns:
         The step it was saved at, or None where there is none and the run starts afresh.
 
     Raises:
         CheckpointError: there are checkpoints and none is intact, or it does not fit the states.
-        InputError: the loader reads another data set, or with another seed.
+        InputError: the loader reads other data, or with another seed.
+        WorkerError: the workers' loaders read different data.
     """
+    check_data(loader, join())
     checkpoint = agreed(workdir)
     if checkpoint is None:
         return None
-    take_over(checkpoint, states, loader)
+    take_over(checkpoint, states, loader, accept_data_change=accept_data_change)
     if join().is_chief:
         log.info("resumed at step %d, position %d, from %s", checkpoint.step, loader.position, checkpoint.path)
     return checkpoint.step
@@ -91,15 +102,22 @@ def agreed(workdir: str | Path | Store, step: int | None = None) -> Checkpoint |
     return found if found or newest is None else store.read(int(str(newest)))
 
 
-def take_over(checkpoint: Checkpoint, states: States, loader: Loader) -> None:
+def take_over(checkpoint: Checkpoint, states: States, loader: Loader, *, accept_data_change: bool = False) -> list[str]:
     """Have states and a loader stand where a checkpoint was saved.
+
+    Returns:
+        What has changed in the data, a line each.
 
     Raises:
         CheckpointError: it does not fit the states.
-        InputError: the loader reads another data set, or with another seed.
+        InputError: the loader reads other data, or with another seed.
     """
     restore(checkpoint, states)
-    loader.load_state(checkpoint.values["loader"])
+    changed = loader.load_state(checkpoint.values["loader"], accept_data_change=accept_data_change)
+    if join().is_chief:
+        for line in changed:
+            log.warning("changed in the training data since step %d: %s", checkpoint.step, line)
+    return changed
 
 
 def restore(checkpoint: Checkpoint, states: States) -> None:

@@ -78,7 +78,8 @@ def go_back(checkpoint: Checkpoint, states: States, loader: Loader, error: NonFi
         CheckpointError: it does not fit the states.
     """
     refusal = _refusal(error)
-    take_over(checkpoint, states, loader)
+    # The data was compared when the run began: it may have been accepted that the checkpoint is of other data.
+    take_over(checkpoint, states, loader, accept_data_change=True)
     loader.skip(refusal.position)
     if join().is_chief:
         log.warning(

@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -256,9 +257,12 @@ def _difference(value: JSON, reference: JSON, path: str = "") -> str:
     if isinstance(value, dict) and isinstance(reference, dict) and list(value) == list(reference):
         key = next(key for key in value if _text(value[key]) != _text(reference[key]))
         return _difference(value[key], reference[key], f"{path}{key}: ")
-    if isinstance(value, list) and isinstance(reference, list) and len(value) == len(reference):
-        index = next(i for i, (a, b) in enumerate(zip(value, reference, strict=True)) if _text(a) != _text(b))
-        return _difference(value[index], reference[index], f"{path}[{index}]: ")
+    if isinstance(value, list) and isinstance(reference, list):
+        both = zip_longest(map(_text, value), map(_text, reference), fillvalue="nothing")
+        index, (given, expected) = next((index, pair) for index, pair in enumerate(both) if len({*pair}) > 1)
+        if index < min(len(value), len(reference)):
+            return _difference(value[index], reference[index], f"{path}[{index}]: ")
+        return f"{path}[{index}]: {given:.200} instead of {expected:.200}"
     return f"{path}{_text(value):.200} instead of {_text(reference):.200}"
 
 

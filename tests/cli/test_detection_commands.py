@@ -108,6 +108,13 @@ def test_coco_is_converted(coco: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "instances-00000-of-00001").exists()
 
 
+def test_coco_with_categories_from_0_is_converted(coco: Path, tmp_path: Path) -> None:
+    coco.write_text(coco.read_text().replace('"id": 18', '"id": 0').replace('"category_id": 18', '"category_id": 0'))
+    (found,) = convert_coco(tmp_path / "out", "--annotations", coco, "--images", coco.parent, "--zero-based")
+    assert list(found["image/object/class/label"]) == [1]
+    assert read_label_map(tmp_path / "out" / "label_map.pbtxt").names == {1: "dog"}
+
+
 def test_coco_is_converted_as_the_flags_say(coco: Path, labels: Path, tmp_path: Path) -> None:
     words = ["--masks", "--keypoints", "--label-map", labels, "--name", "val", "--shards", "1"]
     (found,) = convert_coco(tmp_path / "out", "--annotations", coco, "--images", coco.parent, *words)

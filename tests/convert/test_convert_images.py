@@ -227,3 +227,25 @@ def test_names_that_are_no_utf_8_are_kept(tmp_path: Path) -> None:
     assert isinstance(images[0], LabelledImage)
     convert_images(folder, images, tmp_path / "out", "train", 1, settings=ALONE)
     assert plain(examples_in(tmp_path / "out" / "train-*")[0])["image/filename"] == [b"\xff.jpg"]
+
+
+def test_a_broken_link_is_skipped_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = folder_of(tmp_path, "train/a/1.jpg", "train/b/1.jpg")
+    (folder / "train/a/2.jpg").symlink_to("gone/2.jpg")
+    summary = convert_images(folder, image_sets(folder)["train"], tmp_path / "out", "train", 1, settings=ALONE)
+    assert (summary.num_records, [each.name for each in summary.skipped]) == (2, ["train/a/2.jpg"])
+    assert "Skipped train/a/2.jpg: a broken link: it points to 'gone/2.jpg'" in caplog.text
+    strict = Settings(num_processes=1, max_skipped=0)
+    with pytest.raises(DataError, match="broken link"):
+        convert_images(folder, image_sets(folder)["train"], tmp_path / "none", "train", 1, settings=strict)
+
+
+def test_a_broken_link_that_is_mended_is_converted(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "train/a/1.jpg", "train/b/1.jpg")
+    link = folder / "train/a/2.jpg"
+    link.symlink_to(tmp_path / "gone.jpg")
+    convert_images(folder, image_sets(folder)["train"], tmp_path / "out", "train", 1, settings=ALONE)
+    (tmp_path / "gone.jpg").write_bytes(image_bytes(9))
+    again = Settings(num_processes=1, overwrite=True)
+    summary = convert_images(folder, image_sets(folder)["train"], tmp_path / "out", "train", 1, settings=again)
+    assert (summary.num_records, summary.skipped) == (3, ())

@@ -7,11 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from lockstep.data.each_example import EachExample, ExampleDraws
 from lockstep.data.loader import Loader
 from lockstep.data.order import Sequential
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import RandomShift
+from lockstep.images.erasing import RandomErasing
+from lockstep.images.flips import HorizontalFlip
 from lockstep.randomness import Draws
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
@@ -80,7 +85,8 @@ def test_the_position_moves_with_attempts_and_not_with_reading() -> None:
     stream = loader(seed=3)
     batches = stream.batches(range(1), 1)
     first, second = next(batches), next(batches)
-    assert stream.state() == {"seed": 3, "position": 0, "num_examples": 10, "epoch_size": 10}
+    data = {"source": "Numbers of 10 examples"}
+    assert stream.state() == {"seed": 3, "position": 0, "num_examples": 10, "epoch_size": 10, "data": data}
     first.attempted()
     second.attempted()
     assert stream.position == 8
@@ -319,3 +325,59 @@ def test_batches_arrive_whole_on_the_device(cost: str) -> None:
         assert batch["image"].device.type == device.type
         assert torch.equal(batch["image"].amax(dim=(1, 2, 3)), batch["number"])
         assert [f"number {number}" for number in numbers(batch)] == batch["name"]
+
+
+class Pictures(Numbers):
+    """Images of random pixels."""
+
+    def read_batch(self, indices: Int64s) -> dict[str, Any]:
+        pixels = np.random.default_rng(0).integers(0, 256, (self.size, 3, 6, 8), dtype=np.uint8)
+        return {"image": torch.from_numpy(pixels[indices])}
+
+
+def images_of(augment: list[Any], size: int = 64, seed: int = 0) -> torch.Tensor:
+    batches = Loader(Pictures(size), batch_size=size, order="sequential", augment=augment, seed=seed).batches(
+        range(1), 1
+    )
+    return next(batches)["image"]
+
+
+def test_two_equal_flips_do_not_undo_each_other() -> None:
+    original, once, twice, thrice = (images_of([HorizontalFlip()] * count, size=400) for count in range(4))
+    for images in (once, twice, thrice):
+        flipped = sum(torch.equal(image, before.flip(-1)) for image, before in zip(images, original, strict=True))
+        assert 150 < flipped < 250  # half of them, whatever the number of fair flips
+    # The first flip draws what it draws alone: the second one is all that differs.
+    second = [not torch.equal(one, two) for one, two in zip(once, twice, strict=True)]
+    assert 150 < sum(second) < 250
+
+
+def test_equal_functions_of_one_example_draw_other_numbers_too() -> None:
+    def add(example: dict[str, Any], draws: ExampleDraws) -> dict[str, Any]:
+        return {**example, "drawn": [*example.get("drawn", []), draws.integer("n", 0, 2**40)]}
+
+    batch = next(loader(augment=[EachExample(add), EachExample(add)]).batches(range(1), 1))
+    assert all(first != second for first, second in batch["drawn"])
+    assert [first for first, _ in batch["drawn"]] == [
+        only for (only,) in next(loader(augment=EachExample(add)).batches(range(1), 1))["drawn"]
+    ]
+
+
+AUGMENTATIONS = [
+    HorizontalFlip(),
+    HorizontalFlip(0.3),
+    RandomShift(1),
+    RandomShift(2),
+    RandomErasing(),
+    RandomErasing(p=0.9),
+]
+
+
+@given(st.permutations(AUGMENTATIONS), st.integers(0, len(AUGMENTATIONS)), st.integers(0, 2**32))
+@settings(max_examples=40, deadline=None)
+def test_a_list_without_repeats_draws_by_the_names_of_columns_alone(order: list[Any], count: int, seed: int) -> None:
+    augment = order[:count]
+    batch: dict[str, Any] = {"image": images_of([])}
+    for each in augment:  # as the stream was before repeats drew numbers of their own
+        batch = each(batch, Draws(seed, np.arange(64)))
+    assert torch.equal(images_of(augment, seed=seed), batch["image"])

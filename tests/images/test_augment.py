@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from lockstep.errors import InputError
-from lockstep.images.augment import RandomShift
+from lockstep.images.augment import RandomShift, turns
+from lockstep.images.flips import HorizontalFlip
 from lockstep.randomness import Draws
 
 DTYPES = [torch.uint8, torch.bool, torch.float32, torch.bfloat16, torch.int64]
@@ -114,3 +118,20 @@ def test_a_field_without_images_is_named(batch: dict[str, object], given: str) -
         "  expected: a tensor of shape (batch, channels, height, width)\n"
         "  mend:     name the field of the images: RandomShift(pixels, field=...)"
     )
+
+
+def test_an_equal_augmentation_has_turns_of_its_own() -> None:
+    flip = HorizontalFlip()
+    assert turns([flip, RandomShift(1), HorizontalFlip(), HorizontalFlip(0.3), flip]) == [0, 0, 1, 0, 2]
+
+
+def test_augmentations_that_cannot_be_compared_are_no_repeats() -> None:
+    @dataclass(frozen=True)
+    class Scaled:
+        factors: np.ndarray[Any, Any]
+
+        def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+            return batch
+
+    one, other = Scaled(np.ones(2)), Scaled(np.ones(2))
+    assert turns([one, other, one]) == [0, 0, 1]

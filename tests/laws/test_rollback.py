@@ -292,7 +292,8 @@ def test_a_state_that_knows_of_no_skipping_is_loaded() -> None:
     loader = make_loader()
     loader.load_state({"seed": 3, "position": 8, "epoch_size": 30})
     assert (loader.position, loader.skipped) == (8, [])
-    assert loader.state() == {"seed": 3, "position": 8, "num_examples": 30, "epoch_size": 30}
+    state = {"seed": 3, "position": 8, "num_examples": 30, "epoch_size": 30, "data": loader.fingerprint}
+    assert loader.state() == state
 
 
 def test_with_another_batch_size_a_place_where_no_batch_starts_is_nothing() -> None:

@@ -280,9 +280,32 @@ def test_the_category_0_is_no_label(tmp_path: Path) -> None:
         Coco(path, folder)
     assert caught.value.what == f"The ids of categories in {path} cannot be labels."
     assert caught.value.given == "the id 0 of 'cow'"
-    assert caught.value.expected == "ids from 1 on: 0 is the label of the background"
-    assert caught.value.mend == "give a label_map, with a label for each category by its name"
+    assert caught.value.expected == "ids from 1 on: the label 0 is that of the background"
+    assert caught.value.mend == (
+        "set zero_based (--zero-based), and each label is the id + 1; or "
+        "give a label_map, with a label for each category by its name"
+    )
     assert field_of(Coco(path, folder, label_map=LabelMap((Label(1, "cow"),))), "labels")[0] == [1]
+
+
+def test_categories_that_count_from_0_have_labels_from_1(tmp_path: Path) -> None:
+    document = document_of(annotation(1, 10, [0, 0, 1, 1], category_id=0), annotation(2, 10, [1, 1, 2, 2]))
+    document["categories"].append({"id": 0, "name": "cow"})
+    path, folder = written(tmp_path, document)
+    reader = Coco(path, folder, zero_based=True)
+    assert field_of(reader, "labels")[0] == [1, 8]
+    assert field_of(reader, "class_text")[0] == ["cow", "cat"]
+    assert reader.classes == {1: "cow", 8: "cat", 10: "dog"}
+    with pytest.raises(InputError, match="zero_based is int"):
+        Coco(path, folder, zero_based=1)  # type: ignore[arg-type]
+
+
+def test_a_category_below_0_is_no_label(tmp_path: Path) -> None:
+    document = document_of(annotation(1, 10, [0, 0, 1, 1], category_id=-1))
+    document["categories"].append({"id": -1, "name": "cow"})
+    with pytest.raises(DataError, match=r"ids from 0 on(.|\n)*\n.*give a label_map") as caught:
+        Coco(*written(tmp_path, document), zero_based=True)
+    assert caught.value.mend == "give a label_map, with a label for each category by its name"
 
 
 def test_values_of_a_batch_are_its_own(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lockstep.errors import DataError
+from lockstep.errors import DataError, InputError
 from lockstep.readers.label_map import Label, LabelMap, read_label_map, read_labels, write_label_map
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "label_maps"
@@ -153,3 +153,14 @@ def test_a_list_whose_numbers_are_not_clear_is_refused(tmp_path: Path, text: str
     assert caught.value.given == given_
     assert caught.value.expected == "one label a line, each once: a label's number is that of its line"
     assert caught.value.mend == "write each label on a line of its own"
+
+
+def test_a_path_may_be_text(tmp_path: Path) -> None:
+    path = str(tmp_path / "map.pbtxt")
+    label_map = LabelMap((Label(1, "cat"),))
+    write_label_map(path, label_map)
+    assert read_label_map(path) == label_map
+    (tmp_path / "labels.txt").write_text("cat\ndog\n")
+    assert read_labels(str(tmp_path / "labels.txt")) == ("cat", "dog")
+    with pytest.raises(InputError, match=r"path is NoneType(.|\n)*a path: text, or a Path"):
+        read_label_map(None)  # type: ignore[arg-type]

@@ -70,7 +70,7 @@ def test_the_table_is_that_of_the_files() -> None:
 
 @pytest.mark.parametrize(("split", "size"), [("train", 55_000), ("validation", 5_000), ("test", 10_000)])
 def test_the_reader_gives_the_images_and_labels_of_its_split(prepared: Path, split: str, size: int) -> None:
-    reader = mnist_reader(split, ORIGINALS, prepared)
+    reader = mnist_reader(split, str(ORIGINALS), str(prepared))
     assert len(reader) == size
     assert reader.cost == "memory"
     images, labels = (load_idx(ORIGINALS / name) for name in (SPLITS[split].images, SPLITS[split].labels))

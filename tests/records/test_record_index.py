@@ -221,3 +221,51 @@ def test_files_are_read_by_an_index_that_was_kept(path: Path, counted: list[Path
         file = RecordFile(path)
         assert [file.read(record) for record in range(len(file))] == PAYLOADS
     assert counted == [path]
+
+
+def swapped(one: Path, other: Path) -> None:
+    content, times = one.read_bytes(), one.stat()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+    for path in (one, other):
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.mark.parametrize("compression", [None, "gzip", "zlib"])
+def test_files_of_one_size_and_time_that_change_places_have_other_checksums(
+    path: Path, counted: list[Path], compression: Compression | None
+) -> None:
+    other = path.with_name("other.tfrecord")
+    for seed, each in enumerate((path, other)):  # noise, which does not get smaller when it is compressed
+        write_records(each, [np.random.default_rng(seed).bytes(100)], compression)
+    time = path.stat().st_mtime_ns
+    os.utime(other, ns=(time, time))
+    assert path.stat().st_size == other.stat().st_size
+    before = [index_of(each, LIMIT) for each in (path, other)]
+    swapped(path, other)
+    after = [index_of(each, LIMIT) for each in (path, other)]
+    assert [index.checksum for index in after] == [index.checksum for index in reversed(before)]
+    assert before[0].checksum != before[1].checksum
+    assert counted == [path, other, path, other]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 300) | st.integers(8_000, 9_000), min_size=1, max_size=6),
+    block=st.integers(12, 600),
+    data=st.data(),
+)
+@settings(max_examples=50, deadline=None)
+def test_the_checksum_is_of_all_payloads_however_they_lie_in_blocks(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], block: int, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("checksums") / "x"
+    payloads = [bytes(length) for length in lengths]
+    path.write_bytes(b"".join(map(frame, payloads)))
+    expected = build_index(path).checksum
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_index, "_BLOCK_BYTES", block)
+        assert build_index(path).checksum == expected
+        changed = data.draw(st.integers(0, len(payloads) - 1))
+        payloads[changed] = payloads[changed][:-1] + b"\1"
+        path.write_bytes(b"".join(map(frame, payloads)))
+        assert build_index(path).checksum != expected

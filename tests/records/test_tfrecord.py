@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -540,3 +541,17 @@ def test_every_other_file_of_records_is_read() -> None:
             assert len(files)
             for index in range(len(files)):
                 assert any(parse_sequence_example(files.read(index), files.place(index))), files.place(index)
+
+
+def test_a_path_may_be_text(tmp_path: Path) -> None:
+    path = str(tmp_path / "new" / "data.tfrecord")
+    assert write_records(path, PAYLOADS) == len(PAYLOADS)
+    assert [payload for _, payload in read_all(path)] == PAYLOADS
+
+
+@pytest.mark.parametrize("path", [None, 3, b"data.tfrecord"])
+def test_what_is_no_path_is_refused(path: Any) -> None:
+    with pytest.raises(InputError, match=f"path is {type(path).__name__}(.|\n)*a path: text, or a Path"):
+        write_records(path, [])
+    with pytest.raises(InputError, match=f"path is {type(path).__name__}"):
+        next(read_all(path))

@@ -80,11 +80,15 @@ def test_without_a_majority_the_chief_is_right() -> None:
     ("value", "reference", "difference"),
     [
         ({"a": 1}, {"b": 1}, '{"a": 1} instead of {"b": 1}'),
-        ([1, 2], [1], "[1, 2] instead of [1]"),
+        ([1, 2], [1], "[1]: 2 instead of nothing"),
+        ([1], [1, 2], "[1]: nothing instead of 2"),
+        ([1, 3], [1, 2, 3], "[1]: 3 instead of 2"),
         (1, "1", '1 instead of "1"'),
     ],
 )
-def test_what_cannot_be_compared_part_by_part_is_shown_whole(value: Any, reference: Any, difference: str) -> None:
+def test_values_of_other_kinds_or_lengths_are_compared_as_far_as_they_go(
+    value: Any, reference: Any, difference: str
+) -> None:
     with pytest.raises(WorkerError) as caught:
         check_agreement("it", [reference, value])
     assert caught.value.given == f"worker 1: {difference}"

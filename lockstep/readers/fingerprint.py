@@ -1,0 +1,154 @@
+"""What the examples of a source are made of, in few words: a resumed run compares it, and so notices other data.
+
+A fingerprint is a dict from the name of each part (a shard, a class, some images) to a text with its counts, sizes and
+checksums; in place of the text may stand a fingerprint, that of a source within the source. Nothing in it depends on
+where the data lies, or when it was written: a copy on another machine has the same one. Checkpoints keep these texts:
+where a text is worded in another way, all data seems to have changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+from lockstep.errors import InputError, LockstepError
+
+Fingerprint = dict[str, Any]
+
+MOST_PARTS = 1024
+"""Parts that a source names one by one; of more, neighbours are put together."""
+
+_MOST_CHARACTERS = 1 << 20
+_MOST_CHECKED_BYTES = 1 << 30
+_MOST_CHANGES = 10
+
+
+def fingerprint_of(source: object, num_examples: int | None = None) -> Fingerprint:
+    """What a reader or a dataset is made of, by its own `fingerprint()`; without one, its class and its length.
+
+    One of more than a million characters is kept as a checksum of it.
+
+    Args:
+        source: the reader or the dataset.
+        num_examples: its length, if that is known.
+
+    Raises:
+        InputError: its `fingerprint()` fails, or returns no JSON.
+    """
+    own = getattr(source, "fingerprint", None)
+    if not callable(own):
+        size = "" if num_examples is None else f" of {num_examples} examples"
+        return {"source": type(source).__name__ + size}
+    try:
+        text = json.dumps(own(), allow_nan=False)
+    except LockstepError:
+        raise
+    except Exception as error:  # it is code of the user's own
+        raise InputError(
+            f"fingerprint() of {type(source).__name__} does not return JSON.",
+            given=f"{type(error).__name__}: {error}",
+            expected="a text, a number, or a dict of them by the names of the parts",
+            mend="return such as {'images.bin': '1000 images, crc32c 89abcdef'}",
+        ) from error
+    found = json.loads(text)
+    if len(text) > _MOST_CHARACTERS:
+        found = f"{len(text)} characters, {checksum(text.encode())}"
+    return found if isinstance(found, dict) else {"source": found}
+
+
+def fingerprint_of_dataset(dataset: Any) -> Fingerprint:
+    """That of a map-style dataset of torch: its own, or of torch's own classes what they hold."""
+    if not hasattr(dataset, "fingerprint"):
+        if isinstance(dataset, TensorDataset):
+            return fingerprint_of_tensors({str(number): values for number, values in enumerate(dataset.tensors)})
+        if isinstance(dataset, Subset):
+            return fingerprint_of_some(fingerprint_of_dataset(dataset.dataset), [*map(int, dataset.indices)])
+        if isinstance(dataset, ConcatDataset):
+            return {str(number): fingerprint_of_dataset(each) for number, each in enumerate(dataset.datasets)}
+    return fingerprint_of(dataset, len(dataset))
+
+
+def fingerprint_of_tensors(fields: Mapping[str, Tensor]) -> Fingerprint:
+    """The dtype, the shape and the checksum of each field; above 1 GiB the checksum is of evenly spaced rows."""
+    return {name: _described(values.detach()) for name, values in fields.items()}
+
+
+def fingerprint_of_some(whole: Fingerprint, indices: Sequence[int] | npt.NDArray[np.int64]) -> Fingerprint:
+    """That of some examples of a source, by their indices in there."""
+    numbers = np.asarray(indices, dtype="<i8")
+    return {"indices": f"{len(numbers)}, {checksum(numbers)}", "source": whole}
+
+
+def named_parts(parts: Iterable[tuple[str, str]], most: int = MOST_PARTS) -> Fingerprint:
+    """The parts of a source by name; of more than `most`, as many neighbours together as need be."""
+    parts = list(parts)
+    size = max(1, -(-len(parts) // most))
+    found: Fingerprint = {}
+    for start in range(0, len(parts), size):
+        group = parts[start : start + size]
+        (first, text), (last, _) = group[0], group[-1]
+        if len(group) > 1:
+            first, text = f"{first} to {last}", f"{len(group)} of them, {checksum(json.dumps(group).encode())}"
+        name, number = first, 1
+        while name in found:  # files of one name in two folders
+            number += 1
+            name = f"{first} ({number})"
+        found[name] = text
+    return found
+
+
+def checksum(*blocks: bytes | npt.NDArray[Any]) -> str:
+    """The CRC-32C of some blocks of bytes, or of arrays, one after the other."""
+    crc = 0
+    for block in blocks:
+        data = block if isinstance(block, bytes) else np.ascontiguousarray(block).reshape(-1).view(np.uint8)
+        crc = google_crc32c.extend(crc, data)
+    return f"crc32c {crc:08x}"
+
+
+def lines_of(fingerprint: Fingerprint) -> list[str]:
+    """A line for each part: its name, and what it is made of."""
+    return [f"{name}: {value}" for name, value in _flat(fingerprint)]
+
+
+def changes(saved: Fingerprint, now: Fingerprint) -> list[str]:
+    """A line for each of the first parts that have changed, are gone or are new; no lines where nothing has changed."""
+    before, after = dict(_flat(saved)), dict(_flat(now))
+    lines = [
+        f"{name} was {before.get(name, 'not there')}, and is {after.get(name, 'gone')}"
+        for name in dict.fromkeys([*before, *after])
+        if before.get(name) != after.get(name)
+    ]
+    if not lines:
+        moved = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+        lines = [f"the order of the parts: {new} stands where {old} stood" for old, new in moved[:1]]
+    more = len(lines) - _MOST_CHANGES
+    return [*lines[:_MOST_CHANGES], f"{more} more changes"] if more > 0 else lines
+
+
+def _flat(fingerprint: Fingerprint, outer: str = "") -> Iterator[tuple[str, Any]]:
+    """Each part, its name after those of the sources that it is within."""
+    for name, value in fingerprint.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{outer}{name}: ")
+        else:
+            yield f"{outer}{name}", value
+
+
+def _described(values: Tensor) -> str:
+    if values.nbytes > _MOST_CHECKED_BYTES:
+        count = max(1, _MOST_CHECKED_BYTES * len(values) // values.nbytes)
+        rows = torch.from_numpy(np.linspace(0, len(values) - 1, count).astype(np.int64))
+        checked, what = values.index_select(0, rows), f"{count} rows "
+    else:
+        checked, what = values, ""
+    data = checked.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return f"{values.dtype} of shape {tuple(values.shape)}, {what}{checksum(data)}"

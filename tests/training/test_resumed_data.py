@@ -1,0 +1,106 @@
+"""Runs of a script whose data changes between two starts, or differs between workers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lockstep as ls
+
+
+def write(folder: Path, *shards: int) -> Path:
+    """A shard of four examples for each of the numbers, by which they differ."""
+    for place, seed in enumerate(shards):
+        pixels = np.random.default_rng(seed).integers(0, 256, (4, 3), dtype=np.uint8)
+        examples = [ls.records.serialize_example({"x": [row.tobytes()]}) for row in pixels]
+        ls.records.write_records(folder / f"train-{place:05d}-of-{len(shards):05d}", examples)
+    return folder
+
+
+def make(folder: Path, **more: Any) -> tuple[ls.TrainState, ls.data.Loader]:
+    reader = ls.data.Records(folder / "train-*", {"x": ls.records.Pixels("x", (3,))})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+    return ls.TrainState(model, ls.optim.SGD(0.01), **more), ls.data.Loader(reader, batch_size=4)
+
+
+def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+    return {"square": model(batch["x"] / 255).square().mean()}
+
+
+def start(folder: Path, workdir: Path, steps: int, **more: bool) -> int | None:
+    """Train to a step from where the run stands; returns where it was resumed."""
+    state, loader = make(folder)
+    resumed = ls.resume(state, loader, workdir, **more)
+    ls.train(state, losses, loader, until=ls.Steps(steps))
+    ls.save(state, loader, workdir)
+    return resumed
+
+
+def test_shards_that_changed_places_end_a_resume_and_may_be_accepted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, workdir = write(tmp_path / "data", 1, 2, 3), tmp_path / "run"
+    assert start(data, workdir, 2) is None
+    assert start(data, workdir, 3) == 2
+    write(data, 1, 3, 2)
+    with pytest.raises(ls.InputError, match=r"training data is not what it was") as caught:
+        start(data, workdir, 4)
+    lines = str(caught.value.given).split("; ")
+    assert [line.split(" was ")[0] for line in lines] == ["train-00001-of-00003", "train-00002-of-00003"]
+    assert start(data, workdir, 4, accept_data_change=True) == 3
+    warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert [line.split(" was ")[0] for line in warned] == [
+        "changed in the training data since step 3: train-00001-of-00003",
+        "changed in the training data since step 3: train-00002-of-00003",
+    ]
+    assert start(data, workdir, 5) == 4, "what was accepted is the data of the run"
+
+
+def test_a_run_goes_back_to_a_checkpoint_of_the_data_before(tmp_path: Path) -> None:
+    data, workdir = write(tmp_path / "data", 1, 2), tmp_path / "run"
+    start(data, workdir, 2)
+    write(data, 2, 1)
+    state, loader = make(data, nonfinite="rollback")
+    ls.resume(state, loader, workdir, accept_data_change=True)
+    with pytest.raises(ls.NonFiniteError) as caught:
+        ls.train(state, lambda model, batch: {"nan": model(batch["x"] / 255).mean() * torch.nan}, loader)
+    assert ls.rollback(state, loader, workdir, caught.value) == 2
+
+
+def on_a_worker(folder: Path, workdir: Path, then: str) -> str:
+    """What a worker says whose data is in a folder of its own, when it resumes or begins to train."""
+    state, loader = make(folder / f"worker {ls.join().rank}")
+    try:
+        if then == "resume":
+            ls.resume(state, loader, workdir)
+        else:
+            ls.train(state, losses, loader, ls.Towers(2), until=ls.Steps(1))
+    except ls.WorkerError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("then", ["resume", "train"])
+def test_a_worker_with_other_data_is_named(then: str, tmp_path: Path, run_workers: Callable[..., list[Any]]) -> None:
+    write(tmp_path / "worker 0", 1, 2)
+    write(tmp_path / "worker 1", 1, 3)
+    said = run_workers(on_a_worker, 2, tmp_path, tmp_path / "run", then)
+    assert len({*said}) == 1
+    assert said[0].startswith("The workers do not agree on the training data: worker 1 differs.\n")
+    assert "worker 1: [1]: " in said[0]
+    assert said[0].count('"train-00001-of-00002: 4 records, ') == 2
+
+
+def test_workers_with_copies_of_the_same_data_train(tmp_path: Path, run_workers: Callable[..., list[Any]]) -> None:
+    for rank in range(2):
+        write(tmp_path / f"worker {rank}", 1, 2)
+    assert run_workers(on_a_worker, 2, tmp_path, tmp_path / "run", "train") == ["", ""]
