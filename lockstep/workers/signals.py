@@ -61,7 +61,7 @@ def pass_on_notices(pulse: Pulse) -> None:
 def _request(pulse: Pulse, owner: int, number: int) -> None:
     if os.getpid() == owner:
         pulse.stop_requested = pulse.stop_requested or signal.Signals(number).name
-    elif number in (signal.SIGINT, signal.SIGTERM):
+    elif number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # A child forked by the owner, a loader process say, has inherited the handler without having asked for it.
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

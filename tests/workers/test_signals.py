@@ -9,7 +9,7 @@ import pytest
 from lockstep.workers.pulse import Pulse
 from lockstep.workers.signals import NOTICES, pass_on_notices, stop_on_signals
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -50,7 +50,16 @@ def passing_on() -> Iterator[Pulse]:
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("number", NOTICES)
+def test_a_hangup_is_left_alone_where_it_was_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signals(Pulse()):
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_notice_is_passed_on_however_often_it_comes(passing_on: Pulse, number: signal.Signals) -> None:
     signal.raise_signal(number)
     signal.raise_signal(number)
