@@ -92,15 +92,6 @@ def test_a_loss_called_total_is_refused() -> None:
         ls.train_step(state, lambda m, b: {"total": losses(m, b)["square"]}, make_batch(1))
 
 
-def test_freezing_after_the_state_was_made_is_refused() -> None:
-    model = nn.Linear(3, 1)
-    state = ls.TrainState(model, ls.optim.SGD(0.1))
-    model.bias.requires_grad_(False)
-    loader = ls.data.Loader(ls.data.Arrays({"x": torch.ones(5, 3)}), batch_size=2)
-    with pytest.raises(ls.InputError, match=r"frozen or unfrozen.*\n.*bias"):
-        next(ls.train_steps(state, losses, loader))
-
-
 def test_a_fresh_run_without_room_for_a_batch_is_refused() -> None:
     state = ls.TrainState(nn.Linear(3, 1), ls.optim.SGD(0.1))
     loader = ls.data.Loader(ls.data.Arrays({"x": torch.ones(5, 3)}), batch_size=8)
