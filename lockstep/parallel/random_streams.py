@@ -11,13 +11,12 @@ from __future__ import annotations
 import ctypes
 import random
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lockstep.workers.devices import generators
 
@@ -39,28 +38,28 @@ class RandomStreams:
     def __init__(self, device: torch.device) -> None:
         self._torch = generators(device)
         self._numpy, self._python = _NumpyStream(), _PythonStream()
+        self._kept: list[Tensor] = []
 
-    @contextmanager
-    def put_back(self) -> Iterator[None]:
-        """Whatever is seeded and drawn inside, the streams go on in the end where they were."""
-        states = [generator.get_state() for generator in self._torch]
+    def set_aside(self) -> None:
+        """Remember where the streams are."""
+        self._kept = [generator.get_state() for generator in self._torch]
         self._python.set_aside()
         self._numpy.set_aside()
-        try:
-            yield
-        finally:
-            self._numpy.put_back()
-            self._python.put_back()
-            for generator, state in zip(self._torch, states, strict=True):
-                generator.set_state(state)
 
     def seed(self, key: int) -> None:
-        """Begin all streams anew, inside of `put_back`; the key has 64 bits."""
+        """Begin all streams anew, once they are set aside; the key has 64 bits."""
         for generator in self._torch:
             generator.manual_seed(key)
         random.seed(key)
         # The high half: from the low one numpy would draw the same words as torch does on the CPU.
         np.random.seed(key >> 32)
+
+    def put_back(self) -> None:
+        """Have the streams go on where they were set aside."""
+        self._numpy.put_back()
+        self._python.put_back()
+        for generator, state in zip(self._torch, self._kept, strict=True):
+            generator.set_state(state)
 
 
 class _NumpyStream:

@@ -78,7 +78,7 @@ class Statistics:
     def check(self) -> None:
         """Refuse a model that has replaced a buffer, or made one, while it ran."""
         for prefix, module, held in self._owners:
-            if tuple(map(id, module._buffers.values())) != held:
+            if (module._buffers or held) and tuple(map(id, module._buffers.values())) != held:
                 new = [name for name, buffer in module._buffers.items() if id(buffer) not in held]
                 raise InputError(
                     "The model has replaced a buffer, or made one, while it ran.",
