@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -241,6 +242,16 @@ def test_a_plain_number_may_stand_for_a_loss_that_does_not_apply() -> None:
     losses = changing(lambda s: {"a": s, "b": s}, lambda s: {"a": s, "b": 0.0})
     ls.train_step(state, losses, make_batch())
     assert ls.train_step(state, losses, make_batch()).losses["b"] == 0
+
+
+def test_numbers_of_numpys_may_stand_for_losses_and_metrics() -> None:
+    def with_numbers(model: nn.Module, batch: ls.Batch) -> Any:
+        losses = {**squares(model, batch), "fixed": np.float32(0.5)}
+        return losses, {"share": np.float32(0.25), "seen": np.int64(7), "of": np.array(3.0)}
+
+    report = ls.train_step(make_state(), with_numbers, make_batch(2), ls.Towers(2))
+    assert report.losses["fixed"] == 0.5
+    assert report.metrics == {"share": 0.25, "seen": 7.0, "of": 3.0}
 
 
 @pytest.mark.parametrize("later", [lambda s: {"a": s.expand(2)}, lambda s: None, lambda s: {"a": s + 1j}])
