@@ -123,8 +123,6 @@ class BoundStep:
             raise self._cut_for_others(batch)
         if self._resolved_for != (batch.epoch_size, batch.batch_size):
             self._resolve(batch)
-        if len(TrainState.living) > 1:
-            self._check_trained()
         check_training_mode(state)
         pulse.at(state.step, "compute")
         terms = self._terms(batch, counts, began)
@@ -176,17 +174,6 @@ class BoundStep:
             if self.worker.is_chief:
                 log.info("%s", line)
         self._resolved_for = (batch.epoch_size, batch.batch_size)
-
-    def _check_trained(self) -> None:
-        """Refuse what another state has frozen since."""
-        frozen = [name for name, parameter in self._state.parameters.items() if not parameter.requires_grad]
-        if frozen:
-            raise InputError(
-                "Parameters of this state were frozen after it was made.",
-                given=", ".join(frozen),
-                expected="parameters that one state trains and no other freezes",
-                mend="make the states again, each with its own frozen or train_only",
-            )
 
     def _terms(self, batch: Batch, counts: CountFunction | None, began: float) -> Terms:
         elapsed_seconds = began - self._started if self.worker.is_chief else 0.0

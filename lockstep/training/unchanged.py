@@ -39,7 +39,7 @@ def check_parameters(state: TrainState, layouts: Layouts) -> None:
         [name for name, parameter in parameters.items() if parameter.requires_grad != (name in state.parameters)],
         "Parameters were frozen, unfrozen or added after the state was made.",
         "the parameters that TrainState took, with requires_grad as it was",
-        "make a new TrainState after the change",
+        "make a new TrainState after the change; where several share parameters, no other may freeze them",
     )
     pairs = zip(state.parameters, layouts_of(state), layouts, strict=True)
     _refuse(
