@@ -52,7 +52,8 @@ def train_step(
     Args:
         state: what is updated.
         losses: `losses(model, batch)`, returning named losses or (losses, metrics), each the mean over a tower's
-            examples. The mean over all towers is reported.
+            examples. The mean over all towers is reported. What it draws from the global generators of torch, numpy and
+            Python depends on the seed, the position and the tower alone; afterwards they are where they were.
         batch: this worker's examples, from `batches`.
         towers: how the batch is split; one tower a worker by default.
         exchange: how the workers' gradients become one; `AllReduce()` by default.
@@ -62,7 +63,9 @@ def train_step(
             out: it is then a mean per tower.
 
     Raises:
-        InputError: the loss function returned something else than named scalars that depend on the parameters.
+        InputError: the loss function returned something else than named scalars that depend on the parameters; or the
+            model is in evaluation mode, or has parameters that were replaced or frozen since the state was made.
+        CheckpointError: the model has what no checkpoint could hold.
         NonFiniteError: see `TrainState`.
         PeerLostError: another worker is gone.
     """
