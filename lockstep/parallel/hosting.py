@@ -151,13 +151,13 @@ class TowerHost:
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
         """The caller's random streams and the model's buffers are put back in the end."""
-        self._streams.set_aside()
         self.statistics.keep()
+        self._streams.set_aside()
         try:
             yield
         finally:
-            self.statistics.put_back()
             self._streams.put_back()
+            self.statistics.put_back()
 
     def _tower(
         self, losses: LossFunction, batch: Batch, place: int, tower: int, terms: Terms, factors: Mapping[str, float]

@@ -79,10 +79,10 @@ class _NumpyStream:
             is_twister = isinstance(callers, np.random.MT19937)
             self._memory = _memory(callers.ctypes.state_address) if is_twister else None
             self._callers, self._state = callers, {}
-        # Numpy makes normal numbers in pairs, keeps the second, and forgets it when the generator changes. Whether
-        # there is one has to be asked only if the caller has drawn since, or if there was one.
-        words = bytes(self._memory or b"")
-        if words != self._words or self._state.get("has_gauss", True) or not words:
+        # Numpy makes normal numbers in pairs, keeps the second, and forgets it when the generator changes. Only if the
+        # caller has drawn since the last time, or if there was one then, can there be one.
+        words = bytes(self._memory) if self._memory else b""
+        if not words or words != self._words or self._state.get("has_gauss", True):
             self._words, self._state = words, np.random.get_state(legacy=False)
         _numpy.set_bit_generator(self._other)
 
