@@ -87,6 +87,11 @@ def check_switch(name: str, value: object) -> None:
     check_type(name, value, bool, expected="True or False", mend=f"write {name}=True, or leave it out")
 
 
+def plain(value: Any) -> Any:
+    """A number of numpy's or torch's, without dimensions, as Python's own; anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+
+
 def check_type(name: str, value: object, kind: type | tuple[type, ...], *, expected: str, mend: str) -> None:
     """Refuse a value of another type. True and False are of type bool alone, and no numbers.
 

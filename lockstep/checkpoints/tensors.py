@@ -30,6 +30,9 @@ _DTYPES = {
     torch.int16: "I16",
     torch.int32: "I32",
     torch.int64: "I64",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
     torch.float16: "F16",
@@ -124,5 +127,5 @@ def _check_kind(section: str, name: str, tensor: Tensor) -> None:
             given=f"{tensor.dtype}, {tensor.layout}, on {tensor.device}",
             expected="a dense tensor with data, of "
             + ", ".join(sorted(str(d).removeprefix("torch.") for d in _DTYPES)),
-            mend="convert it (`to_dense()`, `view_as_real`, `view(torch.int64)`), or register it with persistent=False",
+            mend="convert it (`to_dense()`, `view_as_real`, `view(torch.int64)`), or keep it in a plain attribute",
         )

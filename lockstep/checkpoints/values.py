@@ -18,7 +18,7 @@ def encode_values(values: Mapping[str, JSON]) -> bytes:
         CheckpointError: a value that JSON does not give back as it was; it is named.
     """
     for name, value in values.items():
-        if not _comes_back(value):
+        if not comes_back(value):
             raise CheckpointError(
                 f"The value {name!r} cannot be saved as JSON.",
                 given=repr(value)[:200],
@@ -40,7 +40,8 @@ def decode_values(data: bytes) -> dict[str, Any]:
     return values
 
 
-def _comes_back(value: JSON) -> bool:
+def comes_back(value: JSON) -> bool:
+    """Whether JSON gives a value back as it was."""
     try:
         return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
     except (TypeError, ValueError):

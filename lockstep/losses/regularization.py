@@ -143,20 +143,23 @@ class BoundRegularizer:
         """The gradients with the penalty's own added to them, in a new list; changed in place only if they are owned.
 
         Args:
-            gradients: dense, in the order of the parameters. One that is None stays None: that parameter is left
-                untouched by the update.
+            gradients: dense, in the order of the parameters. Where one is None, the penalty's own takes its place, as
+                in TensorFlow, where the penalty is part of the loss that is differentiated.
             owned: nobody else holds them.
         """
         added = list(gradients)
-        given = {i: g for i in self._tensors if (g := added[i]) is not None}
-        if given:  # torch refuses empty lists
-            slopes = self._value.slopes([self._tensors[i] for i in given])
-            if owned:
-                torch._foreach_add_(list(given.values()), list(slopes), alpha=self._value.weight)
-                return added
-            sums = torch._foreach_add(list(given.values()), list(slopes), alpha=self._value.weight)
-            for index, gradient in zip(given, sums, strict=True):
-                added[index] = gradient
+        slopes = dict(zip(self._tensors, self._value.slopes(list(self._tensors.values())), strict=True))
+        for index in [i for i in slopes if added[i] is None]:
+            added[index] = self._value.weight * slopes.pop(index)
+        given = [g for i in slopes if (g := added[i]) is not None]
+        if not given:  # torch refuses empty lists
+            return added
+        if owned:
+            torch._foreach_add_(given, list(slopes.values()), alpha=self._value.weight)
+            return added
+        sums = torch._foreach_add(given, list(slopes.values()), alpha=self._value.weight)
+        for index, gradient in zip(slopes, sums, strict=True):
+            added[index] = gradient
         return added
 
 

@@ -22,7 +22,7 @@ class MovingAverage:
     decay: float = 0.9999
     dynamic: bool = True
     statistics: bool = False
-    """Average the batch-norm statistics too, as the Inception trainer did: all floating-point buffers.
+    """Average the batch-norm statistics too, as the Inception trainer did: all floating-point buffers but float8.
 
     A buffer that is not finite at the start, such as a mask of -inf, has no average: its values are copied."""
 
@@ -37,7 +37,8 @@ class MovingAverage:
 
     def bind(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> BoundAverage:
         """The averages, starting at the present values, kept in float32 or wider."""
-        floating = {n: b for n, b in buffers.items() if b.is_floating_point()} if self.statistics else {}
+        candidates = buffers.items() if self.statistics else ()
+        floating = {name: buffer for name, buffer in candidates if buffer.is_floating_point() and buffer.itemsize > 1}
         copied = {name for name, buffer in floating.items() if not buffer.isfinite().all()}
         return BoundAverage(self, {**parameters, **floating}, copied)
 

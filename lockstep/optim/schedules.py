@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol, cast
 
-from lockstep.checks import check_range, check_type, wrong_type
+from lockstep.checks import check_range, check_type, plain, wrong_type
 from lockstep.errors import InputError, LockstepError
 from lockstep.optim.decays import linear
 from lockstep.optim.lengths import Sizes, check_length, in_steps, steps_of
@@ -145,7 +145,7 @@ def rate_at(schedule: Schedule, step: int, *, name: str = "The learning rate", l
         InputError: it gives no number, one that is not finite or below `low`, or raises an error.
     """
     try:
-        rate = schedule(step)
+        rate = plain(schedule(step))
     except LockstepError:
         raise
     except Exception as error:

@@ -7,7 +7,8 @@ releases; where it is missing the public function is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -38,17 +39,53 @@ def own_gradients(
     """
     if _run is None or _use_count is None or any(p._post_accumulate_grad_hooks for p in parameters):
         return gradients(total, parameters, seed), False
-    kept = [parameter.grad for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = None
-    try:
+    with _grads_put_aside(parameters):
         _run((total,), (seed,), False, False, parameters, True, accumulate_grad=True)
         found = tuple(parameter.grad for parameter in parameters)
-    finally:
-        for parameter, grad in zip(parameters, kept, strict=True):
-            parameter.grad = grad
     alone = _alone()
     return tuple(g.clone() if g is not None and _holders(g) > alone else g for g in found), True
+
+
+def reentrant_gradients(total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor) -> tuple[Tensor | None, ...]:
+    """The same where the backward pass runs others inside it (see `is_reentrant`).
+
+    Torch allows these only in a pass to all leaves of the graph, which adds to the `grad` of each. The leaves that the
+    graph shows keep what they have; those of other models inside of a checkpointed part do not.
+    """
+    leaves = {node.variable for node in _nodes(total) if hasattr(node, "variable")}
+    with _grads_put_aside({*parameters, *leaves}):
+        torch.autograd.backward(total, seed)
+        return tuple(parameter.grad for parameter in parameters)
+
+
+def is_reentrant(total: Tensor) -> bool:
+    """Whether a backward pass from here runs others inside it: `torch.utils.checkpoint` with use_reentrant=True."""
+    return any(node.name() == "CheckpointFunctionBackward" for node in _nodes(total))
+
+
+def _nodes(total: Tensor) -> set[Any]:
+    """The nodes of the graph that a scalar was computed by."""
+    found: set[Any] = set()
+    ahead: list[Any] = [total.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            ahead += [before for before, _ in node.next_functions]
+    return found
+
+
+@contextmanager
+def _grads_put_aside(leaves: Collection[Tensor]) -> Iterator[None]:
+    """Inside, the leaves have no `grad`; in the end they have the one they had."""
+    kept = [(leaf, leaf.grad) for leaf in leaves]
+    for leaf, _ in kept:
+        leaf.grad = None
+    try:
+        yield
+    finally:
+        for leaf, grad in kept:
+            leaf.grad = grad
 
 
 @cache

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.transforms import BoundTransform
-from lockstep.parallel.backward import gradients, own_gradients
+from lockstep.parallel.backward import gradients, is_reentrant, own_gradients, reentrant_gradients
 from lockstep.parallel.batch_norm import around_towers
 from lockstep.parallel.diagnosis import Finding, first_unfit
+from lockstep.parallel.random_streams import RandomStreams
 from lockstep.parallel.sparse import densified, sparse_parameters
 from lockstep.parallel.statistics import Statistics
 from lockstep.parallel.tower_losses import TowerLosses, objective
@@ -23,7 +24,6 @@ from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import Summand, TreeSum, deal
 from lockstep.randomness import key_of, mix
 from lockstep.types import Batch
-from lockstep.workers.devices import generators
 from lockstep.workers.rank import Worker
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class TowerHost:
         self._transforms = transforms
         self._stream_key = key_of(name)
         device = self._parameters[0].device
-        self._generators = generators(device)
+        self._streams = RandomStreams(device)
         dtype = _AUTOCAST.get(towers.precision)
         self._precision: AbstractContextManager[object] = torch.autocast(device.type, dtype) if dtype else nullcontext()
         self._batch_norm = around_towers(model, towers, worker, still)
@@ -100,14 +100,16 @@ class TowerHost:
         num_elements = sum(p.numel() for p in self._parameters)
         self._owns = hosted == towers.count and num_elements >= OWNING_PAYS_FROM_ELEMENTS
         self._rank = worker.rank
+        self._is_reentrant: bool | None = None
+        """Whether parts of the model are under reentrant checkpointing: looked up in the graph of the first tower."""
         self._seed_gradients: dict[tuple[torch.dtype, float], Tensor] = {}
 
     def run(self, losses: LossFunction, batch: Batch, terms: Terms) -> TreeSum:
         """The sum over this worker's towers of their shares of the mean.
 
         The tensors are the gradients, a mark for each row of the sparse ones, then the statistics; the numbers are
-        the losses, the metrics, the number of gradients missing, then the extras. The caller's random stream and the
-        model's buffers are put back.
+        the losses, the metrics, the number of gradients missing, then the extras. The caller's random streams and
+        the model's buffers are put back.
         """
         sums = TreeSum()
         self.absent.clear()
@@ -148,15 +150,14 @@ class TowerHost:
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
-        """The caller's random stream and the model's buffers are put back in the end."""
-        states = [generator.get_state() for generator in self._generators]
+        """The caller's random streams and the model's buffers are put back in the end."""
         self.statistics.keep()
+        self._streams.set_aside()
         try:
             yield
         finally:
+            self._streams.put_back()
             self.statistics.put_back()
-            for generator, state in zip(self._generators, states, strict=True):
-                generator.set_state(state)
 
     def _tower(
         self, losses: LossFunction, batch: Batch, place: int, tower: int, terms: Terms, factors: Mapping[str, float]
@@ -185,6 +186,10 @@ class TowerHost:
         if seed is None:
             seed = torch.full_like(total, start, requires_grad=False)
             self._seed_gradients[total.dtype, start] = seed
+        if self._is_reentrant is None:
+            self._is_reentrant = is_reentrant(total)
+        if self._is_reentrant:
+            return reentrant_gradients(total, self._parameters, seed), False
         if self._owns:
             return own_gradients(total, self._parameters, seed)
         return gradients(total, self._parameters, seed), False
@@ -245,9 +250,7 @@ class TowerHost:
                 return
 
     def _seed(self, batch: Batch, tower: int) -> None:
-        seed = mix(batch.seed, self._stream_key, batch.position, tower)
-        for generator in self._generators:
-            generator.manual_seed(seed)
+        self._streams.seed(mix(batch.seed, self._stream_key, batch.position, tower))
 
 
 def _read(scalars: Sequence[Tensor]) -> list[float]:

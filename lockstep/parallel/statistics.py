@@ -17,6 +17,10 @@ from lockstep.errors import InputError
 from lockstep.parallel.layout import Layout
 from lockstep.parallel.towers import BatchNorm
 
+_ADDED = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
+_ADDED |= {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+"""The dtypes that torch can add up."""
+
 
 class Statistics:
     """The buffers of a model around its towers, and the share of each tower in their new values."""
@@ -78,7 +82,7 @@ class Statistics:
     def check(self) -> None:
         """Refuse a model that has replaced a buffer, or made one, while it ran."""
         for prefix, module, held in self._owners:
-            if tuple(map(id, module._buffers.values())) != held:
+            if (module._buffers or held) and tuple(map(id, module._buffers.values())) != held:
                 new = [name for name, buffer in module._buffers.items() if id(buffer) not in held]
                 raise InputError(
                     "The model has replaced a buffer, or made one, while it ran.",
@@ -99,7 +103,7 @@ class _Block:
         device = tensors[0].device if tensors else "cpu"
         block = torch.empty(layout.num_bytes, dtype=torch.uint8, device=device)
         self.views = layout.views(block)
-        self.segments = [segment.of(block) for segment in layout.segments]
+        self.segments = [_as_numbers(segment.of(block)) for segment in layout.segments]
 
 
 @contextmanager
@@ -117,6 +121,11 @@ def put_back(buffers: Sequence[Tensor]) -> Iterator[None]:
 def changeable_buffers(model: nn.Module) -> list[Tensor]:
     """The buffers that a step may change: all but those that are expanded, and so cannot be written."""
     return [b for b in model.buffers() if not any(n > 1 and s == 0 for n, s in zip(b.shape, b.stride(), strict=True))]
+
+
+def _as_numbers(values: Tensor) -> Tensor:
+    """The values as they are, or as bytes where torch does not add values of their kind (float8, uint16 to uint64)."""
+    return values if values.dtype in _ADDED else values.view(torch.uint8)
 
 
 def _copy(to: list[Tensor], values: list[Tensor]) -> None:

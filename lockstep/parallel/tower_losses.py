@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lockstep.checks import plain
 from lockstep.errors import InputError
 
 if TYPE_CHECKING:
@@ -100,8 +101,9 @@ def _losses_and_metrics(returned: object) -> tuple[Scalars, Scalars]:
 def _scalar(name: str, value: Any) -> Tensor:
     if isinstance(value, Tensor) and not value.ndim and not value.is_complex():
         return value
-    if isinstance(value, int | float):
-        return torch.tensor(float(value))
+    number = plain(value)
+    if isinstance(number, int | float):
+        return torch.tensor(float(number))
     raise InputError(
         f"{name!r} is not a scalar.",
         given=f"a tensor of shape {tuple(value.shape)}, {value.dtype}"

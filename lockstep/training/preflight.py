@@ -8,12 +8,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lockstep.checkpoints.tensors import check as check_saveable
 from lockstep.data.loader import Loader
 from lockstep.errors import InputError
 from lockstep.parallel.exchange import Exchange
 from lockstep.parallel.sparse import sparse_parameters
 from lockstep.parallel.towers import Towers
 from lockstep.readers.fingerprint import lines_of
+from lockstep.training.extra_state import SECTION, extra_state
 from lockstep.training.state import TrainState
 from lockstep.version import __version__
 from lockstep.workers.rank import Worker
@@ -24,6 +26,7 @@ def check_start(state: TrainState, worker: Worker) -> None:
 
     Raises:
         InputError: a parameter or buffer is on the meta device, on another device or not finite.
+        CheckpointError: one, or the extra state of a module, cannot be saved in a checkpoint.
         WorkerError: the workers' parameters differ in name, shape, dtype or value.
     """
     parameters: dict[str, Tensor] = dict(state.model.named_parameters())
@@ -32,6 +35,7 @@ def check_start(state: TrainState, worker: Worker) -> None:
         _check_value(name, tensor, worker, torch.isfinite)
     for name, tensor in buffers.items():  # a mask may well hold infinities
         _check_value(name, tensor, worker, lambda t: ~torch.isnan(t))
+    check_saveable({**state.sections(), SECTION: extra_state(state.model).tensors})
     tensors = {**parameters, **buffers}
     if worker.num_workers == 1:
         return
@@ -107,7 +111,7 @@ def _check_value(name: str, tensor: Tensor, worker: Worker, is_good: Callable[[T
         given, mend = "on the meta device", "build the model on a real device, or load its weights"
     elif tensor.device != worker.device:
         given, mend = f"on {tensor.device}", "move the model with .to(ls.join().device) before TrainState"
-    elif tensor.is_floating_point() and not is_good(tensor).all():
+    elif tensor.is_floating_point() and not is_good(tensor if tensor.itemsize > 1 else tensor.float()).all():
         given, mend = "not finite", "look at its initialiser, or at the weights it was loaded from"
     if given is not None:
         raise InputError(

@@ -13,6 +13,7 @@ from lockstep.checkpoints.background import settle
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError
+from lockstep.training.extra_state import SECTION, ExtraState, check_extra_state, extra_state, set_extra_state
 from lockstep.training.preflight import check_data
 from lockstep.training.state import TrainState
 from lockstep.version import __version__
@@ -52,11 +53,16 @@ def contents(states: States, loader: Loader) -> tuple[int, dict[str, dict[str, T
     sections = {
         prefix + section: members for prefix, state in named.items() for section, members in state.sections().items()
     }
-    values = {
+    values: dict[str, Any] = {
         "lockstep": __version__,
         "states": {prefix.rstrip("."): state.values() for prefix, state in named.items()},
         "loader": loader.state(),
     }
+    for prefix, state in named.items():
+        extra = extra_state(state.model)
+        if extra.values:
+            sections[prefix + SECTION] = dict(extra.tensors)
+            values["states"][prefix.rstrip(".")][SECTION] = extra.values
     return max(state.step for state in named.values()), sections, values
 
 
@@ -142,7 +148,11 @@ def restore(checkpoint: Checkpoint, states: States) -> None:
             for section, tensors in checkpoint.tensors.items()
             if section.startswith(prefix)
         }
-        state.load(sections, saved[prefix.rstrip(".")])
+        values = saved[prefix.rstrip(".")]
+        extra = ExtraState(sections.pop(SECTION, {}), values.get(SECTION, {}))
+        check_extra_state(state.model, extra)
+        state.load(sections, values)
+        set_extra_state(state.model, extra)
 
 
 def _named(states: Iterable[str]) -> str:

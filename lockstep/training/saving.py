@@ -10,6 +10,7 @@ from lockstep.checkpoints.background import BackgroundWriter
 from lockstep.checkpoints.store import Store
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError
+from lockstep.training.extra_state import SECTION
 from lockstep.training.resume import States, contents, store_of
 from lockstep.workers.rank import join
 
@@ -42,9 +43,9 @@ class Saver:
         if not join().is_chief:
             return
         step, tensors, values = contents(states, loader)
-        # Towers change the buffers while they run, and put them back.
-        buffers = [section for section in tensors if section.rpartition(".")[2] == "buffers"]
-        self._writer.begin(step, tensors, values, scores, at_once=buffers)
+        # Towers change the buffers while they run, and put them back; extra state changes as its module likes.
+        changing = [section for section in tensors if section.rpartition(".")[2] in ("buffers", SECTION)]
+        self._writer.begin(step, tensors, values, scores, at_once=changing)
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on the disk.

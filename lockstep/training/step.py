@@ -25,6 +25,7 @@ from lockstep.training.attempt import Attempt, Outcome
 from lockstep.training.preflight import check_fit, check_start
 from lockstep.training.refusals import act, explain
 from lockstep.training.state import TrainState
+from lockstep.training.unchanged import check_buffers, check_parameters, check_training_mode, layouts_of
 from lockstep.types import BadExample, Batch, Refusal, StepReport
 from lockstep.workers.rank import Worker, join
 
@@ -51,7 +52,8 @@ def train_step(
     Args:
         state: what is updated.
         losses: `losses(model, batch)`, returning named losses or (losses, metrics), each the mean over a tower's
-            examples. The mean over all towers is reported.
+            examples. The mean over all towers is reported. What it draws from the global generators of torch, numpy and
+            Python depends on the seed, the position and the tower alone; afterwards they are where they were.
         batch: this worker's examples, from `batches`.
         towers: how the batch is split; one tower a worker by default.
         exchange: how the workers' gradients become one; `AllReduce()` by default.
@@ -61,7 +63,9 @@ def train_step(
             out: it is then a mean per tower.
 
     Raises:
-        InputError: the loss function returned something else than named scalars that depend on the parameters.
+        InputError: the loss function returned something else than named scalars that depend on the parameters; or the
+            model is in evaluation mode, or has parameters that were replaced or frozen since the state was made.
+        CheckpointError: the model has what no checkpoint could hold.
         NonFiniteError: see `TrainState`.
         PeerLostError: another worker is gone.
     """
@@ -99,36 +103,20 @@ class BoundStep:
         )
         num_summands, mine = (worker.num_workers, [worker.rank]) if towers.joined else (towers.count, list(self._mine))
         self._exchange = Meeting(exchange, worker, num_summands, mine)
-        self._untouched: list[str] = []
+        self._without_gradient: list[str] = []
         self._started = time.perf_counter()
         self._resolved_for: tuple[int, int] | None = None
-        self._layouts = [(p.stride(), p.dtype) for p in state.parameters.values()]
+        self._layouts = layouts_of(state)
 
     def start(self) -> None:
         """Begin a stretch of steps: its clock starts at 0.
 
         Raises:
-            InputError: what is trained of the model has changed since the state was made.
+            InputError: the model has changed since the state was made.
         """
         self._started = time.perf_counter()
-        now = [name for name, parameter in self._state.model.named_parameters() if parameter.requires_grad]
-        if now != list(self._state.parameters):
-            changed = sorted(set(now) ^ set(self._state.parameters))
-            raise InputError(
-                "Parameters were frozen or unfrozen after the state was made.",
-                given=", ".join(changed),
-                expected="requires_grad as it was when TrainState took the model",
-                mend="make a new TrainState after the change",
-            )
-        pairs = zip(self._state.parameters.items(), self._layouts, strict=True)
-        relaid = [name for (name, p), layout in pairs if (p.stride(), p.dtype) != layout]
-        if relaid:
-            raise InputError(
-                "Parameters have another memory format or dtype than when their step was made.",
-                given=", ".join(relaid),
-                expected="parameters as they were: slots and gradients are laid out like them",
-                mend="change the model before TrainState, or use Towers(channels_last=True)",
-            )
+        check_parameters(self._state, self._layouts)
+        check_buffers(self._state)
 
     def __call__(self, losses: LossFunction, batch: Batch, counts: CountFunction | None = None) -> StepReport:
         """Make one attempt; see `train_step`."""
@@ -138,8 +126,7 @@ class BoundStep:
             raise self._cut_for_others(batch)
         if self._resolved_for != (batch.epoch_size, batch.batch_size):
             self._resolve(batch)
-        if len(TrainState.living) > 1:
-            self._check_trained()
+        check_training_mode(state)
         is_first = self._host.losses.names is None
         pulse.at(state.step, "compile" if is_first and self.towers.compile else "compute")
         terms = self._terms(batch, counts, began)
@@ -191,17 +178,6 @@ class BoundStep:
             if self.worker.is_chief:
                 log.info("%s", line)
         self._resolved_for = (batch.epoch_size, batch.batch_size)
-
-    def _check_trained(self) -> None:
-        """Refuse what another state has frozen since."""
-        frozen = [name for name, parameter in self._state.parameters.items() if not parameter.requires_grad]
-        if frozen:
-            raise InputError(
-                "Parameters of this state were frozen after it was made.",
-                given=", ".join(frozen),
-                expected="parameters that one state trains and no other freezes",
-                mend="make the states again, each with its own frozen or train_only",
-            )
 
     def _terms(self, batch: Batch, counts: CountFunction | None, began: float) -> Terms:
         elapsed_seconds = began - self._started if self.worker.is_chief else 0.0
@@ -261,13 +237,21 @@ class BoundStep:
         return losses, metrics, values[first_extra:]
 
     def _run_towers(self, losses: LossFunction, batch: Batch, terms: Terms) -> TreeSum:
-        """Run this worker's towers; the buffers of other states' models, if the loss uses them, are put back."""
-        if len(TrainState.living) == 1:
-            return self._host.run(losses, batch, terms)
-        mine = self._state.model
-        others = [b for other in TrainState.living if other.model is not mine for b in other.buffers.values()]
-        with put_back(others):
-            return self._host.run(losses, batch, terms)
+        """Run this worker's towers; the buffers of other states' models, if the loss uses them, are put back.
+
+        Raises:
+            InputError: parameters have changed since the state was made, which may be why they fail.
+        """
+        try:
+            if len(TrainState.living) == 1:
+                return self._host.run(losses, batch, terms)
+            mine = self._state.model
+            others = [b for other in TrainState.living if other.model is not mine for b in other.buffers.values()]
+            with put_back(others):
+                return self._host.run(losses, batch, terms)
+        except (RuntimeError, InputError):
+            check_parameters(self._state, self._layouts)
+            raise
 
     def _without_missing(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients, None for each parameter that no tower of any worker had one for."""
@@ -275,8 +259,16 @@ class BoundStep:
         # The first of this worker's leaves tells what all of them lack.
         of_each = [absent, *[[0.0] * len(absent)] * (len(self._host.places) - 1)]
         everywhere = [count == self._exchange.num_summands for count in self._exchange.numbers(of_each)]
-        untouched = [name for name, nowhere in zip(self._state.parameters, everywhere, strict=True) if nowhere]
-        if untouched and untouched != self._untouched:
-            self._untouched = untouched
-            log.warning("no tower has a gradient for %s: left untouched", ", ".join(untouched))
+        without = [name for name, nowhere in zip(self._state.parameters, everywhere, strict=True) if nowhere]
+        if without and without != self._without_gradient:
+            self._without_gradient = without
+            check_parameters(self._state, self._layouts)
+            self._tell_of_missing(without)
         return [None if nowhere else g for g, nowhere in zip(gradients, everywhere, strict=True)]
+
+    def _tell_of_missing(self, without: Sequence[str]) -> None:
+        penalised = [name for name in without if name in self._state.penalised]
+        untouched = [name for name in without if name not in penalised]
+        for names, then in ((untouched, "left untouched"), (penalised, "moved by the penalty alone")):
+            if names:
+                log.warning("no tower has a gradient for %s: %s", ", ".join(names), then)

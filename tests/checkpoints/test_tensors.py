@@ -30,6 +30,7 @@ KINDS = {
     "bool": torch.tensor([True, False]),
     "bfloat16": torch.randn(5).bfloat16(),
     "float64": torch.tensor([1 / 3, -0.0, float("nan"), float("inf"), 5e-324], dtype=torch.float64),
+    **{f"uint{n}": torch.tensor([0, 1, 2**n - 1], dtype=getattr(torch, f"uint{n}")) for n in (16, 32, 64)},
     "float8": torch.randn(7).to(torch.float8_e4m3fn),
     "transposed": WIDE.transpose(1, 3),
     "strided": WIDE[:, ::2, :, 1],
@@ -109,7 +110,7 @@ def test_sections_that_do_not(section: str) -> None:
     ("tensor", "given"),
     [
         (torch.zeros(2, dtype=torch.complex128), "torch.complex128, torch.strided, on cpu"),
-        (torch.zeros(2, dtype=torch.uint64), "torch.uint64, torch.strided, on cpu"),
+        (torch.zeros(2, dtype=torch.float8_e4m3fnuz), "torch.float8_e4m3fnuz, torch.strided, on cpu"),
         (torch.eye(2).to_sparse(), "torch.float32, torch.sparse_coo, on cpu"),
         (torch.zeros(2, device="meta"), "torch.float32, torch.strided, on meta"),
     ],
@@ -121,9 +122,8 @@ def test_kinds_that_cannot_be_saved(tensor: Tensor, given: str) -> None:
         "The tensor 'odd' of 'buffers' is of a kind that cannot be saved.\n"
         f"  given:    {given}\n"
         "  expected: a dense tensor with data, of bfloat16, bool, float16, float32, float64, float8_e4m3fn, "
-        "float8_e5m2, int16, int32, int64, int8, uint8\n"
-        "  mend:     convert it (`to_dense()`, `view_as_real`, `view(torch.int64)`), or register it with "
-        "persistent=False"
+        "float8_e5m2, int16, int32, int64, int8, uint16, uint32, uint64, uint8\n"
+        "  mend:     convert it (`to_dense()`, `view_as_real`, `view(torch.int64)`), or keep it in a plain attribute"
     )
 
 

@@ -102,15 +102,18 @@ def test_no_gradient_is_changed_in_place(kind: type[Regularizer]) -> None:
 
 
 @each_kind
-def test_a_parameter_without_a_gradient_is_left_without_one(kind: type[Regularizer]) -> None:
+@pytest.mark.parametrize("owned", [False, True])
+def test_a_parameter_without_a_gradient_gets_that_of_the_penalty(kind: type[Regularizer], owned: bool) -> None:
     net = make_net()
     bound, gradients = kind(0.3).bind(parameters_of(net)), random_gradients(net)
+    (expected,) = torch.autograd.grad(kind(0.3)(net), [net.conv.weight])
     complete = bound.add_gradients(gradients)
     gradients[0] = None
-    added = bound.add_gradients(gradients)
-    assert added[0] is None
+    added = bound.add_gradients(gradients, owned=owned)
+    torch.testing.assert_close(added[0], expected)
     torch.testing.assert_close(added[1:], complete[1:], rtol=0, atol=0)
-    assert bound.add_gradients([None] * len(gradients)) == [None] * len(gradients)
+    nothing = bound.add_gradients([None] * len(gradients), owned=owned)
+    assert [g is not None for g in nothing] == [name in bound.parameter_names for name in parameters_of(net)]
 
 
 @each_kind

@@ -479,13 +479,13 @@ def test_ftrl_says_at_which_step_the_rate_is_0() -> None:
 @every_rule
 def test_what_a_schedule_gives_is_checked_before_anything_changes(rule: Callable[..., Rule]) -> None:
     def schedule(step: int) -> Any:
-        return torch.tensor(0.1) if step else 0.1
+        return torch.tensor([0.1]) if step else 0.1
 
     parameters = start()
     bound = replace(rule(), lr=schedule).bind(parameters)  # type: ignore[type-var]
     train(bound, drawn(1))
     before = {name: tensor.clone() for name, tensor in (parameters | bound.slots()).items()}
-    refused = r"learning rate after 1 updates cannot be used.*\n.*tensor\(0.1000\), from .*schedule\n"
+    refused = r"learning rate after 1 updates cannot be used.*\n.*tensor\(\[0.1000\]\), from .*schedule\n"
     with pytest.raises(ls.InputError, match=refused):
         bound.learning_rates(1)
     with pytest.raises(ls.InputError, match=refused):

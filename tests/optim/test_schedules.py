@@ -364,9 +364,16 @@ def test_any_number_of_0_or_more_is_a_rate(rate: float) -> None:
     assert rate_at(lambda step: rate, 5) == rate
 
 
+@pytest.mark.parametrize("rate", [np.float32(0.1), np.float64(0.1), np.array(3), torch.tensor(0.1), torch.tensor(3)])
+def test_a_number_of_numpys_or_torchs_is_a_rate_as_pythons_own(rate: Any) -> None:
+    for found in (rate_at(lambda step: rate, 5), rate_at(Scaled(lambda step: rate, 1.0), 5)):
+        assert type(found) in (float, int)
+        assert found == rate.item()
+
+
 @pytest.mark.parametrize(
     "wrong",
-    [math.nan, math.inf, -math.inf, -0.1, None, "0.1", True, torch.tensor(0.1), np.float32(0.1), [0.1]],
+    [math.nan, math.inf, -0.1, None, "0.1", True, torch.tensor(True), torch.tensor([0.1]), np.float32(-0.1), [0.1]],
     ids=repr,
 )
 @pytest.mark.parametrize("around", [lambda own: own, lambda own: Warmup(Scaled(own, 1.0), 2)], ids=["alone", "nested"])

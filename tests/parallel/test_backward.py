@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+import lockstep as ls
 from lockstep.parallel import backward
 
 
@@ -33,3 +35,67 @@ def test_both_ways_give_what_autograd_gives(way: str) -> None:
 def test_the_engine_is_there() -> None:
     """Else the public function does, 20 to 30 us slower a step: then look for the engine's new name."""
     assert backward._run is not None
+
+
+# -- reentrant checkpointing -------------------------------------------------------------------------------------------
+
+
+class Checkpointed(nn.Module):
+    """A layer with dropout, as it is or under checkpointing, after a trained stem or the input itself."""
+
+    def __init__(self, *, stem: bool, use_reentrant: bool | None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Linear(3, 3) if stem else nn.Identity()
+        self.part = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3))
+        self.head = nn.Linear(8, 1)
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x if x.requires_grad else x.requires_grad_()
+        if self.use_reentrant is None:
+            return self.head(self.part(x))  # type: ignore[no-any-return]
+        return self.head(checkpoint(self.part, x, use_reentrant=self.use_reentrant))  # type: ignore[no-any-return]
+
+
+def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+    return {"square": model(batch["x"]).square().mean()}
+
+
+def trained(num_towers: int, *, stem: bool, use_reentrant: bool | None) -> dict[str, Tensor]:
+    model = Checkpointed(stem=stem, use_reentrant=use_reentrant)
+    x = torch.randn(24, 3, generator=torch.Generator().manual_seed(1))
+    loader = ls.data.Loader(ls.data.Arrays({"x": x}), batch_size=12)
+    state = ls.TrainState(model, ls.optim.SGD(0.1, momentum=0.9))
+    ls.train(state, losses, loader, ls.Towers(num_towers), until=ls.Steps(3))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("stem", [False, True])
+@pytest.mark.parametrize("num_towers", [1, 3])
+def test_checkpointed_parts_are_trained_as_others_are(num_towers: int, stem: bool) -> None:
+    plain = trained(num_towers, stem=stem, use_reentrant=None)
+    for use_reentrant in (False, True):
+        found = trained(num_towers, stem=stem, use_reentrant=use_reentrant)
+        assert [name for name in plain if not torch.equal(found[name], plain[name])] == []
+
+
+def test_gradients_of_others_stay_where_reentrant_checkpointing_is_used() -> None:
+    model, other = Checkpointed(stem=False, use_reentrant=True), nn.Linear(1, 1)
+    for kept in (model.head.weight, other.weight):
+        kept.grad = torch.full_like(kept, 7.0)
+    total = other(model(torch.ones(2, 3))).square().mean()
+    assert backward.is_reentrant(total)
+    found = backward.reentrant_gradients(total, tuple(model.parameters()), torch.tensor(1.0))
+    assert all(gradient is not None for gradient in found)
+    assert torch.equal(model.head.weight.grad, torch.full_like(model.head.weight, 7.0))
+    assert torch.equal(other.weight.grad, torch.full_like(other.weight, 7.0))
+    assert other.bias.grad is None
+    assert model.part[0].weight.grad is None
+
+
+def test_other_graphs_are_not_reentrant() -> None:
+    model = Checkpointed(stem=True, use_reentrant=False)
+    assert not backward.is_reentrant(model(torch.ones(2, 3)).mean())

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -118,6 +123,37 @@ def test_a_gradient_from_some_towers_is_the_sum_of_those_over_all(caplog: pytest
     assert "no tower has a gradient for never.weight, never.bias" in caplog.text
 
 
+def never_used(in_update: bool, num_towers: int = 2) -> tuple[list[float], list[float]]:
+    """A weight that only a penalty is on, after two updates, and the penalties reported."""
+    torch.manual_seed(0)
+    model, penalty = TwoPaths(), ls.losses.L2(0.5, "never.weight")
+    first = model.never.weight.detach().clone()
+    state = ls.TrainState(model, ls.optim.SGD(0.1, momentum=0.9), regularization=[penalty] if in_update else [])
+
+    def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        return squared(model, batch) if in_update else {**squared(model, batch), "l2": penalty(model)}
+
+    loader = ls.data.Loader(ls.data.Arrays(dict(make_batch())), batch_size=8)
+    reports = list(ls.train_steps(state, losses, loader, ls.Towers(num_towers), until=ls.Steps(2)))
+    # The buffer of the momentum is 0.5 w, then 0.9 * 0.5 w + 0.5 * 0.95 w.
+    torch.testing.assert_close(model.never.weight.detach(), first * (1 - 0.05 - 0.045 - 0.0475))
+    return model.never.weight.flatten().tolist(), [report.losses["l2"] for report in reports]
+
+
+def test_a_parameter_without_a_gradient_follows_its_penalty(
+    caplog: pytest.LogCaptureFixture, run_workers: Callable[..., list[Any]]
+) -> None:
+    """As in TensorFlow, and as where the loss function returns the penalty."""
+    weight, penalties = never_used(in_update=True)
+    assert "no tower has a gradient for never.bias: left untouched" in caplog.text
+    assert "no tower has a gradient for never.weight: moved by the penalty alone" in caplog.text
+    assert penalties[1] < penalties[0]
+    expected, of_the_loss = never_used(in_update=False)
+    assert weight == expected
+    assert penalties == pytest.approx(of_the_loss)
+    assert run_workers(never_used, 2, True) == [(weight, penalties)] * 2
+
+
 def test_an_expanded_gradient_is_applied_element_by_element() -> None:
     model = nn.Linear(3, 1)
     before = model.weight.detach().clone()
@@ -137,13 +173,32 @@ def test_gradients_that_share_storage_are_summed_right() -> None:
     torch.testing.assert_close(state.model.b, torch.full((2,), -0.05))
 
 
-def test_training_leaves_the_callers_random_stream_alone() -> None:
+@pytest.mark.parametrize("error", [None, ValueError("of mine")])
+def test_training_leaves_the_callers_random_streams_alone(error: ValueError | None) -> None:
+    def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        np.random.randn()
+        random.random()
+        if error:
+            raise error
+        return squared(model, batch)
+
+    def draw() -> list[float]:
+        return [torch.rand(1).item(), np.random.rand(), random.random()]
+
+    def drawn(between: Callable[[], object]) -> list[float]:
+        torch.manual_seed(5)
+        np.random.seed(5)
+        random.seed(5)
+        between()
+        return draw()
+
     state = make_state(nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1)))
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    ls.train_step(state, squared, make_batch())
-    assert torch.equal(torch.rand(3), expected)
+
+    def step() -> None:
+        with pytest.raises(ValueError, match="of mine") if error else nullcontext():
+            ls.train_step(state, losses, make_batch())
+
+    assert drawn(step) == drawn(lambda: None)
 
 
 def test_dropout_is_a_function_of_seed_position_and_tower() -> None:

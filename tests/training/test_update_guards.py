@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -243,6 +244,16 @@ def test_a_plain_number_may_stand_for_a_loss_that_does_not_apply() -> None:
     assert ls.train_step(state, losses, make_batch()).losses["b"] == 0
 
 
+def test_numbers_of_numpys_may_stand_for_losses_and_metrics() -> None:
+    def with_numbers(model: nn.Module, batch: ls.Batch) -> Any:
+        losses = {**squares(model, batch), "fixed": np.float32(0.5)}
+        return losses, {"share": np.float32(0.25), "seen": np.int64(7), "of": np.array(3.0)}
+
+    report = ls.train_step(make_state(), with_numbers, make_batch(2), ls.Towers(2))
+    assert report.losses["fixed"] == 0.5
+    assert report.metrics == {"share": 0.25, "seen": 7.0, "of": 3.0}
+
+
 @pytest.mark.parametrize("later", [lambda s: {"a": s.expand(2)}, lambda s: None, lambda s: {"a": s + 1j}])
 def test_what_is_wrong_later_is_told_as_at_first(later: Callable[[Tensor], Any]) -> None:
     state = make_state()
@@ -281,7 +292,7 @@ def test_parameters_that_another_state_froze_are_named() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     first, second = make_state(model), make_state(model, frozen="^0")
     ls.train_step(second, squares, make_batch())
-    with pytest.raises(ls.InputError, match=r"frozen after it was made.*\n.*0.weight, 0.bias"):
+    with pytest.raises(ls.InputError, match=r"frozen, unfrozen or added.*\n.*0.weight, 0.bias\n.*\n.*no other may"):
         ls.train_step(first, squares, make_batch())
 
 

@@ -1,0 +1,113 @@
+"""What modules keep beside parameters and buffers, by torch's `get_extra_state` and `set_extra_state`.
+
+It is saved as JSON, with the tensors in it in a section of their own: nothing is pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.checkpoints.values import JSON, comes_back
+from lockstep.errors import CheckpointError
+
+SECTION = "extra"
+_TENSOR = "__tensor__"
+"""The only key of the object that stands in the JSON for a tensor; its value is the tensor's name."""
+
+
+class ExtraState(NamedTuple):
+    """The extra state of all modules that have one."""
+
+    tensors: Mapping[str, Tensor]
+    """By `module/number`: the modules' own, not copies."""
+    values: Mapping[str, JSON]
+    """By the name of the module, with the names of tensors in their places."""
+
+
+def extra_state(model: nn.Module) -> ExtraState:
+    """What the modules of a model give as their extra state.
+
+    Raises:
+        CheckpointError: one gives what is neither JSON nor a tensor, nor lists and dicts of these; or it cannot take
+            back what it gives. It is named.
+    """
+    tensors: dict[str, Tensor] = {}
+    return ExtraState(tensors, {name: _parted(name, module, tensors) for name, module in _modules(model).items()})
+
+
+def check_extra_state(model: nn.Module, saved: ExtraState) -> None:
+    """Refuse the extra state of other modules than the model has.
+
+    Raises:
+        CheckpointError: naming those that are missing or left over.
+    """
+    own, found = set(_modules(model)), set(saved.values)
+    if own != found:
+        lines = [f"{name!r} is missing" for name in sorted(own - found)]
+        lines += [f"{name!r} has none in the model" for name in sorted(found - own)]
+        raise CheckpointError(
+            "The checkpoint does not have the extra state of this model's modules.",
+            given="; ".join(lines),
+            expected="one for each module with a get_extra_state",
+            mend="resume with the model of the run, or train in another workdir",
+        )
+
+
+def set_extra_state(model: nn.Module, saved: ExtraState) -> None:
+    """Hand each module its extra state; tensors are copies, on the device of the one that they take the place of."""
+    present = extra_state(model).tensors
+    with torch.no_grad():
+        tensors = {
+            name: tensor.detach().to(present[name].device if name in present else "cpu", copy=True)
+            for name, tensor in saved.tensors.items()
+        }
+        for name, module in _modules(model).items():
+            module.set_extra_state(_whole(saved.values[name], tensors))
+
+
+def _modules(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that have an extra state, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if type(module).get_extra_state is not nn.Module.get_extra_state
+    }
+
+
+def _parted(name: str, module: nn.Module, tensors: dict[str, Tensor]) -> JSON:
+    """The extra state of a module, whose tensors go to `tensors`."""
+
+    def parted(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            place = f"{name}/{len(tensors)}"
+            tensors[place] = value.detach()
+            return {_TENSOR: place}
+        if isinstance(value, dict):
+            # One that has our key would be taken for a tensor: a set is refused as no JSON.
+            return {*value} if _TENSOR in value else {key: parted(entry) for key, entry in value.items()}
+        return [parted(entry) for entry in value] if isinstance(value, list) else value
+
+    state = module.get_extra_state()
+    values: JSON = parted(state)
+    if type(module).set_extra_state is nn.Module.set_extra_state or not comes_back(values):
+        raise CheckpointError(
+            f"The extra state of the module {name or type(module).__name__!r} cannot be saved and taken back.",
+            given=f"{type(module).__name__}.get_extra_state() gives {repr(state)[:200]}",
+            expected="tensors, None, bool, int, finite float, str, and lists and dicts (with str as keys) of these, "
+            "which its set_extra_state takes",
+            mend="save tuples and arrays as lists or tensors, define set_extra_state, or leave the extra state out",
+        )
+    return values
+
+
+def _whole(values: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The extra state as the module has given it."""
+    if isinstance(values, dict):
+        if values.keys() == {_TENSOR}:
+            return tensors[values[_TENSOR]]
+        return {key: _whole(entry, tensors) for key, entry in values.items()}
+    return [_whole(entry, tensors) for entry in values] if isinstance(values, list) else values

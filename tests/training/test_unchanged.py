@@ -1,0 +1,126 @@
+"""A model that is no longer the one that the state was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lockstep as ls
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 1))
+
+
+def make_loader() -> ls.data.Loader:
+    return ls.data.Loader(ls.data.Arrays({"x": torch.arange(48.0).view(16, 3) / 24 - 1}), batch_size=4)
+
+
+def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+    return {"square": model(batch["x"]).square().mean()}
+
+
+def by_the_loop(state: ls.TrainState) -> None:
+    ls.train(state, losses, make_loader(), until=ls.Steps(state.step + 1))
+
+
+def by_the_step(state: ls.TrainState) -> None:
+    ls.train_step(state, losses, next(make_loader().batches(range(1), 1)))
+
+
+in_every_loop = pytest.mark.parametrize("train", [by_the_loop, by_the_step])
+Train = Callable[[ls.TrainState], None]
+
+
+@in_every_loop
+def test_a_parameter_frozen_later_is_named(train: Train) -> None:
+    state = ls.TrainState(make_model(), ls.optim.SGD(0.1))
+    state.model[2].bias.requires_grad_(False)
+    with pytest.raises(ls.InputError, match=r"frozen, unfrozen or added.*\n.*given: +2.bias\n"):
+        train(state)
+    assert state.step == 0
+
+
+@in_every_loop
+def test_a_model_frozen_as_a_whole_is_named(train: Train) -> None:
+    state = ls.TrainState(make_model(), ls.optim.SGD(0.1))
+    state.model.requires_grad_(False)
+    with pytest.raises(ls.InputError, match=r"frozen, unfrozen or added.*\n.*0.weight, 0.bias, 2.weight, 2.bias\n"):
+        train(state)
+
+
+@in_every_loop
+def test_a_replaced_module_is_named(train: Train) -> None:
+    state = ls.TrainState(make_model(), ls.optim.SGD(0.1))
+    state.model[2] = nn.Linear(4, 1)
+    with pytest.raises(
+        ls.InputError, match=r"Parameters were replaced.*\n.*given: +2.weight, 2.bias\n.*\n.*new TrainSt"
+    ):
+        train(state)
+    assert state.step == 0
+
+
+@in_every_loop
+def test_a_parameter_tied_later_is_named(train: Train) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    state = ls.TrainState(model, ls.optim.SGD(0.1))
+    model[1].weight = model[0].weight
+    with pytest.raises(ls.InputError, match=r"Parameters were replaced.*\n.*given: +1.weight\n"):
+        train(state)
+
+
+def test_a_module_added_later_is_named() -> None:
+    state = ls.TrainState(make_model(), ls.optim.SGD(0.1))
+    state.model.add_module("head", nn.Linear(1, 1))
+    with pytest.raises(ls.InputError, match=r"frozen, unfrozen or added.*\n.*head.weight, head.bias\n"):
+        by_the_loop(state)
+
+
+def test_a_replaced_module_that_has_buffers_alone_is_named() -> None:
+    state = ls.TrainState(make_model(), ls.optim.SGD(0.1))
+    by_the_loop(state)
+    state.model[1] = nn.BatchNorm1d(4, affine=False)
+    with pytest.raises(ls.InputError, match=r"Buffers were replaced.*\n.*1.running_mean, 1.running_var, 1.num_batches"):
+        by_the_loop(state)
+
+
+def test_new_values_are_no_change() -> None:
+    state = ls.TrainState(make_model(), ls.optim.SGD(0.1))
+    by_the_loop(state)
+    state.model.load_state_dict(make_model().state_dict())
+    state.model.float()
+    by_the_loop(state)
+    assert state.step == 2
+
+
+def test_an_error_of_the_users_own_stays_what_it_is() -> None:
+    def failing(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        raise RuntimeError("of mine")
+
+    state = ls.TrainState(make_model(), ls.optim.SGD(0.1))
+    with pytest.raises(RuntimeError, match=r"^of mine$"):
+        ls.train_step(state, failing, next(make_loader().batches(range(1), 1)))
+
+
+@in_every_loop
+def test_a_model_left_in_evaluation_mode_is_refused(train: Train) -> None:
+    state = ls.TrainState(make_model(), ls.optim.SGD(0.1))
+    train(state)
+    state.model.eval()
+    with pytest.raises(
+        ls.InputError, match=r"in evaluation mode.*\n.*Sequential after model.eval\(\)\n.*\n.*model.train"
+    ):
+        ls.train_step(state, losses, next(make_loader().batches(range(1), 1)))
+    state.model.train()
+    train(state)
+
+
+def test_submodules_may_be_in_evaluation_mode() -> None:
+    state = ls.TrainState(make_model(), ls.optim.SGD(0.1))
+    state.model[1].eval()
+    by_the_loop(state)
+    assert torch.equal(state.model[1].running_mean, torch.zeros(4))
