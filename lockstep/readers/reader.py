@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from lockstep.checks import check_switch
 from lockstep.errors import InputError, LockstepError
+from lockstep.now_reading import now_reading
 from lockstep.readers.collate import Collation
 
 Int64s = npt.NDArray[np.int64]
@@ -127,6 +128,7 @@ class TorchDataset:
         return str(index)
 
     def _item(self, index: int) -> Any:
+        now_reading(self.example_id(index))
         try:
             return self._dataset[index]
         except LockstepError:
