@@ -201,9 +201,9 @@ class _LoaderProcess(Generic[Job, Result]):
         """What its code is at: it tells at a signal, unless it is stopped or waits for the system."""
         pid = self._process.pid or 0
         os.kill(pid, signal.SIGUSR2)
-        said, patience = b"", _ANSWER_SECONDS
-        while self._stacks.poll(patience) and (piece := os.read(self._stacks.fileno(), _PIPE_BYTES)):
-            said, patience = said + piece, _NEXT_PIECE_SECONDS
+        said, seconds = b"", _ANSWER_SECONDS
+        while self._stacks.poll(seconds) and (piece := os.read(self._stacks.fileno(), _PIPE_BYTES)):
+            said, seconds = said + piece, _NEXT_PIECE_SECONDS
         if said:
             return said.decode(errors="replace").rstrip()
         state = status_fields(pid)[:1]

@@ -90,7 +90,8 @@ class _LoaderThreads(Generic[Job, Result]):
 
     def answer(self, task: _Task[Job, Result]) -> Timed[Result]:
         """Wait for what it has become."""
-        self._patience.wait(lambda seconds: wait([task.answer], seconds).done, partial(self._whereabouts, task))
+        if not task.answer.done():
+            self._patience.wait(lambda seconds: wait([task.answer], seconds).done, partial(self._whereabouts, task))
         return task.answer.result()
 
     def end(self) -> None:
