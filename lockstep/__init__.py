@@ -5,9 +5,11 @@ The public names are listed here and loaded on first use, so that importing the 
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from lockstep.screen import escape_arguments as _escape_arguments
 from lockstep.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -76,6 +78,9 @@ _HOMES = {
     "lockstep.types": ["BadExample", "Batch", "Refusal", "StepReport"],
     "lockstep.workers.rank": ["Worker", "join"],
 }
+# Names from files that are logged hold no line breaks, whatever handler shows them.
+logging.getLogger("lockstep").addFilter(_escape_arguments)
+
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [

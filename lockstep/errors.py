@@ -15,19 +15,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lockstep.screen import one_line
+
 if TYPE_CHECKING:
     from lockstep.types import Refusal
 
 
 class LockstepError(Exception):
-    """What is wrong, in three parts: what was given, what was expected, how to mend it."""
+    """What is wrong, in three parts: what was given, what was expected, how to mend it.
+
+    Its text has a line for each: what in them is not printable, such as a line break in a file name, is escaped.
+    """
 
     def __init__(self, what: str, *, given: object, expected: object, mend: str) -> None:
         super().__init__(what, given, expected, mend)
         self.what, self.given, self.expected, self.mend = what, given, expected, mend
 
     def __str__(self) -> str:
-        return f"{self.what}\n  given:    {self.given}\n  expected: {self.expected}\n  mend:     {self.mend}"
+        what, given, expected, mend = map(one_line, (self.what, self.given, self.expected, self.mend))
+        return f"{what}\n  given:    {given}\n  expected: {expected}\n  mend:     {mend}"
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.what, self.given, self.expected, self.mend)

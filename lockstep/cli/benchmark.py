@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import recipe as find
 from lockstep.reporting.wording import rate
 from lockstep.runs.build import build
+from lockstep.screen import write_json, write_lines
 from lockstep.stages import STAGES
 from lockstep.training import choices
 from lockstep.training.step import bind
@@ -73,8 +73,11 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         return STOPPED["SIGINT"]
     finally:
         torch.set_num_threads(threads)
-    write = _json if arguments.json else _text
-    sys.stdout.write("\n".join(write(arguments.what, subject.loader, measured, advise(measured))) + "\n")
+    found = arguments.what, subject.loader, measured, advise(measured)
+    if arguments.json:
+        write_json(_as_json(*found))
+    else:
+        write_lines(_text(*found))
     return 0
 
 
@@ -179,20 +182,17 @@ def _who_reads(loader: Loader, measured: Measured) -> str:
     return "the trainer's own process reads from memory" if measured.in_memory else loader.crew.describe(1)
 
 
-def _json(what: str, loader: Loader, measured: Measured, advice: Advice) -> Iterator[str]:
+def _as_json(what: str, loader: Loader, measured: Measured, advice: Advice) -> dict[str, Any]:
     paces = {name: _pace(pace) for name, pace in vars(measured).items() if isinstance(pace, Pace)}
     others = {name: value for name, value in vars(measured).items() if name not in paces}
-    yield json.dumps(
-        {
-            "what": what,
-            "num_examples": len(loader.reader),
-            "batch_size": loader.batch_size,
-            **others,
-            **paces,
-            **asdict(advice),
-        },
-        indent=2,
-    )
+    return {
+        "what": what,
+        "num_examples": len(loader.reader),
+        "batch_size": loader.batch_size,
+        **others,
+        **paces,
+        **asdict(advice),
+    }
 
 
 def _pace(pace: Pace) -> dict[str, Any]:

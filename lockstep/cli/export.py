@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from lockstep.cli.converting import size
 from lockstep.cli.target_file import check_target, target_file
 from lockstep.records.shards import check_local
 from lockstep.runs.export import FORMATS, check_packages, contents, trained_model
+from lockstep.screen import write_lines
 
 
 def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
@@ -25,5 +25,5 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     with target_file(path) as file:
         num_bytes = sum(file.write(part) for part in parts)
     weights = "averaged" if arguments.average else "raw"
-    sys.stdout.write(f"{path}: {weights} weights of step {trained.step} of {trained.recipe}, {size(num_bytes)}\n")
+    write_lines([f"{path}: {weights} weights of step {trained.step} of {trained.recipe}, {size(num_bytes)}"])
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from lockstep.checkpoints.tensors import check, encoded
 from lockstep.cli.converting import size
 from lockstep.cli.target_file import check_target, target_file
 from lockstep.records.shards import check_local
+from lockstep.screen import write_lines
 from lockstep.training.run_weights import open_weights
 from lockstep.weights.layouts import CONVOLUTION, CONVOLUTION_1D, CONVOLUTION_3D, DENSE, DEPTHWISE, Layout
 from lockstep.weights.name_maps import AVERAGE, bookkeeping
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         for part in encoded(tensors):
             file.write(part)
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    sys.stdout.write(f"{planned.report}\n{path}: {len(tensors):,} tensors, {size(num_bytes)}\n")
+    write_lines([*str(planned.report).splitlines(), f"{path}: {len(tensors):,} tensors, {size(num_bytes)}"])
     return 0
 
 

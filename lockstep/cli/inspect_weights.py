@@ -144,7 +144,7 @@ def values_in_words(tensor: Tensor) -> Iterator[str]:
         wide = plain(tensor)
         yield f"from {wide.min():.6g} to {wide.max():.6g}, mean {wide.mean():.6g}, norm {norms_of([wide])[0]:.6g}"
     array = tensor.float().numpy() if tensor.dtype.itemsize < 4 and tensor.is_floating_point() else tensor.numpy()
-    yield np.array2string(array, threshold=_MOST_VALUES, edgeitems=_EDGE_VALUES)
+    yield from np.array2string(array, threshold=_MOST_VALUES, edgeitems=_EDGE_VALUES).splitlines()
 
 
 def as_json(value: Any) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +24,7 @@ from lockstep.cli.inspect_weights import (
 )
 from lockstep.errors import InputError
 from lockstep.records.shards import check_local
+from lockstep.screen import write_json, write_lines
 from lockstep.training.run_weights import RunWeights, open_weights, store_of_run
 from lockstep.weights.source import WeightSource
 
@@ -60,11 +59,10 @@ def _records(arguments: argparse.Namespace, files: Sequence[Path]) -> int:
     of_first = inspect_records.features(first) if first is not None else {}
     problems = [file.problem for file in counted if file.problem]
     if arguments.json:
-        _write_json(
-            {"kind": "records", "files": [asdict(file) for file in counted], "features": of_first, "problems": problems}
-        )
+        listed = [asdict(file) for file in counted]
+        write_json(as_json({"kind": "records", "files": listed, "features": of_first, "problems": problems}))
     else:
-        _write([f"{arguments.path}: records", *inspect_records.in_words(counted, of_first), *_problems(problems)])
+        write_lines([f"{arguments.path}: records", *inspect_records.in_words(counted, of_first), *_problems(problems)])
     return _FOUND_FAULTS if problems else 0
 
 
@@ -78,9 +76,9 @@ def _weights(arguments: argparse.Namespace, source: WeightSource) -> int:
     known = [problem for checkpoint in checkpoints for problem in checkpoint.problems]
     problems = known or list(dict.fromkeys(tensor.problem for tensor in tensors if tensor.problem))
     if arguments.json:
-        _write_json(_as_json(source, tensors, checkpoints, problems))
+        write_json(as_json(_as_json(source, tensors, checkpoints, problems)))
     else:
-        _write(_in_words(source, tensors, checkpoints, problems))
+        write_lines(_in_words(source, tensors, checkpoints, problems))
     return _FOUND_FAULTS if problems else 0
 
 
@@ -119,28 +117,20 @@ def _diff(arguments: argparse.Namespace, source: WeightSource) -> int:
     check_local(arguments.diff)
     found = inspect_diff.difference(source, open_weights(arguments.diff, slots=True))
     if arguments.json:
-        _write_json(asdict(found))
+        write_json(as_json(asdict(found)))
     else:
-        _write(list(inspect_diff.in_words(found, arguments.path, arguments.diff)))
+        write_lines(inspect_diff.in_words(found, arguments.path, arguments.diff))
     return 0 if found.is_none else _FOUND_FAULTS
 
 
 def _values(arguments: argparse.Namespace, source: WeightSource) -> int:
     tensor, info = source.read(arguments.values), source.tensors[arguments.values]
     if arguments.json:
-        _write_json({"name": arguments.values, **asdict(info), "values": tensor.tolist()})
+        write_json(as_json({"name": arguments.values, **asdict(info), "values": tensor.tolist()}))
     else:
-        _write([f"{arguments.values}: {info.shape} {info.dtype}", *values_in_words(tensor)])
+        write_lines([f"{arguments.values}: {info.shape} {info.dtype}", *values_in_words(tensor)])
     return 0
 
 
 def _problems(problems: Sequence[str]) -> list[str]:
     return ["damaged:", *(f"  {problem}" for problem in problems)] if problems else []
-
-
-def _write(lines: Sequence[str]) -> None:
-    sys.stdout.write("\n".join(lines) + "\n")
-
-
-def _write_json(value: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(as_json(value), indent=1, allow_nan=False) + "\n")

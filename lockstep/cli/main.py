@@ -7,11 +7,13 @@ import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from lockstep import __version__
 from lockstep.cli import convert
 from lockstep.errors import InputError, LockstepError
 from lockstep.reporting.log import configure
+from lockstep.screen import one_line
 
 EXIT_CODES = """exit codes:
   0    the run reached its end
@@ -44,9 +46,15 @@ EXAMPLES = """examples:
 _MODULES = {"import": "importing", "inspect": "inspecting"}
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        # A pattern of the shell makes arguments of file names.
+        super().error(one_line(message))
+
+
 def parser() -> argparse.ArgumentParser:
     """The arguments of every command."""
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="lockstep",
         description="Train vision models on many devices as if they were one.",
         epilog=f"{EXAMPLES}\n\n{EXIT_CODES}",

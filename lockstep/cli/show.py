@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from lockstep.data.showing import examples
 from lockstep.errors import InputError
 from lockstep.images.drawing import printable
 from lockstep.parallel.launch import STOPPED
+from lockstep.screen import write_lines
 
 _SIDE_PIXELS = {".html": 448, ".png": 300}
 _MOST_PICTURES = 1000
@@ -48,9 +48,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     with target_file(path) as file:
         file.write(page)
     bad = sum(bool(card.problem) for card in cards)
-    sys.stdout.write(
-        f"{printable(str(path))}: {_counted(len(cards), 'example')}" + (f", {bad} with a problem" if bad else "") + "\n"
-    )
+    write_lines([f"{path}: {_counted(len(cards), 'example')}" + (f", {bad} with a problem" if bad else "")])
     return 0
 
 

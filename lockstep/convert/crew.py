@@ -21,6 +21,7 @@ from typing import Generic, TypeVar
 import torch
 
 from lockstep.errors import LockstepError, WorkerError
+from lockstep.screen import Lines
 
 Task = TypeVar("Task")
 Event = TypeVar("Event")
@@ -131,7 +132,7 @@ class _Failure:
             expected="items that can be converted, or are skipped",
             mend="the traceback below shows where",
         )
-        error.add_note(f"In a converting process:\n{self.trace}")
+        error.add_note(Lines(f"In a converting process:\n{self.trace}"))
         return error
 
 

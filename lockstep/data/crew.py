@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
-from lockstep.checks import check_type, check_whole
+from lockstep.checks import check_range, check_type, check_whole
 from lockstep.cores import usable_cores
 from lockstep.data.ahead import Job, Result, Timed, read_here
+from lockstep.data.patience import Patience
 from lockstep.data.processes import read_in_processes
 from lockstep.data.threads import read_in_threads
 from lockstep.errors import InputError
@@ -31,11 +32,14 @@ class Crew:
     """In place of processes."""
     prefetch: int = 2
     """Batches that each of them is ahead."""
+    timeout_seconds: float = 600.0
+    """The longest that the trainer waits for a batch of theirs; 0: for ever."""
 
     def __post_init__(self) -> None:
         for name, least in (("num_processes", 0), ("num_threads", 0), ("prefetch", 1)):
             if (given := getattr(self, name)) is not None:
                 check_whole(name, given, least=least)
+        check_range("timeout_seconds", self.timeout_seconds, 0)
         if self.num_threads and self.num_processes:
             raise InputError(
                 "Either processes or threads read ahead.",
@@ -78,9 +82,17 @@ class Crew:
         return default_num_processes(num_workers) if self.num_processes is None else self.num_processes
 
     def read(
-        self, read: Callable[[Job], Result], jobs: Iterator[Job], num_workers: int, *, needs_decoding: bool
+        self,
+        read: Callable[[Job], Result],
+        jobs: Iterator[Job],
+        num_workers: int,
+        names_of: Callable[[Job], Sequence[str]],
+        *,
+        needs_decoding: bool,
     ) -> Generator[Timed[Result], None, None]:
         """Yield what `read` makes of each job, in order; what need not be decoded is read here.
+
+        `names_of` names the examples of a job, where whoever reads it hangs.
 
         Raises:
             LockstepError: as `read` does, or `read_in_processes`.
@@ -89,9 +101,9 @@ class Crew:
         if not size:
             yield from read_here(read, jobs)
         elif self.num_threads:
-            yield from read_in_threads(read, jobs, size, self.prefetch)
+            yield from read_in_threads(read, jobs, size, self.prefetch, names_of, Patience(self.timeout_seconds))
         else:
-            yield from read_in_processes(read, jobs, size, self.prefetch)
+            yield from read_in_processes(read, jobs, size, self.prefetch, names_of, Patience(self.timeout_seconds))
 
     def describe(self, num_workers: int) -> str:
         """Who reads, in words."""

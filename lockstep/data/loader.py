@@ -55,6 +55,10 @@ class Loader:
     With `bad_examples="skip"` an example that cannot be read is replaced by the next one of its epoch that can, which
     then comes again; an evaluation leaves it out. More than `bad_budget` different ones end the run.
 
+    A loader process or thread that hangs, for instance on a network disk, is named with its batch and its example once
+    the trainer has waited 10 s for it, or ten times as long as ever before; after `timeout_seconds` (0: never) the run
+    ends.
+
     Raises:
         InputError: a parameter is out of range, there is no such order, it is that of another number of examples, or
             threads shall run an augmentation that only a process of its own can.
@@ -74,6 +78,7 @@ class Loader:
         prefetch: int = 2,
         bad_examples: Policy = "raise",
         bad_budget: int = 100,
+        timeout_seconds: float = 600.0,
     ) -> None:
         reader = reader_of(reader)
         check_whole("batch_size", batch_size, least=1)
@@ -93,7 +98,7 @@ class Loader:
         self.augment = _as_list(augment)
         self.epoch_size = self.order.epoch_size(len(reader))
         """Positions in an epoch: as many as the reader has examples, or as an order that repeats some says."""
-        self.crew = Crew(num_processes, num_threads, prefetch)
+        self.crew = Crew(num_processes, num_threads, prefetch, timeout_seconds)
         """Who reads ahead."""
         self.crew.check(self.reader, self.augment)
         self.quarantine = Quarantine(bad_examples, bad_budget)
@@ -293,7 +298,8 @@ class Loader:
         quarantine = self.quarantine
         leave = Leave(choose, quarantine.budget, {*quarantine.reasons}) if quarantine.policy == "skip" else None
         reading = Reading(self.reader, self.augment, self.seed, rows_of, leave)
-        return self.crew.read(reading, map(Due, starts), num_workers, needs_decoding=self.reader.cost == "decode")
+        needs_decoding = self.reader.cost == "decode"
+        return self.crew.read(reading, map(Due, starts), num_workers, reading.names, needs_decoding=needs_decoding)
 
 
 def _as_list(augment: Augment | Sequence[Augment] | None) -> Sequence[Augment]:

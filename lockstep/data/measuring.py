@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -121,7 +121,7 @@ def measure(
     tell("the loader as it runs in training")
     crew = loader.crew
     whole = loading_pace(
-        _copy(loader, order, num_processes=crew.num_processes, num_threads=crew.num_threads, prefetch=crew.prefetch),
+        _copy(loader, order, **asdict(crew)),
         _LOADER * seconds,
         device,
         num_readers,

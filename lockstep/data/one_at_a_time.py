@@ -11,6 +11,7 @@ from torch import Tensor
 from lockstep.data.generators import generators_put_back, seed_generators
 from lockstep.data.rows import Rows
 from lockstep.errors import DataError
+from lockstep.now_reading import now_reading
 
 if TYPE_CHECKING:
     from lockstep.readers.reader import Reader
@@ -24,12 +25,13 @@ def read_seeded(reader: Reader, rows: Rows, seed: int) -> Fields:
     Raises:
         DataError: the fields of two examples do not fit each other.
     """
+    names = [reader.example_id(index) for index in rows.indices.tolist()]
     single = []
     with generators_put_back():
         for row, position in enumerate(rows.positions.tolist()):
+            now_reading(names[row])
             seed_generators(seed, position)
             single.append(reader.read_batch(rows.indices[row : row + 1]))
-    names = [reader.example_id(index) for index in rows.indices.tolist()]
     for name, fields in zip(names, single, strict=True):
         if fields.keys() != single[0].keys():
             raise _unlike(names[0], name, ", ".join(map(str, single[0])), ", ".join(map(str, fields)))

@@ -19,7 +19,10 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
+import logging
 import mmap
+import multiprocessing.process
 import os
 import pickle
 import signal
@@ -38,31 +41,50 @@ from typing import Any, Generic
 import torch
 
 from lockstep.data.ahead import Job, Result, Timed
+from lockstep.data.patience import Patience, Whereabouts
 from lockstep.data.shared_memory import ReceivedMemories, SentMemories
 from lockstep.errors import LockstepError, WorkerError
+from lockstep.listing import few
+from lockstep.now_reading import listen
+from lockstep.parallel.forkserver import status_fields
+from lockstep.screen import Lines
 from lockstep.stages import measured, stage
 from lockstep.workers.signals import NOTICES
 
 _PR_SET_PDEATHSIG = 1
 _COUNT = struct.Struct("=q")
+_MOST_NAME_BYTES = 1000
+_ANSWER_SECONDS, _NEXT_PIECE_SECONDS = 1.0, 0.1
+_PIPE_BYTES = 1 << 16
+_NO_STACK = {
+    "T": "it is stopped (SIGSTOP)",
+    "D": "it waits for the system, perhaps for a disk, and cannot be interrupted",
+}
+
+_logger = logging.getLogger("lockstep")
 
 
 def read_in_processes(
-    read: Callable[[Job], Result], jobs: Iterator[Job], num_processes: int, prefetch: int
+    read: Callable[[Job], Result],
+    jobs: Iterator[Job],
+    num_processes: int,
+    prefetch: int,
+    names_of: Callable[[Job], Sequence[str]],
+    patience: Patience,
 ) -> Generator[Timed[Result], None, None]:
     """Yield what `read` makes of each job, in order.
 
     Job k is read by process k % num_processes, each of which is up to `prefetch` jobs ahead. They live until the
-    generator is closed, and die with the thread that first asked for a batch.
+    generator is closed, and die with the thread that first asked for a batch. `names_of` gives the examples of a job.
 
     Raises:
         LockstepError: what `read` raised, as the same class.
-        WorkerError: `read` raised something else, or a loader process died.
+        WorkerError: `read` raised something else, a loader process died, or a job takes longer than `patience` has.
     """
     crew: list[_LoaderProcess[Job, Result]] = []
     try:
         for number in range(num_processes):
-            crew.append(_LoaderProcess(number, read))
+            crew.append(_LoaderProcess(number, read, names_of, patience))
         for process, job in zip(cycle(crew), islice(jobs, num_processes * prefetch), strict=False):
             process.ask(job)
         turns = cycle(crew)
@@ -80,18 +102,26 @@ def read_in_processes(
 class _LoaderProcess(Generic[Job, Result]):
     """One loader process, as the trainer sees it."""
 
-    def __init__(self, number: int, read: Callable[[Job], Result]) -> None:
+    def __init__(
+        self,
+        number: int,
+        read: Callable[[Job], Result],
+        names_of: Callable[[Job], Sequence[str]],
+        patience: Patience,
+    ) -> None:
         context = get_context("fork")
         self.asked: deque[Job] = deque()
-        self._finished = mmap.mmap(-1, _COUNT.size)
+        self._names_of, self._patience = names_of, patience
+        self._notes = _Notes()
         self._num_taken = 0
         self._memories = ReceivedMemories()
         self._pipe, theirs = context.Pipe()
+        self._stacks, their_stacks = context.Pipe(duplex=False)
         # Looked up before the fork: the child must not wait for the dynamic linker's lock.
         prctl = ctypes.CDLL(None).prctl
         self._process = context.Process(
             target=_serve,
-            args=(theirs, read, self._finished, os.getpid(), prctl),
+            args=(theirs, their_stacks, read, self._notes, os.getpid(), prctl),
             name=f"loader process {number}",
             daemon=True,
         )
@@ -106,6 +136,7 @@ class _LoaderProcess(Generic[Job, Result]):
         atexit.register(self.end)
         # Its end is now open in the child alone, so the child's death is the end of the pipe.
         theirs.close()
+        their_stacks.close()
 
     def ask(self, job: Job) -> None:
         try:
@@ -117,12 +148,12 @@ class _LoaderProcess(Generic[Job, Result]):
     @property
     def num_ready(self) -> int:
         """Jobs that it has finished and nobody has asked for yet."""
-        finished: int = _COUNT.unpack(self._finished)[0]
-        return finished - self._num_taken
+        return self._notes.num_finished - self._num_taken
 
     def answer(self, crew: Sequence[_LoaderProcess[Job, Result]]) -> Timed[Result]:
         """Wait for the oldest job asked for, and for the death of any of the crew."""
-        ready = wait([self._pipe, *(process._process.sentinel for process in crew)])
+        ends: list[Connection | int] = [self._pipe, *(process._process.sentinel for process in crew)]
+        ready = self._patience.wait(partial(wait, ends), self._whereabouts)
         for process in crew:
             if process._process.sentinel in ready:
                 raise process._lost(*islice(process.asked, 1))
@@ -143,20 +174,78 @@ class _LoaderProcess(Generic[Job, Result]):
             return
         atexit.unregister(self.end)
         self._process.kill()
-        self._process.join()
-        self._process.close()
+        self._process.join(self._patience.end_seconds)
+        if self._process.exitcode is None:
+            self._leave_behind()
+        else:
+            self._process.close()
         self._pipe.close()
+        self._stacks.close()
+
+    def _leave_behind(self) -> None:
+        """It waits for the system, a disk say, so that nothing can kill it; this process shall not wait for it."""
+        _logger.warning("%s cannot be killed, and is left behind: it waits for the system, perhaps a disk", self._name)
+        # At its exit multiprocessing would wait for it, however long.
+        multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
+
+    @property
+    def _name(self) -> str:
+        return f"{self._process.name} (pid {self._process.pid})"
+
+    def _whereabouts(self) -> Whereabouts:
+        job = self.asked[0]
+        example = self._notes.reading or f"one of {few(self._names_of(job))}"
+        return Whereabouts(self._name, str(job), example, self._stack())
+
+    def _stack(self) -> str:
+        """What its code is at: it tells at a signal, unless it is stopped or waits for the system."""
+        pid = self._process.pid or 0
+        os.kill(pid, signal.SIGUSR2)
+        said, seconds = b"", _ANSWER_SECONDS
+        while self._stacks.poll(seconds) and (piece := os.read(self._stacks.fileno(), _PIPE_BYTES)):
+            said, seconds = said + piece, _NEXT_PIECE_SECONDS
+        if said:
+            return said.decode(errors="replace").rstrip()
+        state = status_fields(pid)[:1]
+        return _NO_STACK.get("".join(state), "it does not answer, so its stack is not known")
 
     def _lost(self, *job: Job) -> WorkerError:
         self._process.join()
         code = self._process.exitcode or 0
         end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return WorkerError(
-            f"{self._process.name.capitalize()} (pid {self._process.pid}) {end}.",
+            f"{self._name.capitalize()} {end}.",
             given=" ".join(["it was reading", *map(str, job)]) if job else "it was waiting for work",
             expected="loader processes that live as long as the run",
             mend="when the system's log shows the out-of-memory killer: fewer loader processes, or a smaller batch",
         )
+
+
+class _Notes:
+    """What a loader process writes down where its trainer can read it, even if the process hangs."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _COUNT.size + _MOST_NAME_BYTES + 1)
+
+    @property
+    def num_finished(self) -> int:
+        """Jobs it has done."""
+        finished: int = _COUNT.unpack_from(self._memory)[0]
+        return finished
+
+    @num_finished.setter
+    def num_finished(self, number: int) -> None:
+        _COUNT.pack_into(self._memory, 0, number)
+
+    @property
+    def reading(self) -> str:
+        """The example it is at, if that has been named."""
+        return self._memory[_COUNT.size :].partition(b"\0")[0].decode(errors="replace")
+
+    @reading.setter
+    def reading(self, name: str) -> None:
+        text = name.encode(errors="backslashreplace")[-_MOST_NAME_BYTES:] + b"\0"
+        self._memory[_COUNT.size : _COUNT.size + len(text)] = text
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +263,15 @@ class _Failure:
             expected="a reader and augmentations that raise nothing but errors of Lockstep",
             mend="the traceback below shows where; num_processes=0 runs the same in the trainer, under a debugger",
         )
-        error.add_note(f"In {name}:\n{self.trace}")
+        error.add_note(Lines(f"In {name}:\n{self.trace}"))
         return error
 
 
 def _serve(
     pipe: Connection,
+    stacks: Connection,
     read: Callable[[Any], Any],
-    finished: mmap.mmap,
+    notes: _Notes,
     trainer_pid: int,
     prctl: Callable[[int, int], int],
 ) -> None:
@@ -189,18 +279,21 @@ def _serve(
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != trainer_pid:  # It died before its death could be seen.
         return
+    faulthandler.register(signal.SIGUSR2, file=stacks.fileno(), all_threads=False)
+    listen(partial(setattr, notes, "reading"))
     torch.set_num_threads(1)
     memories = SentMemories()
     for number in count(1):
         job, unused = pipe.recv()
         memories.use_again(unused)
+        notes.reading = ""
         try:
             with measured() as seconds:
                 result = read(job)
                 with stage("collate"):
                     parcel, descriptor = memories.packed(result)
             # Before the trainer can take it: what is taken must have been counted.
-            _COUNT.pack_into(finished, 0, number)
+            notes.num_finished = number
             try:
                 _send(pipe, (parcel, seconds))
                 if descriptor is not None:

@@ -14,6 +14,7 @@ from lockstep.data.order import Int64s
 from lockstep.data.rows import Due, Rows, RowsOf
 from lockstep.errors import DataError, LockstepError
 from lockstep.images.augment import turns
+from lockstep.now_reading import now_reading
 from lockstep.randomness import Draws
 from lockstep.readers.reader import draws_globally
 from lockstep.stages import stage
@@ -89,6 +90,10 @@ class Reading:
             return ReadRows(self.fields_of(rows), [])
         return _Attempts(self, self._leave).read(rows)
 
+    def names(self, due: Due) -> list[str]:
+        """The names of the examples of the batch that is due."""
+        return [self.reader.example_id(index) for index in self._rows_of(due).indices.tolist()]
+
     def fields_of(self, rows: Rows) -> Fields:
         """Some rows, read and augmented.
 
@@ -97,6 +102,7 @@ class Reading:
         """
         with stage("read"):
             fields = read_examples(self.reader, rows, self._seed)
+        now_reading("")
         if self._augment:
             draws = Draws(self._seed, rows.positions)
             with stage("augment"):

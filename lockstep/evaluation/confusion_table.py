@@ -33,8 +33,11 @@ def confusion_csv(counts: Tensor | Sequence[Sequence[int]], names: ClassNames = 
             mend="give what ConfusionMatrix.compute returns",
         )
     classes = [class_name(names, label) for label in range(len(rows))]
+    return "".join(map(_line, [[_CORNER, *classes], *([name, *row] for name, row in zip(classes, rows, strict=True))]))
+
+
+def _line(cells: Sequence[object]) -> str:
+    # csv quotes a cell for the line breaks that end its own lines, and no others: so both end them here.
     file = StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([_CORNER, *classes])
-    writer.writerows([name, *row] for name, row in zip(classes, rows, strict=True))
-    return file.getvalue()
+    csv.writer(file, lineterminator="\r\n").writerow(cells)
+    return file.getvalue().removesuffix("\r\n") + "\n"

@@ -24,6 +24,7 @@ from lockstep.parallel.entry import reference
 from lockstep.parallel.forkserver import ForkServer
 from lockstep.parallel.supervisor import STOPPED_EARLY, TICK_SECONDS, Outcome, Supervisor
 from lockstep.parallel.watch import Limits, cause
+from lockstep.screen import Lines
 from lockstep.workers.channel import Channel
 from lockstep.workers.signals import notices
 from lockstep.workers.terminal import outlive_terminal
@@ -102,7 +103,7 @@ def _conclude(outcome: Outcome, requeue: bool) -> int:
         return ABORTED
     if outcome.troubles:
         trouble = cause(outcome.troubles)
-        log.error("%s", trouble.text)
+        log.error("%s", Lines(trouble.text))
         return WRONG_INPUT if trouble.kind == "input" else FAILED
     if outcome.late:
         log.error("the workers took longer to stop than the time of grace, and were killed; the last checkpoint stands")
@@ -135,7 +136,7 @@ def _make_plan(server: ForkServer, task: Mapping[str, object], wishes: list[str]
         plan: Mapping[str, Any] = said["plan"]
         return plan
     if "failed" in said:
-        log.error("%s", said["failed"].rstrip())
+        log.error("%s", Lines(said["failed"].rstrip()))
     elif status < 0:
         log.error("the process that plans the run was killed by %s", signal.Signals(-status).name)
     return max(status, FAILED) if status else 0

@@ -15,6 +15,7 @@ from lockstep.errors import DataError, InputError
 from lockstep.images.decode import Decoding
 from lockstep.images.encoded import EncodedImage
 from lockstep.listing import few
+from lockstep.now_reading import now_reading
 from lockstep.readers.reader import Int64s
 
 _MOST_BYTES = 0x7FFF_F000  # what the system reads at once
@@ -127,6 +128,7 @@ def bytes_of(path: str) -> bytes:
         DataError: it cannot be read, is something else than a file, such as a pipe or a device, or larger than 2 GiB.
     """
     # Few calls of the system: `open` and `read` make eight. And none that waits for the other end of a pipe.
+    now_reading(path)
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         try:

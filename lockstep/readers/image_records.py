@@ -10,6 +10,7 @@ from typing import Any
 
 from lockstep.checks import wrong_type
 from lockstep.images.decode import AS_STORED, Decoding
+from lockstep.now_reading import now_reading
 from lockstep.readers.fingerprint import Fingerprint, named_parts
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.readers.schema import ParsedExample, Schema, check_decoding
@@ -81,5 +82,6 @@ class ImageRecords:
 
     def _example(self, index: int) -> ParsedExample:
         source = self._records.place(index)
+        now_reading(self.example_id(index))
         features = parse_example(self._records.read(index), source, self._features)
         return ParsedExample(features, source, self._decoding, partial(self._records.read, index))

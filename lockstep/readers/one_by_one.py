@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from lockstep.checks import wrong_type
+from lockstep.now_reading import now_reading
 from lockstep.readers.collate import Collation
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of
 from lockstep.readers.reader import NO_DECODER, Cost, Int64s, Reader
@@ -50,7 +51,7 @@ class OneByOne:
         Raises:
             DataError: one is neither a dict nor a pair, or does not fit the first one; it is named.
         """
-        return self._collation.batch_of([self._reader.read(index) for index in indices.tolist()], indices)
+        return self._collation.batch_of([self._read(index) for index in indices.tolist()], indices)
 
     def example_id(self, index: int) -> str:
         """Its name in the reader, or its index."""
@@ -60,6 +61,10 @@ class OneByOne:
     def fingerprint(self) -> Fingerprint:
         """That of the reader."""
         return fingerprint_of(self._reader, len(self))
+
+    def _read(self, index: int) -> Any:
+        now_reading(self.example_id(index))
+        return self._reader.read(index)
 
 
 def reader_of(reader: Reader | ExampleReader) -> Reader:

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from lockstep.checks import check_switch
 from lockstep.errors import InputError, LockstepError
+from lockstep.now_reading import now_reading
 from lockstep.readers.collate import Collation
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of_dataset, fingerprint_of_tensors
 
@@ -141,6 +142,7 @@ class TorchDataset:
         return fingerprint_of_dataset(self._dataset)
 
     def _item(self, index: int) -> Any:
+        now_reading(self.example_id(index))
         try:
             return self._dataset[index]
         except LockstepError:

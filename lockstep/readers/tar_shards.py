@@ -19,6 +19,7 @@ from lockstep.checks import wrong_type
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.images.encoded import EncodedImage
+from lockstep.now_reading import now_reading
 from lockstep.readers import image_folder
 from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts
 from lockstep.readers.reader import NO_DECODER, Cost, Int64s
@@ -125,6 +126,7 @@ class TarShards:
 
     def _value(self, kind: Kind, shard: _Shard, member: int) -> Any:
         source = f"{shard.path}: {shown(shard.index.name(member))}"
+        now_reading(source)
         size_bytes = int(shard.index.sizes[member])
         if kind in ("label", "json", "text") and size_bytes > _LARGEST_TEXT_BYTES:
             raise _unusable(source, f"{size_bytes} bytes", f"at most {_LARGEST_TEXT_BYTES} bytes")

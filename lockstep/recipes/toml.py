@@ -19,7 +19,9 @@ def to_toml(recipe: Recipe) -> str:
     Raises:
         RecipeError: it holds what a recipe cannot say, such as a schedule of one's own.
     """
-    return tomli_w.dumps(write(Recipe, recipe, Place(f"recipe {recipe.name}")))
+    text = tomli_w.dumps(write(Recipe, recipe, Place(f"recipe {recipe.name}")))
+    # TOML leaves some characters as they are that a terminal would obey; escaped, they are the same.
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else f"\\U{ord(sign):08x}" for sign in text)
 
 
 def from_toml(text: str, source: str) -> Recipe:

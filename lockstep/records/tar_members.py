@@ -27,6 +27,7 @@ from lockstep.records.tar_headers import (
     read_header,
     read_pax,
 )
+from lockstep.screen import one_line
 
 _EXTENSIONS = LONG_NAME + LONG_LINK + PAX + PAX_OF_SUN + PAX_OF_ALL
 _LONGEST_EXTENSION_BYTES = 1 << 20
@@ -86,10 +87,7 @@ def members_of(file: BinaryIO, path: Path, size_bytes: int) -> Iterator[Member]:
 
 def shown(name: bytes) -> str:
     """A name as people read it, on one line: what is not UTF-8 in it, or no character to be seen, escaped."""
-    text = name.decode(errors="backslashreplace")
-    if text.isprintable():
-        return text
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+    return one_line(name.decode(errors="backslashreplace"))
 
 
 class _Walk:

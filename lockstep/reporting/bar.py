@@ -9,6 +9,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lockstep.screen import one_line
+
 _CLEAR_BELOW = "\r\x1b[J"
 
 
@@ -48,9 +50,9 @@ def _head(place: str, fraction: float | None, left: str) -> RenderableType:
     row.add_column(no_wrap=True)
     row.add_column(ratio=1)
     row.add_column(no_wrap=True)
-    row.add_row(place, ProgressBar(total=1.0, completed=fraction), f"{100 * fraction:.0f} % {left}".rstrip())
+    row.add_row(_line(place), ProgressBar(total=1.0, completed=fraction), f"{100 * fraction:.0f} % {left}".rstrip())
     return row
 
 
 def _line(text: str) -> Text:
-    return Text(text, no_wrap=True, overflow="ellipsis")
+    return Text(one_line(text), no_wrap=True, overflow="ellipsis")

@@ -7,6 +7,8 @@ import os
 import sys
 from typing import TextIO
 
+from lockstep.screen import Lines
+
 
 class LineFormatter(logging.Formatter):
     """The message alone; what is more than information says so, and every line carries the name of its worker."""
@@ -18,7 +20,7 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One record as text: `[worker 1] warning: ...`; a traceback follows on lines of its own."""
         kind = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        return "\n".join(self._prefix + line for line in (kind + super().format(record)).splitlines())
+        return "\n".join(self._prefix + line for line in Lines(kind + super().format(record)).split("\n"))
 
 
 class LineHandler(logging.Handler):

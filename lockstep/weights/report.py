@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lockstep.screen import one_line
+
 _NAMED_AT_MOST = 4
 
 
@@ -98,7 +100,8 @@ class Report:
             "ignored": _by_reason(self.ignored),
         }
         counts = self._counts()
-        return "\n".join([head, *(f"  {name:10} {counts[name]:6,}  {text}".rstrip() for name, text in lines.items())])
+        rows = (f"  {name:10} {counts[name]:6,}  {text}".rstrip() for name, text in lines.items())
+        return "\n".join(map(one_line, [head, *rows]))
 
     def _counts(self) -> dict[str, int]:
         fields = ("loaded", "missing", "mismatched", "skipped", "unexpected", "ignored")

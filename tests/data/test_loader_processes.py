@@ -127,6 +127,7 @@ def test_the_callers_random_numbers_are_not_used() -> None:
 
 @pytest.mark.parametrize("end", ["closed", "forgotten"])
 def test_an_ended_stream_leaves_no_process_no_file_and_no_memory(end: str) -> None:
+    gc.collect()  # what other tests have left open
     before = open_files()
     stream = batches(Coded())
     batch = next(stream)

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lockstep.errors import InputError
 from lockstep.evaluation.confusion_table import confusion_csv
@@ -24,6 +26,12 @@ def test_names_are_quoted_and_classes_without_one_are_numbers(names: Any) -> Non
     rows = list(csv.reader(StringIO(confusion_csv(COUNTS, names))))
     assert rows[0] == ["is / predicted", "background", 'hook, "line"', "2"]
     assert [row[0] for row in rows] == rows[0]
+
+
+@given(st.text(st.characters(), min_size=1))
+def test_any_name_stays_in_its_cell(name: str) -> None:
+    rows = list(csv.reader(StringIO(confusion_csv([[1, 0], [2, 3]], [name, "b"]), newline="")))
+    assert rows == [["is / predicted", name, "b"], [name, "1", "0"], ["b", "2", "3"]]
 
 
 @pytest.mark.parametrize("counts", [[[1, 2]], [[1, 2], [3]], torch.zeros(2, 3), torch.zeros(2)])

@@ -17,7 +17,7 @@ import pytest
 SCRIPT = Path(__file__).parent / "resume_run.py"
 STEPS = 120
 KILLS = 10
-"""Of one chain of starts, each after its workers have made steps: what is killed while torch is imported proves little."""
+"""Of one chain of starts, each after the workers have made steps: a kill while torch is imported proves little."""
 TIMEOUT_SECONDS = 60
 
 

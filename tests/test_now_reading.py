@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import io
+import tarfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_images import image_folder, image_shards, photo
+
+from lockstep.now_reading import listen, now_reading
+from lockstep.readers.image_folder import ImageFolder
+from lockstep.readers.image_records import ImageRecords
+from lockstep.readers.imagenet_schema import ImageNetSchema
+from lockstep.readers.one_by_one import OneByOne
+from lockstep.readers.reader import TorchDataset
+from lockstep.readers.tar_shards import TarShards
+
+
+class Examples:
+    def __len__(self) -> int:
+        return 4
+
+    def read(self, index: int) -> dict[str, Any]:
+        return {"x": torch.zeros(1)}
+
+    __getitem__ = read
+
+    def example_id(self, index: int) -> str:
+        return f"example {index}"
+
+
+def folder(path: Path) -> tuple[Any, list[str]]:
+    images = image_folder(path)
+    return ImageFolder(images), [f"{images}/green/0.jpg", f"{images}/blue/0.jpg"]
+
+
+def records(path: Path) -> tuple[Any, list[str]]:
+    reader = ImageRecords(image_shards(path, "train", [1, 2, 3, 1]), ImageNetSchema())
+    return reader, [reader.example_id(2), reader.example_id(0)]
+
+
+def archive(path: Path) -> tuple[Any, list[str]]:
+    with tarfile.open(path / "a.tar", "w") as tar:
+        for number in range(3):
+            member = tarfile.TarInfo(f"{number}.jpg")
+            member.size = len(photo(0, number))
+            tar.addfile(member, io.BytesIO(photo(0, number)))
+    reader = TarShards(str(path / "a.tar"), {"image": "jpg"})
+    return reader, [f"{path}/a.tar: 2.jpg", f"{path}/a.tar: 0.jpg"]
+
+
+def single(path: Path) -> tuple[Any, list[str]]:
+    return OneByOne(Examples()), ["example 2", "example 0"]
+
+
+def dataset(path: Path) -> tuple[Any, list[str]]:
+    return TorchDataset(Examples()), ["2", "0"]  # type: ignore[arg-type]
+
+
+def told_by(read: Callable[[], object]) -> list[str]:
+    """What a thread that reads tells."""
+    names: list[str] = []
+
+    def run() -> None:
+        listen(names.append)
+        read()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return names
+
+
+@pytest.mark.parametrize("make", [folder, records, archive, single, dataset])
+def test_readers_name_each_example_that_they_begin(make: Callable[[Path], Any], tmp_path: Path) -> None:
+    reader, expected = make(tmp_path)
+    assert told_by(lambda: reader.read_batch(np.array([2, 0]))) == expected
+
+
+def test_only_the_thread_that_listens_is_told() -> None:
+    now_reading("nobody")
+    assert told_by(lambda: now_reading("a")) == ["a"]
+    now_reading("nobody")
