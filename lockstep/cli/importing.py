@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         for part in encoded(tensors):
             file.write(part)
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    sys.stdout.write(f"{planned.report}\n{path}: {len(tensors):,} tensors, {size(num_bytes)}\n")
+    sys.stdout.write(f"{planned.report.after(tensors)}\n{path}: {len(tensors):,} tensors, {size(num_bytes)}\n")
     return 0
 
 
