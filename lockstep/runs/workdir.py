@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from lockstep.listing import few
 from lockstep.recipes.differences import differences
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import load, to_toml
-from lockstep.reporting.append import AppendOnly
+from lockstep.reporting.append import append_line, folder_gone
 from lockstep.runs.result import Result
 from lockstep.training.choices import Choices
 from lockstep.weights.report import Report
@@ -148,8 +148,7 @@ class Workdir:
         Raises:
             WorkdirError: the history tells of steps that no checkpoint holds.
         """
-        path = self.path / HISTORY
-        steps = [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+        steps = [event["step"] for event in self.history()]
         if any(steps):
             raise WorkdirError(
                 f"The run in {self.path} has been at step {max(steps)}, and its checkpoints are gone.",
@@ -201,8 +200,18 @@ class Workdir:
     def note(self, event: str, **facts: Any) -> None:
         """Add a line to the run's history."""
         line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **facts})
-        with closing(AppendOnly(self.path / HISTORY)) as file:
-            file.write(line.encode() + b"\n")
+        append_line(self.path / HISTORY, line)
+
+    def history(self) -> list[dict[str, Any]]:
+        """The events of the run so far, in their order; a last line that is torn counts for none.
+
+        Raises:
+            WorkdirError: the file cannot be read, or another line of it is none that `note` writes.
+        """
+        path = self.path / HISTORY
+        with self._accessed():
+            lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        return [_event(line, path, number) for number, line in enumerate(lines, start=1)]
 
     def write(self, name: str, text: str) -> None:
         """Have a file of this text in the folder, as a whole or as it was.
@@ -219,12 +228,29 @@ class Workdir:
         try:
             yield
         except OSError as error:
+            if self._lease and not self.path.exists():
+                raise folder_gone(self.path) from error
             raise WorkdirError(
                 f"The workdir {self.path} cannot be used: {error.strerror}.",
                 given=f"{error.filename or self.path} ({error.strerror})",
                 expected="a folder that can be read and written, on a disk with space left",
                 mend="make space, or name a --workdir that can be written; what was written before is intact",
             ) from error
+
+
+def _event(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        event = None
+    if not isinstance(event, dict) or not isinstance(event.get("step"), int):
+        raise WorkdirError(
+            f"{path}, line {number} is not an event of a run.",
+            given=line[:80].decode(errors="replace"),
+            expected='a JSON object with "time", "event" and "step"',
+            mend=f"take this line out of {path.name}, or move the file away: no step is trained from it",
+        )
+    return event
 
 
 def _is_partial(path: Path) -> bool:
