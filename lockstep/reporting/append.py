@@ -85,19 +85,20 @@ def append_line(path: Path, line: str) -> None:
         sync_folder(path.parent)
 
 
-def folder_gone(folder: Path) -> WorkdirError:
-    """The error for a folder that is no longer there, while a run writes to it."""
+def no_folder(folder: Path) -> WorkdirError:
+    """The error for a folder that is not there, or no longer, where a run writes to it."""
     return WorkdirError(
-        f"{folder} is gone: it was deleted, moved or unmounted while the run was writing to it.",
+        f"The folder {folder} is not there.",
         given=f"no folder {folder}",
-        expected="the folder in which the run began, with its checkpoints",
-        mend="put it back, and the same command goes on from the last checkpoint in it; what is not put back is lost",
+        expected="a folder that stays as long as a run writes to it",
+        mend="if it was deleted or moved while the run went on, put it back: the same command goes on from the last "
+        "checkpoint in it, and what is not put back is lost",
     )
 
 
 def _refused(path: Path, error: OSError) -> WorkdirError:
     if error.errno == errno.ENOENT and not path.parent.exists():
-        return folder_gone(path.parent)
+        return no_folder(path.parent)
     return WorkdirError(
         f"{path} cannot be written: {error.strerror}.",
         given=f"{path} ({error.strerror})",

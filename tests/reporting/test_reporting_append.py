@@ -62,11 +62,11 @@ def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(WorkdirError) as error:
         AppendOnly(folder / "file")
     assert str(error.value) == (
-        f"{folder} is gone: it was deleted, moved or unmounted while the run was writing to it.\n"
+        f"The folder {folder} is not there.\n"
         f"  given:    no folder {folder}\n"
-        "  expected: the folder in which the run began, with its checkpoints\n"
-        "  mend:     put it back, and the same command goes on from the last checkpoint in it; "
-        "what is not put back is lost"
+        "  expected: a folder that stays as long as a run writes to it\n"
+        "  mend:     if it was deleted or moved while the run went on, put it back: "
+        "the same command goes on from the last checkpoint in it, and what is not put back is lost"
     )
 
 

@@ -136,9 +136,7 @@ def test_a_folder_that_is_gone_is_a_plain_error(tmp_path: Path) -> None:
         with pytest.raises(WorkdirError) as written:
             workdir.write("result.json", "{}")
     for caught in (checked, noted, written):
-        assert caught.value.what == (
-            f"{workdir.path} is gone: it was deleted, moved or unmounted while the run was writing to it."
-        )
+        assert caught.value.what == f"The folder {workdir.path} is not there."
         assert "what is not put back is lost" in caught.value.mend
     assert not workdir.path.exists()
 
@@ -198,7 +196,8 @@ def test_a_torn_last_line_of_the_history_counts_for_none(workdir: Workdir, torn:
         file.write(torn)
     workdir.check_unstarted()
     workdir.note("resume", step=4)
-    assert [(event["event"], event["step"]) for event in workdir.history()] == [("start", 0), ("resume", 4)]
+    lines = (workdir.path / "history.jsonl").read_text().splitlines()
+    assert [(event["event"], event["step"]) for event in map(json.loads, lines)] == [("start", 0), ("resume", 4)]
     with pytest.raises(WorkdirError, match=r"has been at step 4, and its checkpoints are gone"):
         workdir.check_unstarted()
 
@@ -212,8 +211,15 @@ def test_another_line_of_the_history_that_cannot_be_read_is_named(workdir: Workd
     with pytest.raises(WorkdirError) as caught:
         workdir.check_unstarted()
     assert str(caught.value) == (
-        f"{workdir.path / 'history.jsonl'}, line 2 is not an event of a run.\n"
+        f"{workdir.path / 'history.jsonl'}, line 2 is none that was written here.\n"
         f"  given:    {line[:80]}\n"
-        '  expected: a JSON object with "time", "event" and "step"\n'
-        "  mend:     take this line out of history.jsonl, or move the file away: no step is trained from it"
+        '  expected: a JSON object with a "step"\n'
+        "  mend:     take this line out of history.jsonl, or move the file away: nothing is trained from it"
     )
+
+
+def test_what_was_noted_last_of_a_place_counts(workdir: Workdir) -> None:
+    assert workdir.metrics_lines(3, 24) is None
+    for step, position, count in [(3, 24, 9), (3, 32, 8), (3, 24, 7), (4, 40, 6)]:
+        workdir.note_save(step, position, count)
+    assert (workdir.metrics_lines(3, 24), workdir.metrics_lines(3, 32), workdir.metrics_lines(4, 24)) == (7, 8, None)
