@@ -14,8 +14,8 @@ from lockstep.cli.target_file import check_target, target_file
 from lockstep.records.shards import check_local
 from lockstep.screen import write_lines
 from lockstep.training.run_weights import open_weights
+from lockstep.weights.averages import variables_of
 from lockstep.weights.layouts import CONVOLUTION, CONVOLUTION_1D, CONVOLUTION_3D, DENSE, DEPTHWISE, Layout
-from lockstep.weights.name_maps import AVERAGE, bookkeeping
 from lockstep.weights.names import Place, renamed
 from lockstep.weights.plan import plan
 from lockstep.weights.source import TensorInfo, WeightSource
@@ -41,19 +41,17 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         for part in encoded(tensors):
             file.write(part)
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    write_lines([*str(planned.report).splitlines(), f"{path}: {len(tensors):,} tensors, {size(num_bytes)}"])
+    report = str(planned.report.after(tensors))
+    write_lines([*report.splitlines(), f"{path}: {len(tensors):,} tensors, {size(num_bytes)}"])
     return 0
 
 
 def targets(source: WeightSource, mapping: WarmStart) -> dict[str, Target]:
     """What a model would have that takes all weights of a file: their names by the map, and torch's shapes."""
-    own = bookkeeping(source.tensors)
+    tensors, _ = variables_of(source, prefer_average=mapping.prefer_average)
+    infos = {variable: source.tensors[tensor] for variable, tensor in tensors.items()}
     variables = {
-        name.removesuffix(AVERAGE): info
-        for name, info in source.tensors.items()
-        if name not in own
-        and (mapping.prefer_average or not name.endswith(AVERAGE))
-        and isinstance(getattr(torch, info.dtype, None), torch.dtype)
+        name: info for name, info in infos.items() if isinstance(getattr(torch, info.dtype, None), torch.dtype)
     }
     places, _ = renamed({name: [Place(name)] for name in variables}, mapping.resolved_map.renames)
     by_system = mapping.resolved_map.system == "tensorflow"

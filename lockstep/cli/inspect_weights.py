@@ -19,6 +19,7 @@ from lockstep.cli.converting import size
 from lockstep.errors import CheckpointError
 from lockstep.norms import norms_of
 from lockstep.training.run_weights import RunWeights
+from lockstep.weights.file_errors import MissingFileError
 from lockstep.weights.source import TensorInfo, WeightSource
 
 _GLOBAL_STEP = re.compile(r"(^|/)global_step$")
@@ -36,6 +37,8 @@ class Inspected:
     """The 2-norm of its values, where it was asked for and they are numbers."""
     problem: str
     """Why it cannot be read; "" if it can."""
+    is_missing: bool = False
+    """The file that it should be in is not there."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def _inspected(source: WeightSource, name: str, *, norms: bool) -> Inspected:
     try:
         tensor = source.read(name)
     except CheckpointError as error:
-        return Inspected(name, info, None, in_words(error))
+        return Inspected(name, info, None, in_words(error), is_missing=isinstance(error, MissingFileError))
     return Inspected(name, info, norms_of([plain(tensor)])[0] if norms else None, "")
 
 
@@ -126,9 +129,10 @@ def table(tensors: list[Inspected]) -> Iterator[str]:
 
 
 def _row(tensor: Inspected) -> tuple[str, str, str, str, str]:
-    norm = "" if tensor.norm is None else f"norm {tensor.norm:.6g}"
-    info = tensor.info
-    return tensor.name, str(info.shape), info.dtype, size(info.num_bytes), "damaged" if tensor.problem else norm
+    state = "" if tensor.norm is None else f"norm {tensor.norm:.6g}"
+    if tensor.problem and not tensor.is_missing:
+        state = "damaged"
+    return tensor.name, str(tensor.info.shape), tensor.info.dtype, size(tensor.info.num_bytes), state
 
 
 def totals(tensors: list[Inspected]) -> str:

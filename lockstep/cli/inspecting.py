@@ -92,7 +92,8 @@ def _in_words(
     for checkpoint in checkpoints:
         state = "damaged" if checkpoint.problems else "intact"
         lines.append(f"checkpoint of step {checkpoint.step}: {size(checkpoint.num_bytes)}, {state}")
-    return [*lines, *_problems(problems)]
+    missing = dict.fromkeys(tensor.problem for tensor in tensors if tensor.is_missing)
+    return [*lines, *missing, *_problems([problem for problem in problems if problem not in missing])]
 
 
 def _as_json(

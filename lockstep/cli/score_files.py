@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from lockstep.cli.target_file import target_file
 from lockstep.durable import make_folder
 from lockstep.errors import WorkdirError
 from lockstep.evaluation.evaluate import Evaluation
-from lockstep.reporting.append import AppendOnly
+from lockstep.reporting.append import append_line
 from lockstep.reporting.events import EventFile
 from lockstep.reporting.jsonl import without_nonfinite
 from lockstep.reporting.summary_values import scalars
@@ -62,8 +62,8 @@ class ScoreFiles:
         """Add the scores of an evaluation."""
         line = json.dumps(facts(result, split))
         list_path, folder = self._workdir / EVALUATIONS, self._workdir / SUMMARIES / f"{split}-{result.weights}"
-        with _said_where_refused(list_path), closing(AppendOnly(list_path)) as file:
-            file.write(line.encode() + b"\n")
+        with _said_where_refused(list_path):
+            append_line(list_path, line)
         with _said_where_refused(folder):
             ours = {f"evaluation/{split}/{name}": mean for name, mean in result.means.items()}
             self._opened(folder).write(scalars({**reference_names(result.means), **ours}), result.step)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from contextlib import closing
 from pathlib import Path
 
+from lockstep.durable import sync_folder
 from lockstep.errors import WorkdirError
 
 
@@ -33,6 +35,16 @@ class AppendOnly:
         self._size = size
         self.flush()
 
+    def cut_torn_line(self) -> None:
+        """Drop what comes after the last end of a line."""
+        try:
+            content = self.path.read_bytes()
+        except OSError as error:
+            raise _refused(self.path, error) from error
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            self.cut(whole)
+
     def write(self, piece: bytes) -> None:
         """Append a piece; a disk that takes only a part of it keeps none of it."""
         try:
@@ -56,7 +68,37 @@ class AppendOnly:
         self._file.close()
 
 
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file of lines, made if need be; the line is on the disk when this returns.
+
+    What a loss of power has left of a line at the end of the file goes first: the new one would be glued to it.
+
+    Raises:
+        WorkdirError: the disk refuses.
+    """
+    is_new = not path.exists()
+    with closing(AppendOnly(path)) as file:
+        file.cut_torn_line()
+        file.write(line.encode() + b"\n")
+        file.flush()
+    if is_new:
+        sync_folder(path.parent)
+
+
+def no_folder(folder: Path) -> WorkdirError:
+    """The error for a folder that is not there, or no longer, where a run writes to it."""
+    return WorkdirError(
+        f"The folder {folder} is not there.",
+        given=f"no folder {folder}",
+        expected="a folder that stays as long as a run writes to it",
+        mend="if it was deleted or moved while the run went on, put it back: the same command goes on from the last "
+        "checkpoint in it, and what is not put back is lost",
+    )
+
+
 def _refused(path: Path, error: OSError) -> WorkdirError:
+    if error.errno == errno.ENOENT and not path.parent.exists():
+        return no_folder(path.parent)
     return WorkdirError(
         f"{path} cannot be written: {error.strerror}.",
         given=f"{path} ({error.strerror})",

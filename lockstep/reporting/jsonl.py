@@ -33,7 +33,7 @@ class MetricsFile:
     def __init__(self, path: Path, *, from_position: int) -> None:
         self._file = AppendOnly(path)
         try:
-            size, self._evaluated, self._evaluations = _kept(path, from_position)
+            size, self._num_lines, self._evaluated, self._evaluations = _kept(path, from_position)
             self._file.cut(size)
         except BaseException:
             self._file.close()
@@ -74,6 +74,11 @@ class MetricsFile:
         """The step and the scores of each evaluation of that name that stands there, in their order."""
         return [(step, scores) for step, other, scores in self._evaluations if other == name]
 
+    @property
+    def num_lines(self) -> int:
+        """How many lines the file has."""
+        return self._num_lines
+
     def flush(self) -> None:
         """Have every line on the disk; to be called before a checkpoint that counts on them."""
         self._file.flush()
@@ -88,6 +93,7 @@ class MetricsFile:
         except ValueError:
             line = json.dumps(without_nonfinite(facts), allow_nan=False)
         self._file.write(line.encode() + b"\n")
+        self._num_lines += 1
 
 
 def without_nonfinite(value: Any) -> Any:
@@ -101,23 +107,23 @@ _Evaluations = list[tuple[int, str, Mapping[str, float]]]
 """Step, name and scores of each."""
 
 
-def _kept(path: Path, from_position: int) -> tuple[int, set[tuple[int, str]], _Evaluations]:
-    """Size of the part up to a position, in bytes; its evaluations after the last attempt, as (step, name), and all."""
-    size, evaluated, is_kept = 0, set[tuple[int, str]](), True
+def _kept(path: Path, from_position: int) -> tuple[int, int, set[tuple[int, str]], _Evaluations]:
+    """Bytes and lines up to a position; the evaluations in them after the last attempt, as (step, name), and all."""
+    size, num_lines, evaluated, is_kept = 0, 0, set[tuple[int, str]](), True
     evaluations: _Evaluations = []
     for end, facts in _lines(path):
         position = facts.get("position")
         is_kept = is_kept and (position is None or position <= from_position)
         if not is_kept:
             continue
-        size = end
+        size, num_lines = end, num_lines + 1
         if position is None:
             evaluated.add((facts["step"], facts["evaluation"]))
             scores = {score: float(value) for score, value in facts["scores"].items()}
             evaluations.append((facts["step"], facts["evaluation"], scores))
         else:
             evaluated.clear()
-    return size, evaluated, evaluations
+    return size, num_lines, evaluated, evaluations
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -88,7 +88,7 @@ class Leg:
         with ExitStack() as stack:
             self._records = self._open_records(stack)
             self.validation = self._validation()
-            self._mark(event, **facts)
+            self._mark(event, **facts, **self._lost_lines())
             if self._recipe.stages and self._worker.is_chief:
                 log.info("%s", self._course.in_words())
             if self._files:
@@ -191,6 +191,7 @@ class Leg:
             self._files.workdir.check_held()
             if self._records:
                 self._records.flush()
+                self._files.workdir.note_save(self._state.step, self._loader.position, self._records.num_lines)
             self._files.saver.save(self._state, self._loader, scores=self.validation.scores)
             if self._records:
                 self._records.mark("save", self._state.step)
@@ -205,6 +206,25 @@ class Leg:
         if watch.images:
             records.show_images(self._loader, watch.images, step)
         return records
+
+    def _lost_lines(self) -> dict[str, int]:
+        """Warn of lines that metrics.jsonl had when the checkpoint was saved, and has no more; for the history."""
+        if not (self._files and self._records):
+            return {}
+        found, saved = (
+            self._records.num_lines,
+            self._files.workdir.metrics_lines(self._start.step, self._start.position),
+        )
+        if saved is None or found >= saved:
+            return {}
+        log.warning(
+            "metrics.jsonl has %d of the %d lines that it had at step %d; the run goes on without the others%s",
+            found,
+            saved,
+            self._start.step,
+            ", and evaluate.patience counts no evaluation among them" if self._recipe.evaluate.patience else "",
+        )
+        return {"lost_metrics_lines": saved - found}
 
     def _mark(self, event: str, **facts: object) -> None:
         if self._files and self._records:

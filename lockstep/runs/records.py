@@ -93,6 +93,11 @@ class Records:
         """The step and the scores of each evaluation of that name so far."""
         return self._metrics.evaluations(name)
 
+    @property
+    def num_lines(self) -> int:
+        """How many lines metrics.jsonl has."""
+        return self._metrics.num_lines
+
     def flush(self) -> None:
         """Have everything on the disk: a checkpoint is about to stand for it."""
         self._metrics.flush()

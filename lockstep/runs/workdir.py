@@ -4,6 +4,7 @@ recipe.toml           the complete recipe, as it runs now
 choices.json          threads, kernels, versions: what can change bits
 history.jsonl         each start, with the step it started from and what had changed
 checkpoints/          one folder a checkpoint
+saves.jsonl           each checkpoint, with how many lines metrics.jsonl had
 metrics.jsonl         losses, learning rate, evaluations
 summaries/            the same for TensorBoard
 evaluations.jsonl     scores of its checkpoints, a line for each `lockstep evaluate`; no times
@@ -19,7 +20,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,12 @@ from lockstep.listing import few
 from lockstep.recipes.differences import differences
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import load, to_toml
-from lockstep.reporting.append import AppendOnly
+from lockstep.reporting.append import append_line, no_folder
 from lockstep.runs.result import Result
 from lockstep.training.choices import Choices
 from lockstep.weights.report import Report
 
-RECIPE, CHOICES, HISTORY = "recipe.toml", "choices.json", "history.jsonl"
+RECIPE, CHOICES, HISTORY, SAVES = "recipe.toml", "choices.json", "history.jsonl", "saves.jsonl"
 QUARANTINE, RESULT, WARM_START = "quarantine.jsonl", "result.json", "warm_start.json"
 
 
@@ -148,8 +149,7 @@ class Workdir:
         Raises:
             WorkdirError: the history tells of steps that no checkpoint holds.
         """
-        path = self.path / HISTORY
-        steps = [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+        steps = [event["step"] for event in self._noted(HISTORY)]
         if any(steps):
             raise WorkdirError(
                 f"The run in {self.path} has been at step {max(steps)}, and its checkpoints are gone.",
@@ -201,8 +201,31 @@ class Workdir:
     def note(self, event: str, **facts: Any) -> None:
         """Add a line to the run's history."""
         line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": event, **facts})
-        with closing(AppendOnly(self.path / HISTORY)) as file:
-            file.write(line.encode() + b"\n")
+        append_line(self.path / HISTORY, line)
+
+    def note_save(self, step: int, position: int, metrics_lines: int) -> None:
+        """Write down how many lines metrics.jsonl has as a checkpoint is about to be saved."""
+        append_line(self.path / SAVES, json.dumps({"step": step, "position": position, "metrics_lines": metrics_lines}))
+
+    def metrics_lines(self, step: int, position: int) -> int | None:
+        """How many lines metrics.jsonl had as a checkpoint was last saved there; None where that was not noted.
+
+        Raises:
+            WorkdirError: what was noted cannot be read.
+        """
+        saves = [save for save in self._noted(SAVES) if (save["step"], save.get("position")) == (step, position)]
+        return saves[-1].get("metrics_lines") if saves else None
+
+    def _noted(self, name: str) -> list[dict[str, Any]]:
+        """The lines of a file, which each tell of a step; a last one that is torn counts for none.
+
+        Raises:
+            WorkdirError: the file cannot be read, or another line of it is none that was written here.
+        """
+        path = self.path / name
+        with self._accessed():
+            lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        return [_facts(line, path, number) for number, line in enumerate(lines, start=1)]
 
     def write(self, name: str, text: str) -> None:
         """Have a file of this text in the folder, as a whole or as it was.
@@ -219,12 +242,29 @@ class Workdir:
         try:
             yield
         except OSError as error:
+            if self._lease and not self.path.exists():
+                raise no_folder(self.path) from error
             raise WorkdirError(
                 f"The workdir {self.path} cannot be used: {error.strerror}.",
                 given=f"{error.filename or self.path} ({error.strerror})",
                 expected="a folder that can be read and written, on a disk with space left",
                 mend="make space, or name a --workdir that can be written; what was written before is intact",
             ) from error
+
+
+def _facts(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        facts = json.loads(line)
+    except (ValueError, RecursionError):
+        facts = None
+    if not isinstance(facts, dict) or not isinstance(facts.get("step"), int):
+        raise WorkdirError(
+            f"{path}, line {number} is none that was written here.",
+            given=line[:80].decode(errors="replace"),
+            expected='a JSON object with a "step"',
+            mend=f"take this line out of {path.name}, or move the file away: nothing is trained from it",
+        )
+    return facts
 
 
 def _is_partial(path: Path) -> bool:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.errors import CheckpointError
+from lockstep.listing import few
 
 # Of both of its formats, as TensorFlow has had them from the start.
 _VERSION = 1
+
+
+class MissingFileError(CheckpointError):
+    """One of the files of a checkpoint is not there."""
 
 
 def check_version(least: int, path: Path) -> None:
@@ -48,6 +54,21 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
         expected="a file of the checkpoint",
         mend="copy all files of the checkpoint, and see that they may be read",
     )
+
+
+def check_whole(checkpoint: Path, files: Sequence[Path], count: int) -> None:
+    """Refuse a checkpoint of `count` files of which some of these are not there.
+
+    Raises:
+        MissingFileError: naming them.
+    """
+    if missing := [file.name for file in files if not file.exists()]:
+        raise MissingFileError(
+            f"The checkpoint {checkpoint} is not whole.",
+            given=f"no file {few(missing)}",
+            expected=f"all of its {count} files of values" if count > 1 else "its file of values",
+            mend="copy what is missing from where the checkpoint was written",
+        )
 
 
 def no_tensor(name: str, path: Path, count: int) -> CheckpointError:

@@ -3,39 +3,42 @@
 from __future__ import annotations
 
 import math
+import re
 
 import torch
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
-from lockstep.weights.layouts import Layout, Shape, fitting
-from lockstep.weights.name_maps import AVERAGE
-from lockstep.weights.names import Place
+from lockstep.weights.layouts import DENSE, Layout, Shape, fitting, of_flattened
+from lockstep.weights.pairs import Pair
 from lockstep.weights.report import Loaded, Mismatch
 from lockstep.weights.source import TensorInfo, WeightSource
-from lockstep.weights.warm_start import Target, WarmStart
+from lockstep.weights.warm_start import Flattening, Target, WarmStart
 
 
-def fit(place: Place, source: str, info: TensorInfo, target: Target, mapping: WarmStart) -> Loaded | Mismatch:
-    """How the tensor `source` becomes the parameter at `place`, or why it cannot."""
+def fit(pair: Pair, info: TensorInfo, target: Target, mapping: WarmStart) -> Loaded | Mismatch:
+    """How a tensor of a file becomes the parameter of the pair, or why it cannot."""
     system = mapping.system or mapping.resolved_map.system
-    layout = place.layout or (None if target.role == "table" else fitting(system, info.shape, target.shape))
+    layout = pair.place.layout or (None if target.role == "table" else fitting(system, info.shape, target.shape))
     shape = layout.shape(info.shape) if layout else info.shape
     reshaped = shape != target.shape
     if not converts(info.dtype, target.dtype):
-        return Mismatch(place.name, source, f"{info.dtype} in the file, {target.dtype} in the model")
+        return Mismatch(pair.target, pair.tensor, f"{info.dtype} in the file, {target.dtype} in the model")
     if layout is None and system == "tensorflow" and target.role == "kernel":
-        return Mismatch(place.name, source, _no_kernel(info.shape, target.shape))
+        return Mismatch(pair.target, pair.tensor, _no_kernel(info.shape, target.shape))
+    if layout is DENSE and not pair.place.layout and target.flattening:
+        name = pair.place.name.removeprefix(mapping.add_prefix)  # a rename comes before it
+        return Mismatch(pair.target, pair.tensor, _flattened(name, target.flattening))
     if shape is None or (reshaped and not (mapping.reshape and math.prod(shape) == math.prod(target.shape))):
-        return Mismatch(place.name, source, _other_shape(info.shape, layout, target.shape))
+        return Mismatch(pair.target, pair.tensor, _other_shape(info.shape, layout, target.shape))
     return Loaded(
-        target=place.name,
-        source=source,
+        target=pair.target,
+        source=pair.tensor,
         shape=info.shape,
         layout=layout.pattern if layout else None,
         reshaped=reshaped,
         converted=f"{info.dtype} -> {target.dtype}" if info.dtype != target.dtype else None,
-        averaged=source.endswith(AVERAGE),
+        averaged=pair.is_average,
     )
 
 
@@ -115,6 +118,17 @@ def _no_kernel(given: Shape, wanted: Shape) -> str:
     return (
         f"shape {given} in the file, {wanted} in the model, a kernel, which no layout of TensorFlow's becomes; "
         "a Rename can name its layout"
+    )
+
+
+def _flattened(name: str, flattening: Flattening) -> str:
+    """Why a matrix of TensorFlow's may be in another order than its shape tells, and how to say in which it is."""
+    pattern = of_flattened(flattening.num_places, flattening.num_dimensions)
+    rename = f"Rename({'^' + re.escape(name) + '$'!r}, {name!r}, Layout({pattern!r}))"
+    return (
+        f"its layer seems to take {flattening.num_channels} channels of {flattening.num_places} places, flattened, "
+        f"whose channels come last in TensorFlow and first in torch: give rename=({rename},), "
+        f"or the same with Layout({DENSE.pattern!r}) if it is right as it is"
     )
 
 

@@ -231,11 +231,11 @@ def named(name: str) -> NameMap:
 
 
 def map_that_knows(variables: Iterable[str], wanted: Collection[str]) -> str | None:
-    """The shipped map that finds the most of the wanted names among these variables, if it finds at least half."""
+    """The shipped map by which the most of these variables get wanted names, if that is at least half of the wanted."""
 
     def found(name_map: NameMap) -> int:
         places, _ = renamed({name: [Place(name)] for name in variables}, name_map.renames)
-        return len({place.name for each in places.values() for place in each}.intersection(wanted))
+        return len({place.name for name, each in places.items() for place in each if place.name != name} & {*wanted})
 
     counts = {name: found(SHIPPED[name]) for name in SHIPPED}
     best = max(counts, key=lambda name: counts[name])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -130,3 +131,31 @@ def matched(field: str, patterns: Patterns, names: Iterable[str], *, from_start:
     if from_start:
         patterns = [rf"\A(?:{pattern})" for pattern in ([patterns] if isinstance(patterns, str) else patterns)]
     return set(selected(field, patterns, names))
+
+
+def aligned(names: Collection[str], wanted: Collection[str]) -> tuple[str, str]:
+    """The prefix to strip from `names` and the one to add instead, with which the most of them are wanted.
+
+    Such as wrappers put before all names of a model: of the fewer of both, at least half must begin with it. Two empty
+    prefixes where no others do better.
+    """
+    least = min(len(names), len(wanted)) / 2
+    found = {
+        (strip, add): len(
+            {realigned(name, strip, add) for name in names if name.startswith(strip)}.intersection(wanted)
+        )
+        for strip in _common_prefixes(names, least)
+        for add in _common_prefixes(wanted, least)
+    }
+    return max(found, key=lambda pair: (found[pair], -len(pair[0]) - len(pair[1])))
+
+
+def realigned(name: str, strip: str, add: str) -> str:
+    """A name with another prefix, if it has the one to be stripped."""
+    return add + name.removeprefix(strip) if name.startswith(strip) else name
+
+
+def _common_prefixes(names: Collection[str], least: float) -> list[str]:
+    """The empty prefix, and those up to a dot or slash that at least so many names begin with."""
+    counts = Counter(name[: part.end()] for name in names for part in re.finditer("[./]", name))
+    return ["", *(prefix for prefix, count in counts.items() if count >= least)]

@@ -88,6 +88,7 @@ class NumpyArchive:
     def __init__(self, path: Path) -> None:
         self.path = path
         with _faults(path), zipfile.ZipFile(path) as archive:
+            zip_files.check_count(archive, path)
             size = path.stat().st_size
             self._entries = {entry.filename.removesuffix(ENDING): entry for entry in archive.infolist()}
             for name, entry in self._entries.items():

@@ -5,16 +5,18 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
 
 from torch import Tensor
 
-from lockstep.errors import CheckpointError, InputError
+from lockstep.errors import CheckpointError
+from lockstep.weights.averages import ITS_AVERAGE_IS_LOADED, variables_of
 from lockstep.weights.fits import arranged, fit, same_bits, two_values
-from lockstep.weights.name_maps import AVERAGE, bookkeeping, map_that_knows
-from lockstep.weights.names import Place, matched, renamed
+from lockstep.weights.name_maps import map_that_knows
+from lockstep.weights.names import matched
+from lockstep.weights.pairs import Pair, one_each, pairs_of, prefixes_that_find
 from lockstep.weights.report import Left, Loaded, Mismatch, Report, shortened
 from lockstep.weights.source import WeightSource
 from lockstep.weights.warm_start import Target, WarmStart
@@ -64,21 +66,6 @@ class Plan:
                     raise two_values(source, used.target, used.source, f"{twin.source!r}, which has other values")
 
 
-class _Pair(NamedTuple):
-    """A tensor of the file, and a place in the model that it would go to."""
-
-    tensor: str
-    variable: str
-    """What the tensor holds, or holds the average of."""
-    place: Place
-    target: str
-    """The parameter of that name; of a tied one that has several, the first."""
-
-    @property
-    def names(self) -> tuple[str, str, str]:
-        return self.tensor, self.variable, self.place.name
-
-
 def plan(source: WeightSource, targets: Mapping[str, Target], mapping: WarmStart = _AS_THEY_ARE) -> Plan:
     """Decide which tensors of `source` go to which of the model's parameters and buffers; none of them is read.
 
@@ -88,14 +75,18 @@ def plan(source: WeightSource, targets: Mapping[str, Target], mapping: WarmStart
             parameter has tensors under two names of which one fits and one does not.
     """
     firsts = {other: name for name, target in targets.items() for other in target.other_names}
-    variables, ignored = _variables(source, prefer_average=mapping.prefer_average)
+    variables, ignored = variables_of(source, prefer_average=mapping.prefer_average)
     why_not = _choice([*source.tensors, *variables, *targets, *firsts], mapping)
-    pairs = {pair: why_not(*pair.names) for pair in _pairs(source, variables, mapping, firsts)}
-    chosen = _one_each(source, [pair for pair, why in pairs.items() if not why and pair.target in targets])
+    pairs_by = partial(pairs_of, source, variables, firsts)
+    pairs = {pair: why_not(*pair.names) for pair in pairs_by(mapping)}
+    averaged = {pair.place.name for pair, why in pairs.items() if pair.is_average and not why}
+    pairs |= {pair: ITS_AVERAGE_IS_LOADED for pair in pairs if not pair.is_average and pair.place.name in averaged}
+    chosen = one_each(source, [pair for pair, why in pairs.items() if not why and pair.target in targets])
     taken = {pair.target: pair for pair in reversed(chosen)}
-    fits = [_fit(pair, source, targets, mapping) for name in targets if (pair := taken.get(name))]
+    fit_of = {pair: fit(pair, source.tensors[pair.tensor], targets[pair.target], mapping) for pair in chosen}
+    fits = [fit_of[taken[name]] for name in targets if name in taken]
     others = [pair for pair in chosen if pair is not taken[pair.target]]
-    twins = [_check_fits(source, each, taken[each.target], _fit(each, source, targets, mapping)) for each in others]
+    twins = [_check_fits(source, each, taken[each.target], fit_of[each]) for each in others]
     pairs |= {pair: f"another name of {pair.target}" for pair in others}
     loaded = tuple(each for each in fits if isinstance(each, Loaded))
     refused = {pair.target: why for pair, why in pairs.items() if why}
@@ -114,65 +105,12 @@ def plan(source: WeightSource, targets: Mapping[str, Target], mapping: WarmStart
         num_values=_num_values(targets, targets),
         num_values_loaded=_num_values(targets, [each.target for each in loaded]),
     )
-    known = map_that_knows(variables, missing) if missing and mapping.name_map is None else None
-    _check(report, mapping, {pair.place.name: pair.tensor for pair in pairs if pair.tensor in unexpected}, known)
+    unused = [pair for pair in pairs if pair.tensor in unexpected]
+    if mapping.prefer_average:
+        _check_averages(source, report, [pair.tensor for pair in unused if pair.is_average])
+    hint = _hint(variables, missing, taken, unused, mapping, pairs_by)
+    _check(report, mapping, {pair.place.name: pair.tensor for pair in unused}, hint)
     return Plan(report, dict(targets), tuple(twins))
-
-
-def _fit(pair: _Pair, source: WeightSource, targets: Mapping[str, Target], mapping: WarmStart) -> Loaded | Mismatch:
-    place = Place(pair.target, pair.place.layout)
-    return fit(place, pair.tensor, source.tensors[pair.tensor], targets[pair.target], mapping)
-
-
-def _variables(source: WeightSource, *, prefer_average: bool) -> tuple[dict[str, str], list[Left]]:
-    """The tensor to load for each variable of the file, and the tensors that are none or are not to be loaded.
-
-    Raises:
-        InputError: averages are preferred and there are none.
-    """
-    own = bookkeeping(source.tensors)
-    weights = [name for name in source.tensors if name not in own]
-    averages = {name.removesuffix(AVERAGE): name for name in weights if name.endswith(AVERAGE)}
-    raw = {name: name for name in weights if not name.endswith(AVERAGE)}
-    ignored = [Left(name, what) for name, what in own.items()]
-    if not prefer_average:
-        return raw, ignored + [Left(name, "moving average") for name in averages.values()]
-    if not averages:
-        raise InputError(
-            f"{source.path} holds no moving averages.",
-            given="prefer_average=True",
-            expected=f"tensors with names that end with {AVERAGE}",
-            mend="leave prefer_average out to load the raw weights",
-        )
-    return raw | averages, ignored + [Left(name, "its moving average is loaded") for name in raw if name in averages]
-
-
-def _pairs(
-    source: WeightSource, variables: Mapping[str, str], mapping: WarmStart, firsts: Mapping[str, str]
-) -> list[_Pair]:
-    """Every tensor that may be loaded with every name that it gets.
-
-    Raises:
-        InputError: the prefix is on none of the names, or a rename or the name map matches none.
-    """
-    if mapping.strip_prefix and not any(name.startswith(mapping.strip_prefix) for name in variables):
-        raise _matches_nothing(source, f"strip_prefix={mapping.strip_prefix!r}", variables)
-    stripped = {name: [Place(name.removeprefix(mapping.strip_prefix))] for name in variables}
-    mapped, idle = renamed(stripped, mapping.resolved_map.renames)
-    if mapping.name_map is not None and len(idle) == len(mapping.resolved_map.renames):
-        called = f"name_map={mapping.name_map!r}" if isinstance(mapping.name_map, str) else "The name map"
-        raise _matches_nothing(source, called, _names(stripped))
-    places, idle = renamed(mapped, mapping.rename)
-    if idle:
-        raise _matches_nothing(source, ", ".join(map(repr, idle)), _names(mapped))
-    prefixed = {
-        name: [Place(mapping.add_prefix + place.name, place.layout) for place in each] for name, each in places.items()
-    }
-    return [
-        _Pair(tensor, variable, place, firsts.get(place.name, place.name))
-        for variable, tensor in variables.items()
-        for place in prefixed[variable]
-    ]
 
 
 def _choice(names: Sequence[str], mapping: WarmStart) -> Callable[..., str]:
@@ -192,26 +130,7 @@ def _choice(names: Sequence[str], mapping: WarmStart) -> Callable[..., str]:
     return reason
 
 
-def _one_each(source: WeightSource, pairs: Sequence[_Pair]) -> list[_Pair]:
-    """The pair of each place, which is one name of a parameter.
-
-    Raises:
-        InputError: a place has two.
-    """
-    taken: dict[str, _Pair] = {}
-    for pair in pairs:
-        other = taken.setdefault(pair.place.name, pair)
-        if other is not pair:
-            raise InputError(
-                f"Two tensors of {source.path} would go to {pair.place.name!r}.",
-                given=f"{other.tensor!r} and {pair.tensor!r}",
-                expected="one tensor for each parameter",
-                mend="make a rename narrower, or skip one of the two by its name in the file",
-            )
-    return [*taken.values()]
-
-
-def _check_fits(source: WeightSource, pair: _Pair, used: _Pair, found: Loaded | Mismatch) -> Loaded:
+def _check_fits(source: WeightSource, pair: Pair, used: Pair, found: Loaded | Mismatch) -> Loaded:
     """The second tensor of a tied parameter, which must fit as well as the first.
 
     Raises:
@@ -238,27 +157,45 @@ def _num_values(targets: Mapping[str, Target], names: Iterable[str]) -> int:
     return sum(math.prod(targets[name].shape) for name in names if targets[name].kind == "parameter")
 
 
-def _names(places: Mapping[str, Sequence[Place]]) -> list[str]:
-    return [place.name for each in places.values() for place in each]
+def _check_averages(source: WeightSource, report: Report, unused: Sequence[str]) -> None:
+    """Refuse to load raw weights alone where averages are preferred and the file has some, under other names.
+
+    Raises:
+        CheckpointError: naming them.
+    """
+    if unused and report.loaded and not any(each.averaged for each in report.loaded):
+        raise CheckpointError(
+            f"The moving averages of {source.path} have other names than its weights, which would be loaded instead.",
+            given=f"prefer_average=True; averages {shortened(unused)}",
+            expected=f"averages of what is loaded: {shortened([each.source for each in report.loaded])}",
+            mend="correct their names with rename=..., or leave prefer_average out to load the raw weights",
+        )
 
 
-def _matches_nothing(source: WeightSource, what: str, names: Iterable[str]) -> InputError:
-    return InputError(
-        f"{what} matches no tensor of {source.path}.",
-        given=what,
-        expected=f"what is found in one of {shortened(list(names)) or 'no names at all'}",
-        mend="correct it, or leave it out",
-    )
+def _hint(
+    variables: Iterable[str],
+    missing: Sequence[str],
+    found: Collection[str],
+    unused: Sequence[Pair],
+    mapping: WarmStart,
+    pairs_by: Callable[[WarmStart], list[Pair]],
+) -> str:
+    """What to give so that what is missing is found, in the words of an error; "" if nothing is known."""
+    if not missing:
+        return ""
+    if mapping.name_map is None and (known := map_that_knows(variables, missing)):
+        return f"give name_map={known!r}, which knows these names"
+    return prefixes_that_find(missing, found, unused, mapping, pairs_by)
 
 
-def _check(report: Report, mapping: WarmStart, guesses: Mapping[str, str], known: str | None) -> None:
+def _check(report: Report, mapping: WarmStart, guesses: Mapping[str, str], hint: str) -> None:
     """Refuse a plan that would leave out what was not to be left out.
 
     Args:
         report: the plan.
         mapping: what was asked for.
         guesses: tensors that are not used, by the name they would have in the model.
-        known: the name map that knows what is missing.
+        hint: what to give so that what is missing is found; "" if nothing is known.
 
     Raises:
         CheckpointError: naming the parameters at fault.
@@ -273,9 +210,8 @@ def _check(report: Report, mapping: WarmStart, guesses: Mapping[str, str], known
             f"The model does not get all it needs from {report.origin}.",
             given="; ".join(given),
             expected="a tensor that fits, for every parameter and buffer of the model",
-            mend=f"give name_map={known!r}, which knows these names"
-            if known
-            else f"{'' if report.loaded else 'check that it is of this model; '}"
+            mend=hint
+            or f"{'' if report.loaded else 'check that it is of this model; '}"
             "give rename=..., a name_map or system, skip=... what is to stay as it is, "
             "or ignore_missing=True, reshape=True or mismatch='skip'",
         )
@@ -289,9 +225,7 @@ def _check(report: Report, mapping: WarmStart, guesses: Mapping[str, str], known
             expected=f"at least {100 * mapping.require_loaded:g} % (require_loaded={mapping.require_loaded:g})"
             if mapping.require_loaded
             else "at least one tensor",
-            mend=f"give name_map={known!r}, which knows these names"
-            if known
-            else "correct the names with rename=..., prefixes or a name_map, or choose more",
+            mend=hint or "correct the names with rename=..., prefixes or a name_map, or choose more",
         )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from torch import Tensor
 
 from lockstep.screen import one_line
 
@@ -49,6 +51,19 @@ class Left:
 
 
 @dataclass(frozen=True)
+class NonFinite:
+    """A parameter or buffer that was loaded with values that are no finite numbers."""
+
+    target: str
+    num_nan: int
+    num_infinite: int
+
+    def __str__(self) -> str:
+        counts = {"NaN": self.num_nan, "infinite": self.num_infinite}
+        return f"{self.target} ({', '.join(f'{count:,} {what}' for what, count in counts.items() if count)})"
+
+
+@dataclass(frozen=True)
 class Report:
     """Each parameter and buffer of the model is in one of loaded, missing, skipped and mismatched.
 
@@ -70,6 +85,12 @@ class Report:
     num_values: int
     """Of all parameters of the model, without its buffers."""
     num_values_loaded: int
+    nonfinite: tuple[NonFinite, ...] | None = None
+    """What was loaded with values that are not finite; None as long as nothing has been read."""
+
+    def after(self, tensors: Mapping[str, Tensor]) -> Report:
+        """The report once these tensors have been read for the parameters and buffers of these names."""
+        return replace(self, nonfinite=tuple(filter(None, (_nonfinite(name, each) for name, each in tensors.items()))))
 
     @property
     def share(self) -> float:
@@ -98,14 +119,16 @@ class Report:
             "skipped": _by_reason(self.skipped),
             "unexpected": shortened(self.unexpected),
             "ignored": _by_reason(self.ignored),
+            "nonfinite": shortened([str(each) for each in self.nonfinite or ()]),
         }
         counts = self._counts()
-        rows = (f"  {name:10} {counts[name]:6,}  {text}".rstrip() for name, text in lines.items())
+        rows = (f"  {name:10} {counts[name]:6,}  {lines[name]}".rstrip() for name in counts)
         return "\n".join(map(one_line, [head, *rows]))
 
     def _counts(self) -> dict[str, int]:
         fields = ("loaded", "missing", "mismatched", "skipped", "unexpected", "ignored")
-        return {field: len(getattr(self, field)) for field in fields}
+        found = {field: getattr(self, field) for field in (*fields, "nonfinite")}
+        return {field: len(each) for field, each in found.items() if each is not None}
 
     def _how(self) -> str:
         ways = {
@@ -116,6 +139,13 @@ class Report:
             "averages": [each.averaged for each in self.loaded],
         }
         return ", ".join(f"{sum(which):,} {way}" for way, which in ways.items() if any(which))
+
+
+def _nonfinite(name: str, tensor: Tensor) -> NonFinite | None:
+    if tensor.is_floating_point() and tensor.itemsize < 4:
+        tensor = tensor.float()  # torch cannot tell for all of the narrow dtypes
+    num_nan, num_infinite = int(tensor.isnan().sum()), int(tensor.isinf().sum())
+    return NonFinite(name, num_nan, num_infinite) if num_nan or num_infinite else None
 
 
 def shortened(names: Sequence[str]) -> str:

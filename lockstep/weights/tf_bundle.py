@@ -11,7 +11,15 @@ from torch import Tensor
 
 from lockstep.records.framing import masked_crc32c
 from lockstep.records.wire import MalformedError
-from lockstep.weights.file_errors import check_version, damaged, damaged_tensor, no_tensor, not_numbers, unreadable
+from lockstep.weights.file_errors import (
+    check_version,
+    check_whole,
+    damaged,
+    damaged_tensor,
+    no_tensor,
+    not_numbers,
+    unreadable,
+)
 from lockstep.weights.source import TensorInfo
 from lockstep.weights.sstable import Table
 from lockstep.weights.tf_dtypes import from_bytes, kind_of
@@ -30,7 +38,8 @@ class TensorBundle:
 
     A partitioned variable is one tensor, put together from its slices. Names are as the index has them: those of
     variables ("conv1/weights"), or of an object graph ("model/kernel/.ATTRIBUTES/VARIABLE_VALUE"). Tensors of strings,
-    such as the description of that graph, are listed and cannot be read.
+    such as the description of that graph, are listed and cannot be read. Of its files only those of the tensors that
+    are read must be there.
 
     As in TensorFlow's `core/util/tensor_bundle`.
 
@@ -61,7 +70,8 @@ class TensorBundle:
         """A tensor, whole and contiguous, its checksums verified.
 
         Raises:
-            CheckpointError: there is no such tensor, it is damaged or not whole, or torch has no such kind.
+            CheckpointError: there is no such tensor, it is damaged or not whole, its file is not there
+                (MissingFileError), or torch has no such kind.
         """
         if name not in self._names:
             raise no_tensor(name, self._index, len(self._names))
@@ -169,7 +179,9 @@ class TensorBundle:
             raise damaged_tensor(
                 name, self._index, given=f"file {entry.shard}", expected=f"one of {count} files, counted from 0"
             )
-        return self.path.with_name(f"{self.path.name}.data-{entry.shard:05}-of-{count:05}")
+        path = self.path.with_name(f"{self.path.name}.data-{entry.shard:05}-of-{count:05}")
+        check_whole(self.path, [path], count)
+        return path
 
 
 def _read(path: Path, name: str, entry: BundleEntry) -> bytes:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from glob import escape
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 from lockstep.errors import CheckpointError
 from lockstep.listing import few
-from lockstep.weights.file_errors import unreadable
+from lockstep.weights.file_errors import check_whole, unreadable
 from lockstep.weights.source import WeightSource
 from lockstep.weights.tf_bundle import INDEX, TensorBundle
 from lockstep.weights.tf_v1 import TensorTables
@@ -29,28 +29,49 @@ def open_tensorflow(path: Path) -> WeightSource:
     """The checkpoint at a path, of version 2 or 1, to be read without TensorFlow.
 
     Args:
-        path: a folder, for its latest checkpoint, which its file `checkpoint` names; or a prefix such as
-            "model.ckpt-5000"; or one of the files of that prefix (.index, .data-00000-of-00001, .meta), which stands
-            for all. Of version 1, the file; of several their prefix, one of them, or their pattern
-            "model.ckpt-?????-of-00004".
+        path: a folder, for its latest checkpoint, which its file `checkpoint` names (where the folder was copied from
+            another machine, only the last part of that path counts); or a prefix such as "model.ckpt-5000"; or one of
+            the files of that prefix (.index, .data-00000-of-00001, .meta), which stands for all. Of version 1, the
+            file; of several their prefix, one of them, or their pattern "model.ckpt-?????-of-00004".
 
     Raises:
         CheckpointError: there is no checkpoint, or it is damaged.
     """
+    prefix = latest_checkpoint(path) if path.is_dir() else path
     try:
-        prefix = latest_checkpoint(path) if path.is_dir() else path
-        if ending := _ENDING.fullmatch(prefix.name):
-            prefix = prefix.with_name(ending[1])
-        if prefix.name and prefix.with_name(prefix.name + INDEX).exists():
-            return TensorBundle(prefix)
-        shard = _SHARD.fullmatch(prefix.name)
-        if not shard and prefix.is_file():
-            return TensorTables(prefix, [prefix])
-        if shard := shard or _first_shard(prefix):
-            return TensorTables(*_shards(prefix.with_name(shard[1]), int(shard[2])))
+        found = _opened_latest(path, prefix) if path.is_dir() else _opened(prefix)
     except OSError as error:
         raise unreadable(path, error) from error
+    if found:
+        return found
     raise _absent(path, prefix)
+
+
+def _opened(prefix: Path) -> WeightSource | None:
+    """The checkpoint with this prefix, or of this file; None if there is none."""
+    if ending := _ENDING.fullmatch(prefix.name):
+        prefix = prefix.with_name(ending[1])
+    if prefix.name and prefix.with_name(prefix.name + INDEX).exists():
+        return TensorBundle(prefix)
+    shard = _SHARD.fullmatch(prefix.name)
+    if not shard and prefix.is_file():
+        return TensorTables(prefix, [prefix])
+    if shard := shard or _first_shard(prefix):
+        return TensorTables(*_shards(prefix.with_name(shard[1]), int(shard[2])))
+    return None
+
+
+def _opened_latest(folder: Path, named: Path) -> WeightSource | None:
+    """The checkpoint that a folder names as its latest; if it is not there, its namesake in the folder.
+
+    The folder may have been copied from another machine since, with the paths of that.
+    """
+    try:
+        found = _opened(named)
+    except PermissionError:  # such a path may lead through a folder that is closed here
+        found = None
+    name = PureWindowsPath(named.name).name
+    return found or (_opened(folder / name) if name else None)
 
 
 def latest_checkpoint(folder: Path) -> Path:
@@ -92,13 +113,7 @@ def _shards(prefix: Path, count: int) -> tuple[Path, list[Path]]:
     """The pattern of all files of a set, and these."""
     pattern = prefix.with_name(f"{prefix.name}-?????-of-{count:05}")
     files = [prefix.with_name(f"{prefix.name}-{number:05}-of-{count:05}") for number in range(count)]
-    if missing := [file.name for file in files if not file.is_file()]:
-        raise CheckpointError(
-            f"The checkpoint {pattern} is not whole.",
-            given=f"no file {few(missing)}",
-            expected=f"all {count} files",
-            mend="copy the missing ones",
-        )
+    check_whole(pattern, files, count)
     return pattern, files
 
 

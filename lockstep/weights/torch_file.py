@@ -16,15 +16,16 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
+from lockstep.weights.averages import AVERAGED_PARTS
 from lockstep.weights.file_errors import damaged, damaged_tensor, no_tensor, not_numbers, unreadable
 from lockstep.weights.name_maps import AVERAGE
+from lockstep.weights.names import aligned, realigned
 from lockstep.weights.source import TensorInfo
 from lockstep.weights.torch_records import TorchRecords
 from lockstep.weights.zip_files import MAGIC
 
 _PROTOCOL = b"\x80\x02"
 _RAW = ("state_dict", "model_state_dict", "model")
-_AVERAGED = ("ema", "ema_state_dict", "state_dict_ema", "model_ema")
 _MOST_ENTRIES, _MOST_DEPTH = 1_000_000, 32
 _NAMES_IN_PICKLE = 8
 _BLAMED = re.compile(r"GLOBAL (\S+)|WeightsUnpickler error:\s*([^\n]+)")
@@ -33,9 +34,9 @@ _BLAMED = re.compile(r"GLOBAL (\S+)|WeightsUnpickler error:\s*([^\n]+)")
 class TorchFile:
     """The tensors of a state dict, or of all dicts and lists in a file, by their keys with dots between.
 
-    Where the file has a "state_dict", "model_state_dict" or "model", only its tensors are listed, without this name;
-    with those of its "ema" beside them, which have the ending that averages have in TensorFlow's checkpoints. Names are
-    as they are otherwise: that of a parallel module stays in front.
+    Where the file has a "state_dict", "model_state_dict" or "model", only its tensors are listed, without this name.
+    Those of an "ema" beside the weights (AVERAGED_PARTS) have the ending that averages have in TensorFlow's
+    checkpoints. Names are as they are otherwise: that of a parallel module stays in front.
 
     Today's format is mapped into memory and its checksums are verified when the first tensor is read; that before is
     read at once, and has none.
@@ -116,10 +117,20 @@ def _tensors(content: object) -> dict[str, Tensor]:
     Raises:
         ValueError: there are too many, or two of one name.
     """
-    raw, averaged = _first(content, _RAW), _first(content, _AVERAGED)
+    raw, averaged = _first(content, _RAW), _first(content, AVERAGED_PARTS)
+    if averaged and not raw and isinstance(content, Mapping):
+        raw = _weights_beside(averaged, content)
     if raw and averaged:
         return raw | {name + AVERAGE: tensor for name, tensor in averaged.items()}
     return raw or averaged or _flat(content)
+
+
+def _weights_beside(averaged: Mapping[str, Tensor], content: Mapping[object, object]) -> dict[str, Tensor]:
+    """All other tensors, if they have the names of at least half of the averages; else none."""
+    rest = _flat({key: value for key, value in content.items() if key not in AVERAGED_PARTS})
+    strip, add = aligned(averaged, rest)
+    num_averaged = len({realigned(name, strip, add) for name in averaged}.intersection(rest))
+    return rest if 2 * num_averaged >= len(averaged) else {}
 
 
 def _first(content: object, keys: tuple[str, ...]) -> dict[str, Tensor]:

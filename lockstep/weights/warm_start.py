@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from lockstep.checks import check_all, check_one_of, check_switch, check_type
 from lockstep.errors import InputError
@@ -20,6 +20,16 @@ all others the shapes decide.
 """
 
 
+class Flattening(NamedTuple):
+    """Features that a linear layer takes as one vector, whose order is another one in TensorFlow than in torch."""
+
+    num_channels: int
+    num_places: int
+    """Height times width, of which there is more than one."""
+    num_dimensions: int
+    """1, 2 or 3: those of the places."""
+
+
 @dataclass(frozen=True)
 class Target:
     """What is known of a parameter or buffer that may get a tensor."""
@@ -31,6 +41,8 @@ class Target:
     role: Role = "other"
     other_names: tuple[str, ...] = ()
     """Of the same tensor: a tied one may come under any of its names."""
+    flattening: Flattening | None = None
+    """What a linear layer seems to take, by the modules before it."""
 
 
 @dataclass(frozen=True)

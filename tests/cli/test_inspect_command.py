@@ -138,6 +138,21 @@ def test_a_damaged_tensor_is_named(inspect: Any, tmp_path: Path) -> None:
     assert "Bad CRC-32" in lines[-1]
 
 
+def test_a_missing_file_of_values_is_named_once_and_nothing_is_called_damaged(
+    inspect: Any, read: Any, tmp_path: Path
+) -> None:
+    index = FIXTURES / "tf_ckpt" / "mtcnn" / "PNet-18.index"
+    (tmp_path / index.name).write_bytes(index.read_bytes())
+    lines = inspect(tmp_path / "PNet-18", code=1)
+    assert lines[-2] == "31 tensors, 13,925 values, 55.7 kB"
+    assert lines[-1] == (
+        f"The checkpoint {tmp_path / 'PNet-18'} is not whole. "
+        "Given: no file PNet-18.data-00000-of-00001; expected: its file of values."
+    )
+    assert "damaged" not in "".join(lines)
+    assert read(tmp_path / "PNet-18", code=1)["problems"] == [lines[-1]]
+
+
 def test_values(inspect: Any, read: Any, tmp_path: Path) -> None:
     save_file({"a": torch.tensor([[1.0, torch.inf], [-2.0, 0.5]]), "c": torch.tensor([1 + 2j])}, tmp_path / "weights")
     lines = inspect(tmp_path / "weights", "--values", "a")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import WorkdirError
-from lockstep.reporting.append import AppendOnly
+from lockstep.reporting.append import AppendOnly, append_line
 
 
 @contextmanager
@@ -57,8 +58,47 @@ def test_a_refused_write_is_an_error() -> None:
 
 
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(WorkdirError, match="cannot be written: No such file or directory"):
-        AppendOnly(tmp_path / "nowhere" / "file")
+    folder = tmp_path / "nowhere"
+    with pytest.raises(WorkdirError) as error:
+        AppendOnly(folder / "file")
+    assert str(error.value) == (
+        f"The folder {folder} is not there.\n"
+        f"  given:    no folder {folder}\n"
+        "  expected: a folder that stays as long as a run writes to it\n"
+        "  mend:     if it was deleted or moved while the run went on, put it back: "
+        "the same command goes on from the last checkpoint in it, and what is not put back is lost"
+    )
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"step": ', b"\0\0\0", "gr\u00fc".encode()[:-1]])
+def test_a_line_is_never_glued_to_one_that_is_torn(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "file"
+    append_line(path, "first")
+    with path.open("ab") as file:
+        file.write(torn)
+    append_line(path, "second")
+    assert path.read_bytes() == b"first\nsecond\n"
+
+
+def test_a_line_that_is_all_there_is_and_torn_goes(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"torn")
+    append_line(path, "whole")
+    assert path.read_bytes() == b"whole\n"
+
+
+def test_a_line_is_on_the_disk_when_the_call_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, synced = tmp_path / "file", []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append((os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    append_line(path, "line")
+    assert (path.stat().st_ino, len("line\n")) in synced
+    assert tmp_path.stat().st_ino in [inode for inode, _ in synced], "nor is the name of the new file lost"
 
 
 def test_after_a_cut_it_goes_on_there(tmp_path: Path) -> None:

@@ -129,8 +129,15 @@ def test_a_folder_that_is_gone_is_a_plain_error(tmp_path: Path) -> None:
     with workdir.held():
         shutil.rmtree(workdir.path)
         workdir.check_held(closely=False)
-        with pytest.raises(WorkdirError, match=f"The workdir {workdir.path} cannot be used: No such file"):
+        with pytest.raises(WorkdirError) as checked:
             workdir.check_held()
+        with pytest.raises(WorkdirError) as noted:
+            workdir.note("end", step=3)
+        with pytest.raises(WorkdirError) as written:
+            workdir.write("result.json", "{}")
+    for caught in (checked, noted, written):
+        assert caught.value.what == f"The folder {workdir.path} is not there."
+        assert "what is not put back is lost" in caught.value.mend
     assert not workdir.path.exists()
 
 
@@ -180,3 +187,39 @@ def test_history_is_a_line_an_event(workdir: Workdir) -> None:
         {"event": "start", "step": 0, "changed": ["seed: saved 0, given 1"]},
         {"event": "end", "step": 7},
     ]
+
+
+@pytest.mark.parametrize("torn", ['{"time": "2', '{"event": "end", "step": 9}', "\0\0"])
+def test_a_torn_last_line_of_the_history_counts_for_none(workdir: Workdir, torn: str) -> None:
+    workdir.note("start", step=0)
+    with (workdir.path / "history.jsonl").open("a") as file:
+        file.write(torn)
+    workdir.check_unstarted()
+    workdir.note("resume", step=4)
+    lines = (workdir.path / "history.jsonl").read_text().splitlines()
+    assert [(event["event"], event["step"]) for event in map(json.loads, lines)] == [("start", 0), ("resume", 4)]
+    with pytest.raises(WorkdirError, match=r"has been at step 4, and its checkpoints are gone"):
+        workdir.check_unstarted()
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"event": "start"}', '{"step": "3"}', "[" * 9999])
+def test_another_line_of_the_history_that_cannot_be_read_is_named(workdir: Workdir, line: str) -> None:
+    workdir.note("start", step=0)
+    with (workdir.path / "history.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+    workdir.note("end", step=4)
+    with pytest.raises(WorkdirError) as caught:
+        workdir.check_unstarted()
+    assert str(caught.value) == (
+        f"{workdir.path / 'history.jsonl'}, line 2 is none that was written here.\n"
+        f"  given:    {line[:80]}\n"
+        '  expected: a JSON object with a "step"\n'
+        "  mend:     take this line out of history.jsonl, or move the file away: nothing is trained from it"
+    )
+
+
+def test_what_was_noted_last_of_a_place_counts(workdir: Workdir) -> None:
+    assert workdir.metrics_lines(3, 24) is None
+    for step, position, count in [(3, 24, 9), (3, 32, 8), (3, 24, 7), (4, 40, 6)]:
+        workdir.note_save(step, position, count)
+    assert (workdir.metrics_lines(3, 24), workdir.metrics_lines(3, 32), workdir.metrics_lines(4, 24)) == (7, 8, None)

@@ -169,6 +169,19 @@ def test_more_patience_goes_on(tmp_path: Path) -> None:
     assert start(tmp_path, patient(3)).step == 16
 
 
+def test_patience_that_has_lost_evaluations_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    start(tmp_path, patient(2), stop_at=("step", 24))
+    metrics = tmp_path / "metrics.jsonl"
+    whole = metrics.read_bytes().splitlines(keepends=True)
+    metrics.write_bytes(whole[0])
+    start(tmp_path, patient(2))
+    warned = [message for message in caplog.messages if message.startswith("metrics.jsonl has 1 of the ")]
+    assert len(warned) == 1
+    assert warned[0].endswith(
+        "; the run goes on without the others, and evaluate.patience counts no evaluation among them"
+    )
+
+
 def on_two_workers(workdir: Path) -> list[Any]:
     first = start(workdir, patient(2), stop_at=("step", 20))
     second = start(workdir, patient(2))

@@ -122,3 +122,36 @@ def ls_weights(workdir: Path, step: int) -> list[float]:
 
     tensors = load_file(workdir / f"checkpoints/step-{step:08d}/parameters.safetensors")
     return [value for name in sorted(tensors) for value in tensors[name].flatten().tolist()]
+
+
+@pytest.mark.parametrize("left", [0, 1, 3])
+def test_lines_that_the_metrics_have_lost_are_told(
+    tmp_path: Path, run: Any, caplog: pytest.LogCaptureFixture, left: int
+) -> None:
+    run(tmp_path, "end.count=4")
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:left]))
+    run(tmp_path)
+    warned = [record.getMessage() for record in caplog.records if "metrics.jsonl" in record.getMessage()]
+    assert warned == [
+        f"metrics.jsonl has {left} of the 4 lines that it had at step 4; the run goes on without the others"
+    ]
+    resumed = [event for event in history(tmp_path) if event["event"] == "resume"]
+    assert [event.get("lost_metrics_lines") for event in resumed] == [4 - left]
+    assert steps(tmp_path) == [*range(1, left + 1), 5, 6]
+    caplog.clear()
+    run(tmp_path, "end.count=8")
+    assert "metrics.jsonl has" not in caplog.text, "it is told once"
+
+
+def test_metrics_that_are_whole_are_told_of_by_nobody(
+    tmp_path: Path, run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path, "end.count=4")
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "position": 20, "losses"')  # torn: of no step that a checkpoint holds
+    (tmp_path / "checkpoints" / "step-00000004" / "manifest.json").write_text("damaged")  # so that it falls back to 2
+    run(tmp_path)
+    assert steps(tmp_path) == [1, 2, 3, 4, 5, 6]
+    assert "metrics.jsonl has" not in caplog.text
+    assert not any("lost_metrics_lines" in event for event in history(tmp_path))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.errors import CheckpointError, InputError
+from lockstep.models import InceptionV3, LeNet, Mnist, SqueezeNet
 from lockstep.training.warm_start import targets_of
 
 
@@ -106,6 +108,37 @@ def test_what_does_not_fit_changes_nothing() -> None:
     assert values(state) == before
 
 
+def test_weights_that_are_not_finite_are_refused_by_name() -> None:
+    state, donor = make(1), make(2).model.state_dict()
+    before = values(state)
+    donor["head.weight"][0, :2] = torch.tensor([float("nan"), float("inf")])
+    donor["norm.running_var"][0] = float("nan")
+    with pytest.raises(CheckpointError) as caught:
+        ls.warm_start(state, donor)
+    assert str(caught.value) == (
+        "Weights in memory (values in memory) are not finite.\n"
+        "  given:    head.weight (1 NaN, 1 infinite), norm.running_var (1 NaN)\n"
+        "  expected: finite values for each parameter, and for each buffer no NaN\n"
+        "  mend:     take an earlier checkpoint of that training, or leave out what is not finite: "
+        "skip=['head.weight', 'norm.running_var']"
+    )
+    assert values(state) == before
+    report = ls.warm_start(state, donor, ls.weights.WarmStart(skip=["head.weight", "norm.running_var"]))
+    assert report.nonfinite == ()
+
+
+def test_infinities_of_a_mask_are_loaded_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.zeros(3))
+    state = ls.TrainState(model, ls.optim.SGD(0.1))
+    infinite = torch.tensor([0.0, float("-inf"), float("-inf")])
+    report = ls.warm_start(state, model.state_dict() | {"mask": infinite})
+    assert torch.equal(model.mask, infinite)
+    assert [str(each) for each in report.nonfinite or ()] == ["mask (2 infinite)"]
+    assert any("mask (2 infinite)" in record.message for record in caplog.records)
+
+
 def test_a_state_under_training_is_left_alone() -> None:
     state = make()
     ls.train(state, losses, loader(), until=ls.Steps(1))
@@ -164,6 +197,99 @@ def test_targets_say_what_they_are_for() -> None:
         "again.weight": ("kernel", ("twin.weight",)),
         "again.bias": ("other", ("twin.bias",)),
     }
+
+
+class Flattened(nn.Module):
+    """Two convolutions of 28x28 images, 7x7 places with 6 channels, and two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 4, 3, 2, 1), nn.Conv2d(4, 6, 3, 2, 1)
+        self.fc1, self.fc2 = nn.Linear(7 * 7 * 6, 6), nn.Linear(6, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.fc2(self.fc1(self.conv2(self.conv1(images)).flatten(1)).relu())
+        return logits
+
+
+def in_tensorflow(model: Flattened) -> dict[str, Tensor]:
+    """The weights of the model as TensorFlow has them, where features are flattened with their channels last."""
+    names = {".weight": "/weights", ".bias": "/biases"}
+    weights = {
+        name.replace(end, names[end]): w for name, w in model.state_dict().items() for end in names if end in name
+    }
+    weights["fc1/weights"] = weights["fc1/weights"].reshape(6, 6, 7, 7).permute(0, 2, 3, 1).reshape(6, -1)
+    axes = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}
+    return {name: value.permute(axes[value.ndim]) for name, value in weights.items()}
+
+
+def test_a_layer_behind_a_flattening_is_not_loaded_from_tensorflow_until_its_order_is_given() -> None:
+    theirs, images = Flattened(), torch.randn(5, 1, 28, 28)
+    state = ls.TrainState(Flattened(), ls.optim.SGD(0.1))
+    source, before = in_tensorflow(theirs), values(state)
+    with pytest.raises(CheckpointError) as caught:
+        ls.warm_start(state, source, ls.weights.WarmStart(name_map="tensorflow"))
+    assert values(state) == before
+    assert caught.value.given == (
+        "'fc1/weights' does not fit 'fc1.weight': its layer seems to take 6 channels of 49 places, flattened, whose "
+        "channels come last in TensorFlow and first in torch: give "
+        r"rename=(Rename('^fc1\\.weight$', 'fc1.weight', Layout('(h=7 w=7 i) o -> o (i h w)')),), "
+        "or the same with Layout('i o -> o i') if it is right as it is"
+    )
+    rename = ls.weights.Rename("^fc1\\.weight$", "fc1.weight", ls.weights.Layout("(h=7 w=7 i) o -> o (i h w)"))
+    ls.warm_start(state, source, ls.weights.WarmStart(name_map="tensorflow", rename=(rename,)))
+    assert torch.equal(state.model(images), theirs(images))
+    as_it_is = ls.weights.Rename("^fc1\\.weight$", "fc1.weight", ls.weights.Layout("i o -> o i"))
+    report = ls.warm_start(state, source, ls.weights.WarmStart(name_map="tensorflow", rename=(as_it_is,)))
+    assert report.share == 1
+    assert not torch.equal(state.model(images), theirs(images))
+
+
+def test_the_rename_of_a_layer_behind_a_flattening_comes_before_the_prefix_that_is_added() -> None:
+    state = ls.TrainState(nn.ModuleDict({"net": Flattened()}), ls.optim.SGD(0.1))
+    rename = ls.weights.Rename("^fc1\\.weight$", "fc1.weight", ls.weights.Layout("(h=7 w=7 i) o -> o (i h w)"))
+    mapping = ls.weights.WarmStart(name_map="tensorflow", add_prefix="net.")
+    with pytest.raises(CheckpointError, match=r"Rename\('\^fc1\\\\\.weight\$', 'fc1\.weight', Layout"):
+        ls.warm_start(state, in_tensorflow(Flattened()), mapping)
+    assert ls.warm_start(state, in_tensorflow(Flattened()), replace(mapping, rename=(rename,))).share == 1
+
+
+def test_a_layer_behind_a_flattening_needs_no_order_from_torch() -> None:
+    state = ls.TrainState(Flattened(), ls.optim.SGD(0.1))
+    assert ls.warm_start(state, Flattened().state_dict()).share == 1
+
+
+@pytest.mark.parametrize(
+    ("modules", "expected"),
+    [
+        ([nn.Conv2d(3, 6, 3), nn.Flatten(), nn.Linear(54, 5), nn.Linear(30, 5)], [(6, 9, 2), None]),
+        ([nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.PReLU(), nn.Linear(54, 5)], [(6, 9, 2)]),
+        ([nn.Conv1d(3, 6, 3), nn.GroupNorm(2, 6), nn.Dropout(), nn.Linear(60, 5)], [(6, 10, 1)]),
+        ([nn.Conv3d(3, 6, 3), nn.AdaptiveAvgPool3d((2, 2, 2)), nn.Linear(48, 5)], [(6, 8, 3)]),
+        ([nn.Conv2d(3, 6, 3), nn.Linear(6, 5)], [None]),
+        ([nn.Conv2d(3, 6, 3), nn.Linear(20, 5)], [None]),
+        ([nn.Conv2d(3, 1, 3), nn.Linear(20, 5)], [None]),
+        ([nn.Conv2d(3, 6, 3), nn.AdaptiveAvgPool2d(1), nn.Linear(24, 5)], [None]),
+        ([nn.Conv2d(3, 6, 3), nn.AdaptiveMaxPool2d((1, 1)), nn.Linear(24, 5)], [None]),
+        ([nn.Conv2d(3, 6, 3), nn.BatchNorm2d(24), nn.Linear(24, 5)], [None]),
+        ([nn.Conv2d(3, 6, 3), nn.LSTM(6, 24), nn.Linear(24, 5)], [None]),
+        ([nn.Conv2d(3, 6, 3), nn.LayerNorm(6), nn.Linear(24, 5)], [None]),
+        ([nn.BatchNorm1d(6), nn.Linear(24, 5)], [None]),
+    ],
+)
+def test_what_linear_layers_take_is_told_by_the_modules_before_them(
+    modules: list[nn.Module], expected: list[tuple[int, int, int] | None]
+) -> None:
+    model = nn.Sequential(*modules)
+    targets = targets_of(model)
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    assert [targets[f"{name}.weight"].flattening for name in linear] == expected
+
+
+@pytest.mark.parametrize("model", [InceptionV3(), SqueezeNet(), Mnist(), LeNet()], ids=lambda each: type(each).__name__)
+def test_only_what_is_flattened_in_our_models_is_taken_for_that(model: Any) -> None:
+    found = [name for name, target in targets_of(model.build(0)).items() if target.flattening]
+    assert found == {Mnist: ["local3.weight"], LeNet: ["fc3.weight"]}.get(type(model), [])
 
 
 def test_a_model_with_tied_weights_takes_its_own_state_dict() -> None:

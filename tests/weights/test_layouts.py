@@ -18,6 +18,7 @@ from lockstep.weights.layouts import (
     DEPTHWISE,
     Layout,
     fitting,
+    of_flattened,
 )
 
 
@@ -159,3 +160,19 @@ def test_shapes_choose_among_the_layouts_of_tensorflow(
 ) -> None:
     assert fitting("tensorflow", before, after) == layout
     assert fitting("torch", before, after) is None
+
+
+@pytest.mark.parametrize(
+    ("num_places", "num_dimensions", "pattern"),
+    [
+        (49, 2, "(h=7 w=7 i) o -> o (i h w)"),
+        (25, 1, "(w=25 i) o -> o (i w)"),
+        (27, 3, "(d=3 h=3 w=3 i) o -> o (i d h w)"),
+        (98, 2, "(h=H w=W i) o -> o (i h w)"),
+    ],
+)
+def test_the_layout_after_a_flattening(num_places: int, num_dimensions: int, pattern: str) -> None:
+    assert of_flattened(num_places, num_dimensions) == pattern
+    features = torch.arange(num_places * 2).reshape(num_places, 2)  # for one output: channels last
+    if "H" not in pattern:
+        assert torch.equal(Layout(pattern).apply(features.reshape(-1, 1)), features.T.reshape(1, -1))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lockstep.errors import InputError
 from lockstep.weights.layouts import CONVOLUTION, DENSE
-from lockstep.weights.names import Place, Rename, filtered, renamed
+from lockstep.weights.names import Place, Rename, aligned, filtered, realigned, renamed
 
 # The variables of a net of two convolutions and a dense layer.
 NAMES = [f"{layer}/{kind}" for layer in ("conv1", "conv2", "fc1") for kind in ("weights", "biases")]
@@ -138,3 +138,22 @@ def test_renaming_is_substitution_in_order_and_loses_no_tensor(names: list[str],
         for old, new in steps:
             expected = re.sub(old, new, expected)
         assert place == Place(expected)
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted", "expected"),
+    [
+        (["a.x", "a.y"], ["x", "y"], ("a.", "")),
+        (["x", "y"], ["a.x", "a.y"], ("", "a.")),
+        (["a.b.x", "a.b.y"], ["c.x", "c.y"], ("a.b.", "c.")),
+        (["a.x", "a.y", "b.z"], ["x", "y"], ("a.", "")),
+        (["x", "a.y"], ["x", "y"], ("", "")),
+        (["a/x", "a/y"], ["x", "y"], ("a/", "")),
+        (["x"], ["y"], ("", "")),
+        ([], ["y"], ("", "")),
+        (["ab.x", "a.x"], ["x"], ("a.", "")),
+    ],
+)
+def test_names_are_aligned_by_their_prefixes(names: list[str], wanted: list[str], expected: tuple[str, str]) -> None:
+    assert aligned(names, wanted) == expected
+    assert realigned("a.x", *aligned(["a.x"], ["x"])) == "x"

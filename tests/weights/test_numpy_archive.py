@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
 import struct
 import zipfile
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from damaged_files import TENSORS, count_refused, truncated, with_a_flipped_bit
+from damaged_files import TENSORS, contents, count_refused, truncated, with_a_flipped_bit
 
 from lockstep.errors import CheckpointError
 from lockstep.weights.numpy_archive import NumpyArchive, NumpyFile
@@ -129,6 +131,29 @@ def test_an_unknown_version_is_refused(tmp_path: Path) -> None:
 def test_truncated_archives_are_refused(tmp_path: Path, save: Any) -> None:
     path = archive_of(tmp_path, save, **ARRAYS)
     assert count_refused(path, 60, truncated, has_checksums=True) == 60
+
+
+@SAVERS
+def test_no_flipped_bit_of_the_listing_hides_an_array(tmp_path: Path, save: Any) -> None:
+    path = archive_of(tmp_path, save, **ARRAYS)
+    whole, exact = path.read_bytes(), contents(NumpyArchive(path))
+    listing = whole.index(b"PK\x01\x02")
+    for place, bit in itertools.product(range(listing, len(whole)), range(8)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+        with contextlib.suppress(CheckpointError):
+            assert contents(NumpyArchive(path)) == exact
+
+
+def test_an_array_that_is_not_listed_is_told(tmp_path: Path) -> None:
+    path = archive_of(tmp_path, a=np.ones(2), b=np.zeros(2))
+    whole = path.read_bytes()
+    first = whole.index(b"PK\x01\x02")
+    length_of_comment = first + 32
+    second_entry = struct.pack("<H", 46 + len("b.npy"))
+    path.write_bytes(whole[:length_of_comment] + second_entry + whole[length_of_comment + 2 :])
+    with pytest.raises(CheckpointError, match=r"weights is no file of NumPy's, or is damaged or cut short") as error:
+        NumpyArchive(path)
+    assert error.value.given == "its end says that it has 2 files, and 1 are found"
 
 
 @SAVERS

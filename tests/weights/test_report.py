@@ -9,7 +9,7 @@ import torch
 
 from lockstep.weights.memory import MemorySource
 from lockstep.weights.plan import plan
-from lockstep.weights.report import Left, Loaded, Mismatch, Report, shortened
+from lockstep.weights.report import Left, Loaded, Mismatch, NonFinite, Report, shortened
 from lockstep.weights.warm_start import Target, WarmStart
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "weight_names_golden.json"
@@ -59,6 +59,26 @@ def test_what_did_not_happen_is_a_zero() -> None:
         "  unexpected      0\n"
         "  ignored         0"
     )
+
+
+def test_what_is_not_finite_is_counted_once_it_was_read() -> None:
+    nan, inf = float("nan"), float("inf")
+    source = MemorySource(
+        {
+            "a": torch.tensor([nan, nan, inf, 1.0]),
+            "b": torch.tensor([1.0, -inf]).to(torch.float8_e5m2),
+            "c": torch.tensor([1j, complex(nan, inf)]),
+            "d": torch.tensor([1, 2]),
+        }
+    )
+    kinds = {name: (tuple(source.tensors[name].shape), source.tensors[name].dtype) for name in "abcd"}
+    planned = plan(source, {name: Target(*kind) for name, kind in kinds.items()})
+    assert planned.report.nonfinite is None
+    report = planned.report.after(dict(planned.tensors(source)))
+    assert report.nonfinite == (NonFinite("a", 2, 1), NonFinite("b", 0, 1), NonFinite("c", 1, 1))
+    assert str(report).endswith("\n  nonfinite       3  a (2 NaN, 1 infinite), b (1 infinite), c (1 NaN, 1 infinite)")
+    assert report.as_json()["nonfinite"][0] == {"target": "a", "num_nan": 2, "num_infinite": 1}
+    assert planned.report.as_json()["nonfinite"] is None
 
 
 def test_programs_get_everything_as_json() -> None:

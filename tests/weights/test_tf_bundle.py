@@ -42,9 +42,10 @@ def test_opening_needs_no_data_and_a_tensor_only_its_own(tmp_path: Path) -> None
     present.write_bytes((MADE / present.name).read_bytes())
     assert source.read("device1") == 1
     error = refusal(lambda: source.read("whole"))
-    assert error.what.endswith("-of-00004 cannot be read.")
-    assert error.given == "FileNotFoundError: No such file or directory"
-    assert error.mend == "copy all files of the checkpoint, and see that they may be read"
+    assert error.what == f"The checkpoint {tmp_path / 'merged'} is not whole."
+    assert error.given == "no file merged.data-00000-of-00004"
+    assert error.expected == "all of its 4 files of values"
+    assert error.mend == "copy what is missing from where the checkpoint was written"
 
 
 @pytest.mark.parametrize(

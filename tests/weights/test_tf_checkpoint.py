@@ -136,6 +136,33 @@ def test_an_absolute_path_of_the_latest_checkpoint_stays(tmp_path: Path) -> None
     assert open_tensorflow(tmp_path).path == MADE / "merged"
 
 
+@pytest.mark.parametrize("named", ["/home/somebody/train/{}", "train/{}", r"C:\\train\\{}", "{}"])
+def test_the_latest_checkpoint_of_another_machine_is_found_beside_the_file_that_names_it(
+    tmp_path: Path, named: str
+) -> None:
+    for file in (MADE / "saver").glob("model.ckpt-1.*"):
+        shutil.copy(file, tmp_path)
+    (tmp_path / "checkpoint").write_text(f'model_checkpoint_path: "{named.format("model.ckpt-1")}"\n')
+    assert open_tensorflow(tmp_path).path == tmp_path / "model.ckpt-1"
+
+
+def test_a_path_into_a_closed_folder_does_not_hide_the_checkpoint_in_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in (MADE / "saver").glob("model.ckpt-1.*"):
+        shutil.copy(file, tmp_path)
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "/closed/model.ckpt-1"\n')
+    exists = Path.exists
+
+    def closed(path: Path) -> bool:  # the user of the tests may be one to whom nothing is closed
+        if path.is_relative_to("/closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", closed)
+    assert open_tensorflow(tmp_path).path == tmp_path / "model.ckpt-1"
+
+
 @pytest.mark.parametrize(
     "text", ["", 'model_checkpoint_path: ""', "model_checkpoint_path: model.ckpt-2", "\n" * 99_999]
 )
@@ -198,7 +225,7 @@ def test_a_missing_file_of_several_is_named(tmp_path: Path) -> None:
         open_tensorflow(tmp_path / "v1_shards")
     assert caught.value.what == f"The checkpoint {tmp_path / 'v1_shards-?????-of-00002'} is not whole."
     assert caught.value.given == "no file v1_shards-00001-of-00002"
-    assert caught.value.expected == "all 2 files"
+    assert caught.value.expected == "all of its 2 files of values"
 
 
 def test_another_file_is_no_checkpoint() -> None:
