@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,14 @@ import torch
 import worker_processes
 
 from lockstep.reporting.log import LineHandler
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _hangups_are_heard() -> Iterator[None]:
+    """Also where the tests themselves run under nohup: what they start would ignore SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(autouse=True)

@@ -27,15 +27,14 @@ class Limits:
     """At the same place, after its stack was shown: it is killed; 0 for never."""
     usual_factor: float = 10.0
     """The stack of a worker at the same place is not shown before so many times the longest such phase so far."""
-    long_factor: float = 6.0
-    """By how much all of these are longer in phases that take long: see `LONG_PHASES`."""
     grace_seconds: float = 1.0
     """For the others to end by themselves when one has failed."""
     stop_seconds: float | None = None
     """For all of them to save and end when a signal has asked for it; None: as long as it takes."""
 
 
-LONG_PHASES = frozenset({"start", "compile", "loop body", "save", "evaluate", "end"})
+_PHASE_FACTORS = dict.fromkeys(["start", "compile", "loop body", "save", "evaluate", "end"], 6.0) | {"data": 1.5}
+"""By how much the limits are longer in phases that take long; for data, since the loader can say more, and is first."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class Watch:
 
     def _judge(self, rank: int, worker: _Seen, is_stopped: Callable[[int], bool]) -> Verdict | None:
         limits = self._limits
-        factor = limits.long_factor if worker.phase in LONG_PHASES else 1.0
+        factor = _PHASE_FACTORS.get(worker.phase, 1.0)
         silent, still = self._clock - worker.heard, self._clock - worker.since
         show_still = max(limits.show_seconds * factor, limits.usual_factor * self._longest.get(worker.phase, 0.0))
         if silent >= limits.stopped_seconds and is_stopped(rank):

@@ -117,6 +117,7 @@ class Examples:
             prefetch=feed.prefetch,
             bad_examples=feed.bad_examples,
             bad_budget=feed.bad_budget,
+            timeout_seconds=self._recipe.watch.hang_seconds,
             **more,
         )
 

@@ -68,7 +68,7 @@ def test_a_wait_ends_after_the_timeout(warnings: Callable[[], list[str]]) -> Non
         "  given:    it is at cat/7.jpg\n"
         "  expected: a batch within timeout_seconds=600\n"
         "  mend:     look at that example and the disk it is on: a network disk may not answer; if reading may take so "
-        "long, give ls.data.Loader a larger timeout_seconds (0 waits for ever)"
+        "long, give ls.data.Loader a larger timeout_seconds (a recipe: watch.hang_seconds; 0 waits for ever)"
     )
     assert caught.value.__notes__ == ["Stack:\n  File"]
 

@@ -163,3 +163,9 @@ def test_without_function_or_path_there_is_nothing() -> None:
     assert not examples.has("train")
     with pytest.raises(InputError, match="This recipe has not been told where its train images are"):
         examples.training()
+
+
+def test_a_loader_waits_as_long_as_the_recipe_says() -> None:
+    examples = Examples(photos("watch.hang_seconds=30"))
+    assert examples.training().crew.timeout_seconds == 30.0
+    assert examples.held_out("validation").crew.timeout_seconds == 30.0
