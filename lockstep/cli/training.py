@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-import shutil
-import tempfile
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from lockstep.runs.result import Result
 from lockstep.runs.session import Session
 from lockstep.runs.without_files import check_needs_no_files
 from lockstep.runs.workdir import Workdir
+from lockstep.scratch import scratch_folder
 from lockstep.workers.rank import Worker
 
 log = logging.getLogger("lockstep")
@@ -90,16 +90,14 @@ def _point_to(path: Path, recipe: Recipe) -> None:
 
 def _rehearse(recipe: Recipe, worker: Worker) -> int:
     """Two steps, a checkpoint, a resume with one more step, an evaluation, in a folder that is deleted afterwards."""
-    scratch = Path(worker.group.broadcast(tempfile.mkdtemp(prefix="lockstep-rehearsal-") if worker.is_chief else None))
-    try:
+    with ExitStack() as stack:
+        made = str(stack.enter_context(scratch_folder("lockstep-rehearsal-"))) if worker.is_chief else None
+        scratch = Path(worker.group.broadcast(made))
         Session(replace(recipe, end=Steps(2)), scratch / "run", worker).run(conclude=False)
         result = Session(replace(recipe, end=Steps(3)), scratch / "run", worker).run()
         if worker.is_chief:
             _tell(result)
         worker.group.barrier("the rehearsal is over")
-    finally:
-        if worker.is_chief:
-            shutil.rmtree(scratch, ignore_errors=True)
     if worker.is_chief:
         log.info("rehearsed: two steps, saved, resumed, step %d, evaluated; nothing was left behind", result.step)
     return 0

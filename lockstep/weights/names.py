@@ -140,14 +140,19 @@ def aligned(names: Collection[str], wanted: Collection[str]) -> tuple[str, str]:
     prefixes where no others do better.
     """
     least = min(len(names), len(wanted)) / 2
-    found = {
-        (strip, add): len(
-            {realigned(name, strip, add) for name in names if name.startswith(strip)}.intersection(wanted)
-        )
-        for strip in _common_prefixes(names, least)
-        for add in _common_prefixes(wanted, least)
-    }
-    return max(found, key=lambda pair: (found[pair], -len(pair[0]) - len(pair[1])))
+    strips, adds = _common_prefixes(names, least), _common_prefixes(wanted, least)
+    by_rest: dict[str, list[str]] = {}
+    for name in {*names}:
+        for strip in strips.intersection(_prefixes(name)):
+            by_rest.setdefault(name.removeprefix(strip), []).append(strip)
+    found = Counter(
+        (strip, add)
+        for name in {*wanted}
+        for add in adds.intersection(_prefixes(name))
+        for strip in by_rest.get(name.removeprefix(add), ())
+    )
+    # Of several that find as many, the shortest; the rest makes it the same in every process.
+    return max(found, key=lambda pair: (found[pair], -len(pair[0] + pair[1]), pair), default=("", ""))
 
 
 def realigned(name: str, strip: str, add: str) -> str:
@@ -155,7 +160,12 @@ def realigned(name: str, strip: str, add: str) -> str:
     return add + name.removeprefix(strip) if name.startswith(strip) else name
 
 
-def _common_prefixes(names: Collection[str], least: float) -> list[str]:
-    """The empty prefix, and those up to a dot or slash that at least so many names begin with."""
-    counts = Counter(name[: part.end()] for name in names for part in re.finditer("[./]", name))
-    return ["", *(prefix for prefix, count in counts.items() if count >= least)]
+def _common_prefixes(names: Collection[str], least: float) -> set[str]:
+    """The prefixes that at least so many names have, and the empty one."""
+    counts = Counter(prefix for name in names for prefix in _prefixes(name))
+    return {"", *(prefix for prefix, count in counts.items() if count >= least)}
+
+
+def _prefixes(name: str) -> list[str]:
+    """The empty prefix, and those up to each dot or slash."""
+    return ["", *(name[: part.end()] for part in re.finditer("[./]", name))]
