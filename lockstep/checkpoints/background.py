@@ -23,6 +23,7 @@ from lockstep.checkpoints.store import Store
 from lockstep.checkpoints.tensors import Tensors, check
 from lockstep.checkpoints.values import JSON
 from lockstep.errors import CheckpointError
+from lockstep.workers.signals import interruptible
 
 log = logging.getLogger("lockstep")
 
@@ -84,7 +85,8 @@ class BackgroundWriter:
         Raises:
             CheckpointError: the checkpoint could not be written.
         """
-        self._may_change.wait()
+        with interruptible():  # nothing has changed yet
+            self._may_change.wait()
         if self._error is not None:
             self.wait()
 

@@ -18,6 +18,7 @@ from lockstep.training.state import TrainState
 from lockstep.version import __version__
 from lockstep.workers.pulse import Phase
 from lockstep.workers.rank import join
+from lockstep.workers.signals import uninterrupted
 
 log = logging.getLogger("lockstep")
 
@@ -100,8 +101,9 @@ def take_over(checkpoint: Checkpoint, states: States, loader: Loader) -> None:
         CheckpointError: it does not fit the states.
         InputError: the loader reads another data set, or with another seed.
     """
-    restore(checkpoint, states)
-    loader.load_state(checkpoint.values["loader"])
+    with uninterrupted():
+        restore(checkpoint, states)
+        loader.load_state(checkpoint.values["loader"])
 
 
 def restore(checkpoint: Checkpoint, states: States) -> None:

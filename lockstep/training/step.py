@@ -27,6 +27,7 @@ from lockstep.training.refusals import act, explain
 from lockstep.training.state import TrainState
 from lockstep.types import BadExample, Batch, Refusal, StepReport
 from lockstep.workers.rank import Worker, join
+from lockstep.workers.signals import interruptible, uninterrupted
 
 if TYPE_CHECKING:
     from lockstep.types import CountFunction, LossFunction
@@ -47,6 +48,9 @@ def train_step(
 
     Only this state's parameters get gradients, whatever other models the loss uses, and the buffers of other states'
     models are put back.
+
+    A KeyboardInterrupt, or what a SIGINT handler of your own raises, comes out of the loss function or the wait for
+    other workers, and then nothing has changed; or else after the attempt as a whole: update, average and position.
 
     Args:
         state: what is updated.
@@ -132,6 +136,11 @@ class BoundStep:
 
     def __call__(self, losses: LossFunction, batch: Batch, counts: CountFunction | None = None) -> StepReport:
         """Make one attempt; see `train_step`."""
+        # A KeyboardInterrupt comes out of the loss function, the wait for other workers, or after the attempt.
+        with uninterrupted():
+            return self._make_attempt(losses, batch, counts)
+
+    def _make_attempt(self, losses: LossFunction, batch: Batch, counts: CountFunction | None) -> StepReport:
         began = time.perf_counter()
         state, pulse = self._state, self.worker.pulse
         if batch.towers != self._mine:
@@ -147,7 +156,8 @@ class BoundStep:
         pulse.at(state.step, "exchange")
         if is_first:
             self.worker.group.agree("the names of losses and metrics", [list(n) for n in self._host.losses.names or ()])
-        total = self._exchange.total(sums)
+        with interruptible():
+            total = self._exchange.total(sums)
         named, metrics, (missing, elapsed_seconds, stops, num_bad) = self._read(total.numbers)
         bad = self._told_of_bad(batch) if num_bad else ()
         outcome = state.apply(self._attempt(total, named, terms.loss_scale, missing))
