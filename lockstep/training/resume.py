@@ -39,7 +39,8 @@ def save(
         scores: of the weights as they stand, by name ("validation/top1"), for a retention that keeps the best.
 
     Raises:
-        CheckpointError: it cannot be written; older checkpoints are as they were.
+        CheckpointError: it cannot be written, or the state is not finite: parameters and averages have to be, and
+            nothing may hold NaN, whatever `nonfinite` says. Older checkpoints are as they were.
     """
     if join().is_chief:
         settle()

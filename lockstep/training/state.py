@@ -58,7 +58,8 @@ class TrainState:
         loss_average: how the losses that are reported beside the raw ones are smoothed.
         updates: functions `(model, step)` that return new values of buffers by name; committed with the update.
         nonfinite: what a loss or gradient that is not finite does: "stop" ends the run; "skip" refuses that attempt
-            alone; "rollback" ends the loop with an error that `rollback` mends; "off" does not look.
+            alone; "rollback" ends the loop with an error that `rollback` mends; "off" does not look. Where the model
+            itself is not finite any more, no batch is to blame: all but "off" end the run at once, and none saves it.
         nonfinite_budget: so many attempts may be skipped, or rolled back from, before the run ends after all.
         name: tells the random streams of several states in one run apart.
 

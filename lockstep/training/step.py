@@ -25,6 +25,7 @@ from lockstep.training.attempt import Attempt, Outcome
 from lockstep.training.preflight import check_fit, check_start
 from lockstep.training.refusals import act, explain
 from lockstep.training.state import TrainState
+from lockstep.training.unfit import check_finite
 from lockstep.types import BadExample, Batch, Refusal, StepReport
 from lockstep.workers.rank import Worker, join
 from lockstep.workers.signals import interruptible, uninterrupted
@@ -252,10 +253,11 @@ class BoundStep:
         )
 
     def _refusal(self, outcome: Outcome, losses: LossFunction, batch: Batch, sums: TreeSum) -> Refusal:
-        """What made the attempt unfit, and where; see `refusals.act` for what is raised."""
+        """What made the attempt unfit, and where; see `refusals.act` and `check_finite` for what is raised."""
         if outcome.overflowed:
             refusal = Refusal(batch.position, outcome.unfit)
         else:
+            check_finite(self._state, self.worker)
             refusal = explain(outcome, self._host, losses, batch, sums, self.worker)
         act(self._state, outcome, refusal, is_chief=self.worker.is_chief)
         return refusal
