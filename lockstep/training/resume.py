@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError
 from lockstep.training.state import TrainState
+from lockstep.training.trained_with import check_unchanged, trained_with
 from lockstep.version import __version__
 from lockstep.workers.pulse import Phase
 from lockstep.workers.rank import join
@@ -59,25 +60,42 @@ def contents(states: States, loader: Loader) -> tuple[int, dict[str, dict[str, T
         "lockstep": __version__,
         "states": {prefix.rstrip("."): state.values() for prefix, state in named.items()},
         "loader": loader.state(),
+        "trained_with": trained_with(_without_dots(named), loader),
     }
     return max(state.step for state in named.values()), sections, values
 
 
-def resume(states: States, loader: Loader, workdir: str | Path | Store) -> int | None:
+def resume(states: States, loader: Loader, workdir: str | Path | Store, *, changed: Sequence[str] = ()) -> int | None:
     """Take up the newest intact checkpoint of a workdir, if it has one, on all workers alike.
+
+    What the run was trained with is compared: optimizers and all else that `TrainState` is given for the update, batch
+    size, order and augmentations of the loader; with the first step the towers and the exchange. Functions and objects
+    of your own are compared by name. Ends, intervals, workers and loader processes may differ, and so may the number of
+    threads, which the log then tells; but for an exact exchange, whose bits depend on it.
+
+    Args:
+        states: one state, or several by name, as they were saved.
+        loader: is set to the position of the checkpoint.
+        workdir: the run's folder, or its store.
+        changed: paths of what differs on purpose: `("optimizer.lr", "loader.batch_size")`. A path stands for all below
+            it: "optimizer". Of several states it begins with the name of one.
 
     Returns:
         The step it was saved at, or None where there is none and the run starts afresh.
 
     Raises:
         CheckpointError: there are checkpoints and none is intact, or it does not fit the states.
-        InputError: the loader reads another data set, or with another seed.
+        InputError: the loader reads another data set, or with another seed; or something else differs from what the
+            run was trained with. Towers and exchange are refused by the first step.
     """
     checkpoint = agreed(workdir)
     if checkpoint is None:
         return None
+    lines = check_unchanged(checkpoint, _without_dots(by_name(states)), loader, changed)
     take_over(checkpoint, states, loader)
     if join().is_chief:
+        for line in lines:
+            log.info("changed since the checkpoint: %s", line)
         log.info("resumed at step %d, position %d, from %s", checkpoint.step, loader.position, checkpoint.path)
     return checkpoint.step
 
@@ -141,6 +159,10 @@ def by_name(states: States) -> dict[str, TrainState]:
     if isinstance(states, TrainState):
         return {"": states}
     return {f"{name}.": state for name, state in states.items()}
+
+
+def _without_dots(named: Mapping[str, TrainState]) -> dict[str, TrainState]:
+    return {prefix.rstrip("."): state for prefix, state in named.items()}
 
 
 def store_of(workdir: str | Path | Store) -> Store:

@@ -25,6 +25,7 @@ from lockstep.training.attempt import Attempt, Outcome
 from lockstep.training.preflight import check_fit, check_start
 from lockstep.training.refusals import act, explain
 from lockstep.training.state import TrainState
+from lockstep.training.trained_with import check_resumed, check_threads, of_step
 from lockstep.training.unfit import check_finite
 from lockstep.types import BadExample, Batch, Refusal, StepReport
 from lockstep.workers.rank import Worker, join
@@ -81,6 +82,8 @@ def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | N
     key = (towers or Towers(worker.num_workers), exchange or AllReduce())
     if key not in state.steps:
         state.steps[key] = BoundStep(state, *key, worker)
+    if state.resumed:
+        check_resumed(state, *key, worker)
     return cast("BoundStep", state.steps[key])
 
 
@@ -90,6 +93,8 @@ class BoundStep:
     def __init__(self, state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
         check_start(state, worker)
         check_fit(state, towers, exchange)
+        check_threads(exchange, worker)
+        state.computed_with = of_step(towers, exchange)
         if worker.is_chief and not state.steps:
             for line in state.matches:
                 log.info("%s", line)
