@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lockstep")
 
-_HINTS = {"threads": "torch.set_num_threads({}) before the first step", "towers.count": "ls.Towers({})"}
+_HINTS = {
+    "threads": "torch.set_num_threads({}) before the first step",
+    "towers.count": "ls.Towers({}); without it there is a tower for each worker",
+}
 
 
 class Resumed(NamedTuple):

@@ -150,7 +150,7 @@ def test_no_signal_tears_the_state() -> None:
 
 @pytest.mark.slow
 def test_no_signal_of_many_tears_the_state() -> None:
-    check_trials(150)
+    check_trials(60)
 
 
 # At chosen moments ----------------------------------------------------------------------------------------------------

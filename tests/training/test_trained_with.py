@@ -114,7 +114,10 @@ def test_towers_and_exchange_are_refused_by_the_first_step(tmp_path: Path) -> No
             "towers.count: saved 2, given 4; towers.batch_norm: saved 'mean', given 'none'; "
             "exchange.transport: saved None, given 'gloo'"
         )
-        assert str(caught.value.mend).startswith("take the changes back (ls.Towers(2)), or go on with them: ")
+        assert caught.value.mend == (
+            "take the changes back (ls.Towers(2); without it there is a tower for each worker), or go on with them: "
+            'ls.resume(..., changed=("towers.count", "towers.batch_norm", "exchange.transport",))'
+        )
     assert (state.step, loader.position) == (2, 16)
     ls.resume(state, loader, tmp_path, changed=("towers", "exchange.transport"))
     train(state, loader, 3, ls.Towers(4, batch_norm="none"), ls.AllReduce(transport="gloo"))
