@@ -25,6 +25,7 @@ from lockstep.checkpoints.tensors import Tensors, check
 from lockstep.checkpoints.values import JSON
 from lockstep.errors import CheckpointError
 from lockstep.workers.pulse import of_this_process
+from lockstep.workers.signals import interruptible
 
 log = logging.getLogger("lockstep")
 
@@ -86,11 +87,11 @@ class BackgroundWriter:
         Raises:
             CheckpointError: the checkpoint could not be written.
         """
-        if not self._may_change.is_set() or self._error is not None:
-            with _saving():
+        if not self._may_change.is_set():
+            with _saving(), interruptible():  # nothing has changed yet
                 self._may_change.wait()
-                if self._error is not None:
-                    self.wait()
+        if self._error is not None:
+            self.wait()
 
     def wait(self) -> None:
         """Wait until the checkpoint in flight is on the disk.

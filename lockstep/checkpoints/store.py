@@ -27,11 +27,12 @@ from torch import Tensor
 from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, VALUES, DamagedError, FileEntry, Manifest, damaged
 from lockstep.checkpoints.retention import Retention
 from lockstep.checkpoints.standing import PINNED, Standing, rate
-from lockstep.checkpoints.tensors import Tensors, check, decode, encoded, size_bytes
+from lockstep.checkpoints.tensors import Tensors, check, decode, encoded, not_finite, size_bytes
 from lockstep.checkpoints.unfinished import delete, sweep, unfinished_path
 from lockstep.checkpoints.values import JSON, decode_values, encode_values
 from lockstep.durable import make_folder, sync_folder, write_file
 from lockstep.errors import CheckpointError
+from lockstep.listing import few
 
 log = logging.getLogger("lockstep")
 
@@ -120,9 +121,18 @@ class Store:
             The checkpoint's folder; it is on the disk.
 
         Raises:
-            CheckpointError: it cannot be written; those that were there are as they were, and nothing is left over.
+            CheckpointError: it cannot be written, or parameters, averages or other tensors are not finite; those that
+                were there are as they were, and nothing is left over.
         """
         check(tensors)
+        if unfit := not_finite(tensors):
+            raise CheckpointError(
+                f"The checkpoint of step {step} was not written: nothing could go on from it.",
+                given=f"values that are not finite: {few(unfit)}",
+                expected="finite parameters and averages, and no NaN in buffers and slots",
+                mend="go on from the checkpoint before it, with a lower learning rate or clipped gradients; "
+                "older checkpoints are as they were",
+            )
         encoded_values = encode_values(values)
         finite = {name: float(score) for name, score in (scores or {}).items() if math.isfinite(score)}
         # Of one process one thread writes: its unfinished folders go by the process.
@@ -145,7 +155,8 @@ class Store:
     def read(self, step: int | None = None) -> Checkpoint | None:
         """Load a checkpoint, verified: the newest that is intact, or the one of `step`.
 
-        A damaged one is named in a warning, and the one before it is read instead, unless it was asked for.
+        A damaged one is named in a warning, and so is one with values that are not finite, which older versions wrote;
+        the one before it is read instead. Unless it was asked for.
 
         Returns:
             The checkpoint, or None where no step was asked for and there is none at all.
@@ -158,7 +169,7 @@ class Store:
         damages: list[DamagedError] = []
         for candidate in reversed(self.steps()):
             try:
-                return self._load(candidate)
+                return self._load_finite(candidate)
             except DamagedError as damage:
                 if not self.path(candidate).exists():
                     return self.read()  # deleted while it was read, so there is a newer one
@@ -198,6 +209,12 @@ class Store:
         contents = {file.name: _decode(folder / file.name, file.read(folder)) for file in manifest.files}
         values = contents.pop(VALUES)
         return Checkpoint(step, folder, {name.removesuffix(SUFFIX): t for name, t in contents.items()}, values)
+
+    def _load_finite(self, step: int) -> Checkpoint:
+        checkpoint = self._load(step)
+        if unfit := not_finite(checkpoint.tensors):
+            raise damaged(checkpoint.path, f"values that are not finite: {few(unfit)}", "finite ones")
+        return checkpoint
 
     def _is_there(self, step: int, tensors: Tensors) -> bool:
         """Whether the step has an intact checkpoint of these tensors."""

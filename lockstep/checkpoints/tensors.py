@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
+from lockstep.norms import norms_of
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
 """Section ("parameters", "buffers", "slots", "average", "generator.parameters") -> name -> tensor."""
@@ -59,6 +61,38 @@ def check(tensors: Tensors) -> None:
         for name, tensor in members.items():
             _check_name(section, name)
             _check_kind(section, name, tensor)
+
+
+def not_finite(tensors: Tensors) -> list[str]:
+    """The tensors that nothing can go on from: `'conv.weight' of parameters`.
+
+    Parameters and their averages have to be finite. Elsewhere infinities may be meant, as in a mask; NaN is not. One
+    pass over the memory, which takes a fifth of the time of a hash, and one read of each device.
+    """
+    on_device: dict[torch.device, dict[tuple[str, str], Tensor]] = {}
+    for section, members in tensors.items():
+        for name, tensor in members.items():
+            if tensor.is_floating_point():
+                # Of 8 bits torch computes nothing.
+                wide = tensor.float() if tensor.itemsize == 1 else tensor
+                on_device.setdefault(tensor.device, {})[section, name] = wide
+    # Norms are fast, and overflow: a tensor whose norm is not finite is looked at closely.
+    suspects = {
+        place: values[place]
+        for values in on_device.values()
+        for place, norm in zip(values, norms_of([*values.values()]), strict=True)
+        if not isfinite(norm)
+    }
+    return [
+        f"{name!r} of {section}"
+        for (section, name), tensor in suspects.items()
+        if not (tensor.isfinite() if _must_be_finite(section, name, tensors) else ~tensor.isnan()).all()
+    ]
+
+
+def _must_be_finite(section: str, name: str, tensors: Tensors) -> bool:
+    state, dot, kind = section.rpartition(".")
+    return kind == "parameters" or (kind == "average" and name in tensors[f"{state}{dot}parameters"])
 
 
 def size_bytes(tensors: Tensors) -> int:

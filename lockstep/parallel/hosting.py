@@ -25,6 +25,7 @@ from lockstep.parallel.tree import Summand, TreeSum, deal
 from lockstep.randomness import key_of, mix
 from lockstep.types import Batch
 from lockstep.workers.rank import Worker
+from lockstep.workers.signals import interruptible
 
 if TYPE_CHECKING:
     from lockstep.types import LossFunction
@@ -163,7 +164,7 @@ class TowerHost:
         self, losses: LossFunction, batch: Batch, place: int, tower: int, terms: Terms, factors: Mapping[str, float]
     ) -> Summand:
         with self._batch_norm:  # around the backward pass too: checkpointing runs parts of the model again in it
-            with self._precision:
+            with self._precision, interruptible():
                 returned = losses(self._model, batch)
             named, metrics = self.losses.checked(returned, factors)
             found, owned = self._backward(objective(named), terms.loss_scale or 1.0)

@@ -19,6 +19,7 @@ from lockstep.training.state import TrainState
 from lockstep.training.step import bind
 from lockstep.types import Batch, StepReport
 from lockstep.workers.rank import join
+from lockstep.workers.signals import stop_on_interrupt
 
 if TYPE_CHECKING:
     from lockstep.types import CountFunction, LossFunction
@@ -32,7 +33,7 @@ def batches(loader: Loader, towers: Towers | None = None, *, until: End | None =
     """This worker's part of every batch from the loader's position on, on its device: for loops of your own.
 
     Ends when `until` is reached, or when a step made from the last batch reports that a stop was requested. Steps are
-    those of that report; before the first one, the batches of the stream.
+    those of that report; before the first one, the batches of the stream. Ctrl-C requests a stop, as in `train_steps`.
 
     Raises:
         InputError: the batch cannot be split evenly over the towers, or there are more workers than towers.
@@ -56,6 +57,9 @@ def train_steps(
 
     Ends when `until` is reached (never, if None), or after the step at which some worker was asked to stop. Where
     nothing is left to do, it says so and yields nothing. See `train_step` for the arguments and what is raised.
+
+    In the main thread of a script that handles Ctrl-C as Python does, the first Ctrl-C asks to stop after the step, and
+    so does what is trained after that; the second raises KeyboardInterrupt. See `train_step` for where it is raised.
     """
     _check(loader, until)
     step = bind(state, towers, exchange)
@@ -109,23 +113,23 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
         # Asked for the next batch, which is not where the last one ended if some in between are skipped.
         return until is not None and until.reached(now._replace(position=position), loader.batch_size)
 
-    try:
-        for batch in loader.batches(mine, towers.count, worker.device, stop=is_past_the_end):
-            worker.pulse.at(now.step, "loop body")
-            yield batch
-            report = batch.report
-            if report is None:
-                batch.attempted()
-                now = Progress(now.step + 1, batch.position + batch.batch_size, batch.epoch_size)
-            else:
-                now = report.progress
-                if report.stop_requested:
+    with stop_on_interrupt(worker.pulse):
+        try:
+            for batch in loader.batches(mine, towers.count, worker.device, stop=is_past_the_end):
+                worker.pulse.at(now.step, "loop body")
+                yield batch
+                report = batch.report
+                if report is None:  # no step was made from it, in which workers could agree to stop
+                    batch.attempted()
+                    now = Progress(now.step + 1, batch.position + batch.batch_size, batch.epoch_size)
+                    is_stopped = worker.num_workers == 1 and worker.pulse.stop_requested is not None
+                else:
+                    now, is_stopped = report.progress, report.stop_requested
+                if is_stopped or (until and until.reached(now, loader.batch_size)):
                     return
-            if until and until.reached(now, loader.batch_size):
-                return
-            worker.pulse.at(now.step, "data")
-    finally:
-        worker.pulse.at(now.step, "end")
+                worker.pulse.at(now.step, "data")
+        finally:
+            worker.pulse.at(now.step, "end")
 
 
 def _check(loader: Loader, until: End | None) -> None:

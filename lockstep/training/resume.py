@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from lockstep.errors import CheckpointError
 from lockstep.training.extra_state import SECTION, ExtraState, check_extra_state, extra_state, set_extra_state
 from lockstep.training.preflight import check_data
 from lockstep.training.state import TrainState
+from lockstep.training.trained_with import check_unchanged, trained_with
 from lockstep.version import __version__
 from lockstep.workers.rank import join
+from lockstep.workers.signals import uninterrupted
 
 log = logging.getLogger("lockstep")
 
@@ -38,7 +40,8 @@ def save(
         scores: of the weights as they stand, by name ("validation/top1"), for a retention that keeps the best.
 
     Raises:
-        CheckpointError: it cannot be written; older checkpoints are as they were.
+        CheckpointError: it cannot be written, or the state is not finite: parameters and averages have to be, and
+            nothing may hold NaN, whatever `nonfinite` says. Older checkpoints are as they were.
     """
     if join().is_chief:
         settle()
@@ -57,6 +60,7 @@ def contents(states: States, loader: Loader) -> tuple[int, dict[str, dict[str, T
         "lockstep": __version__,
         "states": {prefix.rstrip("."): state.values() for prefix, state in named.items()},
         "loader": loader.state(),
+        "trained_with": trained_with(_without_dots(named), loader),
     }
     for prefix, state in named.items():
         extra = extra_state(state.model)
@@ -67,14 +71,26 @@ def contents(states: States, loader: Loader) -> tuple[int, dict[str, dict[str, T
 
 
 def resume(
-    states: States, loader: Loader, workdir: str | Path | Store, *, accept_data_change: bool = False
+    states: States,
+    loader: Loader,
+    workdir: str | Path | Store,
+    *,
+    changed: Sequence[str] = (),
+    accept_data_change: bool = False,
 ) -> int | None:
     """Take up the newest intact checkpoint of a workdir, if it has one, on all workers alike.
 
+    What the run was trained with is compared: optimizers and all else that `TrainState` is given for the update, batch
+    size, order and augmentations of the loader, and its data; with the first step the towers and the exchange.
+    Functions and objects of your own are compared by name. Ends, intervals, workers and loader processes may differ,
+    and so may the number of threads, which the log then tells; but for an exact exchange, whose bits depend on it.
+
     Args:
         states: one state, or several by name, as they were saved.
-        loader: of the data that the run was trained on; it is compared with what the checkpoint says of its data.
+        loader: is set to the position of the checkpoint.
         workdir: the run's folder, or its store.
+        changed: paths of what differs on purpose: `("optimizer.lr", "loader.batch_size")`. A path stands for all below
+            it: "optimizer". Of several states it begins with the name of one.
         accept_data_change: go on although the examples are other ones, if they are as many; the log names them.
 
     Returns:
@@ -82,15 +98,19 @@ def resume(
 
     Raises:
         CheckpointError: there are checkpoints and none is intact, or it does not fit the states.
-        InputError: the loader reads other data, or with another seed.
+        InputError: the loader reads other data, or with another seed; or something else differs from what the run was
+            trained with. Towers and exchange are refused by the first step.
         WorkerError: the workers' loaders read different data.
     """
     check_data(loader, join())
     checkpoint = agreed(workdir)
     if checkpoint is None:
         return None
+    lines = check_unchanged(checkpoint, _without_dots(by_name(states)), loader, changed)
     take_over(checkpoint, states, loader, accept_data_change=accept_data_change)
     if join().is_chief:
+        for line in lines:
+            log.info("changed since the checkpoint: %s", line)
         log.info("resumed at step %d, position %d, from %s", checkpoint.step, loader.position, checkpoint.path)
     return checkpoint.step
 
@@ -118,8 +138,9 @@ def take_over(checkpoint: Checkpoint, states: States, loader: Loader, *, accept_
         CheckpointError: it does not fit the states.
         InputError: the loader reads other data, or with another seed.
     """
-    restore(checkpoint, states)
-    changed = loader.load_state(checkpoint.values["loader"], accept_data_change=accept_data_change)
+    with uninterrupted():
+        restore(checkpoint, states)
+        changed = loader.load_state(checkpoint.values["loader"], accept_data_change=accept_data_change)
     if join().is_chief:
         for line in changed:
             log.warning("changed in the training data since step %d: %s", checkpoint.step, line)
@@ -164,6 +185,10 @@ def by_name(states: States) -> dict[str, TrainState]:
     if isinstance(states, TrainState):
         return {"": states}
     return {f"{name}.": state for name, state in states.items()}
+
+
+def _without_dots(named: Mapping[str, TrainState]) -> dict[str, TrainState]:
+    return {prefix.rstrip("."): state for prefix, state in named.items()}
 
 
 def store_of(workdir: str | Path | Store) -> Store:

@@ -10,6 +10,7 @@ from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError, InputError, NonFiniteError
 from lockstep.training.refusals import in_short
 from lockstep.training.resume import States, agreed, by_name, take_over
+from lockstep.training.unfit import check_finite
 from lockstep.types import Refusal
 from lockstep.workers.rank import join
 
@@ -33,8 +34,8 @@ def rollback(states: States, loader: Loader, workdir: str | Path | Store, error:
         The step of the checkpoint.
 
     Raises:
-        NonFiniteError: more batches would be skipped than the `nonfinite_budget` of the states allows; nothing has
-            changed.
+        NonFiniteError: more batches would be skipped than the `nonfinite_budget` of the states allows, or the model
+            itself is not finite, for which no batch is to blame; nothing has changed.
         CheckpointError: there is no checkpoint, none is intact, or it does not fit the states.
         InputError: the error does not come from an attempt, or the batch was to be skipped already.
     """
@@ -48,9 +49,11 @@ def check_may_roll_back(states: States, loader: Loader, error: NonFiniteError) -
     """Refuse to go back where that would skip more than the states allow.
 
     Raises:
-        NonFiniteError: the budget is used up.
+        NonFiniteError: the budget is used up, or the model itself is not finite.
         InputError: the error does not come from an attempt, or the batch was to be skipped already.
     """
+    for state in by_name(states).values():
+        check_finite(state, join())
     _check(_refusal(error), loader, _budget(states), error)
 
 

@@ -38,7 +38,8 @@ class Saver:
             scores: of the weights as they stand, by name ("validation/top1"), for a retention that keeps the best.
 
         Raises:
-            CheckpointError: the one before could not be written, or a tensor cannot be saved.
+            CheckpointError: the one before could not be written, or a tensor cannot be saved. That the state is not
+                finite, a later call says.
         """
         if not join().is_chief:
             return

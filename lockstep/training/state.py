@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, ClassVar, Literal, get_args
 from weakref import WeakSet
 
@@ -28,6 +28,7 @@ from lockstep.training.matches import matches
 from lockstep.training.saved import check_fits
 from lockstep.training.smoothing import LossAverage, SmoothedLosses
 from lockstep.training.trained import freeze
+from lockstep.training.trained_with import Resumed, of_state
 from lockstep.training.unfit import unfit_in_words, unfit_penalty
 
 Nonfinite = Literal["stop", "skip", "rollback", "off"]
@@ -58,7 +59,8 @@ class TrainState:
         loss_average: how the losses that are reported beside the raw ones are smoothed.
         updates: functions `(model, step)` that return new values of buffers by name; committed with the update.
         nonfinite: what a loss or gradient that is not finite does: "stop" ends the run; "skip" refuses that attempt
-            alone; "rollback" ends the loop with an error that `rollback` mends; "off" does not look.
+            alone; "rollback" ends the loop with an error that `rollback` mends; "off" does not look. Where the model
+            itself is not finite any more, no batch is to blame: all but "off" end the run at once, and none saves it.
         nonfinite_budget: so many attempts may be skipped, or rolled back from, before the run ends after all.
         name: tells the random streams of several states in one run apart.
 
@@ -68,6 +70,11 @@ class TrainState:
     """
 
     living: ClassVar[WeakSet[TrainState]] = WeakSet()
+
+    computed_with: Mapping[str, Any] = MappingProxyType({})
+    """The towers, the exchange and the threads of the steps; see `lockstep.training.trained_with`."""
+    resumed: Resumed | None = None
+    """What the first step after a resume is compared with."""
 
     def __init__(
         self,
@@ -96,6 +103,7 @@ class TrainState:
         check_all("tower_gradient_transforms", tower_gradient_transforms, object, mend=_TRANSFORMS_MEND)
         check_one_of("nonfinite", nonfinite, get_args(Nonfinite))
         check_range("nonfinite_budget", nonfinite_budget, 0)
+        self.made_with = of_state(locals())
         self.step = 0
         self.first_step = 0
         """The optimizer, and the schedule of its learning rate, count their steps from this one on."""

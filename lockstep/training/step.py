@@ -25,9 +25,12 @@ from lockstep.training.attempt import Attempt, Outcome
 from lockstep.training.preflight import check_fit, check_start
 from lockstep.training.refusals import act, explain
 from lockstep.training.state import TrainState
+from lockstep.training.trained_with import check_resumed, check_threads, of_step
 from lockstep.training.unchanged import check_buffers, check_parameters, check_training_mode, layouts_of
+from lockstep.training.unfit import check_finite
 from lockstep.types import BadExample, Batch, Refusal, StepReport
 from lockstep.workers.rank import Worker, join
+from lockstep.workers.signals import interruptible, uninterrupted
 
 if TYPE_CHECKING:
     from lockstep.types import CountFunction, LossFunction
@@ -48,6 +51,9 @@ def train_step(
 
     Only this state's parameters get gradients, whatever other models the loss uses, and the buffers of other states'
     models are put back.
+
+    A KeyboardInterrupt, or what a SIGINT handler of your own raises, comes out of the loss function or the wait for
+    other workers, and then nothing has changed; or else after the attempt as a whole: update, average and position.
 
     Args:
         state: what is updated.
@@ -80,6 +86,8 @@ def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | N
     key = (towers or Towers(worker.num_workers), exchange or AllReduce())
     if key not in state.steps:
         state.steps[key] = BoundStep(state, *key, worker)
+    if state.resumed:
+        check_resumed(state, *key, worker)
     return cast("BoundStep", state.steps[key])
 
 
@@ -89,6 +97,8 @@ class BoundStep:
     def __init__(self, state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
         check_start(state, worker)
         check_fit(state, towers, exchange)
+        check_threads(exchange, worker)
+        state.computed_with = of_step(towers, exchange)
         if worker.is_chief and not state.steps:
             for line in state.matches:
                 log.info("%s", line)
@@ -120,6 +130,11 @@ class BoundStep:
 
     def __call__(self, losses: LossFunction, batch: Batch, counts: CountFunction | None = None) -> StepReport:
         """Make one attempt; see `train_step`."""
+        # A KeyboardInterrupt comes out of the loss function, the wait for other workers, or after the attempt.
+        with uninterrupted():
+            return self._make_attempt(losses, batch, counts)
+
+    def _make_attempt(self, losses: LossFunction, batch: Batch, counts: CountFunction | None) -> StepReport:
         began = time.perf_counter()
         state, pulse = self._state, self.worker.pulse
         if batch.towers != self._mine:
@@ -134,7 +149,8 @@ class BoundStep:
         pulse.at(state.step, "exchange")
         if is_first:
             self.worker.group.agree("the names of losses and metrics", [list(n) for n in self._host.losses.names or ()])
-        total = self._exchange.total(sums)
+        with interruptible():
+            total = self._exchange.total(sums)
         named, metrics, (missing, elapsed_seconds, stops, num_bad) = self._read(total.numbers)
         bad = self._told_of_bad(batch) if num_bad else ()
         outcome = state.apply(self._attempt(total, named, terms.loss_scale, missing))
@@ -219,10 +235,11 @@ class BoundStep:
         )
 
     def _refusal(self, outcome: Outcome, losses: LossFunction, batch: Batch, sums: TreeSum) -> Refusal:
-        """What made the attempt unfit, and where; see `refusals.act` for what is raised."""
+        """What made the attempt unfit, and where; see `refusals.act` and `check_finite` for what is raised."""
         if outcome.overflowed:
             refusal = Refusal(batch.position, outcome.unfit)
         else:
+            check_finite(self._state, self.worker)
             refusal = explain(outcome, self._host, losses, batch, sums, self.worker)
         act(self._state, outcome, refusal, is_chief=self.worker.is_chief)
         return refusal

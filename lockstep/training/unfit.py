@@ -1,14 +1,21 @@
-"""What of an attempt is not finite, in words."""
+"""What is not finite, of an attempt or of the state itself, in words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from lockstep.checkpoints.tensors import not_finite
 from lockstep.errors import NonFiniteError
+from lockstep.listing import few
 from lockstep.optim.gradients import Gradients
 from lockstep.parallel.diagnosis import unfit_losses
+
+if TYPE_CHECKING:
+    from lockstep.training.state import TrainState
+    from lockstep.workers.rank import Worker
 
 MAX_NAMES = 8
 
@@ -36,3 +43,23 @@ def unfit_penalty(penalised: Mapping[str, Tensor]) -> NonFiniteError:
         expected="finite parameters",
         mend="lower the learning rate; skipping a batch cannot help",
     )
+
+
+def check_finite(state: TrainState, worker: Worker) -> None:
+    """Refuse a model that was not finite before the attempt: no batch is to blame. All workers come here together.
+
+    Raises:
+        NonFiniteError: parameters are not finite, or buffers hold NaN; infinities in buffers may be meant.
+    """
+    sections = state.sections()
+    mine = not_finite({section: sections[section] for section in ("parameters", "buffers")})
+    of_all = worker.group.gather(few(mine, MAX_NAMES))
+    if any(of_all):
+        named = [f"worker {rank}: {unfit}" for rank, unfit in enumerate(of_all) if unfit]
+        raise NonFiniteError(
+            f"The model is not finite after step {state.step}, so no batch is to blame.",
+            given=few(mine, MAX_NAMES) if len(set(of_all)) == 1 else "; ".join(named),
+            expected="finite parameters, and no NaN in buffers",
+            mend="go on from the last checkpoint with a lower learning rate or clipped gradients; "
+            "skipping batches cannot help",
+        )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from checkpoint_helpers import assert_consistent, write
 
 from lockstep.checkpoints import Store
@@ -94,6 +95,19 @@ def test_a_huge_manifest_is_not_read(store: Store, caplog: pytest.LogCaptureFixt
     os.truncate(store.path(20) / "manifest.json", 1 << 42)
     assert assert_consistent(store.read()) == 10
     assert "Given: more than 1,048,576 bytes; expected: at most 1,048,576 bytes." in caplog.text
+
+
+def test_one_of_an_older_version_that_is_not_finite_is_passed_over(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr("lockstep.checkpoints.store.not_finite", lambda tensors: [])
+        store.write(30, {"parameters": {"w": torch.tensor([1.0, float("nan")])}}, {})
+    assert assert_consistent(store.read()) == 20
+    assert "step-00000030 is damaged. Given: values that are not finite: 'w' of parameters;" in caplog.text
+    asked_for = store.read(30)
+    assert asked_for is not None, "to be looked at"
+    assert asked_for.step == 30
 
 
 def test_all_are_damaged(store: Store) -> None:

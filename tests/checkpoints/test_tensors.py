@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from lockstep.checkpoints.tensors import check, decode, encoded, size_bytes
+from lockstep.checkpoints.tensors import check, decode, encoded, not_finite, size_bytes
 from lockstep.errors import CheckpointError
 
 
@@ -163,3 +163,36 @@ def test_what_lies_densely_is_not_copied() -> None:
     tensor[0] = 7
     assert bytes(memory) == tensor.numpy().tobytes()
     assert len(header) % 8 == 0
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2])
+@pytest.mark.parametrize("numel", [1, 7, 2**18 + 5])
+def test_what_is_not_finite_is_named(dtype: torch.dtype, numel: int) -> None:
+    def with_value(value: float) -> Tensor:
+        return torch.ones(numel).index_fill(0, torch.tensor([numel // 2]), value).to(dtype)
+
+    tensors = {
+        "parameters": {"good": with_value(0.5), "inf": with_value(-INF), "nan": with_value(NAN)},
+        "buffers": {"mask": with_value(-INF), "nan": with_value(NAN), "count": torch.tensor(3)},
+        "slots": {"max/good": with_value(INF), "max/nan": with_value(NAN)},
+        "average": {"inf": with_value(INF), "mask": with_value(-INF), "nan": with_value(NAN)},
+        "other.parameters": {"mask": with_value(INF)},
+    }
+    assert not_finite(tensors) == [
+        "'inf' of parameters",
+        "'nan' of parameters",
+        "'nan' of buffers",
+        "'max/nan' of slots",
+        "'inf' of average",
+        "'nan' of average",
+        "'mask' of other.parameters",
+    ]
+
+
+def test_large_numbers_are_finite() -> None:
+    large = torch.full((5,), 3e38)
+    tensors = {"parameters": {"w": large, "wide": large.double() ** 8, "none": torch.zeros(0), "strided": large[::2]}}
+    assert not_finite(tensors) == []

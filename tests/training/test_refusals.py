@@ -15,6 +15,7 @@ import worker_processes
 from torch import Tensor, nn
 
 import lockstep as ls
+from lockstep.checkpoints import Retention, Store
 from lockstep.losses.regularization import L2
 from lockstep.workers.rank import join
 
@@ -93,18 +94,6 @@ def bad_gradient() -> ls.NonFiniteError:
     return refused(make_state(Identity()), make_loader(x=(15, 1e7)))
 
 
-def bad_parameter() -> ls.NonFiniteError:
-    """A parameter of the last worker alone loses its value after the first step."""
-    state, worker = make_state(), join()
-    steps = ls.train_steps(state, losses, make_loader(), ls.Towers(TOWERS))
-    next(steps)
-    if worker.rank == worker.num_workers - 1:
-        state.model[2].weight.data[0, 1] = math.nan
-    with pytest.raises(ls.NonFiniteError) as caught:
-        next(steps)
-    return caught.value
-
-
 # The fault, what is said of the last tower, and how many towers are guilty on one worker and on two.
 FAULTS: dict[str, tuple[Callable[[], ls.NonFiniteError], str, list[int]]] = {
     "bad_pixel": (bad_pixel, "loss 'square' is nan; the field 'x' of the batch is not finite; examples 15", [1, 1]),
@@ -115,11 +104,6 @@ FAULTS: dict[str, tuple[Callable[[], ls.NonFiniteError], str, list[int]]] = {
         [1, 1],
     ),
     "bad_gradient": (bad_gradient, "the gradient of '0.bias' is not finite; examples 14, 15", [1, 1]),
-    "bad_parameter": (
-        bad_parameter,
-        "loss 'square' is nan; '2.weight' of the model holds values that are not finite; examples 14, 15",
-        [4, 2],
-    ),
 }
 
 
@@ -154,6 +138,79 @@ def test_a_fault_is_named(found: dict[int, list[dict[str, Any]]], name: str, num
         assert len(culprits) == counts[last]
         assert culprits[-1] in text
         assert towers == ([0, 1, 2, 3][2 * rank * last :] if rank == last else None)
+
+
+# The model itself is to blame -----------------------------------------------------------------------------------------
+
+
+def overflowing(nonfinite: Any, **options: Any) -> ls.TrainState:
+    """A state whose third update overflows, from a loss and gradients that are finite."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    rate = ls.optim.PiecewiseConstant([2, 3], [0.01, 1e39, 0.01])
+    return ls.TrainState(model, ls.optim.SGD(rate), nonfinite=nonfinite, **options)
+
+
+@pytest.mark.parametrize("nonfinite", ["stop", "skip", "rollback"])
+def test_parameters_that_are_not_finite_stop_the_run_at_once(tmp_path: Path, nonfinite: str) -> None:
+    state, loader = overflowing(nonfinite), make_loader()
+    ls.save(state, loader, tmp_path)
+    with pytest.raises(ls.NonFiniteError) as caught:
+        ls.train(state, losses, loader, ls.Towers(TOWERS))
+    assert str(caught.value) == (
+        "The model is not finite after step 3, so no batch is to blame.\n"
+        "  given:    '0.weight' of parameters, '0.bias' of parameters, "
+        "'2.weight' of parameters, '2.bias' of parameters\n"
+        "  expected: finite parameters, and no NaN in buffers\n"
+        "  mend:     go on from the last checkpoint with a lower learning rate or clipped gradients; "
+        "skipping batches cannot help"
+    )
+    with pytest.raises(ls.NonFiniteError, match="no batch is to blame"):
+        ls.rollback(state, loader, tmp_path, caught.value)
+    assert (state.step, loader.position, loader.skipped) == (3, 24, [])
+
+
+@pytest.mark.parametrize("nonfinite", ["stop", "rollback", "off"])
+@pytest.mark.parametrize("average", [None, ls.optim.MovingAverage(0.9)])
+def test_what_is_not_finite_is_not_saved(tmp_path: Path, nonfinite: str, average: Any) -> None:
+    state, loader = overflowing(nonfinite, average=average), make_loader()
+    store = Store(tmp_path / "checkpoints", Retention(newest=1))
+    for report in ls.train_steps(state, losses, loader, ls.Towers(TOWERS), until=ls.Steps(3)):
+        if report.step < 3:
+            ls.save(state, loader, store)
+    for save in (ls.save, saved_in_background):
+        with pytest.raises(ls.CheckpointError) as caught:
+            save(state, loader, store)
+        assert caught.value.what == "The checkpoint of step 3 was not written: nothing could go on from it."
+        assert str(caught.value.given).startswith("values that are not finite: '0.weight' of parameters, '0.bias' of")
+        assert store.steps() == [2], "a good one is not pruned for a bad one"
+    assert ls.resume(state, loader, store) == 2
+
+
+def saved_in_background(state: ls.TrainState, loader: ls.data.Loader, store: Store) -> None:
+    with ls.Saver(store) as saver:
+        saver.save(state, loader)
+
+
+def bad_parameter() -> str:
+    """A parameter of the last worker alone loses its value after the first step."""
+    state, worker = make_state(), join()
+    steps = ls.train_steps(state, losses, make_loader(), ls.Towers(TOWERS))
+    next(steps)
+    if worker.rank == worker.num_workers - 1:
+        state.model[2].weight.data[0, 1] = math.nan
+    with pytest.raises(ls.NonFiniteError) as caught:
+        next(steps)
+    return str(caught.value)
+
+
+def test_the_worker_is_named_whose_model_alone_is_not_finite() -> None:
+    for said in worker_processes.run_workers(bad_parameter, 2):
+        assert "The model is not finite after step 1" in said
+        assert "given:    worker 1: '2.weight' of parameters\n" in said
+
+
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_metric_that_is_not_finite_refuses_nothing() -> None:

@@ -1,0 +1,110 @@
+"""Values as small JSON: what they were made with, so that a later start can say where it differs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_CLASS = "class"  # no field can be called so
+_MOST_ITEMS = 100
+"""Of more a list says only how many there are, and their hash."""
+
+
+def described(value: Any) -> Any:
+    """A value as JSON: plain ones as they are, dataclasses by their class and fields, functions by name.
+
+    Objects of Lockstep's own say all that they hold, and others their class alone.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): described(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        items = [described(item) for item in value]
+        return items if len(items) <= _MOST_ITEMS else f"{len(items)} items, sha256 {_hash(json.dumps(items).encode())}"
+    if hasattr(value, "__array__"):
+        return _described_array(np.asarray(value.cpu() if hasattr(value, "cpu") else value))
+    if isinstance(value, partial):
+        return described(value.func)
+    if hasattr(value, "__qualname__"):
+        return str(value.__qualname__)
+    if is_dataclass(value):
+        members = {field.name: getattr(value, field.name) for field in fields(value)}
+    elif type(value).__module__.startswith("lockstep."):
+        computed = vars(type(value))  # cached properties
+        members = {name: member for name, member in vars(value).items() if name not in computed}
+    else:
+        members = {}
+    return {_CLASS: type(value).__qualname__, **described(members)}
+
+
+def _described_array(array: np.ndarray[Any, Any]) -> Any:
+    if array.size <= _MOST_ITEMS:
+        return described(array.tolist())
+    return f"{array.dtype} of shape {array.shape}, sha256 {_hash(np.ascontiguousarray(array).tobytes())}"
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+class Change(NamedTuple):
+    """A place in which two descriptions differ."""
+
+    path: str
+    saved: Any
+    given: Any
+
+    def is_allowed(self, paths: Sequence[str]) -> bool:
+        """Whether one of the paths is this one, or that of a part it belongs to."""
+        return any(self.path == path or self.path.startswith((f"{path}.", f"{path}[")) for path in paths)
+
+    def __str__(self) -> str:
+        return f"{self.path}: saved {_shown(self.saved)}, given {_shown(self.given)}"
+
+
+def changes(path: str, saved: Any, given: Any) -> Iterator[Change]:
+    """Where two descriptions differ, in their order: `optimizer.lr`, `optimizer['^head'].lr`, `augment.0.pixels`.
+
+    A field that only one of two values of a class has is of another version of that class, and does not count.
+    """
+    if saved == given:
+        return
+    if _class_of(saved) != _class_of(given) or type(saved) is not type(given):
+        yield Change(path, saved, given)
+    elif _class_of(saved):
+        for name in saved.keys() & given.keys():
+            yield from changes(f"{path}.{name}", saved[name], given[name])
+    elif isinstance(saved, dict) and saved.keys() == given.keys():
+        for name in saved:
+            yield from changes(f"{path}[{name!r}]", saved[name], given[name])
+    elif isinstance(saved, list) and len(saved) == len(given):
+        for index, (before, now) in enumerate(zip(saved, given, strict=True)):
+            yield from changes(f"{path}.{index}", before, now)
+    else:
+        yield Change(path, saved, given)
+
+
+def _class_of(description: Any) -> Any:
+    return description.get(_CLASS) if isinstance(description, dict) else None
+
+
+def _shown(description: Any) -> str:
+    """A description as one reads it: `SGD(lr=0.1, momentum=0.9)`."""
+    if isinstance(description, list):
+        return f"[{', '.join(map(_shown, description))}]"
+    if not isinstance(description, dict):
+        return repr(description)
+    if name_of_class := _class_of(description):
+        members = [f"{name}={_shown(inner)}" for name, inner in description.items() if name != _CLASS]
+        return f"{name_of_class}({', '.join(members)})"
+    return f"{{{', '.join(f'{name!r}: {_shown(inner)}' for name, inner in description.items())}}}"
