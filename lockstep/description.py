@@ -82,7 +82,7 @@ def changes(path: str, saved: Any, given: Any) -> Iterator[Change]:
     if _class_of(saved) != _class_of(given) or type(saved) is not type(given):
         yield Change(path, saved, given)
     elif _class_of(saved):
-        for name in saved.keys() & given.keys():
+        for name in filter(saved.keys().__contains__, given):
             yield from changes(f"{path}.{name}", saved[name], given[name])
     elif isinstance(saved, dict) and saved.keys() == given.keys():
         for name in saved:
