@@ -128,8 +128,10 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
                 if is_stopped or (until and until.reached(now, loader.batch_size)):
                     return
                 worker.pulse.at(now.step, "data")
-        finally:
             worker.pulse.at(now.step, "end")
+        finally:
+            if worker.pulse.phase == "loop body":  # else an error ends the loop: it stays where that came
+                worker.pulse.at(now.step, "end")
 
 
 def _check(loader: Loader, until: End | None) -> None:
