@@ -18,8 +18,8 @@ from lockstep.training.preflight import check_data
 from lockstep.training.state import TrainState
 from lockstep.training.step import bind
 from lockstep.types import Batch, StepReport
+from lockstep.workers.interrupts import stop_on_interrupt
 from lockstep.workers.rank import join
-from lockstep.workers.signals import stop_on_interrupt
 
 if TYPE_CHECKING:
     from lockstep.types import CountFunction, LossFunction

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from lockstep.workers.interrupts import interruptible, stop_on_interrupt, uninterrupted
+from lockstep.workers.pulse import Pulse
+from lockstep.workers.signals import stop_on_signals
+
+PYTHONS = signal.default_int_handler
+
+
+def ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def handler_now() -> object:
+    return signal.getsignal(signal.SIGINT)
+
+
+def test_within_a_loop_the_first_is_a_wish_and_the_second_raises() -> None:
+    pulse = Pulse()
+    with stop_on_interrupt(pulse):
+        ctrl_c()
+        assert pulse.stop_requested == "SIGINT"
+        with pytest.raises(KeyboardInterrupt):
+            ctrl_c()
+    assert handler_now() is PYTHONS
+    assert pulse.stop_requested == "SIGINT", "what is trained next stops too"
+
+
+def test_at_a_prompt_the_wish_is_forgotten_with_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    pulse = Pulse()
+    with stop_on_interrupt(pulse):
+        ctrl_c()
+        assert pulse.stop_requested == "SIGINT"
+    assert pulse.stop_requested is None
+
+
+def loop_of(pulse: Pulse) -> Iterator[int]:
+    with stop_on_interrupt(pulse):
+        yield from range(9)
+
+
+def test_of_loops_that_overlap_the_last_one_puts_back() -> None:
+    pulse = Pulse()
+    first, second = loop_of(pulse), loop_of(pulse)
+    next(first), next(second)
+    del first
+    ctrl_c()
+    assert pulse.stop_requested == "SIGINT"
+    del second
+    assert handler_now() is PYTHONS
+
+
+def test_a_loop_that_ends_in_another_thread_leaves_ctrl_c_as_it_was() -> None:
+    pulse = Pulse()
+    loop = loop_of(pulse)
+    next(loop)
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(list, loop).result()
+    with pytest.raises(KeyboardInterrupt):
+        ctrl_c()
+    assert pulse.stop_requested is None
+    next(again := loop_of(pulse))
+    ctrl_c()
+    assert pulse.stop_requested == "SIGINT"
+    del again
+    assert handler_now() is PYTHONS
+
+
+def test_in_another_thread_and_where_a_launcher_listens_it_is_their_affair() -> None:
+    with ThreadPoolExecutor(1) as thread:
+        loop = loop_of(Pulse())
+        thread.submit(next, loop).result()
+        assert handler_now() is PYTHONS
+    with stop_on_interrupt(Pulse(launched=True)):
+        assert handler_now() is PYTHONS
+
+
+def test_a_handler_of_ones_own_is_left_alone() -> None:
+    seen = []
+
+    def own(number: int, _: object) -> None:
+        seen.append(number)
+
+    signal.signal(signal.SIGINT, own)
+    pulse = Pulse()
+    try:
+        with stop_on_interrupt(pulse):
+            assert handler_now() is own
+            with uninterrupted():
+                ctrl_c()
+                ctrl_c()
+                assert not seen
+                with interruptible():
+                    assert seen == [signal.SIGINT] * 2
+                    ctrl_c()
+                    assert len(seen) == 3
+                ctrl_c()
+                assert len(seen) == 3
+            assert (len(seen), handler_now(), pulse.stop_requested) == (4, own, None)
+    finally:
+        signal.signal(signal.SIGINT, PYTHONS)
+
+
+def interrupted_block(done: list[int], error: Exception | None = None) -> None:
+    with uninterrupted():
+        ctrl_c()
+        ctrl_c()
+        done.append(1)
+        if error:
+            raise error
+
+
+def test_one_that_is_installed_within_the_loop_is_kept() -> None:
+    def own(*_: object) -> None:
+        raise ZeroDivisionError
+
+    pulse = Pulse()
+    try:
+        with stop_on_interrupt(pulse):
+            signal.signal(signal.SIGINT, own)
+            with pytest.raises(ZeroDivisionError):
+                interrupted_block(done := [])
+            assert done == [1]
+        assert handler_now() is own
+    finally:
+        signal.signal(signal.SIGINT, PYTHONS)
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
+def test_what_is_no_handler_of_pythons_stays(handler: signal.Handlers) -> None:
+    signal.signal(signal.SIGINT, handler)
+    try:
+        with stop_on_interrupt(Pulse()), uninterrupted(), interruptible():
+            assert handler_now() is handler
+        assert handler_now() is handler
+    finally:
+        signal.signal(signal.SIGINT, PYTHONS)
+
+
+def test_an_interrupt_comes_before_the_block_or_after_it() -> None:
+    done: list[int] = []
+    with pytest.raises(KeyboardInterrupt) as caught:
+        interrupted_block(done, ValueError())
+    assert done == [1]
+    assert isinstance(caught.value.__context__, ValueError)
+    assert handler_now() is PYTHONS
+    with uninterrupted():
+        done.append(2)
+    assert done == [1, 2], "both signals made one interrupt"
+
+
+def test_commands_are_told_after_the_block_too() -> None:
+    pulse = Pulse()
+    with stop_on_signals(pulse):
+        with uninterrupted():
+            ctrl_c()
+            assert pulse.stop_requested is None
+        assert pulse.stop_requested == "SIGINT"
+        assert handler_now() == signal.SIG_DFL, "the next one ends the process"
+        with uninterrupted():
+            assert handler_now() == signal.SIG_DFL
+    assert handler_now() is PYTHONS
