@@ -15,11 +15,13 @@ from lockstep.reporting.log import LineHandler
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _hangups_are_heard() -> Iterator[None]:
-    """Also where the tests themselves run under nohup: what they start would ignore SIGHUP."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def _signals_are_heard() -> Iterator[None]:
+    """Also where the tests run under nohup, or in the background of a shell: what they start would ignore signals."""
+    heard = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in heard.items()}
     yield
-    signal.signal(signal.SIGHUP, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

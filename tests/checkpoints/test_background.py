@@ -12,9 +12,10 @@ import pytest
 import torch
 from checkpoint_helpers import Child, assert_consistent, sections_of, unfinished
 
-from lockstep.checkpoints import Retention, Store
+from lockstep.checkpoints import Retention, Store, background
 from lockstep.checkpoints.background import BackgroundWriter, let_change, settle
 from lockstep.errors import CheckpointError
+from lockstep.workers.pulse import Pulse
 
 
 class Gate:
@@ -76,7 +77,6 @@ def test_the_next_one_waits_for_it(tmp_path: Path) -> None:
 
 
 def test_a_change_while_it_is_copied_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lockstep.checkpoints import background
 
     copied = background._copied
 
@@ -111,6 +111,22 @@ def test_an_error_of_the_thread_is_raised_once_by_the_next_call(tmp_path: Path, 
     with pytest.raises(CheckpointError, match=r"The checkpoint of step 1 cannot be written"):
         writer.begin(2, sections_of(2), {"step": 2}) if call == "begin" else getattr(writer, call)()
     writer.wait()
+
+
+def test_what_waits_for_a_save_or_fails_in_it_is_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pulse = Pulse(launched=True)
+    monkeypatch.setattr(background, "of_this_process", lambda: pulse)
+    pulse.at(3, "exchange")
+    writer = BackgroundWriter(Store(tmp_path / "fine"))
+    writer.begin(3, sections_of(1), {"step": 1})
+    writer.wait()
+    assert (pulse.step, pulse.phase) == (3, "exchange")
+    (tmp_path / "file").write_text("in the way")
+    writer = BackgroundWriter(Store(tmp_path / "file"))
+    writer.begin(4, sections_of(1), {"step": 1})
+    with pytest.raises(CheckpointError):
+        writer.wait()
+    assert (pulse.step, pulse.phase) == (3, "save")
 
 
 def test_what_cannot_be_saved_is_said_at_once(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_recipe_of_photos_is_trained_resumed_scored_shown_and_measured(
     told = [f"data.train={shards}", f"data.validation={photos}", f"data.test={photos}"]
     argv = words(tmp_path, *told)
     caplog.set_level(logging.INFO, "lockstep")
-    assert training.plan(argv) == {"workers": 1}
+    assert training.plan(argv)["workers"] == 1
     assert training.work(argv) == 0
     leave()
     caplog.clear()

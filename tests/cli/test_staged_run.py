@@ -50,7 +50,7 @@ def trained(run: Path) -> Path:
 def test_its_last_lines_say_how_good_it_is(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     workdir = run / "said"
-    assert training.plan(["train", str(run / "staged.toml"), "--workdir", str(workdir)]) == {"workers": 1}
+    assert training.plan(["train", str(run / "staged.toml"), "--workdir", str(workdir)])["workers"] == 1
     assert training.work(["train", str(run / "staged.toml"), "--workdir", str(workdir)]) == 0
     scores = json.loads((workdir / "result.json").read_text())["evaluations"]["test"]["scores"]
     said = [line for line in caplog.messages if "accuracy" in line or "precision" in line]
