@@ -46,6 +46,7 @@ def work(argv: list[str]) -> int:
     script = Path(arguments.script).resolve()
     sys.argv = [str(script), *arguments.arguments]
     sys.path.insert(0, str(script.parent))
-    with joined(arguments.device):
+    with joined(arguments.device) as worker:
+        worker.pulse.at(0, "script")
         runpy.run_path(str(script), run_name="__main__")
     return 0

@@ -109,6 +109,7 @@ class _LoaderProcess(Generic[Job, Result]):
         names_of: Callable[[Job], Sequence[str]],
         patience: Patience,
     ) -> None:
+        self._owner = os.getpid()
         context = get_context("fork")
         self.asked: deque[Job] = deque()
         self._names_of, self._patience = names_of, patience
@@ -170,7 +171,7 @@ class _LoaderProcess(Generic[Job, Result]):
 
     def end(self) -> None:
         """Kill it, once: it holds nothing that could be lost."""
-        if self._pipe.closed:
+        if self._pipe.closed or os.getpid() != self._owner:  # a child that the trainer's own code has forked
             return
         atexit.unregister(self.end)
         self._process.kill()

@@ -34,8 +34,8 @@ class SpinBarrier:
         self._arrivals = 0
         self._lock = threading.Lock()
         self._name = worker.name
-        pids = [int(str(pid)) for pid in worker.group.gather(os.getpid())]
-        self._peers = {os.pidfd_open(pid): rank for rank, pid in enumerate(pids) if rank != worker.rank}
+        pids = worker.group.gather(os.getpid())
+        self._peers = {_opened(pid, rank): rank for rank, pid in enumerate(pids) if rank != worker.rank}
         self._close = weakref.finalize(self, _close_all, list(self._peers))
         self._poll = select.poll()
         for descriptor in self._peers:
@@ -80,6 +80,19 @@ class SpinBarrier:
     def close(self) -> None:
         """Give back the descriptors of the peers; the end of the barrier does so too."""
         self._close()
+
+
+def _opened(pid: object, rank: int) -> int:
+    """A descriptor of another worker's process, by the number that it has given."""
+    try:
+        return os.pidfd_open(pid if type(pid) is int else -1)
+    except (OSError, OverflowError) as error:
+        raise PeerLostError(
+            f"worker {rank} is no process on this host.",
+            given=f"process {pid!r} ({error})",
+            expected="the workers of an exchange through shared memory on one host, in one container",
+            mend="read what that worker said last; or use AllReduce('gloo')",
+        ) from None
 
 
 def _close_all(descriptors: list[int]) -> None:

@@ -17,10 +17,10 @@ from torch._C._distributed_c10d import PrefixStore
 from lockstep.errors import PeerLostError
 from lockstep.parallel.layout import Layout, packed, unpacked
 from lockstep.parallel.tree import Summand, TreeSum
+from lockstep.workers.group import timeout_seconds
 from lockstep.workers.rank import Worker
 
 BUCKET_BYTES = 25 << 20
-TIMEOUT = timedelta(seconds=120)
 
 
 class CollectiveTransport:
@@ -65,7 +65,8 @@ def together(worker: Worker, collective: Callable[[], object]) -> None:
         PeerLostError: another worker has not come, or is gone.
     """
     try:
-        collective()
+        with worker.pulse.waiting():
+            collective()
     except RuntimeError as error:
         said = str(error).splitlines()[0]
     else:
@@ -84,10 +85,11 @@ def process_group(worker: Worker, backend: str) -> dist.ProcessGroup | None:
 
     It is another one each time, so that the calls of one part never meet those of another.
     """
+    timeout = timedelta(seconds=timeout_seconds(worker.pulse))
     if dist.is_initialized():
-        group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=TIMEOUT)
+        group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=timeout)
         return group
     store = PrefixStore("exchange", worker.group.store)
-    dist.init_process_group(backend, store=store, rank=worker.rank, world_size=worker.num_workers, timeout=TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=worker.rank, world_size=worker.num_workers, timeout=timeout)
     world: dist.ProcessGroup | None = dist.group.WORLD
     return world

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -18,7 +20,7 @@ from lockstep.errors import InputError, LockstepError, PeerLostError
 from lockstep.parallel.watch import FailureKind
 from lockstep.workers import pulse as pulses
 from lockstep.workers.channel import Channel
-from lockstep.workers.signals import NOTICES, pass_on_notices
+from lockstep.workers.signals import pass_on_notices
 from lockstep.workers.store_server import inherit
 from lockstep.workers.terminal import outlive_terminal
 
@@ -45,19 +47,19 @@ def reference(function: Callable[..., object]) -> str:
     return f"{module}:{name}"
 
 
-def run(task: dict[str, Any], descriptors: list[int]) -> int:
-    """Do what this process was forked for; returns its exit code."""
+def run(task: dict[str, Any], descriptors: list[int]) -> NoReturn:
+    """Do what this process was forked for, and leave."""
     channel = Channel(socket.socket(fileno=descriptors[0]))
     for descriptor in descriptors[1:]:
         inherit(Connection(descriptor))
     sys.argv = task["sys_argv"]
     if task["kind"] == "plan":
         _leave_at_once(_plan(task, channel))
-    return _worker(task, channel)
+    _worker(task, channel)
 
 
 def _leave_at_once(code: int) -> NoReturn:
-    # Taking down an interpreter with torch in it costs 0.2 s. Only a worker has user code that may want to see its end.
+    # Taking down an interpreter with torch in it costs 0.2 s or more, and may crash or hang when all is done.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -80,14 +82,15 @@ def _plan(task: Mapping[str, Any], channel: Channel) -> int:
     return 0
 
 
-def _worker(task: Mapping[str, Any], channel: Channel) -> int:
+def _worker(task: Mapping[str, Any], channel: Channel) -> NoReturn:
     os.environ.update(task["environment"])
+    owner = os.getpid()
     outlive_terminal()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2)
     pulse = pulses.start_beating(channel)
     pass_on_notices(pulse)
-    code = 1
+    code, failure = 1, None
     try:
         if task["threads"]:
             _set_threads(task["threads"])
@@ -95,15 +98,28 @@ def _worker(task: Mapping[str, Any], channel: Channel) -> int:
     except SystemExit as leaving:
         code = _exit_code(leaving)
     except BaseException as error:
-        channel.send({"failed": _text(error), "kind": _kind(error), "step": pulse.step, "phase": pulse.phase})
+        failure = {"failed": _text(error), "kind": _kind(error), "step": pulse.step, "phase": pulse.phase}
+        if os.getpid() != owner:
+            sys.stderr.write(_traceback(error))
+    if os.getpid() != owner:  # forked by the worker's own code: not the worker, and nobody to speak for it
+        _leave_at_once(code)
+    if failure:
+        channel.send(failure)
+    if not code:
+        pulse.at(pulse.step, "end")
+    _end_threads()
     # The last one of the thread may be a tenth of a second old.
     pulses.beat(pulse, channel)
-    channel.send({"left": code, "stop": pulse.stop_requested})
-    # What is left to do is the interpreter's: it puts the handlers of Python away, and a signal would then kill it.
-    faulthandler.unregister(signal.SIGUSR2)
-    for number in (signal.SIGUSR2, *NOTICES):
-        signal.signal(number, signal.SIG_IGN)
-    return code
+    channel.send({"exit_code": code})
+    _leave_at_once(code)
+
+
+def _end_threads() -> None:
+    """Wait for threads and call exit functions, as an interpreter does at its end, while the launcher still watches."""
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.main_thread():
+            thread.join()
+    atexit._run_exitfuncs()
 
 
 def _set_threads(num_threads: int) -> None:

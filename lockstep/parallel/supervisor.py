@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from lockstep.parallel import watch
 from lockstep.parallel.forkserver import Event, ForkServer, status_fields
 from lockstep.parallel.watch import Limits, Place, Trouble, Verdict, Watch
+from lockstep.screen import Lines
 from lockstep.workers.channel import Channel, Message
 from lockstep.workers.store_server import LAUNCHED, StoreServer
 
@@ -20,7 +21,7 @@ log = logging.getLogger("lockstep")
 
 TICK_SECONDS = 0.1
 _ANSWER_SECONDS = 0.5
-_STOPPING = "stopping after this step, with a checkpoint"
+_WAIT_SECONDS = 2.0
 STOPPED_EARLY = "stopped before the first step"
 
 
@@ -33,15 +34,19 @@ class _Member:
     pid: int = 0
     step: int = 0
     phase: str = "start"
-    alive: bool = True
-    blamed: bool = False
+    is_running: bool = True
+    """Its process is there."""
+    exit_code: int | None = None
+    """Once its main function has returned and its threads have ended: all that it had to do is done."""
+    explained: bool = False
     """Why it ended, or will, is known already."""
-    ended: bool = False
-    """Its part of the run has reached the end."""
-    left: int | None = None
-    """The exit code of its main function, once that has returned; its interpreter may take a while to end."""
-    stopped: bool = False
-    """It has returned because it was asked to stop."""
+    run_complete: bool = False
+    """Its part of the run has reached the end, and is saved; it may still score."""
+
+    @property
+    def is_done(self) -> bool:
+        """It has ended, without an error."""
+        return self.exit_code == 0
 
     @property
     def name(self) -> str:
@@ -59,7 +64,7 @@ class Outcome:
     troubles: Sequence[Trouble]
     """In the order in which they were noticed."""
     stopped_by: str | None
-    """The signal that asked for a stop ("SIGINT", "SIGTERM", "SIGUSR1") before the run had reached its end."""
+    """The signal that asked for a stop ("SIGTERM") before the run had reached its end."""
     aborted: bool
     late: bool = False
     """Workers had to be killed, since they took too long to save and end."""
@@ -93,23 +98,27 @@ class Supervisor:
 
     def finish(self) -> Outcome:
         """Watch until no worker is left."""
-        while any(member.alive for member in self._members):
+        while any(member.is_running for member in self._members):
             self._listen()
             self._obey()
             self._say_what_stops()
             self._watch_over()
+            self._end_those_that_wait_in_vain()
             self._end_survivors()
             self._end_late()
+        if self._unheard:
+            self._unheard.clear()
+            self._say_what_stops()
         for member in self._members:
             member.channel.close()
         self._store.close()
         if all(trouble.kind == "peer" for trouble in self._troubles):
-            # Whoever has left without an error is missed by the others, and says nothing itself.
-            self._troubles[:0] = [watch.left(each.place) for each in self._members if self._troubles and each.left == 0]
+            # Whoever has ended without an error is missed by the others, and says nothing itself.
+            self._troubles[:0] = [watch.missed(each.place) for each in self._members if self._troubles and each.is_done]
         return Outcome(self._troubles, None if self._has_ended() else self._stopped_by, self._aborted, self._late)
 
     def _has_ended(self) -> bool:
-        return all(member.ended for member in self._members)
+        return all(member.run_complete for member in self._members)
 
     def _start(self, rank: int, num_workers: int, task: Mapping[str, object]) -> _Member:
         """Have a worker forked; it lives no longer than the channel to it."""
@@ -134,17 +143,19 @@ class Supervisor:
     def _hear(self, member: _Member, message: Message) -> None:
         if self._unheard is not None:
             self._unheard.discard(member.rank)
-        if "left" in message:
-            member.left, member.stopped = message["left"], bool(message["stop"])
-            if member.alive and not member.blamed:
-                self._watch.leaves(member.rank)
+        if "exit_code" in message:
+            member.exit_code = message["exit_code"]
+            self._watch.forget(member.rank)
+            return
+        if "stacks" in message:
+            log.warning("%s is at:\n%s", member.place, Lines(message["stacks"].rstrip()))
             return
         member.step, member.phase = message["step"], message["phase"]
-        member.ended = message.get("ended", False)
+        member.run_complete = message.get("ended", False)
         if "failed" in message:
             self._blame(member, watch.failed(member.place, message["kind"], message["failed"]))
-        elif member.alive and not member.blamed and member.left is None:
-            self._watch.heard(member.rank, member.step, member.phase, message["count"])
+        elif member.is_running and not member.explained:
+            self._watch.heard(member.rank, member.step, member.phase, message["count"], waits=message["waits"])
             if message["stop"] and not self._stopped_by:
                 self._wishes.append(message["stop"])
 
@@ -152,17 +163,16 @@ class Supervisor:
         member = next(member for member in self._members if member.name == event.name)
         member.pid = event.pid
         if event.status is not None:
-            member.alive = False
+            member.is_running = False
             self._watch.forget(member.rank)
-            if member.left is None and event.status == 0:
-                member.left = 0
-            # Once its work is done, a signal that ends its interpreter early takes nothing away.
-            if event.status > 0 or (event.status and member.left != 0):
+            if member.exit_code is None:
+                member.exit_code = event.status
+            if member.exit_code:
                 self._blame(member, watch.died(member.place, event.status))
 
     def _blame(self, member: _Member, trouble: Trouble) -> None:
-        if not member.blamed:
-            member.blamed = True
+        if not member.explained:
+            member.explained = True
             self._add(trouble)
 
     def _add(self, trouble: Trouble) -> None:
@@ -174,60 +184,60 @@ class Supervisor:
         while self._wishes:
             wish = self._wishes.pop(0)
             if self._stopped_by is None:
-                self._stop(wish)
+                self._stopped_by, self._stopped_at = wish, time.monotonic()
+                self._unheard = {member.rank for member in self._members if member.is_running}
+                for member in self._members:
+                    member.channel.send({"stop": wish})
             elif wish == "SIGINT":
-                self._aborted = True
+                self._aborted = not self._has_ended()
                 self._kill(self._members)
 
-    def _stop(self, wish: str) -> None:
-        if all(member.left == 0 and not member.stopped for member in self._members):
-            return  # All is done, and what is left ends by itself.
-        self._stopped_by, self._stopped_at = wish, time.monotonic()
-        for member in self._members:
-            member.channel.send({"stop": wish})
-        self._unheard = {member.rank for member in self._members if member.left is None}
-
     def _say_what_stops(self) -> None:
-        """Say what a stop interrupts, once every worker has told where it is; end at once those that have not begun."""
+        """Once every worker has told where it is, say what a stop interrupts; before the first step, end it at once."""
         if self._unheard is None or (self._unheard and time.monotonic() - self._stopped_at < _ANSWER_SECONDS):
             return
         self._unheard = None
         phases = {member.phase for member in self._members}
-        if phases == {"start"}:
+        if phases == {"start"} or (phases == {"script"} and not any(member.step for member in self._members)):
             log.warning(STOPPED_EARLY)
             self._kill(self._members)
-            return
-        says = _STOPPING
+        else:
+            log.warning("%s; Ctrl-C again aborts", self._what_stops(phases))
+
+    def _what_stops(self, phases: set[str]) -> str:
         if self._has_ended():
-            says = "the run has ended, and its scoring is left off"
-        elif phases == {"evaluate"}:
-            says = "stopping: the scoring is left off"
-        log.warning("%s; Ctrl-C again aborts", says)
+            return "the run has ended, and its scoring is left off"
+        if phases == {"evaluate"}:
+            return "stopping: the scoring is left off"
+        return "stopping after this step, with a checkpoint"
 
     def _watch_over(self) -> None:
-        """Show the stack of workers that are silent or stuck, and end those that stay so."""
+        """Show the stacks of workers that are silent or stuck, and end those that stay so, or wait in vain."""
         for verdict in self._watch.look(time.monotonic(), self._is_stopped):
             member = self._members[verdict.rank]
             if verdict.action == "show":
                 self._show(member, verdict)
-                continue
-            if member.left is None:
+            else:
                 self._blame(member, watch.killed(member.place, verdict))
-            self._kill([member])
+                self._kill([member])
 
     def _is_stopped(self, rank: int) -> bool:
         return status_fields(self._members[rank].pid)[:1] == ["T"]
 
     def _show(self, member: _Member, verdict: Verdict) -> None:
         place, seconds = member.place, verdict.seconds
-        if member.left is not None:
-            log.warning("%s has finished, and its interpreter has been ending for %.0f s", place, seconds)
-            return
         if verdict.reason == "stuck":
-            log.warning("%s has been %s for %.0f s; its stack:", place, place.where, seconds)
-        else:
+            log.warning("%s has been %s for %.0f s; its stack follows", place, place.where, seconds)
+            member.channel.send({"show": "stacks"})
+        else:  # nobody there who could answer
             log.warning("%s gives no sign of life for %.0f s %s; its stack:", place, seconds, place.where)
-        self._server.kill(member.name, signal.SIGUSR2)
+            self._server.kill(member.name, signal.SIGUSR2)
+
+    def _end_those_that_wait_in_vain(self) -> None:
+        """A worker that has ended is never going to make the call in which the others wait for it."""
+        gone = [member for member in self._members if member.is_done and not member.is_running]
+        for member in gone if self._watch.longest_wait() > _WAIT_SECONDS and not self._troubles else []:
+            self._add(watch.missed(member.place))
 
     def _end_survivors(self) -> None:
         """When a worker has failed the others notice by themselves, and may close their files; then they have to go."""
@@ -244,5 +254,5 @@ class Supervisor:
     def _kill(self, members: Iterable[_Member]) -> None:
         for member in members:
             # What is ended from here is not to blame for anything.
-            member.blamed = True
+            member.explained = True
             self._server.kill(member.name, signal.SIGKILL)

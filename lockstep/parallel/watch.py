@@ -33,8 +33,18 @@ class Limits:
     """For all of them to save and end when a signal has asked for it; None: as long as it takes."""
 
 
-_PHASE_FACTORS = dict.fromkeys(["start", "compile", "loop body", "save", "evaluate", "end"], 6.0) | {"data": 1.5}
-"""By how much the limits are longer in phases that take long; for data, since the loader can say more, and is first."""
+_LONG = 6.0
+_PHASE_FACTORS = {
+    "start": _LONG,
+    "script": math.inf,  # code of a script outside of any loop: nobody knows what it does
+    "compile": _LONG,
+    "data": 1.5,  # the loader can say more of it, and is to be first
+    "loop body": _LONG,
+    "save": _LONG,
+    "evaluate": _LONG,
+    "end": _LONG,
+}
+"""By how much the limits are longer in phases that take long."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,8 @@ class _Seen:
     step: int = 0
     phase: str = "start"
     count: int = 0
+    waits: bool = False
+    waits_since: float = 0.0
     shown: bool = False
 
 
@@ -70,30 +82,33 @@ class Watch:
         self._longest: dict[str, float] = {}
         """The longest stay so far, by phase."""
 
-    def heard(self, rank: int, step: int, phase: str, count: int) -> None:
-        """A worker has told where it is; the count grows with each thing that it tells."""
+    def heard(self, rank: int, step: int, phase: str, count: int, *, waits: bool = False) -> None:
+        """A worker has told where it is; the count grows with each place that it tells, though it be the same."""
         worker = self._workers.get(rank)
         if worker is None:
             return
         if (worker.step, worker.phase, worker.count) == (step, phase, count):
             worker.heard = self._clock
+            if waits and not worker.waits:
+                worker.waits_since = self._clock
+            worker.waits = waits
             return
         self._longest[worker.phase] = max(self._longest.get(worker.phase, 0.0), self._clock - worker.since)
-        self._workers[rank] = _Seen(self._clock, self._clock, step, phase, count)
-
-    def leaves(self, rank: int) -> None:
-        """A worker has done all, and its interpreter ends: it sends no more beats."""
-        self._workers[rank] = _Seen(math.inf, self._clock, phase="exit")
+        self._workers[rank] = _Seen(self._clock, self._clock, step, phase, count, waits, self._clock)
 
     def forget(self, rank: int) -> None:
         """A worker has ended."""
         self._workers.pop(rank, None)
 
+    def longest_wait(self) -> float:
+        """Seconds for which a worker has waited for all others in one call."""
+        return max((self._clock - each.waits_since for each in self._workers.values() if each.waits), default=0.0)
+
     def look(self, now: float, is_stopped: Callable[[int], bool]) -> list[Verdict]:
         """What to do at this moment; a worker is killed once, and its stack is shown once while it stands still."""
         self._clock += min(now - self._looked, _LONGEST_LOOK_SECONDS)
         self._looked = now
-        self._excuse_waiting()
+        self._excuse_those_that_wait()
         verdicts = [self._judge(rank, worker, is_stopped) for rank, worker in self._workers.items()]
         for verdict in filter(None, verdicts):
             if verdict.action == "kill":
@@ -102,32 +117,32 @@ class Watch:
                 self._workers[verdict.rank].shown = True
         return [verdict for verdict in verdicts if verdict]
 
-    def _excuse_waiting(self) -> None:
-        """Workers in the exchange wait for those that have not come to it: these alone are stuck."""
-        exchanging = [worker for worker in self._workers.values() if worker.phase == "exchange"]
-        if len(exchanging) < len(self._workers):
-            for worker in exchanging:
+    def _excuse_those_that_wait(self) -> None:
+        """Who waits for all others waits for those that do not: these alone may be stuck."""
+        waiting = [worker for worker in self._workers.values() if worker.waits]
+        if len(waiting) < len(self._workers):
+            for worker in waiting:
                 worker.since = self._clock
 
     def _judge(self, rank: int, worker: _Seen, is_stopped: Callable[[int], bool]) -> Verdict | None:
         limits = self._limits
         factor = _PHASE_FACTORS.get(worker.phase, 1.0)
+        silent_factor = min(factor, _LONG)
         silent, still = self._clock - worker.heard, self._clock - worker.since
         show_still = max(limits.show_seconds * factor, limits.usual_factor * self._longest.get(worker.phase, 0.0))
         if silent >= limits.stopped_seconds and is_stopped(rank):
             return Verdict(rank, "kill", "stopped", silent)
-        if silent >= limits.silent_seconds * factor:
+        if silent >= limits.silent_seconds * silent_factor:
             return Verdict(rank, "kill", "silent", silent)
         if worker.shown and limits.hang_seconds and still >= limits.hang_seconds * factor:
             return Verdict(rank, "kill", "stuck", still)
         if worker.shown:
             return None
-        if silent >= limits.show_seconds * factor:
+        if silent >= limits.show_seconds * silent_factor:
             return Verdict(rank, "show", "silent", silent)
-        # Who is silent is at the same place, too: its silence says more.
-        return (
-            Verdict(rank, "show", "stuck", still) if still >= show_still and silent < limits.stopped_seconds else None
-        )
+        if still >= show_still and silent < limits.stopped_seconds:  # else its silence says more
+            return Verdict(rank, "show", "stuck", still)
+        return None
 
 
 @dataclass(frozen=True)
@@ -183,8 +198,8 @@ def killed(place: Place, verdict: Verdict) -> Trouble:
     return Trouble(f"{place} {why} for {verdict.seconds:.1f} s {place.where}, and was killed")
 
 
-def left(place: Place) -> Trouble:
-    """A worker has ended without an error, before its work was done."""
+def missed(place: Place) -> Trouble:
+    """A worker has ended without an error, and the others wait for it."""
     return Trouble(f"{place} ended with exit code 0 {place.where}, before the others, which needed it")
 
 

@@ -127,6 +127,7 @@ class Leg:
             if error.refusal:
                 self._keep(error.refusal)
             raise
+        self._worker.pulse.at(self._state.step, "end")
 
     def _is_over(self) -> bool:
         """Whether no further attempt belongs to this leg; at the end of the run the steps themselves say so."""

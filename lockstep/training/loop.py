@@ -114,24 +114,20 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
         return until is not None and until.reached(now._replace(position=position), loader.batch_size)
 
     with stop_on_interrupt(worker.pulse):
-        try:
-            for batch in loader.batches(mine, towers.count, worker.device, stop=is_past_the_end):
-                worker.pulse.at(now.step, "loop body")
-                yield batch
-                report = batch.report
-                if report is None:  # no step was made from it, in which workers could agree to stop
-                    batch.attempted()
-                    now = Progress(now.step + 1, batch.position + batch.batch_size, batch.epoch_size)
-                    is_stopped = worker.num_workers == 1 and worker.pulse.stop_requested is not None
-                else:
-                    now, is_stopped = report.progress, report.stop_requested
-                if is_stopped or (until and until.reached(now, loader.batch_size)):
-                    return
-                worker.pulse.at(now.step, "data")
-            worker.pulse.at(now.step, "end")
-        finally:
-            if worker.pulse.phase == "loop body":  # else an error ends the loop: it stays where that came
-                worker.pulse.at(now.step, "end")
+        for batch in loader.batches(mine, towers.count, worker.device, stop=is_past_the_end):
+            worker.pulse.at(now.step, "loop body")
+            yield batch
+            report = batch.report
+            if report is None:  # no step was made from it, in which workers could agree to stop
+                batch.attempted()
+                now = Progress(now.step + 1, batch.position + batch.batch_size, batch.epoch_size)
+                is_stopped = worker.num_workers == 1 and worker.pulse.stop_requested is not None
+            else:
+                now, is_stopped = report.progress, report.stop_requested
+            if is_stopped or (until and until.reached(now, loader.batch_size)):
+                break
+            worker.pulse.at(now.step, "data")
+    worker.pulse.at(now.step, "script")
 
 
 def _check(loader: Loader, until: End | None) -> None:

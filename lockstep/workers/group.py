@@ -20,14 +20,21 @@ from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed import DistNetworkError, DistStoreError
 
 from lockstep.errors import InputError, PeerLostError, WorkerError
+from lockstep.workers.pulse import Pulse, of_this_process
 from lockstep.workers.socket_store import SocketStore
 from lockstep.workers.store_server import MAX_VALUE_BYTES
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 
 TIMEOUT_SECONDS = 120.0
+_LAUNCHED_TIMEOUT_SECONDS = 365 * 86400.0
 MEMORY_NAME = "lockstep-exchange"
 """Of the memfds that workers share."""
+
+
+def timeout_seconds(pulse: Pulse) -> float:
+    """How long a worker waits for the others; where our launcher watches them all, it is the one that ends the wait."""
+    return _LAUNCHED_TIMEOUT_SECONDS if pulse.launched else TIMEOUT_SECONDS
 
 
 class Group(Protocol):
@@ -157,7 +164,8 @@ class StoreGroup:
         lost = ""
         try:
             self.store.set(keys[self._rank], payload)
-            self._wait(call, keys)
+            with of_this_process().waiting():
+                self._wait(call, keys)
             arrived = [_parsed(rank, each) for rank, each in enumerate(self.store.multi_get(keys))]
             if self._turn:
                 self.store.delete_key(f"{self._turn - 1}/{self._rank}")

@@ -7,14 +7,16 @@ comes proves that the process runs; that it tells something new, that the run ad
 from __future__ import annotations
 
 import os
+import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
 from lockstep.workers.channel import Channel
 
-Phase = Literal["start", "data", "compile", "compute", "exchange", "loop body", "save", "evaluate", "end"]
+Phase = Literal["start", "script", "data", "compile", "compute", "exchange", "loop body", "save", "evaluate", "end"]
 
 BEAT_SECONDS = 0.1
 
@@ -22,15 +24,17 @@ BEAT_SECONDS = 0.1
 class Pulse:
     """What the training loop tells about itself, and what it is told; nobody need be listening."""
 
-    __slots__ = ("count", "ended", "launched", "phase", "step", "stop_requested")
+    __slots__ = ("count", "ended", "launched", "phase", "step", "stop_requested", "waits")
 
     def __init__(self, *, launched: bool = False) -> None:
         self.step = 0
         self.phase: Phase = "start"
         self.count = 0
-        """Grows with each place that is told: at the same step and phase, the run may still advance."""
+        """Grows at every call of `at`: at the same step and phase, the run may still advance."""
+        self.waits = False
+        """It waits for all other workers to make the same call."""
         self.stop_requested: str | None = None
-        """The signal's name ("SIGINT", "SIGTERM", "SIGUSR1") once somebody wants the run to end after this step."""
+        """The name of the signal ("SIGTERM") once somebody wants the run to end after this step."""
         self.ended = False
         """The run has reached its end, and all of it is saved: whoever asks for a stop now does not interrupt it."""
         self.launched = launched
@@ -49,6 +53,15 @@ class Pulse:
         self.at(step, phase)
         yield
         self.at(step, before)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Wait for all other workers."""
+        self.waits = True
+        try:
+            yield
+        finally:
+            self.waits = False
 
 
 _launched: Pulse | None = None
@@ -70,13 +83,26 @@ def start_beating(channel: Channel) -> Pulse:
 def beat(pulse: Pulse, channel: Channel) -> None:
     """Send the pulse as it is now."""
     place = {"step": pulse.step, "phase": pulse.phase, "count": pulse.count}
-    channel.send({**place, "stop": pulse.stop_requested, "ended": pulse.ended})
+    waits = pulse.waits or pulse.phase == "exchange"
+    channel.send({**place, "waits": waits, "stop": pulse.stop_requested, "ended": pulse.ended})
 
 
 def _keep_beating(pulse: Pulse, channel: Channel) -> None:
     while True:
         beat(pulse, channel)
         for message in channel.receive(BEAT_SECONDS):
-            pulse.stop_requested = message["stop"]
+            if "stop" in message:
+                pulse.stop_requested = message["stop"]
+            else:
+                channel.send({"stacks": _stacks()})
         if channel.ended:
             os._exit(1)
+
+
+def _stacks() -> str:
+    """Where the threads of this process are, the main thread last; not this one, which answers for them."""
+    frames = sys._current_frames()
+    threads = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    threads.sort(key=lambda thread: thread is threading.main_thread())
+    stacks = [(thread.name, frames[thread.ident]) for thread in threads if thread.ident in frames]
+    return "".join(f"{name}:\n{''.join(traceback.format_stack(frame))}" for name, frame in stacks)

@@ -17,7 +17,7 @@ from torch.distributed import DistError
 from lockstep.errors import InputError, WorkerError
 from lockstep.workers import pulse as pulses
 from lockstep.workers.devices import choose_device
-from lockstep.workers.group import TIMEOUT_SECONDS, AloneGroup, Group, StoreGroup
+from lockstep.workers.group import TIMEOUT_SECONDS, AloneGroup, Group, StoreGroup, timeout_seconds
 from lockstep.workers.pulse import Pulse
 from lockstep.workers.socket_store import SocketStore
 from lockstep.workers.store_server import LAUNCHED, inherited
@@ -139,7 +139,8 @@ def _join(device: str | None, environment: Mapping[str, str]) -> Worker:
         return Worker(0, 1, 0, 1, choose_device(device, 0, 1), AloneGroup(), pulse)
     group: Group = AloneGroup()
     if seat.num_workers > 1:
-        group = StoreGroup(_store_of_launcher(seat) if seat.launched else _connect(seat), seat.rank, seat.num_workers)
+        store = _store_of_launcher(seat) if seat.launched else _connect(seat)
+        group = StoreGroup(store, seat.rank, seat.num_workers, timeout_seconds(pulse))
     local_rank, num_local = seat.local or _count_hosts(group, seat.rank)
     chosen = choose_device(device, local_rank, num_local)
     return Worker(seat.rank, seat.num_workers, local_rank, num_local, chosen, group, pulse)

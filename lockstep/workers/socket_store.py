@@ -32,6 +32,7 @@ class SocketStore(Store):
     def __init__(self, connection: Connection) -> None:
         super().__init__()
         self._connection = connection
+        self._owner = os.getpid()
         self._lock = threading.Lock()
         self._clones: list[SocketStore] = []
 
@@ -130,12 +131,21 @@ class SocketStore(Store):
     def _request(
         self, operation: str, *arguments: object, values: Sequence[bytes | str] = (), descriptor: int | None = None
     ) -> tuple[Any, list[bytes]]:
+        if os.getpid() != self._owner:
+            raise ValueError("a child that a worker has forked cannot use the worker's store")
+        brought = [value.encode() if isinstance(value, str) else value for value in values]
+        if any(len(value) > MAX_VALUE_BYTES for value in brought):
+            raise ValueError(
+                f"a value of the store has at most {MAX_VALUE_BYTES:,} bytes, not {max(map(len, brought)):,}"
+            )
         self._connection.send_bytes(json.dumps([operation, *arguments]).encode())
-        for value in values:
-            self._connection.send_bytes(value.encode() if isinstance(value, str) else value)
+        for value in brought:
+            self._connection.send_bytes(value)
         if descriptor is not None:
             reduction.send_handle(self._connection, descriptor, os.getpid())
-        result, num_values = json.loads(self._connection.recv_bytes(MAX_VALUE_BYTES))
+        result, num_values, error = json.loads(self._connection.recv_bytes(MAX_VALUE_BYTES))
+        if error is not None:
+            raise ValueError(f"{operation} {arguments[0]!r}: {error}")
         return result, [self._connection.recv_bytes(MAX_VALUE_BYTES) for _ in range(num_values)]
 
 

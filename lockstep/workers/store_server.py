@@ -4,7 +4,8 @@ The launcher serves it, without torch; `SocketStore` is the workers' end. No por
 process can read or change what the workers of a run tell each other.
 
 A request is `[operation, ...arguments]` as JSON, then each value that it brings, as bytes. The answer is
-`[result, number of values]`, then those values. Open files and further connections travel as SCM_RIGHTS.
+`[result, number of values, error]`, then those values. Open files and further connections travel as SCM_RIGHTS.
+The operations are those of torch's stores, and answer as its HashStore does.
 """
 
 from __future__ import annotations
@@ -92,16 +93,20 @@ class StoreServer:
     def _update(self, connection: Connection, key: str, combine: Callable[[bytes, bytes], bytes]) -> None:
         new = _receive(connection)
         with self._changed:
-            self._values[key] = combine(self._values.get(key, b""), new)
-            self._changed.notify_all()
-        _answer(connection, None)
+            value = combine(self._values.get(key, b""), new)
+            if len(value) <= MAX_VALUE_BYTES:
+                self._values[key] = value
+                self._changed.notify_all()
+        _answer(connection, None, error=None if len(value) <= MAX_VALUE_BYTES else f"{len(value):,} bytes are too many")
 
     def _add(self, connection: Connection, key: str, amount: int) -> None:
         with self._changed:
-            total = int(self._values.get(key, 0)) + amount
-            self._values[key] = b"%d" % total
-            self._changed.notify_all()
-        _answer(connection, total)
+            value = self._values.get(key, b"0")
+            total = int(value) + amount if value.lstrip(b"-").isdigit() else None
+            if total is not None:
+                self._values[key] = b"%d" % total
+                self._changed.notify_all()
+        _answer(connection, total, error=f"{value[:20]!r} is no number" if total is None else None)
 
     def _compare_set(self, connection: Connection, key: str) -> None:
         expected, desired = _receive(connection), _receive(connection)
@@ -156,14 +161,15 @@ class StoreServer:
             reduction.send_handle(connection, self._files[key], os.getpid())
 
     def _await(self, held: dict[str, Any], keys: Sequence[str], timeout_seconds: float) -> bool:
-        return self._changed.wait_for(lambda: all(key in held for key in keys), timeout_seconds)
+        limit = min(timeout_seconds, threading.TIMEOUT_MAX)
+        return self._changed.wait_for(lambda: all(key in held for key in keys), limit)
 
 
 def _receive(connection: Connection) -> bytes:
     return connection.recv_bytes(MAX_VALUE_BYTES)
 
 
-def _answer(connection: Connection, result: object, values: Sequence[bytes] = ()) -> None:
-    connection.send_bytes(json.dumps([result, len(values)]).encode())
+def _answer(connection: Connection, result: object, values: Sequence[bytes] = (), *, error: str | None = None) -> None:
+    connection.send_bytes(json.dumps([result, len(values), error]).encode())
     for value in values:
         connection.send_bytes(value)

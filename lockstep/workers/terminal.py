@@ -1,9 +1,10 @@
-"""Output that outlives its terminal: when a window or a connection is closed, the run still has to save."""
+"""Output that outlives its terminal, or has none: whatever becomes of the screen, the run still has to save."""
 
 from __future__ import annotations
 
 import errno
 import io
+import os
 import sys
 from typing import Any, TextIO
 
@@ -21,13 +22,19 @@ class _Terminal(io.FileIO):
 
 
 def outlive_terminal() -> None:
-    """Have `sys.stdout` and `sys.stderr` of this process raise nothing when their terminal is closed."""
-    for name in ("stdout", "stderr"):
+    """Have `sys.stdout` and `sys.stderr` of this process raise nothing when their terminal is closed, or missing."""
+    while (nowhere := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass  # What was closed is open now; else a file that is opened later would be taken for the screen.
+    os.close(nowhere)
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream: TextIO | None = getattr(sys, name)
-        if stream is None or not stream.isatty():
+        if stream is None:
+            setattr(sys, name, os.fdopen(descriptor, "w", closefd=False))
+            continue
+        if not stream.isatty():
             continue
         stream.flush()
-        raw = _Terminal(stream.fileno(), "w", closefd=False)
+        raw = _Terminal(descriptor, "w", closefd=False)
         lasting = io.TextIOWrapper(
             io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=True
         )

@@ -17,6 +17,7 @@ from lockstep.parallel.entry import reference
 from lockstep.parallel.launch import is_worker
 
 WORKERS = """
+import atexit
 import os
 import re
 import signal
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 from lockstep.errors import DataError, InputError, PeerLostError
 from lockstep.workers.pulse import of_this_process
@@ -160,20 +162,40 @@ def start(second):
     wait()
 
 
-class EndsSlowly:
-    # Its destructor runs when the interpreter is taken down: Python's signal handlers are gone by then.
+class NeverEnds:
+    # Its destructor would run when the interpreter is taken down.
     def __del__(self):
-        say("ends")
         wait()
 
 
-def end_slowly(second):
+def end_with_a_destructor(second):
+    keep.append(NeverEnds())
+
+
+def upload():
+    while not Path(__file__).with_name("go").exists():
+        threading.Event().wait(0.01)
+    say("uploaded")
+
+
+def end_with_a_thread(second):
     of_this_process().ended = True
-    keep.append(EndsSlowly())
+    threading.Thread(target=upload).start()
+    atexit.register(say, "exit function")
 
 
-def end_at_leisure(second):
-    keep.append(EndsSlowly())
+def end_with_a_thread_that_hangs(second):
+    threading.Thread(target=wait).start()
+
+
+def fork(second):
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        threading.Event().wait(0.5)
+        say(RANK, "goes on")
+    elif second:
+        raise ValueError("in the child")
 
 
 def leave_in_silence(second):
@@ -411,7 +433,8 @@ def test_a_worker_that_hangs_in_python_shows_its_stack_and_is_killed(launch: Lau
     pid = running.pids()["worker 1"]
     code, _, told = running.end()
     assert code == 1
-    assert told[0] == f"worker 1 (pid {pid}) has been at step 57 (phase compute) for 0 s; its stack:"
+    assert told[0] == f"worker 1 (pid {pid}) has been at step 57 (phase compute) for 0 s; its stack follows"
+    assert told[1] == f"worker 1 (pid {pid}) is at:"
     assert any(f"in {how}" in line for line in told)
     assert told[-1].startswith(f"worker 1 (pid {pid}) has been at step 57 (phase compute) for 1 s, and was killed;")
 
@@ -427,31 +450,34 @@ def test_a_worker_that_leaves_the_others_without_an_error_is_the_cause(launch: L
     assert told[0].endswith(", before the others, which needed it")
 
 
-def test_a_worker_whose_interpreter_takes_long_to_end_has_not_failed(launch: Launch) -> None:
-    running = launch("end_at_leisure", limits="show_seconds=0.3, silent_seconds=0.5, hang_seconds=1.0")
-    code, _, told = running.end()
-    assert code == 0
-    assert len(told) == 2
-    assert all("has finished, and its interpreter has been ending for 0 s" in line for line in told)
+def test_when_all_is_done_a_destructor_that_hangs_keeps_nobody_waiting(launch: Launch) -> None:
+    assert launch("end_with_a_destructor").end()[::2] == (0, [])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP])
-def test_a_signal_to_workers_that_have_finished_takes_nothing_away(launch: Launch, number: signal.Signals) -> None:
-    running = launch("end_slowly")
-    lines = running.read(4)
-    assert lines.count("ends") == 2
-    for pid in [int(line.split()[-1]) for line in lines if line != "ends"]:
-        os.kill(pid, number)
-        os.kill(pid, signal.SIGKILL)  # the end of the destructor
-    code, _, told = running.end()
-    assert (code, told) == (0, [])
-
-
-def test_a_notice_to_a_run_whose_workers_have_finished_is_too_late(launch: Launch) -> None:
-    running = launch("end_at_leisure", limits="hang_seconds=1.0, show_seconds=0.5")
-    assert running.read(4).count("ends") == 2
+def test_threads_and_exit_functions_of_a_worker_are_part_of_its_work(launch: Launch, tmp_path: Path) -> None:
+    running = launch("end_with_a_thread")
+    running.pids()
     os.killpg(running.process.pid, signal.SIGTERM)
-    assert running.end()[0] == 0
+    assert running.process.stderr is not None
+    running.process.stderr.readline()
+    (tmp_path / "go").touch()
+    code, said, _ = running.end()
+    assert (code, sorted(said[2:])) == (0, ["exit function"] * 2 + ["uploaded"] * 2)
+
+
+def test_a_thread_that_never_ends_is_shown_and_ended(launch: Launch) -> None:
+    running = launch("end_with_a_thread_that_hangs", limits="show_seconds=0.1, hang_seconds=0.2, grace_seconds=0.5")
+    code, _, told = running.end()
+    assert code == 1
+    assert any("in wait" in line for line in told)
+    assert "has been at step 57 (phase end) for" in told[-1]
+
+
+def test_a_child_that_a_worker_has_forked_does_not_speak_for_it(launch: Launch) -> None:
+    code, said, told = launch("fork").end()
+    assert (code, sorted(said[-2:])) == (0, ["0 goes on", "1 goes on"])
+    assert told[-1] == "ValueError: in the child"  # its own traceback, and nothing of the launcher
+    assert not any(line.startswith("worker") for line in told)
 
 
 def test_children_of_workers_go_too(launch: Launch) -> None:

@@ -37,8 +37,8 @@ def beating(watch: Watch, start: float, seconds: float, places: list[tuple[int, 
     """What is decided while all workers say ten times a second that they are still at these places."""
     decided = []
     for tick in range(1, round(seconds * 10) + 1):
-        for rank, place in enumerate(places):
-            watch.heard(rank, *place)
+        for rank, (step, phase, count) in enumerate(places):
+            watch.heard(rank, step, phase, count, waits=phase in ("exchange", "gather"))
         decided += watch.look(start + tick / 10, running)
     return decided
 
@@ -138,9 +138,10 @@ def test_at_the_same_step_and_phase_a_count_that_grows_is_no_hang() -> None:
     assert decided == []
 
 
-def test_who_waits_in_the_exchange_is_not_to_blame() -> None:
+@pytest.mark.parametrize("call", ["exchange", "gather"])
+def test_who_waits_for_all_others_is_not_to_blame(call: str) -> None:
     watch = Watch(3, LIMITS, now=0.0)
-    verdicts = beating(watch, 0.0, 605.0, [(5, "exchange", 9), (5, "compute", 8), (5, "exchange", 9)])
+    verdicts = beating(watch, 0.0, 605.0, [(5, call, 9), (5, "compute", 8), (5, call, 9)])
     assert [(verdict.rank, verdict.action) for verdict in verdicts] == [(1, "show"), (1, "kill")]
     # Nor is it when the last one comes at last.
     watch = Watch(2, LIMITS, now=0.0)
@@ -158,11 +159,19 @@ def test_where_all_wait_in_the_exchange_all_are_stuck() -> None:
     ]
 
 
-def test_an_interpreter_that_ends_sends_no_beats_and_may_take_its_time() -> None:
-    watch = at("end")
-    watch.leaves(0)
-    (shown, show), (killed, kill) = looks(watch, 0.0, 700.0)
-    assert (round(shown), show.reason, round(killed), kill.reason) == (10, "stuck", 600, "stuck")
+def test_code_of_a_script_outside_of_any_loop_may_take_its_time() -> None:
+    assert beating(at("script"), 0.0, 50_000.0, [(0, "script", 1)]) == []
+    assert [verdict.reason for _, verdict in looks(at("script"), 0.0, 1000.0)] == ["silent", "silent"]
+
+
+def test_how_long_a_worker_waits_for_all_others_is_counted() -> None:
+    watch = at("evaluate")
+    for tick in range(1, 51):
+        watch.heard(0, 0, "evaluate", 1, waits=tick > 20)
+        watch.look(tick / 10, running)
+    assert watch.longest_wait() == pytest.approx(3.0, abs=0.11)
+    watch.heard(0, 0, "evaluate", 1)
+    assert watch.longest_wait() == 0
 
 
 def test_a_failure_is_told_with_its_place_and_its_text_last() -> None:
@@ -198,9 +207,9 @@ def test_a_kill_is_told_with_its_reason(reason: Literal["stopped", "silent", "st
     assert watch.killed(PLACE, Verdict(1, "kill", reason, 2.1)) == Trouble(text)
 
 
-def test_who_has_left_is_told_with_its_place() -> None:
+def test_who_is_missed_is_told_with_its_place() -> None:
     said = "worker 1 (pid 123) ended with exit code 0 at step 57 (phase exchange), before the others, which needed it"
-    assert watch.left(PLACE) == Trouble(said)
+    assert watch.missed(PLACE) == Trouble(said)
 
 
 def test_the_cause_is_the_first_that_is_not_a_lost_peer() -> None:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from multiprocessing import Pipe
 
 import pytest
 import torch.distributed as dist
@@ -126,8 +127,35 @@ def test_what_is_no_request_ends_its_own_connection_alone(server: StoreServer, r
     assert good.get("a") == b"1"
 
 
-def test_a_value_that_is_too_long_ends_its_own_connection_alone(server: StoreServer) -> None:
-    bad, good = SocketStore(server.connect()), SocketStore(server.connect())
+def test_what_cannot_be_stored_is_said_and_changes_nothing(server: StoreServer) -> None:
+    store = SocketStore(server.connect())
+    with pytest.raises(ValueError, match="a value of the store has at most 8,388,608 bytes, not 8,388,609"):
+        store.set("long", bytes(MAX_VALUE_BYTES + 1))
+    store.set("long", bytes(MAX_VALUE_BYTES))
+    with pytest.raises(ValueError, match="append 'long': 8,388,609 bytes are too many"):
+        store.append("long", b"1")
+    store.set("text", "one")
+    with pytest.raises(ValueError, match="add 'text': b'one' is no number"):
+        store.add("text", 1)
+    assert (len(store.get("long")), store.get("text")) == (MAX_VALUE_BYTES, b"one")
+    store.wait(["text"], timedelta.max)
+
+
+def test_a_store_whose_launcher_is_gone_says_so(server: StoreServer) -> None:
+    ours, theirs = Pipe()
+    theirs.close()
     with pytest.raises(dist.DistNetworkError, match="the launcher, which holds the store, is gone"):
-        bad.set("a", bytes(MAX_VALUE_BYTES + 1))
-    assert not good.check(["a"])
+        SocketStore(ours).check(["a"])
+
+
+def test_a_forked_child_does_not_mix_its_requests_with_those_of_its_parent(server: StoreServer) -> None:
+    store = SocketStore(server.connect())
+    child = os.fork()
+    if not child:
+        try:
+            store.set("a", "of the child")
+        except ValueError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert not store.check(["a"])

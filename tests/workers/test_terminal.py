@@ -37,3 +37,12 @@ def test_what_is_no_terminal_is_left_as_it_is() -> None:
         [sys.executable, "-c", f"{code} print(sys.stdout is before)"], capture_output=True, check=True
     )
     assert ended.stdout == b"True\n"
+
+
+def test_closed_streams_are_opened_on_nothing() -> None:
+    code = (
+        "import os, sys; from lockstep.workers.terminal import outlive_terminal; outlive_terminal(); "
+        "print('out'); print('error', file=sys.stderr); file = os.open('/dev/null', 0); sys.exit(file)"
+    )
+    ended = subprocess.run(["sh", "-c", '"$0" -c "$1" 2>&- >&-', sys.executable, code], check=False)
+    assert ended.returncode == 3
