@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ class Limits:
 _LONG = 6.0
 _PHASE_FACTORS = {
     "start": _LONG,
-    "script": math.inf,  # code of a script outside of any loop: nobody knows what it does
+    "script": _LONG,
     "compile": _LONG,
     "data": 1.5,  # the loader can say more of it, and is to be first
     "loop body": _LONG,
@@ -93,7 +92,8 @@ class Watch:
                 worker.waits_since = self._clock
             worker.waits = waits
             return
-        self._longest[worker.phase] = max(self._longest.get(worker.phase, 0.0), self._clock - worker.since)
+        if worker.phase != "script":
+            self._longest[worker.phase] = max(self._longest.get(worker.phase, 0.0), self._clock - worker.since)
         self._workers[rank] = _Seen(self._clock, self._clock, step, phase, count, waits, self._clock)
 
     def forget(self, rank: int) -> None:
@@ -127,18 +127,19 @@ class Watch:
     def _judge(self, rank: int, worker: _Seen, is_stopped: Callable[[int], bool]) -> Verdict | None:
         limits = self._limits
         factor = _PHASE_FACTORS.get(worker.phase, 1.0)
-        silent_factor = min(factor, _LONG)
         silent, still = self._clock - worker.heard, self._clock - worker.since
+        if worker.phase == "script":  # What its own code does there is its affair, until others wait for it.
+            still = min(still, self.longest_wait())
         show_still = max(limits.show_seconds * factor, limits.usual_factor * self._longest.get(worker.phase, 0.0))
         if silent >= limits.stopped_seconds and is_stopped(rank):
             return Verdict(rank, "kill", "stopped", silent)
-        if silent >= limits.silent_seconds * silent_factor:
+        if silent >= limits.silent_seconds * factor:
             return Verdict(rank, "kill", "silent", silent)
         if worker.shown and limits.hang_seconds and still >= limits.hang_seconds * factor:
             return Verdict(rank, "kill", "stuck", still)
         if worker.shown:
             return None
-        if silent >= limits.show_seconds * silent_factor:
+        if silent >= limits.show_seconds * factor:
             return Verdict(rank, "show", "silent", silent)
         if still >= show_still and silent < limits.stopped_seconds:  # else its silence says more
             return Verdict(rank, "show", "stuck", still)
