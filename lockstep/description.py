@@ -128,6 +128,18 @@ def changes(path: str, saved: Any, given: Any) -> Iterator[Change]:
         yield Change(path, saved, given)
 
 
+def paths(path: str, description: Any) -> Iterator[str]:
+    """The path of a description and of all that is in it, as `changes` writes them."""
+    yield path
+    if isinstance(description, list):
+        for index, inner in enumerate(description):
+            yield from paths(f"{path}.{index}", inner)
+    elif isinstance(description, dict):
+        for name, inner in description.items():
+            if name != _CLASS:
+                yield from paths(f"{path}.{name}" if _CLASS in description else f"{path}[{name}]", inner)
+
+
 def _class_of(description: Any) -> Any:
     return description.get(_CLASS) if isinstance(description, dict) else None
 

@@ -12,10 +12,10 @@ from torch import nn
 
 import lockstep as ls
 from lockstep.data.repeating_orders import Weighted
-from lockstep.description import changes, described
+from lockstep.description import changes, described, paths
 
 
-def a_function(step: int) -> float:
+def a_function(step: int, rate: Any = None) -> float:
     return 1 / (step + 1)
 
 
@@ -159,3 +159,15 @@ def test_a_path_stands_for_all_below_it() -> None:
     assert change.path == "optimizer['^head'].lr"
     assert all(change.is_allowed([path]) for path in ("optimizer", "optimizer['^head']", change.path))
     assert not any(change.is_allowed([path]) for path in ("", "opt", "optimizer.lr", "optimizer['^he"))
+
+
+def test_every_part_has_its_path() -> None:
+    value = described({"^head": Value(partial(a_function, 1)), "class": [0.1]})
+    assert [*paths("x", value)] == [
+        "x",
+        "x['^head']",
+        *(f"x['^head'].{part}" for part in ("lr", "lr.func", "lr.args", "lr.args.0", "lr.keywords", "inner")),
+        *(f"x['^head'].{part}" for part in ("names", "names.0", "names.1", "kept")),
+        "x['class']",
+        "x['class'].0",
+    ]
