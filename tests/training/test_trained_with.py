@@ -187,7 +187,7 @@ def test_paths_are_a_tuple(tmp_path: Path) -> None:
         ls.resume(*make(), tmp_path, changed="optimizer.lr")
 
 
-@pytest.mark.parametrize("path", ["optimzer.lr", "nonsense", "optimizer.lr.initial", "", "towers.counts", "optimizer."])
+@pytest.mark.parametrize("path", ["optim.lr", "nonsense", "optimizer.lr.initial", "", "towers.counts", "optimizer."])
 def test_a_path_of_nothing_is_refused(tmp_path: Path, path: str) -> None:
     trained(tmp_path)
     with pytest.raises(ls.InputError) as caught:
