@@ -68,17 +68,23 @@ def _members(value: Any) -> dict[str, Any]:
 
 def _described_array(value: Any, outer: tuple[int, ...]) -> Any:
     """The items of a small array or tensor, and the hash of a large one; of one without readable items its shape."""
-    kind = str(getattr(value, "dtype", "")).removeprefix("torch.")
-    shape = tuple(getattr(value, "shape", ()))
     try:
         array = _on_host(value)
-        if math.prod(array.shape) <= _MOST_ITEMS or array.dtype == object:
+        if math.prod(array.shape) <= _MOST_ITEMS or getattr(array.dtype, "hasobject", False):
             return _described(array.tolist(), outer)
+        shape = _shape(array)
         if isinstance(array, Tensor):  # numpy has no bfloat16
             array = array.contiguous().reshape(-1).view(torch.uint8).numpy()
-        return f"{kind} of shape {shape}, sha256 {_hash(np.ascontiguousarray(array).tobytes())}"
+        return f"{shape}, sha256 {_hash(np.ascontiguousarray(array).tobytes())}"
     except Exception:  # a sparse or meta tensor, or an __array__ of the user's own
-        return f"{type(value).__qualname__}, {kind} of shape {shape}"
+        return f"{type(value).__qualname__}, {_shape(value)}"
+
+
+def _shape(array: Any) -> str:
+    try:
+        return f"{str(array.dtype).removeprefix('torch.')} of shape {tuple(array.shape)}"
+    except (AttributeError, RuntimeError):  # a nested tensor, or a parameter of a lazy module
+        return "of unknown shape"
 
 
 def _on_host(value: Any) -> Any:

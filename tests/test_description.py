@@ -53,6 +53,7 @@ class Value:
         (nn.Parameter(torch.ones(2)), [1.0, 1.0]),
         (torch.ones(2, 3).to_sparse(), "Tensor, float32 of shape (2, 3)"),
         (torch.ones(200, device="meta"), "Tensor, float32 of shape (200,)"),
+        (nn.parameter.UninitializedParameter(), "UninitializedParameter, of unknown shape"),
         ({"class": 1, 2: 3}, {"'class'": 1, "2": 3}),
         (nn.Linear, "Linear"),
         (nn.Linear(2, 2), {"class": "Linear"}),
@@ -82,8 +83,9 @@ def test_many_numbers_are_described_by_their_hash(kind: Any) -> None:
         lambda value: nn.Parameter(torch.full((1000,), float(value))),
         lambda value: torch.full((1000,), value * 1j).conj(),
         lambda value: np.array([{"value": value, "index": index} for index in range(1000)]),
+        lambda value: np.array([({"value": value}, 1)] * 1000, dtype=[("a", "O"), ("b", "i4")]),
     ],
-    ids=["bfloat16", "Parameter", "conjugate", "objects"],
+    ids=["bfloat16", "Parameter", "conjugate", "objects", "records of objects"],
 )
 def test_tensors_and_objects_are_told_apart_by_their_values(make: Any) -> None:
     assert described(make(1)) == described(make(1)) != described(make(2))

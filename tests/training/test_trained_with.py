@@ -216,6 +216,22 @@ class Clipped:
         pass
 
 
+def test_a_transform_may_hold_anything(tmp_path: Path) -> None:
+    @dataclass
+    class Holds:
+        value: Any
+
+        def __call__(self, gradients: Any, step: int) -> None:
+            pass
+
+    within = Holds(None)
+    within.value = [within]
+    transforms = [within, Holds(torch.ones(200).bfloat16()), Holds(nn.Parameter(torch.ones(200)))]
+    transforms += [Holds(torch.eye(20).to_sparse()), Holds(torch.ones(200, device="meta"))]
+    trained(tmp_path, gradient_transforms=transforms)
+    assert ls.resume(*make(gradient_transforms=transforms), tmp_path) == 2
+
+
 def test_threads_of_something_else_get_no_hint(tmp_path: Path) -> None:
     trained(tmp_path, gradient_transforms=[Clipped(1)])
     with pytest.raises(ls.InputError, match=r"gradient_transforms.0.threads: saved 1, given 2") as caught:
