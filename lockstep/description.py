@@ -11,8 +11,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
-_CLASS = "class"  # no field can be called so
+_CLASS = "class"
+"""Beside it stand the fields of a value; the keys of a mapping are in quotes, and so none is equal to it."""
 _MOST_ITEMS = 100
 """Of more a list says only how many there are, and their hash."""
 
@@ -20,37 +23,74 @@ _MOST_ITEMS = 100
 def described(value: Any) -> Any:
     """A value as JSON: plain ones as they are, dataclasses by their class and fields, functions by name.
 
-    Objects of Lockstep's own say all that they hold, and others their class alone.
+    Objects of Lockstep's own say all that they hold, and others their class alone. So do values within themselves.
     """
+    return _described(value, ())
+
+
+def _described(value: Any, outer: tuple[int, ...]) -> Any:
+    """As `described`; `outer` are the ids of the values that it is within."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {str(key): described(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        items = [described(item) for item in value]
-        return items if len(items) <= _MOST_ITEMS else f"{len(items)} items, sha256 {_hash(json.dumps(items).encode())}"
-    if hasattr(value, "__array__"):
-        return _described_array(np.asarray(value.cpu() if hasattr(value, "cpu") else value))
-    if isinstance(value, partial):
-        return described(value.func)
+    if isinstance(value, complex):
+        return str(value)
     if hasattr(value, "__qualname__"):
         return str(value.__qualname__)
+    if id(value) in outer:
+        return {_CLASS: type(value).__qualname__}
+    outer = (*outer, id(value))
+    if isinstance(value, Mapping):
+        return {_key(key, outer): _described(inner, outer) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_described(item, outer) for item in value]
+        return items if len(items) <= _MOST_ITEMS else f"{len(items)} items, sha256 {_hash(json.dumps(items).encode())}"
+    if hasattr(value, "__array__"):
+        return _described_array(value, outer)
+    return {_CLASS: type(value).__qualname__, **{n: _described(inner, outer) for n, inner in _members(value).items()}}
+
+
+def _key(key: Any, outer: tuple[int, ...]) -> str:
+    return repr(key) if isinstance(key, str) else str(_described(key, outer))
+
+
+def _members(value: Any) -> dict[str, Any]:
+    if isinstance(value, partial):
+        return {"func": value.func, "args": value.args, "keywords": value.keywords}
     if is_dataclass(value):
-        members = {field.name: getattr(value, field.name) for field in fields(value)}
-    elif type(value).__module__.startswith("lockstep."):
+        return {field.name: getattr(value, field.name, None) for field in fields(value)}
+    if type(value).__module__.startswith("lockstep."):
         computed = vars(type(value))  # cached properties
-        members = {name: member for name, member in vars(value).items() if name not in computed}
-    else:
-        members = {}
-    return {_CLASS: type(value).__qualname__, **described(members)}
+        return {name: member for name, member in vars(value).items() if name not in computed}
+    return {}
 
 
-def _described_array(array: np.ndarray[Any, Any]) -> Any:
-    if array.size <= _MOST_ITEMS:
-        return described(array.tolist())
-    return f"{array.dtype} of shape {array.shape}, sha256 {_hash(np.ascontiguousarray(array).tobytes())}"
+def _described_array(value: Any, outer: tuple[int, ...]) -> Any:
+    """The items of a small array or tensor, and the hash of a large one; of one without readable items its shape."""
+    try:
+        array = _on_host(value)
+        if math.prod(array.shape) <= _MOST_ITEMS or getattr(array.dtype, "hasobject", False):
+            return _described(array.tolist(), outer)
+        shape = _shape(array)
+        if isinstance(array, Tensor):  # numpy has no bfloat16
+            array = array.contiguous().reshape(-1).view(torch.uint8).numpy()
+        return f"{shape}, sha256 {_hash(np.ascontiguousarray(array).tobytes())}"
+    except Exception:  # a sparse or meta tensor, or an __array__ of the user's own
+        return f"{type(value).__qualname__}, {_shape(value)}"
+
+
+def _shape(array: Any) -> str:
+    try:
+        return f"{str(array.dtype).removeprefix('torch.')} of shape {tuple(array.shape)}"
+    except (AttributeError, RuntimeError):  # a nested tensor, or a parameter of a lazy module
+        return "of unknown shape"
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu().resolve_conj().resolve_neg()
+    return np.asarray(value)
 
 
 def _hash(data: bytes) -> str:
@@ -86,12 +126,24 @@ def changes(path: str, saved: Any, given: Any) -> Iterator[Change]:
             yield from changes(f"{path}.{name}", saved[name], given[name])
     elif isinstance(saved, dict) and saved.keys() == given.keys():
         for name in saved:
-            yield from changes(f"{path}[{name!r}]", saved[name], given[name])
+            yield from changes(f"{path}[{name}]", saved[name], given[name])
     elif isinstance(saved, list) and len(saved) == len(given):
         for index, (before, now) in enumerate(zip(saved, given, strict=True)):
             yield from changes(f"{path}.{index}", before, now)
     else:
         yield Change(path, saved, given)
+
+
+def paths(path: str, description: Any) -> Iterator[str]:
+    """The path of a description and of all that is in it, as `changes` writes them."""
+    yield path
+    if isinstance(description, list):
+        for index, inner in enumerate(description):
+            yield from paths(f"{path}.{index}", inner)
+    elif isinstance(description, dict):
+        for name, inner in description.items():
+            if name != _CLASS:
+                yield from paths(f"{path}.{name}" if _CLASS in description else f"{path}[{name}]", inner)
 
 
 def _class_of(description: Any) -> Any:
@@ -107,4 +159,4 @@ def _shown(description: Any) -> str:
     if name_of_class := _class_of(description):
         members = [f"{name}={_shown(inner)}" for name, inner in description.items() if name != _CLASS]
         return f"{name_of_class}({', '.join(members)})"
-    return f"{{{', '.join(f'{name!r}: {_shown(inner)}' for name, inner in description.items())}}}"
+    return f"{{{', '.join(f'{name}: {_shown(inner)}' for name, inner in description.items())}}}"

@@ -12,10 +12,10 @@ from torch import nn
 
 import lockstep as ls
 from lockstep.data.repeating_orders import Weighted
-from lockstep.description import changes, described
+from lockstep.description import changes, described, paths
 
 
-def a_function(step: int) -> float:
+def a_function(step: int, rate: Any = None) -> float:
     return 1 / (step + 1)
 
 
@@ -43,7 +43,18 @@ class Value:
         (torch.tensor(3), 3),
         ((1, [2.0]), [1, [2.0]]),
         (a_function, "a_function"),
-        (partial(a_function, 3), "a_function"),
+        (
+            partial(a_function, 3, rate=[0.5]),
+            {"class": "partial", "func": "a_function", "args": [3], "keywords": {"'rate'": [0.5]}},
+        ),
+        (np.float32, "float32"),
+        (1 + 2j, "(1+2j)"),
+        (torch.ones(2, dtype=torch.bfloat16), [1.0, 1.0]),
+        (nn.Parameter(torch.ones(2)), [1.0, 1.0]),
+        (torch.ones(2, 3).to_sparse(), "Tensor, float32 of shape (2, 3)"),
+        (torch.ones(200, device="meta"), "Tensor, float32 of shape (200,)"),
+        (nn.parameter.UninitializedParameter(), "UninitializedParameter, of unknown shape"),
+        ({"class": 1, 2: 3}, {"'class'": 1, "2": 3}),
         (nn.Linear, "Linear"),
         (nn.Linear(2, 2), {"class": "Linear"}),
         (Own(), {"class": "Own"}),
@@ -63,6 +74,35 @@ def test_many_numbers_are_described_by_their_hash(kind: Any) -> None:
     assert one == same != other
     assert len(one) < 80
     assert "sha256" in one
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: torch.full((1000,), value, dtype=torch.bfloat16),
+        lambda value: nn.Parameter(torch.full((1000,), float(value))),
+        lambda value: torch.full((1000,), value * 1j).conj(),
+        lambda value: np.array([{"value": value, "index": index} for index in range(1000)]),
+        lambda value: np.array([({"value": value}, 1)] * 1000, dtype=[("a", "O"), ("b", "i4")]),
+    ],
+    ids=["bfloat16", "Parameter", "conjugate", "objects", "records of objects"],
+)
+def test_tensors_and_objects_are_told_apart_by_their_values(make: Any) -> None:
+    assert described(make(1)) == described(make(1)) != described(make(2))
+
+
+def test_a_value_within_itself_is_described_by_its_class() -> None:
+    value = Value(0.1)
+    value.kept.append(value)  # type: ignore[arg-type]
+    assert described(value)["kept"] == [{"class": "Value"}]
+    array = np.array([None], dtype=object)
+    array[0] = array
+    assert described(array) == [{"class": "ndarray"}]
+
+
+def test_one_value_in_two_places_is_described_in_both() -> None:
+    rate = ls.optim.Cosine(0.1, 100)
+    assert described([rate, rate]) == [described(rate)] * 2
 
 
 def test_values_without_fields_say_what_they_hold() -> None:
@@ -93,6 +133,9 @@ COSINE = ls.optim.SGD(ls.optim.Cosine(0.1, 100), momentum=0.9)
         (SGD, replace(SGD, lr=0.2, momentum=0.0), ["x.lr: saved 0.1, given 0.2", "x.momentum: saved 0.9, given 0.0"]),
         (COSINE, replace(COSINE, lr=ls.optim.Cosine(0.1, 90)), ["x.lr.steps: saved 100, given 90"]),
         ({"^head": SGD, "b": SGD}, {"^head": SGD, "b": replace(SGD, lr=1)}, ["x['b'].lr: saved 0.1, given 1"]),
+        ({"class": SGD}, {"class": replace(SGD, lr=1)}, ["x['class'].lr: saved 0.1, given 1"]),
+        ({"class": 1, "a": 1}, {"class": 1, "b": 1}, ["x: saved {'class': 1, 'a': 1}, given {'class': 1, 'b': 1}"]),
+        (partial(a_function, 1), partial(a_function, 2), ["x.args.0: saved 1, given 2"]),
         ([SGD, SGD], [SGD, replace(SGD, lr=1)], ["x.1.lr: saved 0.1, given 1"]),
         ([1, 2], [1], ["x: saved [1, 2], given [1]"]),
         ({"a": 1}, {"b": 1}, ["x: saved {'a': 1}, given {'b': 1}"]),
@@ -114,7 +157,19 @@ def test_a_field_of_another_version_does_not_count() -> None:
 
 
 def test_a_path_stands_for_all_below_it() -> None:
-    (change,) = changes("optimizer", {"^head": {"class": "A", "lr": 1}}, {"^head": {"class": "A", "lr": 2}})
+    (change,) = changes("optimizer", {"'^head'": {"class": "A", "lr": 1}}, {"'^head'": {"class": "A", "lr": 2}})
     assert change.path == "optimizer['^head'].lr"
     assert all(change.is_allowed([path]) for path in ("optimizer", "optimizer['^head']", change.path))
     assert not any(change.is_allowed([path]) for path in ("", "opt", "optimizer.lr", "optimizer['^he"))
+
+
+def test_every_part_has_its_path() -> None:
+    value = described({"^head": Value(partial(a_function, 1)), "class": [0.1]})
+    assert [*paths("x", value)] == [
+        "x",
+        "x['^head']",
+        *(f"x['^head'].{part}" for part in ("lr", "lr.func", "lr.args", "lr.args.0", "lr.keywords", "inner")),
+        *(f"x['^head'].{part}" for part in ("names", "names.0", "names.1", "kept")),
+        "x['class']",
+        "x['class'].0",
+    ]

@@ -22,6 +22,7 @@ from lockstep.data.reading import Fields, Found, Leave, Reading, ReadRows
 from lockstep.data.rows import Due, EvaluationRows, RowsOf, TrainingRows, offsets_of
 from lockstep.data.saved_stream import check_same_stream
 from lockstep.data.shared_memory import map_leaves
+from lockstep.description import described
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of
@@ -103,6 +104,12 @@ class Loader:
         self.crew.check(self.reader, self.augment)
         self.quarantine = Quarantine(bad_examples, bad_budget)
         """The bad examples that the run has come upon."""
+        self.made_with = {
+            "batch_size": batch_size,
+            "order": described(self.order),
+            "augment": described(self.augment),
+        }
+        """What a checkpoint says of it. An augmentation may count or cache later on, which is no difference."""
         self._moves = 0
         self.position = 0
         """The next example due: everything before it was attempted, whatever has been read ahead."""

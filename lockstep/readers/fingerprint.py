@@ -8,8 +8,9 @@ where a text is worded in another way, all data seems to have changed.
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import google_crc32c
@@ -34,24 +35,26 @@ _MOST_CHANGES = 10
 def fingerprint_of(source: object, num_examples: int | None = None) -> Fingerprint:
     """What a reader or a dataset is made of, by its own `fingerprint()`; without one, its class and its length.
 
-    One of more than a million characters is kept as a checksum of it.
+    One of more than a million characters is kept as a checksum of it. A method that needs arguments is another one.
 
     Args:
         source: the reader or the dataset.
         num_examples: its length, if that is known.
 
     Raises:
-        InputError: its `fingerprint()` fails, or returns no JSON.
+        InputError: the `fingerprint()` of a class of the user's fails, or returns no JSON.
     """
-    own = getattr(source, "fingerprint", None)
-    if not callable(own):
+    own = _own_of(source)
+    if own is None:
         size = "" if num_examples is None else f" of {num_examples} examples"
         return {"source": type(source).__name__ + size}
     try:
         text = json.dumps(own(), allow_nan=False)
     except LockstepError:
         raise
-    except Exception as error:  # it is code of the user's own
+    except Exception as error:
+        if type(source).__module__.startswith("lockstep."):
+            raise
         raise InputError(
             f"fingerprint() of {type(source).__name__} does not return JSON.",
             given=f"{type(error).__name__}: {error}",
@@ -66,14 +69,28 @@ def fingerprint_of(source: object, num_examples: int | None = None) -> Fingerpri
 
 def fingerprint_of_dataset(dataset: Any) -> Fingerprint:
     """That of a map-style dataset of torch: its own, or of torch's own classes what they hold."""
-    if not hasattr(dataset, "fingerprint"):
+    if _own_of(dataset) is None:
         if isinstance(dataset, TensorDataset):
             return fingerprint_of_tensors({str(number): values for number, values in enumerate(dataset.tensors)})
         if isinstance(dataset, Subset):
             return fingerprint_of_some(fingerprint_of_dataset(dataset.dataset), [*map(int, dataset.indices)])
         if isinstance(dataset, ConcatDataset):
             return {str(number): fingerprint_of_dataset(each) for number, each in enumerate(dataset.datasets)}
-    return fingerprint_of(dataset, len(dataset))
+    return fingerprint_of(dataset, len(dataset) if hasattr(dataset, "__len__") else None)
+
+
+def _own_of(source: object) -> Callable[[], Any] | None:
+    """Its `fingerprint`, if that can be called without arguments."""
+    own: Callable[[], Any] | None = getattr(source, "fingerprint", None)
+    if not callable(own):
+        return None
+    try:
+        inspect.signature(own).bind()
+    except TypeError:
+        return None
+    except ValueError:  # a function written in C does not tell
+        pass
+    return own
 
 
 def fingerprint_of_tensors(fields: Mapping[str, Tensor]) -> Fingerprint:
@@ -144,11 +161,17 @@ def _flat(fingerprint: Fingerprint, outer: str = "") -> Iterator[tuple[str, Any]
 
 
 def _described(values: Tensor) -> str:
+    whole = f"{values.dtype} of shape {tuple(values.shape)}"
+    if values.layout == torch.sparse_coo:
+        together = values.coalesce()
+        return f"{whole}, sparse, indices {_described(together.indices())}, values {_described(together.values())}"
+    if values.layout != torch.strided:
+        return f"{whole}, {values.layout}"
     if values.nbytes > _MOST_CHECKED_BYTES:
         count = max(1, _MOST_CHECKED_BYTES * len(values) // values.nbytes)
         rows = torch.from_numpy(np.linspace(0, len(values) - 1, count).astype(np.int64))
         checked, what = values.index_select(0, rows), f"{count} rows "
     else:
         checked, what = values, ""
-    data = checked.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return f"{values.dtype} of shape {tuple(values.shape)}, {what}{checksum(data)}"
+    data = checked.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return f"{whole}, {what}{checksum(data)}"

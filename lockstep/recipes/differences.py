@@ -15,6 +15,7 @@ HARMLESS = (
     "device",
     "end",
     "checkpoints",
+    "data.folder",
     "watch",
     "evaluate.every",
     "evaluate.patience",
@@ -24,6 +25,8 @@ HARMLESS = (
     "feed.bad_budget",
 )
 """Fields, or parts as a whole, that change nothing in what is trained: a resumed run may have others."""
+_PLACES = ("data.train", "data.validation", "data.test")
+"""One path for another may be the same data, moved. A resume compares the training data itself by its fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -61,4 +64,6 @@ def _differences(path: str, saved: Any, given: Any) -> Iterator[Difference]:
         for index, (before, now) in enumerate(zip(saved, given, strict=True)):
             yield from _differences(f"{path}.{index}", before, now)
     else:
-        yield Difference(path, saved, given, harmless=f"{path}.".startswith(tuple(f"{outer}." for outer in HARMLESS)))
+        moved = path in _PLACES and None not in (saved, given)
+        harmless = moved or f"{path}.".startswith(tuple(f"{outer}." for outer in HARMLESS))
+        yield Difference(path, saved, given, harmless)

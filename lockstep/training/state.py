@@ -29,6 +29,7 @@ from lockstep.training.saved import check_fits
 from lockstep.training.smoothing import LossAverage, SmoothedLosses
 from lockstep.training.trained import freeze
 from lockstep.training.trained_with import Resumed, of_state
+from lockstep.training.unchanged import layouts_of
 from lockstep.training.unfit import unfit_in_words, unfit_penalty
 
 Nonfinite = Literal["stop", "skip", "rollback", "off"]
@@ -107,11 +108,11 @@ class TrainState:
         self.step = 0
         self.first_step = 0
         """The optimizer, and the schedule of its learning rate, count their steps from this one on."""
-        self.model = model.train()
-        self.name = name
+        self.model, self.name = model.train(), name
         self.frozen = freeze(model, frozen, train_only, freeze_statistics=freeze_statistics)
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._names = list(self.parameters)
+        self.layouts = layouts_of(self.parameters)
         changeable = set(map(id, changeable_buffers(model)))
         self.buffers = {n: b for n, b in model.named_buffers() if id(b) in changeable}
         self._optimizer = _optimizer(optimizer).bind(self.parameters)
@@ -262,6 +263,7 @@ class TrainState:
         for tensor in (*self.model.parameters(), *self._optimizer.slots().values(), *averages):
             if tensor.ndim == 4:
                 tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+        self.layouts = layouts_of(self.parameters)
 
     def averaged(self) -> dict[str, Tensor]:
         """The moving averages of the parameters, and of the statistics where they are averaged, by name.

@@ -26,7 +26,7 @@ from lockstep.training.preflight import check_fit, check_start
 from lockstep.training.refusals import act, explain
 from lockstep.training.state import TrainState
 from lockstep.training.trained_with import check_resumed, check_threads, of_step
-from lockstep.training.unchanged import check_buffers, check_parameters, check_training_mode, layouts_of
+from lockstep.training.unchanged import check_buffers, check_parameters, check_training_mode
 from lockstep.training.unfit import check_finite
 from lockstep.types import BadExample, Batch, Refusal, StepReport
 from lockstep.workers.interrupts import interruptible, uninterrupted
@@ -116,7 +116,6 @@ class BoundStep:
         self._without_gradient: list[str] = []
         self._started = time.perf_counter()
         self._resolved_for: tuple[int, int] | None = None
-        self._layouts = layouts_of(state)
 
     def start(self) -> None:
         """Begin a stretch of steps: its clock starts at 0.
@@ -125,7 +124,7 @@ class BoundStep:
             InputError: the model has changed since the state was made.
         """
         self._started = time.perf_counter()
-        check_parameters(self._state, self._layouts)
+        check_parameters(self._state)
         check_buffers(self._state)
 
     def __call__(self, losses: LossFunction, batch: Batch, counts: CountFunction | None = None) -> StepReport:
@@ -267,7 +266,7 @@ class BoundStep:
             with put_back(others):
                 return self._host.run(losses, batch, terms)
         except (RuntimeError, InputError):
-            check_parameters(self._state, self._layouts)
+            check_parameters(self._state)
             raise
 
     def _without_missing(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -279,7 +278,7 @@ class BoundStep:
         without = [name for name, nowhere in zip(self._state.parameters, everywhere, strict=True) if nowhere]
         if without and without != self._without_gradient:
             self._without_gradient = without
-            check_parameters(self._state, self._layouts)
+            check_parameters(self._state)
             self._tell_of_missing(without)
         return [None if nowhere else g for g, nowhere in zip(gradients, everywhere, strict=True)]
 

@@ -6,13 +6,15 @@ A run by a recipe has all of this in its workdir, and compares it there.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from lockstep.checks import check_all
-from lockstep.description import Change, changes, described
+from lockstep.description import Change, changes, described, paths
 from lockstep.errors import InputError
 from lockstep.optim.by_name import ByName
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lockstep")
 
+_OF_STEP = ("towers", "exchange", "threads")
+"""What is known with the first step alone."""
 _HINTS = {
     "threads": "torch.set_num_threads({}) before the first step",
     "towers.count": "ls.Towers({}); without it there is a tower for each worker",
@@ -59,10 +63,6 @@ def of_step(towers: Towers, exchange: Exchange) -> dict[str, Any]:
     return {"towers": described(towers), "exchange": described(exchange), "threads": torch.get_num_threads()}
 
 
-def _of_loader(loader: Loader) -> dict[str, Any]:
-    return {name: described(getattr(loader, name)) for name in ("batch_size", "order", "augment")}
-
-
 def trained_with(states: Mapping[str, TrainState], loader: Loader) -> dict[str, Any]:
     """What a checkpoint says, by the names of the states; of a state without a step yet what was resumed."""
     return {
@@ -70,7 +70,7 @@ def trained_with(states: Mapping[str, TrainState], loader: Loader) -> dict[str, 
             name: {**state.made_with, **(state.computed_with or (state.resumed.saved if state.resumed else {}))}
             for name, state in states.items()
         },
-        "loader": _of_loader(loader),
+        "loader": loader.made_with,
     }
 
 
@@ -92,17 +92,34 @@ def check_unchanged(
         A line for each allowed difference.
 
     Raises:
-        InputError: something else differs.
+        InputError: something else differs, or `changed` names a path that neither of the two has.
     """
     check_all("changed", changed, str, mend='write changed=("optimizer.lr",), a tuple of paths')
     saved = checkpoint.values.get("trained_with", {"states": {}, "loader": {}})
-    found = list(_compared("loader", saved["loader"], _of_loader(loader)))
+    found = list(_compared("loader", saved["loader"], loader.made_with))
+    known = {*_paths("loader", saved["loader"]), *_paths("loader", loader.made_with)}
     for name, state in states.items():
         before = saved["states"].get(name, {})
         found += _compared(name, before, state.made_with)
-        later = {part: before[part] for part in ("towers", "exchange", "threads") if part in before}
+        later = {part: before[part] for part in _OF_STEP if part in before}
+        known |= {*_paths(name, dict.fromkeys(_OF_STEP)), *_paths(name, before), *_paths(name, state.made_with)}
         state.resumed = Resumed(str(checkpoint.path), name, later, changed)
+    _check_known(changed, known, found)
     return _allowed(str(checkpoint.path), found, changed)
+
+
+def _check_known(changed: Sequence[str], known: Collection[str], found: Sequence[Change]) -> None:
+    """Refuse a path of nothing: it would allow nothing, and hide a slip of the pen until a resume is refused."""
+    unknown = [path for path in changed if path not in known]
+    if unknown:
+        tops = [path for path in known if not re.search(r"[\[.]", path)]
+        differing = ", ".join(f'"{change.path}"' for change in found)
+        raise InputError(
+            "changed names what the run is not trained with.",
+            given=", ".join(f'"{path}"' for path in unknown),
+            expected=f"paths that begin with one of: {', '.join(sorted(tops))}",
+            mend=f"name what differs: {differing}" if found else "leave it out: nothing differs that is known yet",
+        )
 
 
 def check_threads(exchange: Exchange, worker: Worker) -> None:
@@ -132,8 +149,9 @@ def check_resumed(state: TrainState, towers: Towers, exchange: Exchange, worker:
     checkpoint, name, saved, changed = state.resumed
     found = list(_compared(name, saved, of_step(towers, exchange)))
     if not _is_exact(exchange, worker):
-        changed = [*changed, f"{name}.threads" if name else "threads"]
-    for line in _allowed(checkpoint, found, changed):
+        changed = [*changed, _path(name, "threads")]
+    hints = {_path(name, part): hint for part, hint in _HINTS.items()}
+    for line in _allowed(checkpoint, found, changed, hints):
         if worker.is_chief:
             log.info("changed since the checkpoint: %s", line)
     state.resumed = None
@@ -148,21 +166,33 @@ def _compared(name: str, saved: Mapping[str, Any], given: Mapping[str, Any]) -> 
     """What only one of the two says does not count: it is not known yet, or of another version."""
     for part in given:
         if part in saved:
-            yield from changes(f"{name}.{part}" if name else part, saved[part], given[part])
+            yield from changes(_path(name, part), saved[part], given[part])
 
 
-def _allowed(checkpoint: str, found: Sequence[Change], changed: Sequence[str]) -> list[str]:
+def _path(name: str, part: str) -> str:
+    """The path of a part of the loader or of a state, whose name is empty where there is only one."""
+    return f"{name}.{part}" if name else part
+
+
+def _paths(name: str, parts: Mapping[str, Any]) -> Iterator[str]:
+    if name:
+        yield name
+    for part, description in parts.items():
+        yield from paths(_path(name, part), description)
+
+
+def _allowed(
+    checkpoint: str, found: Sequence[Change], changed: Sequence[str], hints: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
     grave = [change for change in found if not change.is_allowed(changed)]
     if grave:
-        hints = [
-            hint.format(change.saved) for change in grave for end, hint in _HINTS.items() if change.path.endswith(end)
-        ]
-        paths = "".join(f'"{change.path}", ' for change in grave)
+        how = [hints[change.path].format(change.saved) for change in grave if change.path in hints]
+        differing = "".join(f'"{change.path}", ' for change in grave)
         raise InputError(
             f"{checkpoint} was trained with something else.",
             given="; ".join(map(str, grave)),
             expected="what the run was trained with",
-            mend=f"take the changes back{''.join(f' ({hint})' for hint in hints)}, "
-            f"or go on with them: ls.resume(..., changed=({paths.rstrip()}))",
+            mend=f"take the changes back{''.join(f' ({hint})' for hint in how)}, "
+            f"or go on with them: ls.resume(..., changed=({differing.rstrip()}))",
         )
     return [str(change) for change in found]

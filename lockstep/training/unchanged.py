@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from lockstep.errors import InputError
-from lockstep.training.state import TrainState
+
+if TYPE_CHECKING:
+    from lockstep.training.state import TrainState
 
 Layouts = Sequence[tuple[tuple[int, ...], torch.dtype]]
 """Strides and dtype of each trained parameter."""
 
 
-def layouts_of(state: TrainState) -> Layouts:
-    """How the trained parameters lie in memory now."""
-    return [(parameter.stride(), parameter.dtype) for parameter in state.parameters.values()]
+def layouts_of(parameters: Mapping[str, Tensor]) -> Layouts:
+    """How parameters lie in memory now."""
+    return [(parameter.stride(), parameter.dtype) for parameter in parameters.values()]
 
 
-def check_parameters(state: TrainState, layouts: Layouts) -> None:
+def check_parameters(state: TrainState) -> None:
     """Refuse to train a model whose parameters have changed since its state was made; their values may.
-
-    Args:
-        state: what is trained.
-        layouts: what `layouts_of` gave when the step was made.
 
     Raises:
         InputError: one was replaced, frozen, unfrozen or added, or lies otherwise in memory; it is named.
@@ -41,10 +41,10 @@ def check_parameters(state: TrainState, layouts: Layouts) -> None:
         "the parameters that TrainState took, with requires_grad as it was",
         "make a new TrainState after the change; where several share parameters, no other may freeze them",
     )
-    pairs = zip(state.parameters, layouts_of(state), layouts, strict=True)
+    pairs = zip(state.parameters, layouts_of(state.parameters), state.layouts, strict=True)
     _refuse(
         [name for name, now, before in pairs if now != before],
-        "Parameters have another memory format or dtype than when their step was made.",
+        "Parameters have another memory format or dtype than when their state was made.",
         "parameters as they were: slots and gradients are laid out like them",
         "change the model before TrainState, or use Towers(channels_last=True)",
     )

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tarfile
+import warnings
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -348,11 +349,46 @@ def test_what_is_no_json_is_refused(made_of: Any) -> None:
 
 def test_a_fingerprint_that_fails_is_named() -> None:
     class Broken(Own):
-        def fingerprint(self, seed: int) -> Any:
-            return seed
+        def fingerprint(self) -> Any:
+            raise TypeError("of mine")
 
-    with pytest.raises(InputError, match=r"^fingerprint\(\) of Broken does not return JSON\.\n.*TypeError: .*'seed'"):
+    with pytest.raises(InputError, match=r"^fingerprint\(\) of Broken does not return JSON\.\n.*TypeError: of mine"):
         fingerprint_of(reader_of(Broken()))
+
+
+class OfAnExample(Squares):
+    """Its `fingerprint` is another one: that of an example."""
+
+    def fingerprint(self, index: int) -> str:
+        raise AssertionError("nobody calls it")
+
+
+def test_a_fingerprint_that_needs_arguments_is_another_one() -> None:
+    for reader in (OfAnExample(), TorchDataset(OfAnExample()), OnlyFields(TorchDataset(OfAnExample()), ["square"])):
+        assert fingerprint_of(reader, 5) == {"source": "OfAnExample of 5 examples"}
+    tensors = TensorDataset(torch.arange(3))
+    tensors.fingerprint = lambda index: index  # type: ignore[attr-defined]
+    assert TorchDataset(tensors).fingerprint() == Arrays({"0": torch.arange(3)}).fingerprint()
+
+
+def test_tensors_of_other_kinds_are_compared_by_what_they_hold() -> None:
+    def of(values: torch.Tensor) -> Any:
+        return fingerprint_of(TorchDataset(TensorDataset(values)))
+
+    numbers = torch.arange(1, 7).reshape(2, 3) * (1 + 2j)
+    assert of(numbers.conj()) == of(numbers.conj().resolve_conj()) != of(numbers)
+    assert of(numbers.conj().imag) == of(-numbers.imag.clone()) != of(numbers.imag)  # a negative view
+    rows = torch.eye(3)
+    assert of(rows.to_sparse()) == of(rows.to_sparse()) != of((2 * rows).to_sparse())
+    assert of(rows.to_sparse()) != of(torch.cat([rows, torch.zeros(3, 1)], dim=1).to_sparse())
+    with warnings.catch_warnings(action="ignore"):  # torch calls its support of this layout a beta
+        compressed = rows.to_sparse_csr()
+    assert of(compressed) == {"0": "torch.float32 of shape (3, 3), torch.sparse_csr"}
+
+
+def test_a_failure_in_a_reader_of_lockstep_is_not_reported_as_the_users() -> None:
+    with pytest.raises(NotImplementedError, match="meta"):
+        fingerprint_of(TorchDataset(TensorDataset(torch.zeros(3, device="meta"))))
 
 
 def test_a_very_long_fingerprint_is_kept_as_its_checksum() -> None:

@@ -46,3 +46,18 @@ def test_what_changes_nothing_is_harmless(setting: str) -> None:
     more = ["end.count=10"] if setting.startswith("end") else []
     found = differences(SAVED, with_settings(SAVED, [setting, *more]))
     assert [each.harmless for each in found] == [True]
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_one_path_for_another_is_harmless(split: str) -> None:
+    saved = with_settings(SAVED, [f"data.{split}=here"])
+    (found,) = differences(saved, with_settings(saved, [f"data.{split}=there"]))
+    assert (str(found), found.harmless) == (f"data.{split}: saved here, given there", True)
+    (found,) = differences(saved, with_settings(saved, [f"data.{split}=none"]))
+    assert not found.harmless
+
+
+def test_mnist_may_lie_in_another_folder() -> None:
+    mnist = recipe("mnist")
+    assert [each.harmless for each in differences(mnist, with_settings(mnist, ["data.folder=there"]))] == [True]
+    assert [each.harmless for each in differences(mnist, with_settings(mnist, ["data.scale=one"]))] == [False]

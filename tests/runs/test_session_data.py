@@ -59,6 +59,19 @@ def test_an_image_in_another_class_ends_a_resume_and_may_be_accepted(photos: Pat
     assert "data_changed" not in history(workdir)[-2]
 
 
+def test_data_may_be_moved_and_is_still_compared(photos: Path, tmp_path: Path) -> None:
+    workdir, moved = tmp_path / "run", tmp_path / "elsewhere"
+    ls.run(small(photos), workdir)
+    photos.rename(moved)
+    assert ls.run(small(moved, 3), workdir).step == 3
+    assert f"data.train: saved {photos}, given {moved}" in history(workdir)[-2]["changed"]
+    other = image_folder(tmp_path / "other")
+    move_one(other)
+    with pytest.raises(ls.InputError, match="The training data is not what it was"):
+        ls.run(small(other, 4), workdir)
+    assert ls.run(small(moved, 4), workdir).step == 4
+
+
 def test_a_fork_of_other_data_is_refused_too(photos: Path, tmp_path: Path) -> None:
     ls.run(small(photos), tmp_path / "run")
     move_one(photos)

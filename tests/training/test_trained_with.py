@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,26 @@ def test_what_is_the_same_resumes_without_a_word(tmp_path: Path, caplog: pytest.
     assert "changed" not in caplog.text
 
 
+@dataclass
+class Counting:
+    """An augmentation that counts its batches."""
+
+    batches: int = 0
+
+    def __call__(self, fields: dict[str, Any], draws: Any) -> dict[str, Any]:
+        self.batches += 1
+        return fields
+
+
+def test_an_augmentation_that_counts_resumes(tmp_path: Path) -> None:
+    counting = Counting()
+    trained(tmp_path, augment=counting)
+    assert counting.batches
+    assert ls.resume(*make(augment=Counting()), tmp_path) == 2
+    with pytest.raises(ls.InputError, match=r"loader\.augment\.0\.batches: saved 0, given 7"):
+        ls.resume(*make(augment=Counting(7)), tmp_path)
+
+
 def no_update(model: nn.Module, step: int) -> dict[str, Tensor]:
     return {}
 
@@ -164,6 +185,58 @@ def test_paths_are_a_tuple(tmp_path: Path) -> None:
     trained(tmp_path)
     with pytest.raises(ls.InputError, match=r"changed is of the wrong type[^/]*write changed=\(\"optimizer\.lr\",\)"):
         ls.resume(*make(), tmp_path, changed="optimizer.lr")
+
+
+@pytest.mark.parametrize("path", ["optim.lr", "nonsense", "optimizer.lr.initial", "", "towers.counts", "optimizer."])
+def test_a_path_of_nothing_is_refused(tmp_path: Path, path: str) -> None:
+    trained(tmp_path)
+    with pytest.raises(ls.InputError) as caught:
+        ls.resume(*make(optimizer=ls.optim.SGD(0.2, momentum=0.9)), tmp_path, changed=("loader", path))
+    assert caught.value.what == "changed names what the run is not trained with."
+    assert caught.value.given == f'"{path}"'
+    assert ", loader, name, optimizer, regularization, threads, tower" in str(caught.value.expected)
+    assert caught.value.mend == 'name what differs: "optimizer.lr"'
+    with pytest.raises(ls.InputError, match="leave it out: nothing differs that is known yet"):
+        ls.resume(*make(), tmp_path, changed=(path,))
+
+
+def test_a_path_that_the_checkpoint_or_the_script_alone_has_is_known(tmp_path: Path) -> None:
+    trained(tmp_path, ls.Towers(1), average=ls.optim.MovingAverage(0.9))
+    cosine = ls.optim.SGD(ls.optim.Cosine(0.1, 9), momentum=0.9)
+    paths = ("optimizer.lr.steps", "average.decay", "optimizer.lr", "exchange.transport", "towers.count", "updates")
+    with pytest.raises(ls.InputError, match=r"was trained with something else.*\n.*given: +average: saved MovingA"):
+        ls.resume(*make(optimizer=cosine), tmp_path, changed=paths)
+
+
+@dataclass
+class Clipped:
+    threads: int
+
+    def __call__(self, gradients: Any, step: int) -> None:
+        pass
+
+
+def test_a_transform_may_hold_anything(tmp_path: Path) -> None:
+    @dataclass
+    class Holds:
+        value: Any
+
+        def __call__(self, gradients: Any, step: int) -> None:
+            pass
+
+    within = Holds(None)
+    within.value = [within]
+    transforms = [within, Holds(torch.ones(200).bfloat16()), Holds(nn.Parameter(torch.ones(200)))]
+    transforms += [Holds(torch.eye(20).to_sparse()), Holds(torch.ones(200, device="meta"))]
+    trained(tmp_path, gradient_transforms=transforms)
+    assert ls.resume(*make(gradient_transforms=transforms), tmp_path) == 2
+
+
+def test_threads_of_something_else_get_no_hint(tmp_path: Path) -> None:
+    trained(tmp_path, gradient_transforms=[Clipped(1)])
+    with pytest.raises(ls.InputError, match=r"gradient_transforms.0.threads: saved 1, given 2") as caught:
+        ls.resume(*make(gradient_transforms=[Clipped(2)]), tmp_path)
+    assert "set_num_threads" not in str(caught.value.mend)
 
 
 # Threads --------------------------------------------------------------------------------------------------------------

@@ -124,3 +124,23 @@ def test_submodules_may_be_in_evaluation_mode() -> None:
     state.model[1].eval()
     by_the_loop(state)
     assert torch.equal(state.model[1].running_mean, torch.zeros(4))
+
+
+def test_towers_of_two_memory_formats_train_one_state() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(16, 1))
+    state = ls.TrainState(model, ls.optim.SGD(0.1, momentum=0.9))
+    images = ls.data.Loader(ls.data.Arrays({"x": torch.ones(8, 2, 4, 4)}), batch_size=4)
+    for step, towers in enumerate((ls.Towers(1), ls.Towers(1, channels_last=True), ls.Towers(1)), 1):
+        ls.train(state, losses, images, towers, until=ls.Steps(step))
+    assert state.step == 3
+    model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    with pytest.raises(ls.InputError, match=r"another memory format or dtype than when their state was made"):
+        ls.train(state, losses, images, ls.Towers(1), until=ls.Steps(4))
+
+
+def test_another_memory_format_before_the_first_step_is_refused() -> None:
+    model = nn.Conv2d(2, 4, 3)
+    state = ls.TrainState(model, ls.optim.SGD(0.1, momentum=0.9))
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    with pytest.raises(ls.InputError, match=r"another memory format or dtype than when their state was made"):
+        by_the_loop(state)
