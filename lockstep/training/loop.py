@@ -18,7 +18,7 @@ from lockstep.training.preflight import check_data
 from lockstep.training.state import TrainState
 from lockstep.training.step import bind
 from lockstep.types import Batch, StepReport
-from lockstep.workers.interrupts import stop_on_interrupt
+from lockstep.workers.interrupts import enter_body, stop_on_interrupt, tell_of_stop
 from lockstep.workers.rank import join
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
         try:
             for batch in loader.batches(mine, towers.count, worker.device, stop=is_past_the_end):
                 worker.pulse.at(now.step, "loop body")
+                enter_body()
                 yield batch
                 report = batch.report
                 if report is None:  # no step was made from it, in which workers could agree to stop
@@ -125,7 +126,10 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
                     is_stopped = worker.num_workers == 1 and worker.pulse.stop_requested is not None
                 else:
                     now, is_stopped = report.progress, report.stop_requested
-                if is_stopped or (until and until.reached(now, loader.batch_size)):
+                if until and until.reached(now, loader.batch_size):
+                    return
+                if is_stopped:
+                    tell_of_stop(worker.pulse, now.step)
                     return
                 worker.pulse.at(now.step, "data")
             worker.pulse.at(now.step, "end")
