@@ -95,14 +95,7 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
     towers.check(loader.batch_size, worker.num_workers)
     if until and until.reached(now, loader.batch_size):
         if not now.position:
-            raise InputError(
-                "The run would end before its first step: no full batch fits.",
-                given=f"an end after {until}, batches of {loader.batch_size}, {now.epoch_size} examples in an epoch",
-                expected="an end that one batch reaches",
-                mend="raise the end, or lower the batch size"
-                if now.epoch_size
-                else "give the loader an epoch_size, or an end in steps: its stream has no epochs",
-            )
+            raise _no_batch_fits(until, loader)
         if worker.is_chief:
             log.info("nothing to do: the run is at step %d (epoch %.2f), its end is %s", now.step, now.epochs, until)
         return
@@ -136,6 +129,17 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
         finally:
             if worker.pulse.phase == "loop body":  # else an error ends the loop: it stays where that came
                 worker.pulse.at(now.step, "end")
+
+
+def _no_batch_fits(until: End, loader: Loader) -> InputError:
+    return InputError(
+        "The run would end before its first step: no full batch fits.",
+        given=f"an end after {until}, batches of {loader.batch_size}, {loader.epoch_size} examples in an epoch",
+        expected="an end that one batch reaches",
+        mend="raise the end, or lower the batch size"
+        if loader.epoch_size
+        else "give the loader an epoch_size, or an end in steps: its stream has no epochs",
+    )
 
 
 def _check(loader: Loader, until: End | None) -> None:
