@@ -27,7 +27,7 @@ from torch import Tensor
 from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, VALUES, DamagedError, FileEntry, Manifest, damaged
 from lockstep.checkpoints.retention import Retention
 from lockstep.checkpoints.standing import PINNED, Standing, rate
-from lockstep.checkpoints.tensors import Tensors, check, decode, encoded, not_finite, size_bytes
+from lockstep.checkpoints.tensors import FROZEN, Tensors, check, decode, encoded, not_finite, size_bytes
 from lockstep.checkpoints.unfinished import delete, sweep, unfinished_path
 from lockstep.checkpoints.values import JSON, decode_values, encode_values
 from lockstep.durable import make_folder, sync_folder, write_file
@@ -114,22 +114,23 @@ class Store:
         Args:
             step: completed updates.
             tensors: by section and name.
-            values: what is no tensor.
+            values: what is no tensor; `FROZEN` in it tells which parameters are not trained.
             scores: of these tensors, by name, where they are known; they may be given later, with the same tensors.
 
         Returns:
             The checkpoint's folder; it is on the disk.
 
         Raises:
-            CheckpointError: it cannot be written, or parameters, averages or other tensors are not finite; those that
-                were there are as they were, and nothing is left over.
+            CheckpointError: it cannot be written; trained parameters or averages are not finite, or others hold NaN.
+                The checkpoints that were there are as they were, and nothing is left over.
         """
         check(tensors)
-        if unfit := not_finite(tensors):
+        frozen: Any = values.get(FROZEN, {})
+        if unfit := not_finite(tensors, frozen):
             raise CheckpointError(
                 f"The checkpoint of step {step} was not written: nothing could go on from it.",
                 given=f"values that are not finite: {few(unfit)}",
-                expected="finite parameters and averages, and no NaN in buffers and slots",
+                expected="finite trained parameters and averages, and no NaN elsewhere",
                 mend="go on from the checkpoint before it, with a lower learning rate or clipped gradients; "
                 "older checkpoints are as they were",
             )
@@ -212,7 +213,7 @@ class Store:
 
     def _load_finite(self, step: int) -> Checkpoint:
         checkpoint = self._load(step)
-        if unfit := not_finite(checkpoint.tensors):
+        if unfit := not_finite(checkpoint.tensors, checkpoint.values.get(FROZEN, {})):
             raise damaged(checkpoint.path, f"values that are not finite: {few(unfit)}", "finite ones")
         return checkpoint
 

@@ -13,7 +13,7 @@ from lockstep.checks import check_range, check_switch
 from lockstep.optim.kernels import fused_adam
 from lockstep.optim.optimizers import LearningRate, WeightDecay
 from lockstep.optim.rules import Chunk, Rule
-from lockstep.optim.settings import check_betas, check_rates
+from lockstep.optim.settings import check_betas
 from lockstep.optim.widening import in_float32, slot
 
 
@@ -39,7 +39,7 @@ class Adam(Rule):
     """Add eps to the root of exp_avg_sq as it is, not corrected: TensorFlow's form, in section 2 of the paper."""
 
     def __post_init__(self) -> None:
-        check_rates(self.lr, self.weight_decay)
+        super().__post_init__()
         check_betas(self.betas)
         check_range("eps", self.eps, 0.0)
         check_switch("epsilon_hat", self.epsilon_hat)

@@ -13,7 +13,6 @@ from lockstep.errors import InputError
 from lockstep.optim.kernels import fused_adagrad
 from lockstep.optim.optimizers import LearningRate, WeightDecay
 from lockstep.optim.rules import Chunk, Rule
-from lockstep.optim.settings import check_rates
 from lockstep.optim.widening import in_float32, slot
 
 
@@ -35,7 +34,7 @@ class Adagrad(Rule):
     eps: float = 1e-10
 
     def __post_init__(self) -> None:
-        check_rates(self.lr, self.weight_decay)
+        super().__post_init__()
         check_range("initial_accumulator_value", self.initial_accumulator_value, 0.0)
         check_range("eps", self.eps, 0.0)
         if not (self.eps or self.initial_accumulator_value):
@@ -94,7 +93,7 @@ class Adadelta(Rule):
     """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
 
     def __post_init__(self) -> None:
-        check_rates(self.lr, self.weight_decay)
+        super().__post_init__()
         check_range("rho", self.rho, 0.0, 1.0)
         check_range("eps", self.eps, 0.0)
         if not self.eps:

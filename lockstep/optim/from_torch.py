@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer as TorchOptimizer
 
-from lockstep.checks import wrong_type
+from lockstep.checks import plain, wrong_type
 from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.optimizers import LearningRate, Scheduled, of_another
@@ -45,6 +45,7 @@ class FromTorch:
         object.__setattr__(self, "arguments", arguments)
         _check_class(cls)
         if "lr" in arguments:
+            arguments["lr"] = plain(arguments["lr"])
             check_rates(arguments["lr"], 0.0)
         trial = self._built([nn.Parameter(torch.zeros(1, 1))], mend="correct the arguments")
         if not isinstance(trial.defaults.get("lr"), float | int):

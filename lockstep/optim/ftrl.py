@@ -12,7 +12,6 @@ from lockstep.checks import check_range, check_type
 from lockstep.errors import InputError
 from lockstep.optim.optimizers import LearningRate, WeightDecay
 from lockstep.optim.rules import Chunk, Rule
-from lockstep.optim.settings import check_rates
 from lockstep.optim.widening import in_float32, slot
 
 
@@ -40,7 +39,7 @@ class FTRL(Rule):
     """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
 
     def __post_init__(self) -> None:
-        check_rates(self.lr, self.weight_decay)
+        super().__post_init__()
         for name in ("initial_accumulator_value", "l1", "l2", "l2_shrinkage"):
             check_range(name, getattr(self, name), 0.0)
         power = self.learning_rate_power

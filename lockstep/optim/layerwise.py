@@ -12,7 +12,7 @@ from lockstep.checks import check_range, check_switch
 from lockstep.optim.adam import corrections, update_means
 from lockstep.optim.optimizers import LearningRate, WeightDecay
 from lockstep.optim.rules import Chunk, Rule
-from lockstep.optim.settings import check_betas, check_rates
+from lockstep.optim.settings import check_betas
 from lockstep.optim.widening import in_float32, slot
 
 
@@ -34,7 +34,7 @@ class LARS(Rule):
     """Parameters of one dimension or none (biases, the scales of batch norm) have the trust 1."""
 
     def __post_init__(self) -> None:
-        check_rates(self.lr, self.weight_decay)
+        super().__post_init__()
         check_range("momentum", self.momentum, 0.0, 1.0)
         check_range("trust_coefficient", self.trust_coefficient, 0.0)
         check_switch("skip_vectors", self.skip_vectors)
@@ -81,7 +81,7 @@ class LAMB(Rule):
     """Parameters of one dimension or none (biases, the scales of batch norm) have the trust 1."""
 
     def __post_init__(self) -> None:
-        check_rates(self.lr, self.weight_decay)
+        super().__post_init__()
         check_betas(self.betas)
         check_range("eps", self.eps, 0.0)
         check_switch("skip_vectors", self.skip_vectors)

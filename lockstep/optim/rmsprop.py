@@ -10,7 +10,6 @@ from torch import Tensor
 from lockstep.checks import check_range, check_switch
 from lockstep.optim.optimizers import LearningRate, WeightDecay
 from lockstep.optim.rules import Chunk, Rule
-from lockstep.optim.settings import check_rates
 from lockstep.optim.widening import in_float32, slot
 
 
@@ -39,7 +38,7 @@ class RMSProp(Rule):
     """What `square_avg` starts at: with 1 the first updates are small, with 0 they are large."""
 
     def __post_init__(self) -> None:
-        check_rates(self.lr, self.weight_decay)
+        super().__post_init__()
         check_range("alpha", self.alpha, 0.0, 1.0)
         check_range("eps", self.eps, 0.0)
         check_range("momentum", self.momentum, 0.0, 1.0)

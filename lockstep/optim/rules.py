@@ -10,10 +10,12 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from lockstep.checks import plain
 from lockstep.errors import InputError
 from lockstep.optim import kernels
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.optimizers import LearningRate, Scheduled, WeightDecay, of_another
+from lockstep.optim.settings import check_rates
 from lockstep.selection import assigned, selected
 
 _CACHED_ELEMENTS = 1 << 18
@@ -47,6 +49,10 @@ class Rule(ABC):
     """The name of torch's fused kernel, if `apply` can use one."""
     takes_complex: ClassVar[bool] = False
     """It is right for complex parameters too: it takes no squares of gradients."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lr", plain(self.lr))
+        check_rates(self.lr, self.weight_decay)
 
     @property
     def takes_rows(self) -> bool:

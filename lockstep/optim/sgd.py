@@ -13,7 +13,6 @@ from lockstep.errors import InputError
 from lockstep.optim.kernels import fused_sgd
 from lockstep.optim.optimizers import LearningRate, WeightDecay
 from lockstep.optim.rules import Chunk, Rule
-from lockstep.optim.settings import check_rates
 from lockstep.optim.widening import in_float32, slot
 
 
@@ -35,7 +34,7 @@ class SGD(Rule):
     """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
 
     def __post_init__(self) -> None:
-        check_rates(self.lr, self.weight_decay)
+        super().__post_init__()
         check_range("momentum", self.momentum, 0.0, 1.0)
         check_switch("nesterov", self.nesterov)
         if self.nesterov and not self.momentum > 0:

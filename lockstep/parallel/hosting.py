@@ -100,9 +100,10 @@ class TowerHost:
         # elsewhere is copied: to look for that costs more than it saves where there is little to use up.
         num_elements = sum(p.numel() for p in self._parameters)
         self._owns = hosted == towers.count and num_elements >= OWNING_PAYS_FROM_ELEMENTS
-        self._rank = worker.rank
+        self._rank, self._num_workers = worker.rank, worker.num_workers
         self._is_reentrant: bool | None = None
-        """Whether parts of the model are under reentrant checkpointing: looked up in the graph of the first tower."""
+        """Whether parts of the model are under reentrant checkpointing: looked up in the graph of the first tower, and
+        of those that miss a gradient or have none: then the tower runs again, since its graph is used up."""
         self._seed_gradients: dict[tuple[torch.dtype, float], Tensor] = {}
 
     def run(self, losses: LossFunction, batch: Batch, terms: Terms) -> TreeSum:
@@ -121,7 +122,13 @@ class TowerHost:
         with self._as_it_was():
             for place, tower, part in self.parts(batch):
                 self._seed(part, tower)
-                summand = self._tower(losses, part, place, tower, terms, factors)
+                try:
+                    summand = self._tower(losses, part, place, tower, terms, factors)
+                except _NowReentrant:
+                    self._expect_reentrant()
+                    self.statistics.put_back()
+                    self._seed(part, tower)
+                    summand = self._tower(losses, part, place, tower, terms, factors)
                 self.statistics.put_back()
                 summand.numbers.extend(extras)
                 sums.add(place, summand)
@@ -167,13 +174,17 @@ class TowerHost:
             with self._precision, interruptible():
                 returned = losses(self._model, batch)
             named, metrics = self.losses.checked(returned, factors)
-            found, owned = self._backward(objective(named), terms.loss_scale or 1.0)
-        laid_out, marks, missing = self._laid_out(found)
+            total = objective(named)
+            found, owned = self._backward(total, terms.loss_scale or 1.0)
+        absent = [index for index, gradient in enumerate(found) if gradient is None]
+        if absent and not self._is_reentrant and is_reentrant(total):
+            raise _NowReentrant
+        laid_out, marks = self._laid_out(found, absent)
         if self._transforms:
             laid_out = self._transformed(laid_out, terms)
         self.places[tower] = place
         values = self.values[tower] = _read((*named.values(), *metrics.values()))
-        numbers = [*[value * self._share for value in values], float(missing)]
+        numbers = [*[value * self._share for value in values], float(len(absent))]
         tensors = [*laid_out, *marks, *self.statistics.shares(place, self._share)]
         return Summand(tensors, numbers, owned=owned and not self._transforms)
 
@@ -191,13 +202,32 @@ class TowerHost:
             self._is_reentrant = is_reentrant(total)
         if self._is_reentrant:
             return reentrant_gradients(total, self._parameters, seed), False
-        if self._owns:
-            return own_gradients(total, self._parameters, seed)
-        return gradients(total, self._parameters, seed), False
+        try:
+            if self._owns:
+                return own_gradients(total, self._parameters, seed)
+            return gradients(total, self._parameters, seed), False
+        except RuntimeError:  # torch refuses what is reentrant and lies on the way to a parameter
+            if is_reentrant(total):
+                raise _NowReentrant from None
+            raise
 
-    def _laid_out(self, found: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor], int]:
-        """Dense gradients in the memory layout of their parameters, zeros for those missing; marks; how many miss."""
-        absent = [index for index, gradient in enumerate(found) if gradient is None]
+    def _expect_reentrant(self) -> None:
+        """From now on gradients are computed as reentrant checkpointing, which began after the first tower, needs it.
+
+        Raises:
+            InputError: the towers of other workers wait for this one, which would have to run again alone.
+        """
+        if self._towers.joined and self._num_workers > 1:
+            raise InputError(
+                "Reentrant checkpointing begins after the first step, and batch norm is synchronised.",
+                given="torch.utils.checkpoint.checkpoint(..., use_reentrant=True)",
+                expected="the same in each step, from the first one on",
+                mend="write use_reentrant=False, as torch recommends",
+            )
+        self._is_reentrant = True
+
+    def _laid_out(self, found: Sequence[Tensor | None], absent: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
+        """Dense gradients in the memory layout of their parameters, zeros for those absent; marks."""
         for index in absent:
             self.absent[index] = self.absent.get(index, 0) + 1
         filled = [torch.zeros_like(p) if g is None else g for g, p in zip(found, self._parameters, strict=True)]
@@ -205,7 +235,7 @@ class TowerHost:
         for index in self.sparse:
             filled[index], mark = densified(filled[index])
             marks.append(mark if found[index] is not None else torch.zeros_like(mark))
-        return self._with_strides(filled), marks, len(absent)
+        return self._with_strides(filled), marks
 
     def _with_strides(self, found: Sequence[Tensor]) -> list[Tensor]:
         # The fused kernels walk memory, not indices: a gradient must have the strides of its parameter.
@@ -252,6 +282,10 @@ class TowerHost:
 
     def _seed(self, batch: Batch, tower: int) -> None:
         self._streams.seed(mix(batch.seed, self._stream_key, batch.position, tower))
+
+
+class _NowReentrant(Exception):  # noqa: N818 (no error)
+    """A tower has met reentrant checkpointing, which those before it have not used."""
 
 
 def _read(scalars: Sequence[Tensor]) -> list[float]:

@@ -69,8 +69,7 @@ class _NumpyStream:
         self._other = np.random.MT19937(0)
         self._callers: Any = None
         self._memory: memoryview | None = None
-        self._words = b""
-        self._state: dict[str, Any] = {}
+        self._second_normal: float | None = None
 
     def set_aside(self) -> None:
         """Let numpy's functions draw from the other generator."""
@@ -78,19 +77,29 @@ class _NumpyStream:
         if callers is not self._callers:
             is_twister = isinstance(callers, np.random.MT19937)
             self._memory = _memory(callers.ctypes.state_address) if is_twister else None
-            self._callers, self._state = callers, {}
-        # Numpy makes normal numbers in pairs, keeps the second, and forgets it when the generator changes. Only if the
-        # caller has drawn since the last time, or if there was one then, can there be one.
-        words = bytes(self._memory) if self._memory else b""
-        if not words or words != self._words or self._state.get("has_gauss", True):
-            self._words, self._state = words, np.random.get_state(legacy=False)
+            self._callers = callers
+        self._second_normal = self._kept_normal()
         _numpy.set_bit_generator(self._other)
 
     def put_back(self) -> None:
         """Let them draw from the caller's again."""
         _numpy.set_bit_generator(self._callers)
-        if self._state["has_gauss"]:
-            np.random.set_state(self._state)
+        if self._second_normal is not None:
+            state = np.random.get_state(legacy=False)
+            np.random.set_state({**state, "has_gauss": 1, "gauss": self._second_normal})
+
+    def _kept_normal(self) -> float | None:
+        """Numpy makes normal numbers in pairs, keeps the second, and forgets it when the generator changes."""
+        if self._memory is None:
+            state: dict[str, Any] = np.random.get_state(legacy=False)
+            return state["gauss"] if state["has_gauss"] else None
+        # To ask for the state takes 30 us, to draw a number 3: one that was kept leaves the generator as it is.
+        words = bytes(self._memory)
+        normal = np.random.standard_normal()
+        if self._memory == words:
+            return normal
+        self._memory[:] = words
+        return None
 
 
 class _PythonStream:

@@ -5,6 +5,7 @@ It is saved as JSON, with the tensors in it in a section of their own: nothing i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +14,10 @@ from torch import Tensor, nn
 
 from lockstep.checkpoints.values import JSON, comes_back
 from lockstep.errors import CheckpointError
+from lockstep.listing import few
+from lockstep.workers.rank import join
+
+log = logging.getLogger("lockstep")
 
 SECTION = "extra"
 _TENSOR = "__tensor__"
@@ -40,15 +45,19 @@ def extra_state(model: nn.Module) -> ExtraState:
 
 
 def check_extra_state(model: nn.Module, saved: ExtraState) -> None:
-    """Refuse the extra state of other modules than the model has.
+    """Refuse the extra state of other modules than the model has; none at all, as older versions saved it, will do.
 
     Raises:
         CheckpointError: naming those that are missing or left over.
     """
     own, found = set(_modules(model)), set(saved.values)
-    if own != found:
-        lines = [f"{name!r} is missing" for name in sorted(own - found)]
-        lines += [f"{name!r} has none in the model" for name in sorted(found - own)]
+    if own and not found:
+        if join().is_chief:
+            names = few([_called(name) for name in sorted(own)])
+            log.warning("the checkpoint holds no extra state of %s: it stays as the model has it", names)
+    elif own != found:
+        lines = [f"that of {_called(name)} is missing" for name in sorted(own - found)]
+        lines += [f"{_called(name)} has none in the model" for name in sorted(found - own)]
         raise CheckpointError(
             "The checkpoint does not have the extra state of this model's modules.",
             given="; ".join(lines),
@@ -66,7 +75,8 @@ def set_extra_state(model: nn.Module, saved: ExtraState) -> None:
             for name, tensor in saved.tensors.items()
         }
         for name, module in _modules(model).items():
-            module.set_extra_state(_whole(saved.values[name], tensors))
+            if name in saved.values:
+                module.set_extra_state(_whole(saved.values[name], tensors))
 
 
 def _modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -76,6 +86,10 @@ def _modules(model: nn.Module) -> dict[str, nn.Module]:
         for name, module in model.named_modules()
         if type(module).get_extra_state is not nn.Module.get_extra_state
     }
+
+
+def _called(name: str) -> str:
+    return repr(name) if name else "the model"
 
 
 def _parted(name: str, module: nn.Module, tensors: dict[str, Tensor]) -> JSON:
@@ -95,7 +109,7 @@ def _parted(name: str, module: nn.Module, tensors: dict[str, Tensor]) -> JSON:
     values: JSON = parted(state)
     if type(module).set_extra_state is nn.Module.set_extra_state or not comes_back(values):
         raise CheckpointError(
-            f"The extra state of the module {name or type(module).__name__!r} cannot be saved and taken back.",
+            f"The extra state of {f'the module {name!r}' if name else 'the model'} cannot be saved and taken back.",
             given=f"{type(module).__name__}.get_extra_state() gives {repr(state)[:200]}",
             expected="tensors, None, bool, int, finite float, str, and lists and dicts (with str as keys) of these, "
             "which its set_extra_state takes",

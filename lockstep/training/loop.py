@@ -18,7 +18,7 @@ from lockstep.training.preflight import check_data
 from lockstep.training.state import TrainState
 from lockstep.training.step import bind
 from lockstep.types import Batch, StepReport
-from lockstep.workers.interrupts import stop_on_interrupt
+from lockstep.workers.interrupts import enter_body, stop_on_interrupt, tell_of_stop
 from lockstep.workers.rank import join
 
 if TYPE_CHECKING:
@@ -95,14 +95,7 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
     towers.check(loader.batch_size, worker.num_workers)
     if until and until.reached(now, loader.batch_size):
         if not now.position:
-            raise InputError(
-                "The run would end before its first step: no full batch fits.",
-                given=f"an end after {until}, batches of {loader.batch_size}, {now.epoch_size} examples in an epoch",
-                expected="an end that one batch reaches",
-                mend="raise the end, or lower the batch size"
-                if now.epoch_size
-                else "give the loader an epoch_size, or an end in steps: its stream has no epochs",
-            )
+            raise _no_batch_fits(until, loader)
         if worker.is_chief:
             log.info("nothing to do: the run is at step %d (epoch %.2f), its end is %s", now.step, now.epochs, until)
         return
@@ -116,6 +109,7 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
     with stop_on_interrupt(worker.pulse):
         for batch in loader.batches(mine, towers.count, worker.device, stop=is_past_the_end):
             worker.pulse.at(now.step, "loop body")
+            enter_body()
             yield batch
             report = batch.report
             if report is None:  # no step was made from it, in which workers could agree to stop
@@ -124,10 +118,24 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
                 is_stopped = worker.num_workers == 1 and worker.pulse.stop_requested is not None
             else:
                 now, is_stopped = report.progress, report.stop_requested
-            if is_stopped or (until and until.reached(now, loader.batch_size)):
+            if until and until.reached(now, loader.batch_size):
+                break
+            if is_stopped:
+                tell_of_stop(worker.pulse, now.step)
                 break
             worker.pulse.at(now.step, "data")
     worker.pulse.at(now.step, "script")
+
+
+def _no_batch_fits(until: End, loader: Loader) -> InputError:
+    return InputError(
+        "The run would end before its first step: no full batch fits.",
+        given=f"an end after {until}, batches of {loader.batch_size}, {loader.epoch_size} examples in an epoch",
+        expected="an end that one batch reaches",
+        mend="raise the end, or lower the batch size"
+        if loader.epoch_size
+        else "give the loader an epoch_size, or an end in steps: its stream has no epochs",
+    )
 
 
 def _check(loader: Loader, until: End | None) -> None:

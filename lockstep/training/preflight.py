@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -25,18 +24,17 @@ def check_start(state: TrainState, worker: Worker) -> None:
     """Refuse to train what has no values yet, or what differs between workers.
 
     Raises:
-        InputError: a parameter or buffer is on the meta device, on another device or not finite.
+        InputError: a parameter or buffer is on the meta device or on another device, a trained parameter is not finite,
+            or another tensor holds NaN.
         CheckpointError: one, or the extra state of a module, cannot be saved in a checkpoint.
         WorkerError: the workers' parameters differ in name, shape, dtype or value.
     """
     parameters: dict[str, Tensor] = dict(state.model.named_parameters())
     buffers = dict(state.model.named_buffers())
-    for name, tensor in parameters.items():
-        _check_value(name, tensor, worker, torch.isfinite)
-    for name, tensor in buffers.items():  # a mask may well hold infinities
-        _check_value(name, tensor, worker, lambda t: ~torch.isnan(t))
-    check_saveable({**state.sections(), SECTION: extra_state(state.model).tensors})
     tensors = {**parameters, **buffers}
+    for name, tensor in tensors.items():
+        _check_value(name, tensor, worker, is_trained=name in state.parameters)
+    check_saveable({**state.sections(), SECTION: extra_state(state.model).tensors})
     if worker.num_workers == 1:
         return
     shapes = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
@@ -105,18 +103,18 @@ def _digest(tensor: Tensor) -> str:
     return hashlib.sha256(values.numpy().data).hexdigest()[:16]
 
 
-def _check_value(name: str, tensor: Tensor, worker: Worker, is_good: Callable[[Tensor], Tensor]) -> None:
-    given = None
+def _check_value(name: str, tensor: Tensor, worker: Worker, *, is_trained: bool) -> None:
+    given, expected = None, f"{'finite values' if is_trained else 'values other than NaN'} on {worker.device}"
     if tensor.is_meta:
         given, mend = "on the meta device", "build the model on a real device, or load its weights"
     elif tensor.device != worker.device:
         given, mend = f"on {tensor.device}", "move the model with .to(ls.join().device) before TrainState"
-    elif tensor.is_floating_point() and not is_good(tensor if tensor.itemsize > 1 else tensor.float()).all():
+    elif tensor.is_floating_point() and not _is_good(tensor if tensor.itemsize > 1 else tensor.float(), is_trained):
         given, mend = "not finite", "look at its initialiser, or at the weights it was loaded from"
     if given is not None:
-        raise InputError(
-            f"{name!r} cannot be trained.",
-            given=given,
-            expected=f"finite values on {worker.device}",
-            mend=mend,
-        )
+        raise InputError(f"{name!r} cannot be trained.", given=given, expected=expected, mend=mend)
+
+
+def _is_good(tensor: Tensor, is_trained: bool) -> bool:
+    """What is not trained, such as a mask, may hold infinities."""
+    return bool((tensor.isfinite() if is_trained else ~tensor.isnan()).all())

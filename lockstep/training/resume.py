@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lockstep.checkpoints.background import settle
 from lockstep.checkpoints.store import Checkpoint, Store
+from lockstep.checkpoints.tensors import FROZEN
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError
 from lockstep.training.extra_state import SECTION, ExtraState, check_extra_state, extra_state, set_extra_state
@@ -40,8 +41,8 @@ def save(
         scores: of the weights as they stand, by name ("validation/top1"), for a retention that keeps the best.
 
     Raises:
-        CheckpointError: it cannot be written, or the state is not finite: parameters and averages have to be, and
-            nothing may hold NaN, whatever `nonfinite` says. Older checkpoints are as they were.
+        CheckpointError: it cannot be written, or the state is not finite: trained parameters and averages have to
+            be, and nothing may hold NaN, whatever `nonfinite` says. Older checkpoints are as they were.
     """
     if join().is_chief:
         settle()
@@ -62,6 +63,8 @@ def contents(states: States, loader: Loader) -> tuple[int, dict[str, dict[str, T
         "loader": loader.state(),
         "trained_with": trained_with(_without_dots(named), loader),
     }
+    if frozen := {f"{prefix}parameters": state.untrained() for prefix, state in named.items() if state.untrained()}:
+        values[FROZEN] = frozen
     for prefix, state in named.items():
         extra = extra_state(state.model)
         if extra.values:

@@ -284,6 +284,10 @@ class TrainState:
         """The moving averages, by name; none where the state keeps none."""
         return dict(self._average.tensors) if self._average else {}
 
+    def untrained(self) -> list[str]:
+        """The parameters that are not trained: frozen by a pattern, or without requires_grad from the start."""
+        return [name for name, _ in self.model.named_parameters() if name not in self.parameters]
+
     def sections(self) -> dict[str, dict[str, Tensor]]:
         """Everything that has to be saved, as tensors by section and name; they are the state's own, not copies."""
         sections: dict[str, Mapping[str, Tensor]] = {

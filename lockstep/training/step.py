@@ -113,7 +113,7 @@ class BoundStep:
         )
         num_summands, mine = (worker.num_workers, [worker.rank]) if towers.joined else (towers.count, list(self._mine))
         self._exchange = Meeting(exchange, worker, num_summands, mine)
-        self._without_gradient: list[str] = []
+        self._told_missing: set[str] = set()
         self._started = time.perf_counter()
         self._resolved_for: tuple[int, int] | None = None
 
@@ -276,10 +276,11 @@ class BoundStep:
         of_each = [absent, *[[0.0] * len(absent)] * (len(self._host.places) - 1)]
         everywhere = [count == self._exchange.num_summands for count in self._exchange.numbers(of_each)]
         without = [name for name, nowhere in zip(self._state.parameters, everywhere, strict=True) if nowhere]
-        if without and without != self._without_gradient:
-            self._without_gradient = without
+        if new := [name for name in without if name not in self._told_missing]:
+            self._told_missing.update(new)
             check_parameters(self._state)
-            self._tell_of_missing(without)
+            if self.worker.is_chief:
+                self._tell_of_missing(new)
         return [None if nowhere else g for g, nowhere in zip(gradients, everywhere, strict=True)]
 
     def _tell_of_missing(self, without: Sequence[str]) -> None:

@@ -49,10 +49,12 @@ def check_finite(state: TrainState, worker: Worker) -> None:
     """Refuse a model that was not finite before the attempt: no batch is to blame. All workers come here together.
 
     Raises:
-        NonFiniteError: parameters are not finite, or buffers hold NaN; infinities in buffers may be meant.
+        NonFiniteError: trained parameters are not finite, or others or buffers hold NaN; infinities there may be meant.
     """
     sections = state.sections()
-    mine = not_finite({section: sections[section] for section in ("parameters", "buffers")})
+    mine = not_finite(
+        {section: sections[section] for section in ("parameters", "buffers")}, {"parameters": state.untrained()}
+    )
     of_all = worker.group.gather(few(mine, MAX_NAMES))
     if any(of_all):
         named = [f"worker {rank}: {unfit}" for rank, unfit in enumerate(of_all) if unfit]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from signal import SIGINT
+from time import monotonic
 from types import FrameType
 from typing import Any
 
@@ -25,12 +27,17 @@ except ImportError:
 
 log = logging.getLogger("lockstep")
 
+BODY_SECONDS = 10
+"""A body of a loop that has taken longer, in seconds, may never come to the next step: Ctrl-C raises at once there."""
 _MAIN_THREAD = threading.main_thread().ident
 
 
 @contextmanager
 def stop_on_interrupt(pulse: Pulse) -> Iterator[None]:
     """Within a loop of a script the first SIGINT requests a stop after the current step; the next raises as ever.
+
+    In a loop body that has taken more than `BODY_SECONDS` the first one raises too: the generator of a loop that was
+    broken off may be alive, in a notebook for one, and no step will come.
 
     Does nothing where a launcher listens to the pulse, in another thread than the main one, and where the script has a
     handler of its own. Loops may overlap: Python's handler is put back with the end of the last. The request outlives
@@ -46,6 +53,17 @@ def stop_on_interrupt(pulse: Pulse) -> Iterator[None]:
         _interrupts.end_loop()
 
 
+def enter_body() -> None:
+    """Tell that a loop hands over to its body."""
+    _interrupts.body_began = monotonic()
+
+
+def tell_of_stop(pulse: Pulse, step: int) -> None:
+    """Log that a loop ends at this step, if it does so because of Ctrl-C in a script."""
+    if pulse.stop_requested == "SIGINT" and _handler_of(SIGINT) is _interrupts.handler:
+        log.warning("stopped at step %d by Ctrl-C", step)
+
+
 def _is_main_thread() -> bool:
     return threading.get_ident() == _MAIN_THREAD
 
@@ -59,6 +77,8 @@ class _Interrupts:
         self.waits = False
         """Signals are kept until something has been done as a whole."""
         self.kept: list[FrameType | None] = []
+        self.body_began = math.inf
+        """When the body of the loop began, by `monotonic`; infinite within a step."""
         self._num_loops = 0
         self._pulse = Pulse()
         self._owner = os.getpid()
@@ -89,7 +109,9 @@ class _Interrupts:
 
     def pass_on(self, to: Callable[[int, FrameType | None], Any], frame: FrameType | None) -> None:
         """Do what is to be done about a signal for which there was this handler."""
-        if to is signal.default_int_handler and self._num_loops and self._pulse.stop_requested is None:
+        is_first = self._num_loops and self._pulse.stop_requested is None
+        is_left = self._pulse.phase != "data" and monotonic() - self.body_began > BODY_SECONDS
+        if to is signal.default_int_handler and is_first and not is_left:
             log.warning("Ctrl-C: training stops after the next step; Ctrl-C again interrupts it at once")
             request_stop(self._pulse, self._owner, SIGINT)
         else:
@@ -120,6 +142,7 @@ class uninterrupted:  # noqa: N801 (written as a class for its speed: steps ente
         if not _is_main_thread():
             return
         self._before, _interrupts.waits = _interrupts.waits, True
+        _interrupts.body_began = math.inf
         handler = _handler_of(SIGINT)
         if handler is _interrupts.handler or not callable(handler):
             return
@@ -141,6 +164,8 @@ class uninterrupted:  # noqa: N801 (written as a class for its speed: steps ente
                 _interrupts.replaced = self._replaced
         finally:
             _interrupts.waits = self._before
+            if not self._before:
+                _interrupts.body_began = monotonic()
         if _interrupts.kept and not self._before:
             _deliver(handler)
 

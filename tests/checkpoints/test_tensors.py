@@ -175,13 +175,18 @@ def test_what_is_not_finite_is_named(dtype: torch.dtype, numel: int) -> None:
         return torch.ones(numel).index_fill(0, torch.tensor([numel // 2]), value).to(dtype)
 
     tensors = {
-        "parameters": {"good": with_value(0.5), "inf": with_value(-INF), "nan": with_value(NAN)},
+        "parameters": {
+            "good": with_value(0.5),
+            "inf": with_value(-INF),
+            "nan": with_value(NAN),
+            "still": with_value(-INF),
+        },
         "buffers": {"mask": with_value(-INF), "nan": with_value(NAN), "count": torch.tensor(3)},
         "slots": {"max/good": with_value(INF), "max/nan": with_value(NAN)},
         "average": {"inf": with_value(INF), "mask": with_value(-INF), "nan": with_value(NAN)},
         "other.parameters": {"mask": with_value(INF)},
     }
-    assert not_finite(tensors) == [
+    assert not_finite(tensors, {"parameters": ["still", "nan"], "other.parameters": []}) == [
         "'inf' of parameters",
         "'nan' of parameters",
         "'nan' of buffers",
@@ -195,4 +200,4 @@ def test_what_is_not_finite_is_named(dtype: torch.dtype, numel: int) -> None:
 def test_large_numbers_are_finite() -> None:
     large = torch.full((5,), 3e38)
     tensors = {"parameters": {"w": large, "wide": large.double() ** 8, "none": torch.zeros(0), "strided": large[::2]}}
-    assert not_finite(tensors) == []
+    assert not_finite(tensors, {}) == []

@@ -177,7 +177,8 @@ def test_the_first_ends_the_loop_after_its_step(caplog: pytest.LogCaptureFixture
     assert [report.stop_requested for report in reports] == [False, True], "it came too late for the first"
     assert digest(state, loader) == expected[2]
     assert [record.message for record in caplog.records if "Ctrl-C" in record.message] == [
-        "Ctrl-C: training stops after the next step; Ctrl-C again interrupts it at once"
+        "Ctrl-C: training stops after the next step; Ctrl-C again interrupts it at once",
+        "stopped at step 2 by Ctrl-C",
     ]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert len(list(ls.train_steps(state, losses, loader, TOWERS, until=ls.Steps(STEPS)))) == 1, "and what comes next"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ import lockstep as ls
 from lockstep.optim import kernels
 from lockstep.optim.adam import Adam, AdamW
 from lockstep.optim.adaptive import Adadelta, Adagrad
+from lockstep.optim.from_torch import FromTorch
 from lockstep.optim.ftrl import FTRL
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.layerwise import LAMB, LARS
@@ -518,6 +520,21 @@ def test_values_of_another_optimizer_are_refused() -> None:
             ls.CheckpointError, match=r"values of another optimizer.*\n.*groups, state\n.*SGD.*\n.*resume"
         ):
             refuse({"groups": [{}], "state": {}})
+
+
+@pytest.mark.parametrize("lr", [np.float32(0.5), np.float64(0.5), np.array(0.5), torch.tensor(0.5)], ids=repr)
+@pytest.mark.parametrize("make", [SGD, Adam, FTRL, LAMB, lambda lr: FromTorch(torch.optim.NAdam, lr=lr)])
+def test_a_number_of_numpys_or_torchs_is_a_rate(make: Any, lr: Any) -> None:
+    found = make(lr=lr)
+    assert found == make(lr=0.5)
+    assert repr(found) == repr(make(lr=0.5)), "a checkpoint tells it as the same"
+    assert found.bind(start()).learning_rates(0) == {"": 0.5}
+
+
+@pytest.mark.parametrize("lr", [torch.ones(1), np.ones(2), np.bool_(True), torch.tensor(1j)], ids=repr)
+def test_an_array_and_what_is_no_number_are_no_rate(lr: Any) -> None:
+    with pytest.raises(ls.InputError, match="lr is of the wrong type"):
+        SGD(lr)
 
 
 @pytest.mark.parametrize(

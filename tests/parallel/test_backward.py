@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -80,6 +83,51 @@ def test_checkpointed_parts_are_trained_as_others_are(num_towers: int, stem: boo
     for use_reentrant in (False, True):
         found = trained(num_towers, stem=stem, use_reentrant=use_reentrant)
         assert [name for name in plain if not torch.equal(found[name], plain[name])] == []
+
+
+class Switched(Checkpointed):
+    """Checkpointed from the second step on; its statistics and its dropout tell whether a tower ran twice."""
+
+    def __init__(self, *, stem: bool) -> None:
+        super().__init__(stem=stem, use_reentrant=None)
+        self.part = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3))
+        self.norm = nn.BatchNorm1d(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(super().forward(x))  # type: ignore[no-any-return]
+
+
+def trained_after_a_switch(num_towers: int, *, stem: bool, switches: bool, **towers: Any) -> list[Tensor]:
+    def switched(model: Switched, batch: ls.Batch) -> dict[str, Tensor]:
+        model.use_reentrant = True if switches and batch.position else None
+        return {"distance": (model(batch["x"]) - batch["x"].sum(1, keepdim=True)).square().mean()}
+
+    model = Switched(stem=stem)
+    x = torch.randn(24, 3, generator=torch.Generator().manual_seed(1))
+    loader = ls.data.Loader(ls.data.Arrays({"x": x}), batch_size=12)
+    state = ls.TrainState(model, ls.optim.SGD(0.1, momentum=0.9))
+    ls.train(state, switched, loader, ls.Towers(num_towers, **towers), until=ls.Steps(3))  # type: ignore[arg-type]
+    return [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
+
+
+@pytest.mark.parametrize("stem", [False, True])
+@pytest.mark.parametrize("num_towers", [1, 3])
+def test_checkpointing_that_begins_later_is_trained_too(num_towers: int, stem: bool) -> None:
+    plain = trained_after_a_switch(num_towers, stem=stem, switches=False)
+    found = trained_after_a_switch(num_towers, stem=stem, switches=True)
+    assert all(map(torch.equal, found, plain))
+
+
+def refused_after_a_switch() -> str:
+    with pytest.raises(ls.InputError) as caught:
+        trained_after_a_switch(2, stem=False, switches=True, batch_norm="sync")
+    return str(caught.value)
+
+
+def test_with_synchronised_batch_norm_it_has_to_begin_at_once(run_workers: Callable[..., list[Any]]) -> None:
+    for text in run_workers(refused_after_a_switch, 2):
+        assert "Reentrant checkpointing begins after the first step" in text
+        assert "use_reentrant=False" in text
 
 
 def test_gradients_of_others_stay_where_reentrant_checkpointing_is_used() -> None:

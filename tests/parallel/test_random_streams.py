@@ -79,6 +79,22 @@ def test_a_normal_number_that_was_kept_back_is_used_once(streams: RandomStreams)
     assert found == expected.tolist()
 
 
+def test_a_normal_number_that_a_state_of_the_callers_holds_is_put_back(streams: RandomStreams) -> None:
+    """The words of the generator are those of the step before, and yet there is a number now that was none then."""
+    np.random.seed(3)
+    np.random.randn()
+    state = np.random.get_state()
+    expected = np.random.randn(3).tolist()
+    np.random.set_state(state)
+    np.random.randn()
+    with in_a_tower(streams, 7):
+        draw()
+    np.random.set_state(state)
+    with in_a_tower(streams, 7):
+        draw()
+    assert np.random.randn(3).tolist() == expected
+
+
 def test_streams_are_a_function_of_the_key(streams: RandomStreams) -> None:
     drawn = []
     for key in (2**63 + 5, 2**62 + 9, 2**63 + 5):

@@ -142,20 +142,54 @@ def test_what_cannot_be_taken_back_is_refused() -> None:
         trained_for(1, make_state(OneWay(3, 1)), make_loader())
 
 
+class Kept(nn.Sequential):
+    """A model that keeps something itself, not by one of its layers."""
+
+    note: Any = None
+
+    def get_extra_state(self) -> Any:
+        return self.note
+
+    def set_extra_state(self, state: Any) -> None:
+        self.note = state
+
+
 @pytest.mark.parametrize(
     ("saved", "resumed", "message"),
-    [(nn.Linear, Gives, "'0' is missing"), (Gives, nn.Linear, "'0' has none in the model")],
+    [
+        (make_state(Gives(3, 1)), make_state(nn.Linear(3, 1)), "'0' has none in the model"),
+        (make_state(Gives(3, 3), nn.Linear(3, 1)), make_state(Gives(3, 3), Gives(3, 1)), "that of '1' is missing"),
+    ],
 )
 def test_a_checkpoint_of_other_modules_is_refused(
-    tmp_path: Path, saved: type[nn.Linear], resumed: type[nn.Linear], message: str
+    tmp_path: Path, saved: ls.TrainState, resumed: ls.TrainState, message: str
 ) -> None:
-    ls.save(make_state(saved(3, 1)), make_loader(), tmp_path)
-    state = make_state(resumed(3, 1))
-    before = state.model[0].weight.detach().clone().fill_(7.0)
-    state.model[0].weight.data.fill_(7.0)
+    ls.save(saved, make_loader(), tmp_path)
+    resumed.model[0].weight.data.fill_(7.0)
     with pytest.raises(ls.CheckpointError, match=rf"the extra state of this model's modules.*\n.*{message}"):
-        ls.resume(state, make_loader(), tmp_path)
-    assert torch.equal(state.model[0].weight, before)
+        ls.resume(resumed, make_loader(), tmp_path)
+    assert torch.equal(resumed.model[0].weight, torch.full_like(resumed.model[0].weight, 7.0))
+
+
+def test_a_checkpoint_of_an_older_version_holds_none_and_is_resumed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = make_state(nn.Linear(3, 1))
+    ls.save(saved, make_loader(), tmp_path)
+    resumed = ls.TrainState(Kept(Gives(3, 1)), ls.optim.SGD(0.1), average=ls.optim.MovingAverage(0.9))
+    resumed.model.note, resumed.model[0].given = "mine", 5
+    assert ls.resume(resumed, make_loader(), tmp_path) == 0
+    assert (resumed.model.note, resumed.model[0].given) == ("mine", 5)
+    assert torch.equal(resumed.model[0].weight, saved.model[0].weight)
+    told = "the checkpoint holds no extra state of the model, '0': it stays as the model has it"
+    assert caplog.text.count(told) == 1
+
+
+def test_the_model_itself_is_called_so(tmp_path: Path) -> None:
+    state = ls.TrainState(Kept(nn.Linear(3, 1)), ls.optim.SGD(0.1))
+    state.model.note = object()
+    with pytest.raises(ls.CheckpointError, match="The extra state of the model cannot be saved"):
+        ls.save(state, make_loader(), tmp_path)
 
 
 def test_a_scored_copy_and_the_next_stage_have_it() -> None:

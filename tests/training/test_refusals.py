@@ -187,6 +187,48 @@ def test_what_is_not_finite_is_not_saved(tmp_path: Path, nonfinite: str, average
     assert ls.resume(state, loader, store) == 2
 
 
+class Masked(nn.Module):
+    """Scores with a mask that is a parameter, and not trained."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+        self.mask = nn.Parameter(torch.tensor([0.0, value, 0.0, value]), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.linear(x) + self.mask).softmax(1)  # type: ignore[no-any-return]
+
+
+def masked_state(value: float = -math.inf) -> tuple[ls.TrainState, ls.data.Loader]:
+    loader = ls.data.Loader(ls.data.Arrays({"x": torch.ones(24, 3)}), batch_size=8)
+    return ls.TrainState(Masked(value), ls.optim.SGD(0.1)), loader
+
+
+def first_score(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+    return {"score": model(batch["x"])[:, 0].mean()}
+
+
+def test_a_parameter_that_is_not_trained_may_hold_infinities(tmp_path: Path) -> None:
+    state, loader = masked_state()
+    ls.train(state, first_score, loader, until=ls.Steps(2))
+    ls.save({"masked": state}, loader, tmp_path)
+    saved_in_background(state, loader, Store(tmp_path / "alone"))
+    for states, folder in (({"masked": state}, tmp_path), (state, Store(tmp_path / "alone"))):
+        state.model.linear.weight.data.zero_()
+        assert ls.resume(states, masked_state()[1], folder) == 2
+        assert state.model.linear.weight.abs().min() > 0
+
+
+def test_nan_is_refused_in_it_too(tmp_path: Path) -> None:
+    state, loader = masked_state(math.nan)
+    with pytest.raises(
+        ls.InputError, match=r"'mask' cannot be trained.*\n.*not finite\n.*values other than NaN on cpu"
+    ):
+        ls.train(state, first_score, loader, until=ls.Steps(2))
+    with pytest.raises(ls.CheckpointError, match="values that are not finite: 'mask' of parameters"):
+        ls.save(state, loader, tmp_path)
+
+
 def saved_in_background(state: ls.TrainState, loader: ls.data.Loader, store: Store) -> None:
     with ls.Saver(store) as saver:
         saver.save(state, loader)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections.abc import Callable
@@ -121,6 +122,31 @@ def test_a_gradient_from_some_towers_is_the_sum_of_those_over_all(caplog: pytest
     torch.testing.assert_close(model.left.weight, before["left.weight"] * 0.5 - expected)
     assert torch.equal(model.never.weight, before["never.weight"])
     assert "no tower has a gradient for never.weight, never.bias" in caplog.text
+
+
+def told_of_missing() -> list[str]:
+    """What a worker logs while the steps take one path and the other in turn."""
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("lockstep").addHandler(handler)
+
+    def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        path = model.right if batch.position // 8 % 2 else model.left
+        return squared(path, batch)  # type: ignore[arg-type]
+
+    loader = ls.data.Loader(ls.data.Arrays(dict(make_batch())), batch_size=8)
+    ls.train(make_state(TwoPaths()), losses, loader, ls.Towers(2), until=ls.Steps(5))
+    logging.getLogger("lockstep").removeHandler(handler)
+    return [line for line in told if line.startswith("no tower")]
+
+
+def test_of_parameters_that_miss_gradients_the_chief_tells_once(run_workers: Callable[..., list[Any]]) -> None:
+    chiefs = [
+        "no tower has a gradient for right.weight, right.bias, never.weight, never.bias: left untouched",
+        "no tower has a gradient for left.weight, left.bias: left untouched",
+    ]
+    assert run_workers(told_of_missing, 2) == [chiefs, []]
 
 
 def never_used(in_update: bool, num_towers: int = 2) -> tuple[list[float], list[float]]:

@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+import lockstep as ls
+from lockstep.workers import interrupts
 from lockstep.workers.interrupts import interruptible, stop_on_interrupt, uninterrupted
 from lockstep.workers.pulse import Pulse
 from lockstep.workers.signals import stop_on_signals
@@ -56,6 +61,82 @@ def test_of_loops_that_overlap_the_last_one_puts_back() -> None:
     assert pulse.stop_requested == "SIGINT"
     del second
     assert handler_now() is PYTHONS
+
+
+class Clock:
+    """The time that `interrupts` sees."""
+
+    seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    monkeypatch.setattr(interrupts, "monotonic", clock := Clock())
+    return clock
+
+
+def ctrl_c_raises() -> bool:
+    try:
+        ctrl_c()
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def make_loader() -> ls.data.Loader:
+    return ls.data.Loader(ls.data.Arrays({"x": torch.ones(8, 3)}), batch_size=4)
+
+
+def train_steps(loss: Callable[[], None] = lambda: None) -> Iterator[ls.StepReport]:
+    def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        loss()
+        return {"y": model(batch["x"]).mean()}
+
+    return ls.train_steps(ls.TrainState(nn.Linear(3, 1), ls.optim.SGD(0.1)), losses, make_loader())
+
+
+@pytest.mark.parametrize("loop", [train_steps, lambda: ls.batches(make_loader())], ids=["train_steps", "batches"])
+def test_a_loop_that_nobody_goes_on_with_leaves_ctrl_c_to_python(clock: Clock, loop: Callable[[], Any]) -> None:
+    steps = loop()
+    next(steps)
+    clock.seconds += 11
+    assert ctrl_c_raises()
+    next(steps)
+    clock.seconds += 9
+    assert not ctrl_c_raises()
+    assert len(list(steps)) <= 1, "it stops after the next step"
+
+
+def test_a_long_step_and_a_long_wait_for_data_are_no_loop_body(clock: Clock) -> None:
+    raised = []
+
+    def wait() -> None:
+        clock.seconds += 60
+        raised.append(ctrl_c_raises())
+
+    steps = train_steps(wait)
+    next(steps)
+    assert raised == [False]
+    steps.close()  # type: ignore[attr-defined]
+    pulse = Pulse()
+    with stop_on_interrupt(pulse):
+        interrupts.enter_body()
+        pulse.at(1, "data")
+        clock.seconds += 60
+        assert not ctrl_c_raises()
+
+
+def test_a_loop_says_that_ctrl_c_has_ended_it(caplog: pytest.LogCaptureFixture) -> None:
+    reports = []
+    for report in train_steps():
+        reports.append(report)
+        if report.step == 2:
+            ctrl_c()
+    assert [report.stop_requested for report in reports] == [False, False, True]
+    assert caplog.messages[-1] == "stopped at step 3 by Ctrl-C"
 
 
 def test_a_loop_that_ends_in_another_thread_leaves_ctrl_c_as_it_was() -> None:
