@@ -49,7 +49,7 @@ def check_finite(state: TrainState, worker: Worker) -> None:
     """Refuse a model that was not finite before the attempt: no batch is to blame. All workers come here together.
 
     Raises:
-        NonFiniteError: parameters are not finite, or buffers hold NaN; infinities in buffers may be meant.
+        NonFiniteError: parameters are not finite, or buffers hold NaN. A buffer may hold infinities, as a mask does.
     """
     sections = state.sections()
     mine = not_finite({section: sections[section] for section in ("parameters", "buffers")})

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lockstep.errors import CheckpointError
 from lockstep.weights.averages import ITS_AVERAGE_IS_LOADED, variables_of
-from lockstep.weights.fits import arranged, fit, same_bits, two_values
+from lockstep.weights.fits import arranged, fit, same_bits, to_give, two_values
 from lockstep.weights.name_maps import map_that_knows
 from lockstep.weights.names import matched
 from lockstep.weights.pairs import Pair, one_each, pairs_of, prefixes_that_find
@@ -108,7 +108,7 @@ def plan(source: WeightSource, targets: Mapping[str, Target], mapping: WarmStart
     unused = [pair for pair in pairs if pair.tensor in unexpected]
     if mapping.prefer_average:
         _check_averages(source, report, [pair.tensor for pair in unused if pair.is_average])
-    hint = _hint(variables, missing, taken, unused, mapping, pairs_by)
+    hint = _hint(variables, report, taken, unused, mapping, pairs_by)
     _check(report, mapping, {pair.place.name: pair.tensor for pair in unused}, hint)
     return Plan(report, dict(targets), tuple(twins))
 
@@ -174,18 +174,21 @@ def _check_averages(source: WeightSource, report: Report, unused: Sequence[str])
 
 def _hint(
     variables: Iterable[str],
-    missing: Sequence[str],
+    report: Report,
     found: Collection[str],
     unused: Sequence[Pair],
     mapping: WarmStart,
     pairs_by: Callable[[WarmStart], list[Pair]],
 ) -> str:
-    """What to give so that what is missing is found, in the words of an error; "" if nothing is known."""
-    if not missing:
-        return ""
-    if mapping.name_map is None and (known := map_that_knows(variables, missing)):
-        return f"give name_map={known!r}, which knows these names"
-    return prefixes_that_find(missing, found, unused, mapping, pairs_by)
+    """What to give so that what is missing is found and what does not fit does, in words; "" if nothing is known."""
+    hints = []
+    if report.missing and mapping.name_map is None and (known := map_that_knows(variables, report.missing)):
+        hints.append(f"give name_map={known!r}, which knows these names")
+    elif report.missing:
+        hints.append(prefixes_that_find(report.missing, found, unused, mapping, pairs_by))
+    if renames := [each.rename for each in report.mismatched if each.rename]:
+        hints.append(to_give(renames, more=bool(mapping.rename)))
+    return "; ".join(filter(None, hints))
 
 
 def _check(report: Report, mapping: WarmStart, guesses: Mapping[str, str], hint: str) -> None:
