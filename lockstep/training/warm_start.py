@@ -166,12 +166,16 @@ def _flattenings(model: nn.Module) -> dict[Tensor, Flattening]:
         pools = pools or any(map(_is_global_pooling, earlier))
         is_chain = not pools and (previous is None or previous.out_channels == conv.in_channels)
         linears, between, num_channels = _behind(conv, modules)
-        for index, linear in enumerate(linears):
+        for linear in linears:
+            before = modules[: modules.index(linear)]
+            follows_another = linear.in_features in [
+                each.out_features for each in before if isinstance(each, nn.Linear)
+            ]
             flattening = _flattening(conv, num_channels, linear)
             is_certain = (
-                all(map(_keeps_order, between))
+                not follows_another
+                and all(map(_keeps_order, between))
                 and (_in_sequence(model, conv, between, linears[0]) or (is_chain and flattening.is_square))
-                and linear.in_features not in [each.out_features for each in linears[:index]]  # it may follow that one
             )
             found[linear.weight] = flattening._replace(is_certain=is_certain)
     last = runs[-1][0]

@@ -16,6 +16,8 @@ from lockstep.weights.report import Loaded, Mismatch
 from lockstep.weights.source import TensorInfo, WeightSource
 from lockstep.weights.warm_start import Flattening, Target, WarmStart
 
+_LENGTHS = {"depth": "D", "height": "H", "width": "W"}
+
 
 def fit(pair: Pair, info: TensorInfo, target: Target, mapping: WarmStart) -> Loaded | Mismatch:
     """How a tensor of a file becomes the parameter of the pair, or why it cannot."""
@@ -27,10 +29,12 @@ def fit(pair: Pair, info: TensorInfo, target: Target, mapping: WarmStart) -> Loa
         return Mismatch(pair.target, pair.tensor, f"{info.dtype} in the file, {target.dtype} in the model")
     if layout is None and system == "tensorflow" and target.role == "kernel":
         return Mismatch(pair.target, pair.tensor, _no_kernel(info.shape, target.shape))
-    flattening = target.flattening if layout is DENSE and not pair.place.layout else None
-    rename = _rename(pair.place.name.removeprefix(mapping.add_prefix), flattening) if flattening else None
-    if flattening and flattening.is_certain:
-        return Mismatch(pair.target, pair.tensor, f"its layer takes {_flattened(flattening)}", rename)
+    doubt = None
+    if layout is DENSE and not pair.place.layout and (flattening := target.flattening):
+        rename = _rename(pair.place.name.removeprefix(mapping.add_prefix), flattening)  # which comes before the prefix
+        if flattening.is_certain:
+            return Mismatch(pair.target, pair.tensor, f"its layer takes {_flattened(flattening)}", rename)
+        doubt = f"its layer may take {_flattened(flattening)}. If it does, {to_give([rename])}"
     if shape is None or (reshaped and not (mapping.reshape and math.prod(shape) == math.prod(target.shape))):
         return Mismatch(pair.target, pair.tensor, _other_shape(info.shape, layout, target.shape))
     return Loaded(
@@ -41,18 +45,14 @@ def fit(pair: Pair, info: TensorInfo, target: Target, mapping: WarmStart) -> Loa
         reshaped=reshaped,
         converted=f"{info.dtype} -> {target.dtype}" if info.dtype != target.dtype else None,
         averaged=pair.is_average,
-        doubt=f"its layer may take {_flattened(flattening)}. If it does, {to_give([rename])}"
-        if flattening and rename
-        else None,
+        doubt=doubt,
     )
 
 
 def to_give(renames: Sequence[str], *, more: bool = False) -> str:
     """What to give so that layers behind a flattening are loaded; `more` where there are other renames."""
     text = ", ".join(renames)
-    lengths = [
-        f"{word} for {word[0].upper()}" for word in ("depth", "height", "width") if f"={word[0].upper()}" in text
-    ]
+    lengths = [f"{what} for {axis}" for what, axis in _LENGTHS.items() if f"={axis}" in text]
     fill_in = f", with the features' {' and '.join(lengths)}" if lengths else ""
     return (
         f"give rename=({'..., ' if more else ''}{text},){fill_in}; "

@@ -78,22 +78,20 @@ def plan(source: WeightSource, targets: Mapping[str, Target], mapping: WarmStart
     variables, ignored = variables_of(source, prefer_average=mapping.prefer_average)
     why_not = _choice([*source.tensors, *variables, *targets, *firsts], mapping)
     pairs_by = partial(pairs_of, source, variables, firsts)
-    pairs = {pair: why_not(*pair.names) for pair in pairs_by(mapping)}
-    averaged = {pair.place.name for pair, why in pairs.items() if pair.is_average and not why}
-    pairs |= {pair: ITS_AVERAGE_IS_LOADED for pair in pairs if not pair.is_average and pair.place.name in averaged}
-    chosen = one_each(source, [pair for pair, why in pairs.items() if not why and pair.target in targets])
+    refusals = _refusals(pairs_by(mapping), why_not)
+    chosen = one_each(source, [pair for pair, why in refusals.items() if not why and pair.target in targets])
     taken = {pair.target: pair for pair in reversed(chosen)}
     fit_of = {pair: fit(pair, source.tensors[pair.tensor], targets[pair.target], mapping) for pair in chosen}
     fits = [fit_of[taken[name]] for name in targets if name in taken]
     others = [pair for pair in chosen if pair is not taken[pair.target]]
     twins = [_check_fits(source, each, taken[each.target], fit_of[each]) for each in others]
-    pairs |= {pair: f"another name of {pair.target}" for pair in others}
+    reasons = refusals | {pair: f"another name of {pair.target}" for pair in others}
     loaded = tuple(each for each in fits if isinstance(each, Loaded))
-    refused = {pair.target: why for pair, why in pairs.items() if why}
+    refused = {pair.target: why for pair, why in reasons.items() if why}
     rest = [name for name in targets if name not in taken]
     missing, skipped = _by_reason({n: why_not(n) or refused.get(n) or _why_lacking(n, mapping) for n in rest})
     used = {pair.tensor for pair in taken.values()}
-    unexpected, refused_tensors = _by_reason({p.tensor: why for p, why in pairs.items() if p.tensor not in used})
+    unexpected, refused_tensors = _by_reason({p.tensor: why for p, why in reasons.items() if p.tensor not in used})
     report = Report(
         origin=f"{source.path} ({source.kind})",
         loaded=loaded,
@@ -105,7 +103,7 @@ def plan(source: WeightSource, targets: Mapping[str, Target], mapping: WarmStart
         num_values=_num_values(targets, targets),
         num_values_loaded=_num_values(targets, [each.target for each in loaded]),
     )
-    unused = [pair for pair in pairs if pair.tensor in unexpected]
+    unused = [pair for pair in reasons if pair.tensor in unexpected]
     if mapping.prefer_average:
         _check_averages(source, report, [pair.tensor for pair in unused if pair.is_average])
     hint = _hint(variables, report, taken, unused, mapping, pairs_by)
@@ -128,6 +126,16 @@ def _choice(names: Sequence[str], mapping: WarmStart) -> Callable[..., str]:
         return "not in include" if include is not None and include.isdisjoint(own) else ""
 
     return reason
+
+
+def _refusals(pairs: Iterable[Pair], why_not: Callable[..., str]) -> dict[Pair, str]:
+    """Why each pair is not to be loaded: by its names, or since the average of its variable is; "" where it is."""
+    by_names = {pair: why_not(*pair.names) for pair in pairs}
+    averaged = {pair.place.name for pair, why in by_names.items() if pair.is_average and not why}
+    return {
+        pair: ITS_AVERAGE_IS_LOADED if not pair.is_average and pair.place.name in averaged else why
+        for pair, why in by_names.items()
+    }
 
 
 def _check_fits(source: WeightSource, pair: Pair, used: Pair, found: Loaded | Mismatch) -> Loaded:

@@ -287,6 +287,10 @@ CERTAIN, IN_DOUBT = True, False
         ([nn.Conv2d(3, 6, 3), nn.LayerNorm(54), nn.Linear(54, 5), nn.Linear(54, 1)], [(6, 9, 2, CERTAIN)] * 2),
         ([nn.Conv2d(3, 6, 3), nn.Linear(54, 54), nn.Linear(54, 1)], [(6, 9, 2, CERTAIN), (6, 9, 2, IN_DOUBT)]),
         ([nn.Conv2d(3, 6, 3), nn.Linear(54, 7), nn.Linear(7, 12), nn.Linear(12, 1)], [(6, 9, 2, CERTAIN), None, None]),
+        (
+            [nn.Conv2d(3, 6, 3), nn.Linear(54, 7), nn.Linear(7, 54), nn.Linear(54, 1)],
+            [(6, 9, 2, CERTAIN), None, (6, 9, 2, IN_DOUBT)],
+        ),
         ([nn.Linear(54, 5), nn.Conv2d(3, 6, 3)], [(6, 9, 2, IN_DOUBT)]),
         ([nn.Linear(48, 5), nn.Conv2d(3, 6, 3)], [None]),
         ([nn.AdaptiveAvgPool2d(1), nn.Conv2d(3, 6, 3), nn.Linear(54, 5)], [(6, 9, 2, IN_DOUBT)]),
