@@ -49,7 +49,8 @@ def check_finite(state: TrainState, worker: Worker) -> None:
     """Refuse a model that was not finite before the attempt: no batch is to blame. All workers come here together.
 
     Raises:
-        NonFiniteError: trained parameters are not finite, or others or buffers hold NaN; infinities there may be meant.
+        NonFiniteError: trained parameters are not finite, or others or buffers hold NaN. Those may hold infinities, as
+            a mask does.
     """
     sections = state.sections()
     mine = not_finite(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,10 @@ _OF_CHANNELS = (*_NORMS, nn.GroupNorm, nn.PReLU)
 _POOLINGS = (
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
     *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
+)
+_KEEP_ORDER = frozenset(
+    f"torch.nn.modules.{name}"
+    for name in ("activation", "batchnorm", "dropout", "instancenorm", "normalization", "pooling")
 )
 _MOST_SKIPPED = 5
 _AS_THEY_ARE = WarmStart()
@@ -77,6 +83,9 @@ def warm_start(
     if join().is_chief:
         for line in str(report).splitlines():
             log.info("%s", line)
+        for each in report.loaded:
+            if each.doubt:
+                log.warning("%r is loaded as it is, but %s", each.target, each.doubt)
     return report
 
 
@@ -146,33 +155,110 @@ def _roles(model: nn.Module) -> dict[Tensor, Role]:
 
 
 def _flattenings(model: nn.Module) -> dict[Tensor, Flattening]:
-    """What linear layers take, by their weights, where they seem to follow a convolution whose features are flattened.
+    """What linear layers take, by their weights, where they follow a flattening of a convolution's features, or may.
 
-    As far as the order of the modules tells: the last one with parameters before the layer is a convolution, or a norm
-    after one; the layer has several inputs for each of its channels; and no pooling to one place stands between.
+    The sizes of the modules and the order in which they are registered are all there is to go by.
     """
     found: dict[Tensor, Flattening] = {}
-    num_channels = num_dimensions = 0
-    for module in model.modules():
-        if isinstance(module, _CONVOLUTIONS):
-            num_channels, num_dimensions = module.out_channels, len(module.kernel_size)
-        elif isinstance(module, nn.Linear):
-            if num_channels > 1 and module.in_features % num_channels == 0 and module.in_features > num_channels:
-                num_places = module.in_features // num_channels
-                found[module.weight] = Flattening(num_channels, num_places, num_dimensions)
-            num_channels = 0
-        elif isinstance(module, _NORMS) and num_channels:
-            num_channels = module.num_features
-        elif _forgets_places(module):
-            num_channels = 0
+    runs = _runs(model)
+    pools = False
+    for (previous, earlier), (conv, modules) in pairwise(runs):
+        pools = pools or any(map(_is_global_pooling, earlier))
+        is_chain = not pools and (previous is None or previous.out_channels == conv.in_channels)
+        linears, between, num_channels = _behind(conv, modules)
+        for linear in linears:
+            before = modules[: modules.index(linear)]
+            follows_another = linear.in_features in [
+                each.out_features for each in before if isinstance(each, nn.Linear)
+            ]
+            flattening = _flattening(conv, num_channels, linear)
+            is_certain = (
+                not follows_another
+                and all(map(_keeps_order, between))
+                and (_in_sequence(model, conv, between, linears[0]) or (is_chain and flattening.is_square))
+            )
+            found[linear.weight] = flattening._replace(is_certain=is_certain)
+    last = runs[-1][0]
+    for each in runs[0][1] if last and not pools else ():  # registered before all convolutions
+        if isinstance(each, nn.Linear) and _is_multiple(each.in_features, last.out_channels):
+            flattening = _flattening(last, last.out_channels, each)
+            if flattening.is_square:
+                found[each.weight] = flattening
     return found
 
 
-def _forgets_places(module: nn.Module) -> bool:
-    """Whether what comes before a module says nothing of what comes after it: a global pooling, or other parameters."""
-    if isinstance(module, _POOLINGS):
-        sizes = module.output_size if isinstance(module.output_size, tuple) else (module.output_size,)
-        return all(size == 1 for size in sizes)
+def _runs(model: nn.Module) -> list[tuple[Any, list[nn.Module]]]:
+    """Each convolution with the modules that follow it up to the next one; first None, with those before them all."""
+    runs: list[tuple[Any, list[nn.Module]]] = [(None, [])]
+    for module in model.modules():
+        if isinstance(module, _CONVOLUTIONS):
+            runs.append((module, []))
+        else:
+            runs[-1][1].append(module)
+    return runs
+
+
+def _behind(conv: Any, modules: Sequence[nn.Module]) -> tuple[list[nn.Linear], Sequence[nn.Module], int]:
+    """The linear layers that may take the features of a convolution flattened; the modules between; the channels.
+
+    The first linear layer has several inputs for each channel; the others, the heads beside it, have as many.
+    """
+    num_channels = conv.out_channels
+    for index, module in enumerate(modules):
+        if isinstance(module, nn.Linear):
+            size = module.in_features if _is_multiple(module.in_features, num_channels) else None
+            heads = [each for each in modules[index:] if isinstance(each, nn.Linear) and each.in_features == size]
+            return heads, modules[:index], num_channels
+        if _is_multiple(_size_of_norm(module), num_channels):
+            continue  # a norm of the flattened features
+        if isinstance(module, _NORMS):
+            num_channels = module.num_features
+        elif _is_global_pooling(module) or _has_other_parameters(module):
+            break
+    return [], [], num_channels
+
+
+def _in_sequence(model: nn.Module, conv: nn.Module, between: Sequence[nn.Module], linear: nn.Linear) -> bool:
+    """Whether a convolution, an `nn.Flatten` and a linear layer are in one `nn.Sequential`."""
+    return any(
+        {conv, linear}.issubset(each)
+        and any(isinstance(module, nn.Flatten) and module in [*each] for module in between)
+        for each in model.modules()
+        if isinstance(each, nn.Sequential)
+    )
+
+
+def _flattening(conv: Any, num_channels: int, linear: nn.Linear) -> Flattening:
+    return Flattening(num_channels, linear.in_features // num_channels, len(conv.kernel_size))
+
+
+def _is_multiple(size: int, num_channels: int) -> bool:
+    """Whether so many features are several for each channel."""
+    return size > num_channels > 1 and size % num_channels == 0
+
+
+def _size_of_norm(module: nn.Module) -> int:
+    """Of how many features a module is the norm, where it can be one of flattened features; else 0."""
+    if isinstance(module, nn.LayerNorm):
+        return math.prod(module.normalized_shape)
+    return module.num_features if isinstance(module, nn.BatchNorm1d) else 0
+
+
+def _keeps_order(module: nn.Module) -> bool:
+    """Whether it is a module of torch that leaves features in their order, or only holds others one after another."""
+    return isinstance(module, nn.Sequential | nn.Flatten | nn.Identity) or type(module).__module__ in _KEEP_ORDER
+
+
+def _is_global_pooling(module: nn.Module) -> bool:
+    """Whether it pools to one place."""
+    if not isinstance(module, _POOLINGS):
+        return False
+    sizes = module.output_size if isinstance(module.output_size, tuple) else (module.output_size,)
+    return all(size == 1 for size in sizes)
+
+
+def _has_other_parameters(module: nn.Module) -> bool:
+    """Whether it has parameters that are not one for each channel, so that what comes before it tells nothing."""
     return not isinstance(module, _OF_CHANNELS) and next(module.parameters(recurse=False), None) is not None
 
 

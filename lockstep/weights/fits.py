@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from lockstep.weights.pairs import Pair
 from lockstep.weights.report import Loaded, Mismatch
 from lockstep.weights.source import TensorInfo, WeightSource
 from lockstep.weights.warm_start import Flattening, Target, WarmStart
+
+_LENGTHS = {"depth": "D", "height": "H", "width": "W"}
 
 
 def fit(pair: Pair, info: TensorInfo, target: Target, mapping: WarmStart) -> Loaded | Mismatch:
@@ -26,9 +29,12 @@ def fit(pair: Pair, info: TensorInfo, target: Target, mapping: WarmStart) -> Loa
         return Mismatch(pair.target, pair.tensor, f"{info.dtype} in the file, {target.dtype} in the model")
     if layout is None and system == "tensorflow" and target.role == "kernel":
         return Mismatch(pair.target, pair.tensor, _no_kernel(info.shape, target.shape))
-    if layout is DENSE and not pair.place.layout and target.flattening:
-        name = pair.place.name.removeprefix(mapping.add_prefix)  # a rename comes before it
-        return Mismatch(pair.target, pair.tensor, _flattened(name, target.flattening))
+    doubt = None
+    if layout is DENSE and not pair.place.layout and (flattening := target.flattening):
+        rename = _rename(pair.place.name.removeprefix(mapping.add_prefix), flattening)  # which comes before the prefix
+        if flattening.is_certain:
+            return Mismatch(pair.target, pair.tensor, f"its layer takes {_flattened(flattening)}", rename)
+        doubt = f"its layer may take {_flattened(flattening)}. If it does, {to_give([rename])}"
     if shape is None or (reshaped and not (mapping.reshape and math.prod(shape) == math.prod(target.shape))):
         return Mismatch(pair.target, pair.tensor, _other_shape(info.shape, layout, target.shape))
     return Loaded(
@@ -39,6 +45,18 @@ def fit(pair: Pair, info: TensorInfo, target: Target, mapping: WarmStart) -> Loa
         reshaped=reshaped,
         converted=f"{info.dtype} -> {target.dtype}" if info.dtype != target.dtype else None,
         averaged=pair.is_average,
+        doubt=doubt,
+    )
+
+
+def to_give(renames: Sequence[str], *, more: bool = False) -> str:
+    """What to give so that layers behind a flattening are loaded; `more` where there are other renames."""
+    text = ", ".join(renames)
+    lengths = [f"{what} for {axis}" for what, axis in _LENGTHS.items() if f"={axis}" in text]
+    fill_in = f", with the features' {' and '.join(lengths)}" if lengths else ""
+    return (
+        f"give rename=({'..., ' if more else ''}{text},){fill_in}; "
+        f"the same with Layout({DENSE.pattern!r}) takes the weights as they are"
     )
 
 
@@ -121,15 +139,20 @@ def _no_kernel(given: Shape, wanted: Shape) -> str:
     )
 
 
-def _flattened(name: str, flattening: Flattening) -> str:
-    """Why a matrix of TensorFlow's may be in another order than its shape tells, and how to say in which it is."""
-    pattern = of_flattened(flattening.num_places, flattening.num_dimensions)
-    rename = f"Rename({'^' + re.escape(name) + '$'!r}, {name!r}, Layout({pattern!r}))"
+def _flattened(flattening: Flattening) -> str:
+    """What a layer takes, in words; its places by their lengths where those have to be given."""
+    lengths = re.findall("=([DHW])", of_flattened(flattening.num_places, flattening.num_dimensions))
+    num_places = " = ".join(filter(None, (" x ".join(lengths), str(flattening.num_places))))
     return (
-        f"its layer seems to take {flattening.num_channels} channels of {flattening.num_places} places, flattened, "
-        f"whose channels come last in TensorFlow and first in torch: give rename=({rename},), "
-        f"or the same with Layout({DENSE.pattern!r}) if it is right as it is"
+        f"{flattening.num_channels} channels of {num_places} places, flattened, "
+        "with the channels last in TensorFlow and first in torch"
     )
+
+
+def _rename(name: str, flattening: Flattening) -> str:
+    """The rename that gives a layer behind a flattening its order, as it is written in Python."""
+    pattern = of_flattened(flattening.num_places, flattening.num_dimensions)
+    return f"Rename({'^' + re.escape(name) + '$'!r}, {name!r}, Layout({pattern!r}))"
 
 
 def _other_shape(given: Shape, layout: Layout | None, wanted: Shape) -> str:

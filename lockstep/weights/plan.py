@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lockstep.errors import CheckpointError
 from lockstep.weights.averages import ITS_AVERAGE_IS_LOADED, variables_of
-from lockstep.weights.fits import arranged, fit, same_bits, two_values
+from lockstep.weights.fits import arranged, fit, same_bits, to_give, two_values
 from lockstep.weights.name_maps import map_that_knows
 from lockstep.weights.names import matched
 from lockstep.weights.pairs import Pair, one_each, pairs_of, prefixes_that_find
@@ -78,22 +78,20 @@ def plan(source: WeightSource, targets: Mapping[str, Target], mapping: WarmStart
     variables, ignored = variables_of(source, prefer_average=mapping.prefer_average)
     why_not = _choice([*source.tensors, *variables, *targets, *firsts], mapping)
     pairs_by = partial(pairs_of, source, variables, firsts)
-    pairs = {pair: why_not(*pair.names) for pair in pairs_by(mapping)}
-    averaged = {pair.place.name for pair, why in pairs.items() if pair.is_average and not why}
-    pairs |= {pair: ITS_AVERAGE_IS_LOADED for pair in pairs if not pair.is_average and pair.place.name in averaged}
-    chosen = one_each(source, [pair for pair, why in pairs.items() if not why and pair.target in targets])
+    refusals = _refusals(pairs_by(mapping), why_not)
+    chosen = one_each(source, [pair for pair, why in refusals.items() if not why and pair.target in targets])
     taken = {pair.target: pair for pair in reversed(chosen)}
     fit_of = {pair: fit(pair, source.tensors[pair.tensor], targets[pair.target], mapping) for pair in chosen}
     fits = [fit_of[taken[name]] for name in targets if name in taken]
     others = [pair for pair in chosen if pair is not taken[pair.target]]
     twins = [_check_fits(source, each, taken[each.target], fit_of[each]) for each in others]
-    pairs |= {pair: f"another name of {pair.target}" for pair in others}
+    reasons = refusals | {pair: f"another name of {pair.target}" for pair in others}
     loaded = tuple(each for each in fits if isinstance(each, Loaded))
-    refused = {pair.target: why for pair, why in pairs.items() if why}
+    refused = {pair.target: why for pair, why in reasons.items() if why}
     rest = [name for name in targets if name not in taken]
     missing, skipped = _by_reason({n: why_not(n) or refused.get(n) or _why_lacking(n, mapping) for n in rest})
     used = {pair.tensor for pair in taken.values()}
-    unexpected, refused_tensors = _by_reason({p.tensor: why for p, why in pairs.items() if p.tensor not in used})
+    unexpected, refused_tensors = _by_reason({p.tensor: why for p, why in reasons.items() if p.tensor not in used})
     report = Report(
         origin=f"{source.path} ({source.kind})",
         loaded=loaded,
@@ -105,10 +103,10 @@ def plan(source: WeightSource, targets: Mapping[str, Target], mapping: WarmStart
         num_values=_num_values(targets, targets),
         num_values_loaded=_num_values(targets, [each.target for each in loaded]),
     )
-    unused = [pair for pair in pairs if pair.tensor in unexpected]
+    unused = [pair for pair in reasons if pair.tensor in unexpected]
     if mapping.prefer_average:
         _check_averages(source, report, [pair.tensor for pair in unused if pair.is_average])
-    hint = _hint(variables, missing, taken, unused, mapping, pairs_by)
+    hint = _hint(variables, report, taken, unused, mapping, pairs_by)
     _check(report, mapping, {pair.place.name: pair.tensor for pair in unused}, hint)
     return Plan(report, dict(targets), tuple(twins))
 
@@ -128,6 +126,16 @@ def _choice(names: Sequence[str], mapping: WarmStart) -> Callable[..., str]:
         return "not in include" if include is not None and include.isdisjoint(own) else ""
 
     return reason
+
+
+def _refusals(pairs: Iterable[Pair], why_not: Callable[..., str]) -> dict[Pair, str]:
+    """Why each pair is not to be loaded: by its names, or since the average of its variable is; "" where it is."""
+    by_names = {pair: why_not(*pair.names) for pair in pairs}
+    averaged = {pair.place.name for pair, why in by_names.items() if pair.is_average and not why}
+    return {
+        pair: ITS_AVERAGE_IS_LOADED if not pair.is_average and pair.place.name in averaged else why
+        for pair, why in by_names.items()
+    }
 
 
 def _check_fits(source: WeightSource, pair: Pair, used: Pair, found: Loaded | Mismatch) -> Loaded:
@@ -174,18 +182,21 @@ def _check_averages(source: WeightSource, report: Report, unused: Sequence[str])
 
 def _hint(
     variables: Iterable[str],
-    missing: Sequence[str],
+    report: Report,
     found: Collection[str],
     unused: Sequence[Pair],
     mapping: WarmStart,
     pairs_by: Callable[[WarmStart], list[Pair]],
 ) -> str:
-    """What to give so that what is missing is found, in the words of an error; "" if nothing is known."""
-    if not missing:
-        return ""
-    if mapping.name_map is None and (known := map_that_knows(variables, missing)):
-        return f"give name_map={known!r}, which knows these names"
-    return prefixes_that_find(missing, found, unused, mapping, pairs_by)
+    """What to give so that what is missing is found and what does not fit does, in words; "" if nothing is known."""
+    hints = []
+    if report.missing and mapping.name_map is None and (known := map_that_knows(variables, report.missing)):
+        hints.append(f"give name_map={known!r}, which knows these names")
+    elif report.missing:
+        hints.append(prefixes_that_find(report.missing, found, unused, mapping, pairs_by))
+    if renames := [each.rename for each in report.mismatched if each.rename]:
+        hints.append(to_give(renames, more=bool(mapping.rename)))
+    return "; ".join(filter(None, hints))
 
 
 def _check(report: Report, mapping: WarmStart, guesses: Mapping[str, str], hint: str) -> None:

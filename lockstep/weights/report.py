@@ -31,6 +31,8 @@ class Loaded:
     """From which dtype to which; None where they are the same."""
     averaged: bool
     """It is the moving average of the variable."""
+    doubt: str | None = None
+    """Why its values may be in another order than the model has them, and what to give if they are."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Mismatch:
     target: str
     source: str
     reason: str
+    rename: str | None = None
+    """The `Rename(...)` with which it would be loaded, if that is known."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -21,13 +22,20 @@ all others the shapes decide.
 
 
 class Flattening(NamedTuple):
-    """Features that a linear layer takes as one vector, whose order is another one in TensorFlow than in torch."""
+    """Features with channels that a linear layer takes as one vector: TensorFlow has the channels last, torch first."""
 
     num_channels: int
     num_places: int
     """Height times width, of which there is more than one."""
     num_dimensions: int
     """1, 2 or 3: those of the places."""
+    is_certain: bool = False
+    """The layer's weights are not loaded from TensorFlow until their order is given; else there is a warning."""
+
+    @property
+    def is_square(self) -> bool:
+        """Whether the places can be those of an image as high as it is wide."""
+        return self.num_dimensions == 2 and math.isqrt(self.num_places) ** 2 == self.num_places
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class Target:
     other_names: tuple[str, ...] = ()
     """Of the same tensor: a tied one may come under any of its names."""
     flattening: Flattening | None = None
-    """What a linear layer seems to take, by the modules before it."""
+    """What a linear layer takes, or may take, by the modules around it."""
 
 
 @dataclass(frozen=True)

@@ -199,6 +199,17 @@ def test_targets_say_what_they_are_for() -> None:
     }
 
 
+AXES = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}
+"""Of torch, in the order of TensorFlow, by their number."""
+
+
+class Reversed(nn.Module):
+    """A module that is none of torch's."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.flip(2)
+
+
 class Flattened(nn.Module):
     """Two convolutions of 28x28 images, 7x7 places with 6 channels, and two linear layers."""
 
@@ -219,8 +230,7 @@ def in_tensorflow(model: Flattened) -> dict[str, Tensor]:
         name.replace(end, names[end]): w for name, w in model.state_dict().items() for end in names if end in name
     }
     weights["fc1/weights"] = weights["fc1/weights"].reshape(6, 6, 7, 7).permute(0, 2, 3, 1).reshape(6, -1)
-    axes = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}
-    return {name: value.permute(axes[value.ndim]) for name, value in weights.items()}
+    return {name: value.permute(AXES[value.ndim]) for name, value in weights.items()}
 
 
 def test_a_layer_behind_a_flattening_is_not_loaded_from_tensorflow_until_its_order_is_given() -> None:
@@ -231,10 +241,12 @@ def test_a_layer_behind_a_flattening_is_not_loaded_from_tensorflow_until_its_ord
         ls.warm_start(state, source, ls.weights.WarmStart(name_map="tensorflow"))
     assert values(state) == before
     assert caught.value.given == (
-        "'fc1/weights' does not fit 'fc1.weight': its layer seems to take 6 channels of 49 places, flattened, whose "
-        "channels come last in TensorFlow and first in torch: give "
-        r"rename=(Rename('^fc1\\.weight$', 'fc1.weight', Layout('(h=7 w=7 i) o -> o (i h w)')),), "
-        "or the same with Layout('i o -> o i') if it is right as it is"
+        "'fc1/weights' does not fit 'fc1.weight': its layer takes 6 channels of 49 places, flattened, with the "
+        "channels last in TensorFlow and first in torch"
+    )
+    assert caught.value.mend == (
+        r"give rename=(Rename('^fc1\\.weight$', 'fc1.weight', Layout('(h=7 w=7 i) o -> o (i h w)')),); "
+        "the same with Layout('i o -> o i') takes the weights as they are"
     )
     rename = ls.weights.Rename("^fc1\\.weight$", "fc1.weight", ls.weights.Layout("(h=7 w=7 i) o -> o (i h w)"))
     ls.warm_start(state, source, ls.weights.WarmStart(name_map="tensorflow", rename=(rename,)))
@@ -259,13 +271,32 @@ def test_a_layer_behind_a_flattening_needs_no_order_from_torch() -> None:
     assert ls.warm_start(state, Flattened().state_dict()).share == 1
 
 
+CERTAIN, IN_DOUBT = True, False
+
+
 @pytest.mark.parametrize(
     ("modules", "expected"),
     [
-        ([nn.Conv2d(3, 6, 3), nn.Flatten(), nn.Linear(54, 5), nn.Linear(30, 5)], [(6, 9, 2), None]),
-        ([nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.PReLU(), nn.Linear(54, 5)], [(6, 9, 2)]),
-        ([nn.Conv1d(3, 6, 3), nn.GroupNorm(2, 6), nn.Dropout(), nn.Linear(60, 5)], [(6, 10, 1)]),
-        ([nn.Conv3d(3, 6, 3), nn.AdaptiveAvgPool3d((2, 2, 2)), nn.Linear(48, 5)], [(6, 8, 3)]),
+        ([nn.Conv2d(3, 6, 3), nn.Flatten(), nn.Linear(54, 5), nn.Linear(30, 5)], [(6, 9, 2, CERTAIN), None]),
+        ([nn.Conv2d(3, 6, 3), nn.Flatten(), nn.Linear(48, 5)], [(6, 8, 2, CERTAIN)]),
+        ([nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.BatchNorm1d(48), nn.Linear(48, 5)], [(6, 8, 2, CERTAIN)]),
+        ([nn.Conv2d(3, 6, 3), nn.MaxPool2d(2), nn.LayerNorm([6, 2, 4]), nn.Linear(48, 5)], [(6, 8, 2, IN_DOUBT)]),
+        ([nn.Sequential(nn.Conv2d(3, 6, 3)), nn.Flatten(), nn.Linear(48, 5)], [(6, 8, 2, IN_DOUBT)]),
+        ([nn.Conv2d(3, 6, 3), Reversed(), nn.Flatten(), nn.Linear(54, 5)], [(6, 9, 2, IN_DOUBT)]),
+        ([nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.PReLU(), nn.Linear(54, 5)], [(6, 9, 2, CERTAIN)]),
+        ([nn.Conv2d(3, 6, 3), nn.LayerNorm(54), nn.Linear(54, 5), nn.Linear(54, 1)], [(6, 9, 2, CERTAIN)] * 2),
+        ([nn.Conv2d(3, 6, 3), nn.Linear(54, 54), nn.Linear(54, 1)], [(6, 9, 2, CERTAIN), (6, 9, 2, IN_DOUBT)]),
+        ([nn.Conv2d(3, 6, 3), nn.Linear(54, 7), nn.Linear(7, 12), nn.Linear(12, 1)], [(6, 9, 2, CERTAIN), None, None]),
+        (
+            [nn.Conv2d(3, 6, 3), nn.Linear(54, 7), nn.Linear(7, 54), nn.Linear(54, 1)],
+            [(6, 9, 2, CERTAIN), None, (6, 9, 2, IN_DOUBT)],
+        ),
+        ([nn.Linear(54, 5), nn.Conv2d(3, 6, 3)], [(6, 9, 2, IN_DOUBT)]),
+        ([nn.Linear(48, 5), nn.Conv2d(3, 6, 3)], [None]),
+        ([nn.AdaptiveAvgPool2d(1), nn.Conv2d(3, 6, 3), nn.Linear(54, 5)], [(6, 9, 2, IN_DOUBT)]),
+        ([nn.Conv2d(3, 6, 3), nn.Conv2d(3, 6, 3), nn.Linear(24, 5)], [(6, 4, 2, IN_DOUBT)]),  # branches side by side
+        ([nn.Conv1d(3, 6, 3), nn.GroupNorm(2, 6), nn.Dropout(), nn.Linear(60, 5)], [(6, 10, 1, IN_DOUBT)]),
+        ([nn.Conv3d(3, 6, 3), nn.AdaptiveAvgPool3d((2, 2, 2)), nn.Linear(48, 5)], [(6, 8, 3, IN_DOUBT)]),
         ([nn.Conv2d(3, 6, 3), nn.Linear(6, 5)], [None]),
         ([nn.Conv2d(3, 6, 3), nn.Linear(20, 5)], [None]),
         ([nn.Conv2d(3, 1, 3), nn.Linear(20, 5)], [None]),
@@ -277,13 +308,66 @@ def test_a_layer_behind_a_flattening_needs_no_order_from_torch() -> None:
         ([nn.BatchNorm1d(6), nn.Linear(24, 5)], [None]),
     ],
 )
-def test_what_linear_layers_take_is_told_by_the_modules_before_them(
-    modules: list[nn.Module], expected: list[tuple[int, int, int] | None]
+def test_what_linear_layers_take_is_told_by_the_modules_around_them(
+    modules: list[nn.Module], expected: list[tuple[int, int, int, bool] | None]
 ) -> None:
     model = nn.Sequential(*modules)
     targets = targets_of(model)
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     assert [targets[f"{name}.weight"].flattening for name in linear] == expected
+
+
+class Branches(nn.Module):
+    """Convolutions side by side, whose means over all places are concatenated, and a linear layer."""
+
+    def __init__(self, *num_channels: int) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Conv2d(3, each, 3) for each in num_channels)
+        self.fc = nn.Linear(sum(num_channels), 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores: Tensor = self.fc(torch.cat([branch(images).mean((2, 3)) for branch in self.branches], 1))
+        return scores
+
+
+@pytest.mark.parametrize("num_channels", [(384, 384, 128, 128), (100,) * 3, (256,) * 4, (672,) * 6, (864,) * 5])
+def test_branches_that_are_concatenated_are_loaded_from_tensorflow_with_a_warning(
+    num_channels: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Branches(*num_channels)
+    state = ls.TrainState(model, ls.optim.SGD(0.1))
+    theirs = {name: value.permute(AXES[value.ndim]) for name, value in model.state_dict().items()}
+    report = ls.warm_start(state, theirs, ls.weights.WarmStart(system="tensorflow"))
+    assert report.share == 1
+    (warning,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
+    assert warning.startswith(f"'fc.weight' is loaded as it is, but its layer may take {num_channels[-1]} channels of ")
+    assert r"Rename('^fc\\.weight$', 'fc.weight', Layout('(h=" in warning
+
+
+def test_a_warning_says_which_numbers_to_fill_in() -> None:
+    model = Branches(4, 4, 4)
+    theirs = {name: value.permute(AXES[value.ndim]) for name, value in model.state_dict().items()}
+    report = ls.warm_start(ls.TrainState(model, ls.optim.SGD(0.1)), theirs, ls.weights.WarmStart(system="tensorflow"))
+    assert [each.doubt for each in report.loaded if each.doubt] == [
+        "its layer may take 4 channels of H x W = 3 places, flattened, with the channels last in TensorFlow and first "
+        r"in torch. If it does, give rename=(Rename('^fc\\.weight$', 'fc.weight', "
+        "Layout('(h=H w=W i) o -> o (i h w)')),), with the features' height for H and width for W; "
+        "the same with Layout('i o -> o i') takes the weights as they are"
+    ]
+
+
+def test_all_heads_on_one_flattening_are_refused_with_one_list_of_renames() -> None:
+    model = nn.ModuleDict({"conv": nn.Conv2d(3, 6, 3), "actor": nn.Linear(54, 5), "critic": nn.Linear(54, 1)})
+    theirs = {"conv.weight": torch.zeros(3, 3, 3, 6), "actor.weight": torch.zeros(54, 5)}
+    theirs |= {"critic.weight": torch.zeros(54, 1)}
+    mapping = ls.weights.WarmStart(system="tensorflow", ignore_missing=True)
+    with pytest.raises(CheckpointError) as caught:
+        ls.warm_start(ls.TrainState(model, ls.optim.SGD(0.1)), theirs, mapping)
+    assert caught.value.mend == (
+        r"give rename=(Rename('^actor\\.weight$', 'actor.weight', Layout('(h=3 w=3 i) o -> o (i h w)')), "
+        r"Rename('^critic\\.weight$', 'critic.weight', Layout('(h=3 w=3 i) o -> o (i h w)')),); "
+        "the same with Layout('i o -> o i') takes the weights as they are"
+    )
 
 
 @pytest.mark.parametrize("model", [InceptionV3(), SqueezeNet(), Mnist(), LeNet()], ids=lambda each: type(each).__name__)

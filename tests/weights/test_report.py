@@ -100,6 +100,7 @@ def test_programs_get_everything_as_json() -> None:
         "reshaped": False,
         "converted": None,
         "averaged": False,
+        "doubt": None,
     }
     assert len(found["missing"]) == 16
     assert found["ignored"] == [{"name": "global_step", "reason": "count of steps"}]
