@@ -96,7 +96,7 @@ def not_finite(tensors: Tensors, frozen: Mapping[str, Sequence[str]]) -> list[st
         state, dot, kind = section.rpartition(".")
         if kind == "parameters":
             return name not in still.get(section, ())
-        return kind == "average" and name in tensors[f"{state}{dot}parameters"]
+        return kind == "average" and name in tensors.get(f"{state}{dot}parameters", {})
 
     return [
         f"{name!r} of {section}"

@@ -28,13 +28,16 @@ DTYPES = [
 
 @st.composite
 def tensors(draw: st.DrawFn) -> Tensor:
-    """Any bits, in any order in memory."""
+    """Any bits but those of infinities and NaN, which no checkpoint holds; in any order in memory."""
     dtype = draw(st.sampled_from(DTYPES))
     shape = draw(st.lists(st.integers(0, 4), max_size=4))
     data = draw(st.binary(min_size=(size := math.prod(shape) * dtype.itemsize), max_size=size))
     if dtype is torch.bool:
         data = bytes(byte & 1 for byte in data)
-    tensor = torch.tensor(list(data), dtype=torch.uint8).view(dtype).reshape(shape)
+    tensor = torch.tensor(list(data), dtype=torch.uint8).view(dtype)
+    if dtype.is_floating_point:
+        tensor.view(torch.uint8).reshape(-1, dtype.itemsize)[~tensor.double().isfinite()] = 0
+    tensor = tensor.reshape(shape)
     order = draw(st.permutations(range(len(shape))))
     return tensor.permute(order)
 

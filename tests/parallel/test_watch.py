@@ -163,7 +163,7 @@ def test_code_of_a_script_outside_of_any_loop_may_take_its_time() -> None:
     assert beating(at("script"), 0.0, 50_000.0, [(0, "script", 1)]) == []
     watch = Watch(2, LIMITS, now=0.0)
     assert beating(watch, 0.0, 5_000.0, [(0, "script", 1), (0, "script", 1)]) == []
-    show, kill = beating(watch, 5_000.0, 4_000.0, [(0, "script", 1), (0, "gather", 2)])
+    show, kill = beating(watch, 5_000.0, 3_605.0, [(0, "script", 1), (0, "gather", 2)])
     assert [(each.rank, each.action, round(each.seconds)) for each in (show, kill)] == [
         (0, "show", 60),
         (0, "kill", 3600),
