@@ -106,8 +106,8 @@ class Supervisor:
             self._end_those_that_wait_in_vain()
             self._end_survivors()
             self._end_late()
-        if self._unheard:
-            self._unheard.clear()
+        if self._unheard is not None:
+            self._unheard = set()
             self._say_what_stops()
         for member in self._members:
             member.channel.close()
