@@ -36,7 +36,7 @@ _LONG = 6.0
 _PHASE_FACTORS = {
     "start": _LONG,
     "script": _LONG,
-    "compile": _LONG,
+    "first step": _LONG,  # it may compile, and look for the fastest kernels
     "data": 1.5,  # the loader can say more of it, and is to be first
     "loop body": _LONG,
     "save": _LONG,

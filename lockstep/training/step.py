@@ -142,7 +142,7 @@ class BoundStep:
             self._resolve(batch)
         check_training_mode(state)
         is_first = self._host.losses.names is None
-        pulse.at(state.step, "compile" if is_first else "compute")
+        pulse.at(state.step, "first step" if is_first else "compute")
         terms = self._terms(batch, counts, began)
         sums = self._run_towers(losses, batch, terms)
         pulse.at(state.step, "exchange")

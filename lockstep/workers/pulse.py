@@ -16,7 +16,7 @@ from typing import Literal
 
 from lockstep.workers.channel import Channel
 
-Phase = Literal["start", "script", "data", "compile", "compute", "exchange", "loop body", "save", "evaluate", "end"]
+Phase = Literal["start", "script", "data", "first step", "compute", "exchange", "loop body", "save", "evaluate", "end"]
 
 BEAT_SECONDS = 0.1
 

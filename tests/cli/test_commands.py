@@ -348,7 +348,7 @@ def test_a_script_of_the_users_own_on_two_workers(script: Path) -> None:
 
 def test_a_script_that_raises_is_shown_by_its_traceback(script: Path) -> None:
     lines = run("run", str(script), "fail", "--workers", "2", code=1).splitlines()
-    assert lines[0] == "error: worker 1 failed at step 0 (phase compute):"
+    assert lines[0] == "error: worker 1 failed at step 0 (phase first step):"
     assert lines[-1] == "LookupError: the real cause"
     assert any(f'File "{script}", line ' in line for line in lines)
 

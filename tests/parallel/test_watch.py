@@ -57,7 +57,7 @@ def test_a_silent_worker_that_runs_shows_its_stack_once_and_is_killed_later() ->
     assert kill.seconds == pytest.approx(60.0, abs=0.11)
 
 
-@pytest.mark.parametrize("phase", ["start", "compile", "save", "evaluate", "loop body", "end"])
+@pytest.mark.parametrize("phase", ["start", "first step", "save", "evaluate", "loop body", "end"])
 def test_in_phases_that_take_long_a_worker_may_be_silent_for_longer(phase: str) -> None:
     assert [round(seconds) for seconds, _ in looks(at(phase), 0.0, 1000.0)] == [60, 360]
 
