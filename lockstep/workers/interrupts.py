@@ -93,6 +93,7 @@ class _Interrupts:
     def begin_loop(self, pulse: Pulse) -> None:
         """From now on the first SIGINT is a wish."""
         self._num_loops += 1
+        self.body_began = math.inf  # that of an earlier loop says nothing of this one
         self._pulse, self._owner = pulse, os.getpid()
         self.replaced = signal.default_int_handler
         _set_handler(SIGINT, self.handler)

@@ -129,6 +129,14 @@ def test_a_long_step_and_a_long_wait_for_data_are_no_loop_body(clock: Clock) -> 
         assert not ctrl_c_raises()
 
 
+def test_a_new_loop_does_not_count_from_the_body_of_an_earlier_one(clock: Clock) -> None:
+    with stop_on_interrupt(Pulse()):
+        interrupts.enter_body()
+    clock.seconds += 60
+    with stop_on_interrupt(Pulse()):
+        assert not ctrl_c_raises()
+
+
 def test_a_loop_says_that_ctrl_c_has_ended_it(caplog: pytest.LogCaptureFixture) -> None:
     reports = []
     for report in train_steps():
