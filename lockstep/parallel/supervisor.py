@@ -91,6 +91,8 @@ class Supervisor:
         self._stopped_at = 0.0
         self._unheard: set[int] | None = None
         """Those that have not told where they are since a stop was asked for; None once that was said."""
+        self._phases: list[str] = []
+        """Of the workers, when the stop was asked for."""
         self._aborted = self._late = False
         self._store = StoreServer()
         self._members = [self._start(rank, num_workers, task) for rank in range(num_workers)]
@@ -186,6 +188,7 @@ class Supervisor:
             if self._stopped_by is None:
                 self._stopped_by, self._stopped_at = wish, time.monotonic()
                 self._unheard = {member.rank for member in self._members if member.is_running}
+                self._phases = [member.phase for member in self._members]
                 for member in self._members:
                     member.channel.send({"stop": wish})
             elif wish == "SIGINT":
@@ -197,7 +200,11 @@ class Supervisor:
         if self._unheard is None or (self._unheard and time.monotonic() - self._stopped_at < _ANSWER_SECONDS):
             return
         self._unheard = None
-        phases = {member.phase for member in self._members}
+        # Who has ended meanwhile has stopped where it was.
+        phases = {
+            before if each.phase == "end" else each.phase
+            for each, before in zip(self._members, self._phases, strict=True)
+        }
         if phases == {"start"} or (phases == {"script"} and not any(member.step for member in self._members)):
             log.warning(STOPPED_EARLY)
             self._kill(self._members)
