@@ -200,9 +200,9 @@ class Supervisor:
         if self._unheard is None or (self._unheard and time.monotonic() - self._stopped_at < _ANSWER_SECONDS):
             return
         self._unheard = None
-        # Who has ended meanwhile has stopped where it was.
+        # Who scored, and has ended meanwhile, has left its scoring off.
         phases = {
-            before if each.phase == "end" else each.phase
+            "evaluate" if (before, each.phase) == ("evaluate", "end") else each.phase
             for each, before in zip(self._members, self._phases, strict=True)
         }
         if phases == {"start"} or (phases == {"script"} and not any(member.step for member in self._members)):
