@@ -77,7 +77,7 @@ class Supervisor:
         server: forks the workers.
         task: what each worker does.
         num_workers: how many there are.
-        limits: how much silence a worker may keep.
+        limits: how long a worker may be silent, stuck, or take to stop.
         wishes: names of the signals that have reached the launcher; taken out as they are obeyed.
     """
 
@@ -219,7 +219,7 @@ class Supervisor:
         return "stopping after this step, with a checkpoint"
 
     def _watch_over(self) -> None:
-        """Show the stacks of workers that are silent or stuck, and end those that stay so, or wait in vain."""
+        """Show the stacks of workers that are silent or stuck, and end those that stay so."""
         for verdict in self._watch.look(time.monotonic(), self._is_stopped):
             member = self._members[verdict.rank]
             if verdict.action == "show":
