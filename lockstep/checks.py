@@ -21,7 +21,7 @@ def check_one_of(name: str, value: object, choices: Sequence[str]) -> None:
             f"{name} cannot be {value!r}.",
             given=f"{name}={value!r}",
             expected=" or ".join(quoted),
-            mend="give one of these",
+            hint="give one of these",
         )
 
 
@@ -31,13 +31,13 @@ def check_range(name: str, value: float, low: float, high: float = math.inf) -> 
     Raises:
         InputError: naming the argument and the range.
     """
-    check_type(name, value, (int, float), expected="a number", mend=f"give {name} as a number")
+    check_type(name, value, (int, float), expected="a number", hint=f"give {name} as a number")
     if not low <= value < high:
         raise InputError(
             f"{name} is out of range.",
             given=f"{name}={value}",
             expected=f"{low:g} or more" + (f", below {high:g}" if high < math.inf else ", finite"),
-            mend=f"give {name} a value in this range",
+            hint=f"give {name} a value in this range",
         )
 
 
@@ -47,35 +47,35 @@ def check_whole(name: str, value: int, *, least: int) -> None:
     Raises:
         InputError: naming the argument and the least value.
     """
-    check_type(name, value, int, expected=f"a whole number of {least} or more", mend=f"give {name} as a whole number")
+    check_type(name, value, int, expected=f"a whole number of {least} or more", hint=f"give {name} as a whole number")
     check_range(name, value, least)
 
 
-def check_open_unit(name: str, value: float, *, mend: str) -> None:
+def check_open_unit(name: str, value: float, *, hint: str) -> None:
     """Refuse what is no number above 0 and below 1: the decay of a moving average.
 
     Raises:
         InputError: naming the argument.
     """
-    check_type(name, value, (int, float), expected="a number above 0 and below 1", mend=mend)
+    check_type(name, value, (int, float), expected="a number above 0 and below 1", hint=hint)
     if not 0 < value < 1:
         raise InputError(
             f"{name} is out of range.",
             given=f"{name}={value}",
             expected="above 0 and below 1",
-            mend=mend,
+            hint=hint,
         )
 
 
-def check_positive(name: str, value: float, *, mend: str) -> None:
+def check_positive(name: str, value: float, *, hint: str) -> None:
     """Refuse what is no number above 0; infinity is one.
 
     Raises:
         InputError: naming the argument.
     """
-    check_type(name, value, (int, float), expected="a number above 0", mend=mend)
+    check_type(name, value, (int, float), expected="a number above 0", hint=hint)
     if not value > 0:
-        raise InputError(f"{name} is out of range.", given=f"{name}={value}", expected="a number above 0", mend=mend)
+        raise InputError(f"{name} is out of range.", given=f"{name}={value}", expected="a number above 0", hint=hint)
 
 
 def check_switch(name: str, value: object) -> None:
@@ -84,7 +84,7 @@ def check_switch(name: str, value: object) -> None:
     Raises:
         InputError: naming the argument.
     """
-    check_type(name, value, bool, expected="True or False", mend=f"write {name}=True, or leave it out")
+    check_type(name, value, bool, expected="True or False", hint=f"write {name}=True, or leave it out")
 
 
 def plain(value: Any) -> Any:
@@ -92,7 +92,7 @@ def plain(value: Any) -> Any:
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
-def check_type(name: str, value: object, kind: type | tuple[type, ...], *, expected: str, mend: str) -> None:
+def check_type(name: str, value: object, kind: type | tuple[type, ...], *, expected: str, hint: str) -> None:
     """Refuse a value of another type. True and False are of type bool alone, and no numbers.
 
     Raises:
@@ -100,23 +100,23 @@ def check_type(name: str, value: object, kind: type | tuple[type, ...], *, expec
     """
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise wrong_type(name, value, expected=expected, mend=mend)
+        raise wrong_type(name, value, expected=expected, hint=hint)
 
 
-def check_all(name: str, values: object, kind: Any, *, mend: str) -> None:
+def check_all(name: str, values: object, kind: Any, *, hint: str) -> None:
     """Refuse what is no list, and items of another type than `kind`.
 
     Raises:
         InputError: naming the argument, and the place of the item.
     """
     if not isinstance(values, list | tuple):
-        raise wrong_type(name, values, expected="a list", mend=mend)
+        raise wrong_type(name, values, expected="a list", hint=hint)
     for index, value in enumerate(values):
         if not isinstance(value, kind) or isinstance(value, type):
-            raise wrong_type(f"{name}[{index}]", value, expected="a value that belongs there", mend=mend)
+            raise wrong_type(f"{name}[{index}]", value, expected="a value that belongs there", hint=hint)
 
 
-def wrong_type(name: str, value: object, *, expected: str, mend: str) -> InputError:
+def wrong_type(name: str, value: object, *, expected: str, hint: str) -> InputError:
     """The error for an argument of the wrong type, where more than its class decides."""
     given = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
-    return InputError(f"{name} is of the wrong type.", given=f"{name} is {given}", expected=expected, mend=mend)
+    return InputError(f"{name} is of the wrong type.", given=f"{name} is {given}", expected=expected, hint=hint)

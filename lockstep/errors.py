@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 
 
 class LockstepError(Exception):
-    """What is wrong, in three parts: what was given, what was expected, how to mend it.
+    """What is wrong, in three parts: what was given, what was expected, how to fix it.
 
     Its text has a line for each: what in them is not printable, such as a line break in a file name, is escaped.
     """
 
-    def __init__(self, what: str, *, given: object, expected: object, mend: str) -> None:
-        super().__init__(what, given, expected, mend)
-        self.what, self.given, self.expected, self.mend = what, given, expected, mend
+    def __init__(self, what: str, *, given: object, expected: object, hint: str) -> None:
+        super().__init__(what, given, expected, hint)
+        self.what, self.given, self.expected, self.hint = what, given, expected, hint
 
     def __str__(self) -> str:
-        what, given, expected, mend = map(one_line, (self.what, self.given, self.expected, self.mend))
-        return f"{what}\n  given:    {given}\n  expected: {expected}\n  mend:     {mend}"
+        what, given, expected, hint = map(one_line, (self.what, self.given, self.expected, self.hint))
+        return f"{what}\n  given:    {given}\n  expected: {expected}\n  hint:     {hint}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.what, self.given, self.expected, self.mend)
+        return _rebuild, (type(self), self.what, self.given, self.expected, self.hint)
 
 
-def _rebuild(kind: type[LockstepError], what: str, given: object, expected: object, mend: str) -> LockstepError:
-    return kind(what, given=given, expected=expected, mend=mend)
+def _rebuild(kind: type[LockstepError], what: str, given: object, expected: object, hint: str) -> LockstepError:
+    return kind(what, given=given, expected=expected, hint=hint)
 
 
 class InputError(LockstepError):

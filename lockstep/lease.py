@@ -114,7 +114,7 @@ class Lease:
             f"The run in {self.path.parent} is no longer this start's, which ends here.",
             given=f"taken over by {by.owner}" if by else f"{self.path.name} is gone",
             expected=f"held by {self.owner}, without a break of more than {EXPIRY_SECONDS:.0f} s",
-            mend="let the other start go on; where there is none, the same command goes on from the last checkpoint",
+            hint="let the other start go on; where there is none, the same command goes on from the last checkpoint",
         )
 
 
@@ -161,7 +161,7 @@ def _check_dead(seen: _Seen, folder: Path) -> None:
         f"The run in {folder} is going on already.",
         given=f"held by {seen.owner} ({heard})",
         expected="one start of a run at a time",
-        mend=f"wait for it or stop it, or name another --workdir{more}",
+        hint=f"wait for it or stop it, or name another --workdir{more}",
     )
 
 

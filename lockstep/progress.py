@@ -39,7 +39,7 @@ def _positive(count: float, unit: str) -> None:
             f"A run of {count} {unit} has no step to do.",
             given=f"{count} {unit}",
             expected="a number above 0",
-            mend=f"give a positive number of {unit}, or none at all to train until stopped",
+            hint=f"give a positive number of {unit}, or none at all to train until stopped",
         )
 
 
@@ -144,7 +144,7 @@ class Interval:
                 f"{text!r} is not an interval.",
                 given=repr(text),
                 expected='a number and a unit: "20 steps", "600 s" or "1 epochs"; "0" switches it off',
-                mend="write the number, a space and steps, s or epochs",
+                hint="write the number, a space and steps, s or epochs",
             )
         unit: Literal["steps", "seconds", "epochs"] = (
             "steps" if match[2].startswith("step") else "epochs" if match[2].startswith("epoch") else "seconds"
@@ -157,7 +157,7 @@ class Interval:
                 "An interval is a finite number, 0 or more.",
                 given=f"{self.amount} {self.unit}",
                 expected="0 (never) or more",
-                mend="give a positive amount, or 0 to switch it off",
+                hint="give a positive amount, or 0 to switch it off",
             )
 
     def __str__(self) -> str:

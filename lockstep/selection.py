@@ -26,7 +26,7 @@ def selected(field: str, patterns: Patterns, names: Iterable[str]) -> list[str]:
     Raises:
         InputError: a pattern matches nothing, or is no regular expression.
     """
-    check_type(field, patterns, Iterable, expected=f"{_ONE}; or a list of them", mend="write it as text")
+    check_type(field, patterns, Iterable, expected=f"{_ONE}; or a list of them", hint="write it as text")
     names = list(names)
     chosen: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -58,14 +58,14 @@ def pattern_of_each(field: str, patterns: Iterable[str], names: Iterable[str]) -
                     f"{name!r} is matched by two patterns of {field}.",
                     given=f"{found[name]!r} and {pattern!r}",
                     expected="one pattern at most for each parameter",
-                    mend="make one of them narrower",
+                    hint="make one of them narrower",
                 )
             found[name] = pattern
     return {name: found[name] for name in names if name in found}
 
 
 def _matches(field: str, pattern: str, names: Sequence[str]) -> list[str]:
-    check_type(f"A pattern of {field}", pattern, str, expected=_ONE, mend="write it as text")
+    check_type(f"A pattern of {field}", pattern, str, expected=_ONE, hint="write it as text")
     if pattern in names:
         return [pattern]
     if not pattern:
@@ -73,7 +73,7 @@ def _matches(field: str, pattern: str, names: Sequence[str]) -> list[str]:
             f"A pattern of {field} is empty, and would match everything.",
             given="''",
             expected=_ONE,
-            mend="leave it out, or write '.' for every parameter",
+            hint="leave it out, or write '.' for every parameter",
         )
     try:
         found = [name for name in names if re.search(pattern, name)]
@@ -82,13 +82,13 @@ def _matches(field: str, pattern: str, names: Sequence[str]) -> list[str]:
             f"{field} holds what is no regular expression: {error}.",
             given=repr(pattern),
             expected=_ONE,
-            mend=r"escape dots and brackets, as in r'^head\.'",
+            hint=r"escape dots and brackets, as in r'^head\.'",
         ) from error
     if not found:
         raise InputError(
             f"A pattern of {field} matches no parameter.",
             given=repr(pattern),
             expected=f"one that is found in a name such as {', '.join(map(repr, names[:4]))}",
-            mend="correct the pattern, or leave it out",
+            hint="correct the pattern, or leave it out",
         )
     return found

@@ -12,7 +12,7 @@ from lockstep.errors import InputError
 def refusal(check: Callable[[], None]) -> tuple[object, ...]:
     with pytest.raises(InputError) as caught:
         check()
-    return caught.value.what, caught.value.given, caught.value.expected, caught.value.mend
+    return caught.value.what, caught.value.given, caught.value.expected, caught.value.hint
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 1.5, 10**400])
@@ -50,7 +50,7 @@ def test_what_is_no_number_is_out_of_no_range(value: object) -> None:
 
 @pytest.mark.parametrize("value", [True, "0.9", None])
 def test_what_is_no_number_is_no_decay_of_an_average(value: object) -> None:
-    assert refusal(lambda: check_open_unit("decay", value, mend="give 0.9")) == (  # type: ignore[arg-type]
+    assert refusal(lambda: check_open_unit("decay", value, hint="give 0.9")) == (  # type: ignore[arg-type]
         "decay is of the wrong type.",
         f"decay is {type(value).__name__}",
         "a number above 0 and below 1",
@@ -71,8 +71,8 @@ def test_a_switch_is_true_or_false(value: object) -> None:
 
 @pytest.mark.parametrize("kind", [int, (int, float), Mapping])
 def test_true_is_no_number(kind: type) -> None:
-    check_type("flag", True, (str, bool), expected="text or a switch", mend="give one")
-    assert refusal(lambda: check_type("count", True, kind, expected="a count", mend="count")) == (
+    check_type("flag", True, (str, bool), expected="text or a switch", hint="give one")
+    assert refusal(lambda: check_type("count", True, kind, expected="a count", hint="count")) == (
         "count is of the wrong type.",
         "count is bool",
         "a count",

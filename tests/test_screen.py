@@ -50,9 +50,9 @@ def test_a_line_is_one_and_can_be_escaped_again(name: str) -> None:
 
 @given(NAMES, NAMES)
 def test_an_error_has_four_lines_whatever_the_names(name: str, other: str) -> None:
-    error = DataError(f"{name} cannot be read.", given=other, expected=Path(name.replace("\0", "")), mend=other)
+    error = DataError(f"{name} cannot be read.", given=other, expected=Path(name.replace("\0", "")), hint=other)
     lines = str(error).split("\n")
-    assert [line[:10] for line in lines[1:]] == ["  given:  ", "  expected", "  mend:   "]
+    assert [line[:10] for line in lines[1:]] == ["  given:  ", "  expected", "  hint:   "]
     assert all(line.isprintable() for line in lines)
 
 
@@ -69,7 +69,7 @@ def test_no_text_moves_the_cursor_wherever_it_stands_in_a_message(name: str) -> 
 
 
 def test_paths_errors_and_texts_of_several_lines_are_logged_as_they_are_meant() -> None:
-    error = DataError(HOSTILE, given="a", expected="b", mend="c")
+    error = DataError(HOSTILE, given="a", expected="b", hint="c")
     assert logged("%s: %s", Path("a\nb"), error).split("\n")[:2] == [
         rf"[worker 1] warning: a\nb: {ESCAPED}",
         "[worker 1]   given:    a",

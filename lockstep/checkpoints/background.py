@@ -173,5 +173,5 @@ def _changed(step: int) -> CheckpointError:
         f"The checkpoint of step {step} was not written: what it holds changed while it was copied.",
         given="parameters, slots or averages that were changed between a save and the next step",
         expected="that only steps change them",
-        mend="call wait() on the saver before you change them yourself",
+        hint="call wait() on the saver before you change them yourself",
     )

@@ -110,7 +110,7 @@ def damaged(path: Path, given: object, expected: object) -> DamagedError:
         f"{path} is damaged.",
         given=given,
         expected=expected,
-        mend=f"put {path.parent} back from a copy, or delete it, so that the checkpoint before it is used",
+        hint=f"put {path.parent} back from a copy, or delete it, so that the checkpoint before it is used",
     )
 
 
@@ -154,5 +154,5 @@ def _unknown_format(path: Path, version: object) -> CheckpointError:
         f"{path} is in a format that this version of Lockstep does not know.",
         given=f"format {version!r}",
         expected=f"format {FORMAT}",
-        mend="use the version of Lockstep that wrote it, or a later one",
+        hint="use the version of Lockstep that wrote it, or a later one",
     )

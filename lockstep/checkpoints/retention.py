@@ -43,14 +43,14 @@ class Retention:
                 "At least the newest checkpoint has to be kept.",
                 given=f"newest={self.newest}",
                 expected="1 or more",
-                mend="keep at least one: a run without checkpoints cannot be resumed",
+                hint="keep at least one: a run without checkpoints cannot be resumed",
             )
         if self.every_hours is not None and not self.every_hours > 0:
             raise InputError(
                 f"One checkpoint every {self.every_hours} hours cannot be kept.",
                 given=f"every_hours={self.every_hours}",
                 expected="a number above 0, or None",
-                mend="give the hours between two checkpoints to keep, or None to keep the newest alone",
+                hint="give the hours between two checkpoints to keep, or None to keep the newest alone",
             )
         check_one_of("better", self.better, ("higher", "lower"))
         check_whole("keep_best", self.keep_best, least=1)

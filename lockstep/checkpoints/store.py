@@ -32,7 +32,7 @@ from lockstep.checkpoints.unfinished import delete, sweep, unfinished_path
 from lockstep.checkpoints.values import JSON, decode_values, encode_values
 from lockstep.durable import make_folder, sync_folder, write_file
 from lockstep.errors import CheckpointError
-from lockstep.listing import few
+from lockstep.listing import shorten
 
 log = logging.getLogger("lockstep")
 
@@ -85,7 +85,7 @@ class Store:
                 f"The checkpoints in {self.folder} cannot be listed: {error.strerror}.",
                 given=f"{self.folder} ({error.strerror})",
                 expected="a folder that can be read",
-                mend="give the workdir of a run, and let this user read it",
+                hint="give the workdir of a run, and let this user read it",
             ) from error
         return sorted(int(match[1]) for match in matches if match)
 
@@ -129,9 +129,9 @@ class Store:
         if unfit := not_finite(tensors, frozen):
             raise CheckpointError(
                 f"The checkpoint of step {step} was not written: nothing could go on from it.",
-                given=f"values that are not finite: {few(unfit)}",
+                given=f"values that are not finite: {shorten(unfit)}",
                 expected="finite trained parameters and averages, and no NaN elsewhere",
-                mend="go on from the checkpoint before it, with a lower learning rate or clipped gradients; "
+                hint="go on from the checkpoint before it, with a lower learning rate or clipped gradients; "
                 "older checkpoints are as they were",
             )
         encoded_values = encode_values(values)
@@ -183,22 +183,22 @@ class Store:
                 f"Every checkpoint in {self.folder} is damaged.",
                 given="; ".join(f"{damage.what} ({damage.given})" for damage in damages),
                 expected="at least one that is as it was written",
-                mend="put one back from a copy, or move the folder away to start the run afresh",
+                hint="put one back from a copy, or move the folder away to start the run afresh",
             )
         return None
 
     def _read_step(self, step: int) -> Checkpoint:
         there = self.steps()
         expected = f"one of the steps there are: {', '.join(map(str, there)) or 'none'}"
-        mend = "ask for one of these, or for no step to get the newest that is intact"
+        hint = "ask for one of these, or for no step to get the newest that is intact"
         if step not in there:
             what = f"{self.folder} has no checkpoint of step {step}."
-            raise CheckpointError(what, given=f"step {step}", expected=expected, mend=mend)
+            raise CheckpointError(what, given=f"step {step}", expected=expected, hint=hint)
         try:
             return self._load(step)
         except DamagedError as damage:
             given = f"step {step}: {damage.given}, not {damage.expected}"
-            raise CheckpointError(damage.what, given=given, expected=expected, mend=mend) from damage
+            raise CheckpointError(damage.what, given=given, expected=expected, hint=hint) from damage
 
     def _load(self, step: int) -> Checkpoint:
         folder = self.path(step)
@@ -214,7 +214,7 @@ class Store:
     def _load_finite(self, step: int) -> Checkpoint:
         checkpoint = self._load(step)
         if unfit := not_finite(checkpoint.tensors, checkpoint.values.get(FROZEN, {})):
-            raise damaged(checkpoint.path, f"values that are not finite: {few(unfit)}", "finite ones")
+            raise damaged(checkpoint.path, f"values that are not finite: {shorten(unfit)}", "finite ones")
         return checkpoint
 
     def _is_there(self, step: int, tensors: Tensors) -> bool:
@@ -271,7 +271,7 @@ class Store:
         free = "an unknown number of"
         with contextlib.suppress(OSError):
             free = f"{shutil.disk_usage(self.folder).free:,}"
-        mend = (
+        hint = (
             "make space there, raise the quota, keep fewer checkpoints, or give a workdir on another disk"
             if error.errno in _NO_SPACE
             else "let this user write there, or give another workdir"
@@ -280,7 +280,7 @@ class Store:
             f"The checkpoint of step {step} cannot be written: {error.strerror}.",
             given=f"{error.filename or self.folder} on a disk with {free} bytes free",
             expected=f"a folder that can be written, with room for {needed_bytes:,} bytes",
-            mend=f"{mend}; older checkpoints are as they were",
+            hint=f"{hint}; older checkpoints are as they were",
         )
 
 

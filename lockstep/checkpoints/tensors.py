@@ -59,7 +59,7 @@ def check(tensors: Tensors) -> None:
                 f"{section!r} cannot be a section of a checkpoint.",
                 given=repr(section),
                 expected="1 to 100 letters, digits, '_', '-' and '.', the first no '.' or '-': it names a file",
-                mend="rename the section (or the state that it belongs to)",
+                hint="rename the section (or the state that it belongs to)",
             )
         for name, tensor in members.items():
             _check_name(section, name)
@@ -152,7 +152,7 @@ def _check_name(section: str, name: str) -> None:
             f"The tensor {name!r} of {section!r} cannot be saved under this name.",
             given=repr(name),
             expected=f"any text that UTF-8 can encode, other than {_RESERVED!r}",
-            mend="rename the parameter or buffer",
+            hint="rename the parameter or buffer",
         )
 
 
@@ -171,5 +171,5 @@ def _check_kind(section: str, name: str, tensor: Tensor) -> None:
             given=f"{tensor.dtype}, {tensor.layout}, on {tensor.device}",
             expected="a dense tensor with data, of "
             + ", ".join(sorted(str(d).removeprefix("torch.") for d in _DTYPES)),
-            mend="convert it (`to_dense()`, `view_as_real`, `view(torch.int64)`), or keep it in a plain attribute",
+            hint="convert it (`to_dense()`, `view_as_real`, `view(torch.int64)`), or keep it in a plain attribute",
         )

@@ -23,7 +23,7 @@ def encode_values(values: Mapping[str, JSON]) -> bytes:
                 f"The value {name!r} cannot be saved as JSON.",
                 given=repr(value)[:200],
                 expected="None, bool, int, finite float, str, and lists and dicts (with str as keys) of these",
-                mend="save tuples and arrays as lists, and leave out what is not a number",
+                hint="save tuples and arrays as lists, and leave out what is not a number",
             )
     return (json.dumps(dict(values), indent=1) + "\n").encode()
 

@@ -88,7 +88,7 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
             "A recipe says itself how its images are augmented.",
             given=f"--augment {arguments.augment} for the recipe {arguments.what}",
             expected="--augment for a path to data alone",
-            mend="leave it out, or change data.augment in the recipe",
+            hint="leave it out, or change data.augment in the recipe",
         )
     # Weights that grow beyond all bounds by one batch, again and again, are no reason to stop.
     recipe = replace(find(arguments.what), nonfinite="skip", nonfinite_budget=sys.maxsize, warm_start=None)

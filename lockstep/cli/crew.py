@@ -31,7 +31,7 @@ def num_workers(wish: int | None, device: str | None, num_towers: int | None) ->
             "That many workers cannot be started here.",
             given=f"{wish} workers",
             expected=f"1 to {accelerators}, the devices that there are" if accelerators else "1 or more",
-            mend="leave --workers out to let Lockstep choose, or add --device cpu",
+            hint="leave --workers out to let Lockstep choose, or add --device cpu",
         )
     return wish
 

@@ -51,7 +51,7 @@ def _records(arguments: argparse.Namespace, files: Sequence[Path]) -> int:
                 f"--{flag} is for weights.",
                 given=f"{arguments.path}, which has records",
                 expected="a checkpoint, or a run",
-                mend=f"leave --{flag} out; lockstep show shows the examples of records",
+                hint=f"leave --{flag} out; lockstep show shows the examples of records",
             )
     found = [inspect_records.scanned(file) for file in files]
     counted = [file for file, _ in found]

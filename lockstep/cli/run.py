@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
             f"There is no script {arguments.script}.",
             given=arguments.script,
             expected="a Python file",
-            mend="check the path: lockstep run my_script.py --workers 4",
+            hint="check the path: lockstep run my_script.py --workers 4",
         )
     return work(list(argv)) if is_worker() else launch(argv, plan=plan, main=work)
 

@@ -72,7 +72,7 @@ def scored_run(arguments: argparse.Namespace) -> ScoredRun:
             f"There is no run in {path}.",
             given=str(path),
             expected="the workdir of a run",
-            mend=f"check the path, or train first: lockstep train mnist --workdir {path}",
+            hint=f"check the path, or train first: lockstep train mnist --workdir {path}",
         )
     weights = _weights(arguments, recipe)
     wanted = _wanted(_store_in(path, recipe), arguments)
@@ -114,7 +114,7 @@ def _check_unsaid(said: Mapping[str, float]) -> None:
             f"Without --follow nothing is waited for, and {flags} {'says' if len(said) == 1 else 'say'} how.",
             given=" ".join(f"{flag} {seconds:g}" for flag, seconds in said.items()),
             expected="--follow with it",
-            mend=f"add --follow to score each new checkpoint, or leave {flags} out",
+            hint=f"add --follow to score each new checkpoint, or leave {flags} out",
         )
 
 
@@ -124,7 +124,7 @@ def _check_split(split: str | None) -> None:
             f"There is no split {split!r}.",
             given=f"--split {split}",
             expected=", ".join(SPLITS),
-            mend="name one of these, or leave it out to score the test examples",
+            hint="name one of these, or leave it out to score the test examples",
         )
 
 
@@ -135,7 +135,7 @@ def _check_there(split: str, path: Path, recipe: Recipe) -> None:
             f"The run in {path} has no {split} examples.",
             given=f"a recipe without data.{split}",
             expected=f"--split {' or '.join(there)}",
-            mend=f"lockstep evaluate {path} --split {there[-1]}",
+            hint=f"lockstep evaluate {path} --split {there[-1]}",
         )
 
 
@@ -145,7 +145,7 @@ def _weights(arguments: argparse.Namespace, recipe: Recipe) -> Weights:
             f"The run in {arguments.workdir} keeps no averages of its parameters.",
             given="--average",
             expected="a run whose recipe has an average",
-            mend="leave --average out, or train with one: --set average.decay=0.9999",
+            hint="leave --average out, or train with one: --set average.decay=0.9999",
         )
     if arguments.average or arguments.raw:
         return "average" if arguments.average else "raw"
@@ -164,7 +164,7 @@ def _wanted(store: Store, arguments: argparse.Namespace) -> int | None:
             f"There is no such checkpoint in {store.folder}.",
             given="the newest" if step is None else f"--step {step}",
             expected=f"one of step {', '.join(map(str, steps))}" if steps else "one at least",
-            mend="name one of these, or leave --step out"
+            hint="name one of these, or leave --step out"
             if steps
             else "let the run train until it has saved one, or add --follow to wait for it",
         )
@@ -177,7 +177,7 @@ def _best(store: Store, workdir: str) -> int:
             f"The run in {workdir} does not say which checkpoint is the best.",
             given="--best",
             expected="a run whose recipe keeps the best checkpoints by some score",
-            mend="leave --best out, or train with one: --set checkpoints.retention.best=validation/top1",
+            hint="leave --best out, or train with one: --set checkpoints.retention.best=validation/top1",
         )
     best = store.best()
     if best is None:
@@ -185,6 +185,6 @@ def _best(store: Store, workdir: str) -> int:
             f"None of the checkpoints in {store.folder} is known to be the best.",
             given=f"checkpoints without a score {store.retention.best!r}",
             expected="one that was saved after an evaluation",
-            mend="leave --best out, or let the run train until it has been scored",
+            hint="leave --best out, or let the run train until it has been scored",
         )
     return best

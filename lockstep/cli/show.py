@@ -67,7 +67,7 @@ def _positions(text: str, num_draws: int) -> range:
             "These positions cannot be shown.",
             given=f"--positions {text}{draws}",
             expected=f"FIRST:END, such as 0:16 for the first 16, or one position; at most {_MOST_PICTURES} pictures",
-            mend="give positions from 0 on, the first one below the end",
+            hint="give positions from 0 on, the first one below the end",
         )
     return positions
 

@@ -92,7 +92,7 @@ def open_data(source: str, *, everything: bool = False) -> Reader:
             f"There is neither a recipe nor data called {source}.",
             given=source,
             expected=f"a recipe ({', '.join(names())}, or a file.toml), or a path: {KNOWN}",
-            mend=suggestion(source, names()) or "check the path",
+            hint=suggestion(source, names()) or "check the path",
         )
     return open_source(source, everything=everything)
 
@@ -105,7 +105,7 @@ def _pipeline(augment: str | None, size: int | None, recipe: Recipe | None, read
             "Only a preset has a size to choose.",
             given=f"--size {size} " + (f"with --augment {augment}" if augment else "without --augment"),
             expected=f"--augment {', '.join((_CROP, *SLIM_PRESETS))}",
-            mend="leave --size out, or name a preset",
+            hint="leave --size out, or name a preset",
         )
     if augment is None:
         return _pipeline_of_recipe(recipe) if recipe else NOTHING
@@ -116,7 +116,7 @@ def _pipeline(augment: str | None, size: int | None, recipe: Recipe | None, read
         f"There is no augmentation called {augment!r}.",
         given=f"--augment {augment}",
         expected=f"{', '.join(choices)}, or a recipe's file.toml",
-        mend=suggestion(augment, choices) or "give one of these",
+        hint=suggestion(augment, choices) or "give one of these",
     )
 
 

@@ -29,14 +29,14 @@ def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: 
             what,
             given=f"{flag} {path}",
             expected=f"a file whose name ends in {' or '.join(endings)}",
-            mend=f"{flag} {path.with_suffix(next(iter(endings)))}" if path.name else "name a file",
+            hint=f"{flag} {path.with_suffix(next(iter(endings)))}" if path.name else "name a file",
         )
     if not path.parent.is_dir():
         raise InputError(
             f"There is no folder {path.parent} to write to.",
             given=f"{flag} {path}",
             expected="a file in a folder that is there",
-            mend=f"make it: mkdir -p {path.parent}",
+            hint=f"make it: mkdir -p {path.parent}",
         )
     if path.is_dir() or (path.exists() and not overwrite):
         kind = "folder" if path.is_dir() else "file"
@@ -44,7 +44,7 @@ def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: 
             f"There is a {kind} {path} already.",
             given=f"{flag} {path}",
             expected="a name that is free",
-            mend="give another name" + ("" if path.is_dir() else ", or --force to overwrite it"),
+            hint="give another name" + ("" if path.is_dir() else ", or --force to overwrite it"),
         )
 
 
@@ -63,5 +63,5 @@ def target_file(path: Path) -> Iterator[BinaryIO]:
             f"{path} cannot be written.",
             given=str(error),
             expected="a folder that may be written, on a disk with room",
-            mend="make room, or name another folder",
+            hint="make room, or name another folder",
         ) from error

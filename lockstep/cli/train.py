@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         return work(list(argv))
     if arguments.grace is not None:
         check_positive(
-            "--grace", arguments.grace, mend="give the seconds between the signal and the end of the machine"
+            "--grace", arguments.grace, hint="give the seconds between the signal and the end of the machine"
         )
     limits = Limits(stop_seconds=arguments.grace)
     return launch(argv, plan=plan, main=work, preload=PRELOAD, limits=limits, requeue=arguments.requeue)

@@ -62,7 +62,7 @@ def write_boxes(
             f"{output} is there already.",
             given="a file",
             expected="none, unless it is to be written over",
-            mend="name another file, or ask to overwrite it",
+            hint="name another file, or ask to overwrite it",
         )
     paths = sorted(folder.glob("*/*.xml"))
     if not paths:
@@ -100,7 +100,7 @@ def read_boxes(path: Path) -> dict[str, tuple[Box, ...]]:
             f"{path} is no list of bounding boxes.",
             given=str(error),
             expected="lines such as n00007846_64193.JPEG,0.0060,0.2620,0.7545,0.9940: left, top, right and bottom",
-            mend="make it by lockstep convert boxes",
+            hint="make it by lockstep convert boxes",
         ) from error
     return boxes
 
@@ -142,5 +142,5 @@ def _no_files(folder: Path) -> DataError:
         f"There are no bounding boxes in {folder}.",
         given="no file SYNSET/NAME.xml",
         expected="a folder for each synset, with a file of XML for each image",
-        mend="name the folder above those of the synsets",
+        hint="name the folder above those of the synsets",
     )

@@ -112,7 +112,7 @@ class _Process(Generic[Task, Event]):
             f"A converting process (pid {self._process.pid}) {end}.",
             given="a process that ended before its shards were written",
             expected="processes that live until their work is done",
-            mend="run the same command again, it goes on; with fewer processes if the system's log shows the "
+            hint="run the same command again, it goes on; with fewer processes if the system's log shows the "
             "out-of-memory killer",
         )
 
@@ -130,7 +130,7 @@ class _Failure:
             "A converting process failed.",
             given=self.trace.splitlines()[-1],
             expected="items that can be converted, or are skipped",
-            mend="the traceback below shows where",
+            hint="the traceback below shows where",
         )
         error.add_note(Lines(f"In a converting process:\n{self.trace}"))
         return error

@@ -182,7 +182,7 @@ def _classes_beside(
             f"{path} is the label map of other classes.",
             given=f"{len(there.labels)} classes there, {len(made.labels)} here, or others of the same number",
             expected="no label map, or one of the same classes and numbers",
-            mend="name another folder, or give a label map that has all classes",
+            hint="name another folder, or give a label map that has all classes",
         )
     yield
     write_label_map(path, made)

@@ -121,5 +121,5 @@ def _of_other_length(source: str, name: str, given: int, expected: int) -> Input
         f"The field {name!r} of {source} does not fit its boxes.",
         given=f"{given} values",
         expected=f"{expected}, one for each box",
-        mend="give every field of objects a value for each of them",
+        hint="give every field of objects a value for each of them",
     )

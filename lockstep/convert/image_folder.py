@@ -110,7 +110,7 @@ def find_sets(folder: Path) -> dict[str, Path]:
             f"{folder} does not hold sets of images.",
             given=", ".join(folders[:10]) or "no folders",
             expected="the folders train, and validation or val, one of them at least",
-            mend="name the folder above them; where it holds the folders of the classes, say which share validates",
+            hint="name the folder above them; where it holds the folders of the classes, say which share validates",
         )
     taken = [name for names in found.values() for name in names]
     if others := [name for name in folders if name not in taken]:
@@ -153,7 +153,7 @@ def _check_alike(folder: Path, readers: Mapping[str, ImageFolder]) -> None:
             f"The sets of images in {folder} have different classes.",
             given=f"in one of them alone: {', '.join(others[:10])}",
             expected="a folder for each class in all of them: its label is its place among them",
-            mend="give a file of labels, or each set the missing folders",
+            hint="give a file of labels, or each set the missing folders",
         )
 
 
@@ -162,5 +162,5 @@ def _too_few(folder: Path, num_images: int, count: int) -> DataError:
         f"{folder} has too few images to draw some for validation.",
         given=f"{num_images} images, {count} of them to be drawn",
         expected="one more than is drawn, or more",
-        mend="draw fewer, or leave the class out by a file of labels",
+        hint="draw fewer, or leave the class out by a file of labels",
     )

@@ -10,7 +10,7 @@ from lockstep.convert.bounding_boxes import read_boxes
 from lockstep.convert.image_folder import find_sets, labelled, shuffled
 from lockstep.convert.imagenet_example import Box, LabelledImage, Synset
 from lockstep.errors import DataError
-from lockstep.listing import few
+from lockstep.listing import shorten
 from lockstep.readers.label_map import read_labels
 
 _ENDING = ".JPEG"
@@ -40,9 +40,9 @@ def imagenet_sets(
     if missing := [name for name in names if name not in texts]:
         raise DataError(
             f"{metadata} lacks names.",
-            given=f"none for {few(missing)}",
+            given=f"none for {shorten(missing)}",
             expected=f"a line for each of the {len(names)} synsets of {synsets}",
-            mend="take the metadata that belong to this list of synsets",
+            hint="take the metadata that belong to this list of synsets",
         )
     boxes_of = read_boxes(boxes) if boxes else {}
     classes = {name: (label, texts[name]) for label, name in enumerate(names, 1)}
@@ -56,9 +56,9 @@ def _images(
     """The images of a set, by synset and name."""
     present = {path.name for path in folder.iterdir() if path.is_dir()}
     if missing := [name for name in classes if name not in present]:
-        _logger.warning("No folder in %s for %s", folder, few(missing))
+        _logger.warning("No folder in %s for %s", folder, shorten(missing))
     if others := sorted(present - {*classes}):
-        _logger.warning("Not converted in %s: %s", folder, few(others))
+        _logger.warning("Not converted in %s: %s", folder, shorten(others))
     images = []
     for synset, (label, text) in classes.items():
         for path in sorted((folder / synset).glob(f"*{_ENDING}")):
@@ -68,7 +68,7 @@ def _images(
             f"There are no images of ImageNet in {folder}.",
             given=f"no file named {_ENDING} in a folder named after one of {len(classes)} synsets",
             expected=f"files such as n01440764/n01440764_10026{_ENDING}",
-            mend="name the folder above train and validation; lockstep convert imagenet-validation sorts the latter",
+            hint="name the folder above train and validation; lockstep convert imagenet-validation sorts the latter",
         )
     return images
 
@@ -85,6 +85,6 @@ def _read_metadata(path: Path) -> dict[str, str]:
             f"{path} does not name synsets.",
             given=str(error),
             expected="lines of a synset, a tab and its name, such as n02119247 and black fox",
-            mend="take the file imagenet_metadata.txt of the TensorFlow reference, or one like it",
+            hint="take the file imagenet_metadata.txt of the TensorFlow reference, or one like it",
         ) from error
     return dict(parts)

@@ -64,7 +64,7 @@ def image_record(folder: Path, image: LabelledImage) -> bytes | Skipped:
             f"{path} cannot be read.",
             given=str(error),
             expected="the image that was there when the folder was listed",
-            mend="put it back; the same command goes on",
+            hint="put it back; the same command goes on",
         ) from error
     try:
         jpeg = colour_jpeg(data, str(path))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import DataError
-from lockstep.listing import few
+from lockstep.listing import shorten
 from lockstep.records.atomic import replacing
 
 if sys.platform != "win32":
@@ -108,7 +108,7 @@ def claim(folder: Path, base: str, names: Sequence[str], made_of: str, *, overwr
     manifest.finished = _still_whole(manifest.finished, names, present, overwrite)
     manifest.write()
     if others := sorted({*present} - {*names}):
-        _logger.warning("Left in %s, and of another conversion: %s", folder, few(others, _MOST_NAMED))
+        _logger.warning("Left in %s, and of another conversion: %s", folder, shorten(others, _MOST_NAMED))
     shard_or_manifest = rf"{re.escape(base)}-\d+-of-\d+|{re.escape(path.name)}"
     for partial in _matching(folder, rf"\.({shard_or_manifest})\.\w{{32}}\.partial").values():
         partial.unlink()
@@ -149,7 +149,7 @@ def held(folder: Path, base: str) -> Iterator[None]:
             f"{folder} cannot be written.",
             given=str(error),
             expected="a folder that may be written",
-            mend="name another folder, or let it be written",
+            hint="name another folder, or let it be written",
         ) from error
     with file:
         if sys.platform != "win32":
@@ -165,7 +165,7 @@ def _lock(descriptor: int, path: Path) -> None:
             f"Shards of this name are being written in {path.parent} already.",
             given=f"{path}, held by another process",
             expected="one conversion at a time",
-            mend="wait for it or stop it, or name another folder",
+            hint="wait for it or stop it, or name another folder",
         ) from None
 
 
@@ -193,7 +193,7 @@ def _read_manifest(path: Path) -> Manifest | None:
             f"{path} does not say which shards are finished.",
             given=f"{type(error).__name__}: {error}",
             expected="what an earlier conversion wrote there",
-            mend="delete it together with the shards beside it, or name another folder",
+            hint="delete it together with the shards beside it, or name another folder",
         ) from error
 
 
@@ -204,8 +204,8 @@ def _matching(folder: Path, pattern: str) -> dict[str, Path]:
 
 def _foreign(folder: Path, names: Sequence[str], given: str) -> DataError:
     return DataError(
-        f"There are shards in {folder} already: {few(names, _MOST_NAMED)}",
+        f"There are shards in {folder} already: {shorten(names, _MOST_NAMED)}",
         given=f"shards that are {given}",
         expected="no shards of this name, or those of the same conversion, which then goes on",
-        mend="name another folder, move them away, or ask to overwrite them",
+        hint="name another folder, move them away, or ask to overwrite them",
     )

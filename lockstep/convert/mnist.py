@@ -95,5 +95,5 @@ def _check_whole(written: Written) -> None:
             f"{written.path} does not hold the records of MNIST.",
             given=f"{found} records",
             expected=f"{written.num_records} records",
-            mend="move it away, and it will be written",
+            hint="move it away, and it will be written",
         )

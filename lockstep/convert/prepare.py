@@ -79,7 +79,7 @@ def _check_apart(paths: Sequence[Path], output: Path) -> None:
                 "Prepared shards cannot be written among those that they are made of.",
                 given=f"the folder {output}, which holds {path.name}",
                 expected="another folder",
-                mend=f"name another one, such as {output / 'prepared'}",
+                hint=f"name another one, such as {output / 'prepared'}",
             )
 
 
@@ -92,5 +92,5 @@ def _base_of(paths: Sequence[Path]) -> str:
         "The shards have no name in common.",
         given=", ".join(sorted(bases)),
         expected="shards of one name, such as train-00000-of-00002 and train-00001-of-00002",
-        mend="say how those that are written are to be called, such as train",
+        hint="say how those that are written are to be called, such as train",
     )

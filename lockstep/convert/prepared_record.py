@@ -52,7 +52,7 @@ class Preparation:
     def __post_init__(self) -> None:
         for name, high in (("short_side", math.inf), ("quality", 101)):
             value = getattr(self, name)
-            check_type(name, value, int, expected="a whole number", mend=f"give {name} as a whole number")
+            check_type(name, value, int, expected="a whole number", hint=f"give {name} as a whole number")
             check_range(name, value, 1, high)
         check_one_of("subsampling", self.subsampling, SUBSAMPLINGS)
 
@@ -107,8 +107,8 @@ def _image_of(features: Features, source: str) -> bytes:
         raise _unfit(source, f"{PREPARED}: {features[PREPARED]!r}", "a record that was not", "prepare the originals")
     others = [name for name in features if name.endswith("/encoded") and name != _IMAGE and any(features[name])]
     if others:
-        mend = "leave that feature out: only the first image would become smaller"
-        raise _unfit(source, f"a second image, {others[0]}", f"{_IMAGE} alone", mend)
+        hint = "leave that feature out: only the first image would become smaller"
+        raise _unfit(source, f"a second image, {others[0]}", f"{_IMAGE} alone", hint)
     match features.get(_IMAGE):
         case [bytes(data)]:
             return data
@@ -169,8 +169,8 @@ def _shrunk_mask(mask: bytes, before: Size, after: Size, source: str) -> bytes:
     except MemoryError:
         raise
     except Exception as error:  # damaged data raises anything
-        mend = "leave the record out, or write it again"
-        raise _unfit(source, f"{type(error).__name__}: {error}", f"a whole PNG in {_MASKS}", mend) from error
+        hint = "leave the record out, or write it again"
+        raise _unfit(source, f"{type(error).__name__}: {error}", f"a whole PNG in {_MASKS}", hint) from error
     raise _unfit(source, f"a mask of {_text(image.size)} pixels", f"{_text(before)}, as its image", _WRITE_AGAIN)
 
 
@@ -188,5 +188,5 @@ def _text(size: Size) -> str:
     return f"{size[0]} x {size[1]}"
 
 
-def _unfit(source: str, given: str, expected: str, mend: str) -> DataError:
-    return DataError(f"{source} cannot be prepared.", given=given, expected=expected, mend=mend)
+def _unfit(source: str, given: str, expected: str, hint: str) -> DataError:
+    return DataError(f"{source} cannot be prepared.", given=given, expected=expected, hint=hint)

@@ -197,14 +197,14 @@ def _write_missing(conversion: _Conversion, manifest: Manifest, settings: Settin
 
 def _check(num_items: int, output: Path, base: str, num_shards: int) -> None:
     check_local(output)
-    check_type("num_shards", num_shards, int, expected="a whole number", mend="give the number of files to write")
+    check_type("num_shards", num_shards, int, expected="a whole number", hint="give the number of files to write")
     check_range("num_shards", num_shards, 1)
     if num_items < num_shards:
         raise InputError(
             f"There are too few items for {num_shards} shards of {base}.",
             given=f"{num_items} items",
             expected="one item or more for each shard",
-            mend="ask for fewer shards" if num_items else "check where the items come from",
+            hint="ask for fewer shards" if num_items else "check where the items come from",
         )
 
 
@@ -219,5 +219,5 @@ def _too_many(skipped: Sequence[Skipped], given: str, expected: str) -> DataErro
         f"Too many items cannot be converted, at last {last.name}.",
         given=f"{given}; {last.name}: {last.reason}",
         expected=expected,
-        mend="repair them, leave them out, or allow more to be skipped: finished shards are kept",
+        hint="repair them, leave them out, or allow more to be skipped: finished shards are kept",
     )

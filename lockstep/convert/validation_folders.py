@@ -53,7 +53,7 @@ def sort_validation(
             f"The images of {folder} cannot be put into {output}.",
             given=str(error),
             expected="folders that may be written; on one disk, to make links",
-            mend="copy them where links cannot be made; what is done stays, and the same call goes on",
+            hint="copy them where links cannot be made; what is done stays, and the same call goes on",
         ) from error
     return len(names)
 
@@ -70,7 +70,7 @@ def _read(labels: Path) -> list[str]:
             f"{labels} does not name the classes of validation images.",
             given=str(error),
             expected="a class a line, the first that of image 1: names of folders, such as n01751748",
-            mend="take imagenet_2012_validation_synset_labels.txt, or a file like it",
+            hint="take imagenet_2012_validation_synset_labels.txt, or a file like it",
         ) from error
     return synsets
 
@@ -84,7 +84,7 @@ def _check_present(folder: Path, names: Sequence[str], targets: Sequence[Path]) 
             f"Validation images are missing in {folder}.",
             given=f"{len(missing)} of {len(names)}, first {missing[0]}",
             expected="an image for each line of the labels",
-            mend="unpack the archive there, all of it",
+            hint="unpack the archive there, all of it",
         )
 
 
@@ -97,7 +97,7 @@ def _is_there(source: Path, target: Path) -> bool:
             f"{target} is another file than {source}.",
             given="a file of this name, with other bytes",
             expected="nothing there, or the same image",
-            mend="name another folder, or move it away",
+            hint="name another folder, or move it away",
         )
     return True
 

@@ -21,7 +21,7 @@ _POOR = 0.6
 _FROM_STORAGE = 0.8
 """Storage matters where the loader falls below this of what it gives from memory."""
 
-_MENDS: Mapping[Limit, tuple[str, ...]] = {
+_HINTS: Mapping[Limit, tuple[str, ...]] = {
     "read": (
         "Files of records, or tar shards, read faster than a file for each example: lockstep convert.",
         "A local disk reads faster than one over a network.",
@@ -100,12 +100,12 @@ def _for_the_step(measured: Measured) -> Iterator[str]:
 def _for_the_input(measured: Measured, slowest: Limit) -> Iterator[str]:
     if measured.in_memory:
         yield "The examples lie in memory, and the training process reads them itself: large batches cost it least."
-        yield from _MENDS[slowest] if slowest != "read" else ()
+        yield from _HINTS[slowest] if slowest != "read" else ()
         return
     if slowest != "handing over":
         yield _more_readers(measured)
         yield from _hindered(measured)
-    yield from _MENDS[slowest]
+    yield from _HINTS[slowest]
     if slowest in ("collate", "handing over") and measured.num_readers and not measured.threads:
         yield f"Threads hand over batches without a copy: --threads {measured.num_readers}."
 

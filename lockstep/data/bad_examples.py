@@ -62,7 +62,7 @@ class NextOfEpoch:
             f"No example can stand in for the bad one at position {position}.",
             given="nothing but bad examples after it in its epoch",
             expected="an example that can be read",
-            mend="check the folder and the kind of its files: most of them cannot be read",
+            hint="check the folder and the kind of its files: most of them cannot be read",
         )
 
     def _following(self, position: int) -> Iterator[int]:
@@ -95,7 +95,7 @@ class LeftOut:
                 "None of the examples can be read.",
                 given=f"{self.size} bad examples",
                 expected="one example at least that can be read",
-                mend="check the folder and the kind of its files",
+                hint="check the folder and the kind of its files",
             )
         indices = np.array(good + [filler] * (len(rows) - len(good)))
         return Rows(indices, indices)
@@ -139,7 +139,7 @@ def check_budget(num_bad: int, budget: int, some: Mapping[str, str]) -> None:
             f"{num_bad} examples cannot be read: more than the budget of {budget}.",
             given="; ".join(f"{name}: {reason}" for name, reason in some.items()),
             expected=f"at most {budget} bad examples",
-            mend="look at the files that the log and quarantine.jsonl name, or raise the budget (bad_budget)",
+            hint="look at the files that the log and quarantine.jsonl name, or raise the budget (bad_budget)",
         )
 
 

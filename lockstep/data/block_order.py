@@ -36,7 +36,7 @@ class BlockShuffled:
 
     def __post_init__(self) -> None:
         for name, value in (("block_size", self.block_size), ("window_blocks", self.window_blocks)):
-            check_type(name, value, int, expected="a whole number", mend=f"give {name} a whole number above 0")
+            check_type(name, value, int, expected="a whole number", hint=f"give {name} a whole number above 0")
             check_range(name, value, 1, math.inf)
 
     def epoch_size(self, size: int) -> int:

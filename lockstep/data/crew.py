@@ -45,14 +45,14 @@ class Crew:
                 "Either processes or threads read ahead.",
                 given=f"num_processes={self.num_processes}, num_threads={self.num_threads}",
                 expected="one of the two",
-                mend="leave num_processes out to have threads",
+                hint="leave num_processes out to have threads",
             )
         if self.num_processes and not hasattr(os, "memfd_create"):
             raise InputError(
                 "Loader processes need Linux.",
                 given=f"num_processes={self.num_processes}",
                 expected="0 on this system, which has no memfd to share batches through",
-                mend="leave num_processes out, and the trainer's own process reads; or give num_threads",
+                hint="leave num_processes out, and the trainer's own process reads; or give num_threads",
             )
 
     def check(self, reader: Reader, augment: Sequence[object]) -> None:
@@ -62,16 +62,16 @@ class Crew:
             InputError: one draws from random generators that all threads share, and threads shall run it; or what
                 shall augment cannot be called.
         """
-        expected, mend = "functions of a batch and its draws", "give values of ls.images, or ls.data.EachExample"
+        expected, hint = "functions of a batch and its draws", "give values of ls.images, or ls.data.EachExample"
         for each in augment:
-            check_type("augment", each, Callable, expected=expected, mend=mend)  # type: ignore[arg-type]
+            check_type("augment", each, Callable, expected=expected, hint=hint)  # type: ignore[arg-type]
         for each in (reader, *augment):
             if self.num_threads and getattr(each, "draws_globally", False):
                 raise InputError(
                     f"{type(each).__name__} may draw from random generators that all threads of a process share.",
                     given=f"num_threads={self.num_threads}",
                     expected="loader processes, in which they can be seeded for each example",
-                    mend="leave num_threads out; or, if it draws nothing, say so (TorchDataset(dataset, draws=False)); "
+                    hint="leave num_threads out; or, if it draws nothing, say so (TorchDataset(dataset, draws=False)); "
                     "or take the draws as an argument (ls.data.EachExample)",
                 )
 

@@ -104,7 +104,7 @@ class Seeded:
                 f"{_name(self.transform)} finds no field {self.field!r}.",
                 given=f"the fields {', '.join(batch)}",
                 expected=f"one called {self.field!r}",
-                mend="name the field: Seeded(transform, field=...)",
+                hint="name the field: Seeded(transform, field=...)",
             )
         with generators_put_back():
             values = [
@@ -138,7 +138,7 @@ def _made(function: Callable[..., Any], position: int, *arguments: Any) -> Any:
             f"{_name(function)} fails for the example at position {position} of the stream.",
             given=f"{type(error).__name__}: {error}",
             expected="an example with its fields",
-            mend="mend the function; `lockstep show` shows what stands at a position",
+            hint="fix the function; `lockstep show` shows what stands at a position",
         ) from error
 
 
@@ -148,7 +148,7 @@ def _examples(batch: Fields) -> Iterator[Fields]:
 
 
 def _check_function(name: str, given: object) -> None:
-    check_type(name, given, Callable, expected="something to call", mend=f"give {name} a function")  # type: ignore[arg-type]
+    check_type(name, given, Callable, expected="something to call", hint=f"give {name} a function")  # type: ignore[arg-type]
 
 
 def _name(function: object) -> str:

@@ -111,7 +111,7 @@ class IterableLoader(Loader):
             "An iterable dataset cannot be evaluated: each example has to be scored once, whoever scores it.",
             given=f"an IterableLoader of {type(self._dataset).__name__}",
             expected="a Loader of examples that have an index",
-            mend="give a map-style dataset: ls.data.Loader(ls.data.TorchDataset(dataset), batch_size=...)",
+            hint="give a map-style dataset: ls.data.Loader(ls.data.TorchDataset(dataset), batch_size=...)",
         )
 
     def _start_anew(self) -> None:
@@ -174,7 +174,7 @@ class _Walk:
                 "An iterable dataset cannot go back.",
                 given=f"item {number} asked for after item {self.next_number - 1}",
                 expected="one loop over the batches of an IterableLoader at a time",
-                mend="close the other one, or give each loop an IterableLoader of its own",
+                hint="close the other one, or give each loop an IterableLoader of its own",
             )
         item = None
         while self.next_number <= number:
@@ -198,24 +198,24 @@ class _Walk:
                 f"{type(self._dataset).__name__} ends without any item.",
                 given=f"nothing where item {self.next_number - 1} was due, at the start of a pass",
                 expected="one item or more, each time that it is walked",
-                mend="check the path or the pattern of its files, and that __iter__ begins from the start",
+                hint="check the path or the pattern of its files, and that __iter__ begins from the start",
             )
         return item
 
 
 def _check_walkable(dataset: object) -> None:
-    mend = "give a dataset whose __iter__ begins anew each time, such as a torch IterableDataset"
+    hint = "give a dataset whose __iter__ begins anew each time, such as a torch IterableDataset"
     if isinstance(dataset, type) or not hasattr(dataset, "__iter__"):
         raise wrong_type(
             "dataset",
             dataset,
             expected="an iterable; for examples by index there is ls.data.Loader(ls.data.TorchDataset(dataset), ...)",
-            mend=mend,
+            hint=hint,
         )
     if isinstance(dataset, Iterator):
         raise InputError(
             f"A {type(dataset).__name__} can be walked only once.",
             given=repr(dataset),
             expected="an iterable that starts again when it has ended",
-            mend=mend,
+            hint=hint,
         )

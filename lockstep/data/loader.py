@@ -90,7 +90,7 @@ class Loader:
                 "The reader holds no examples.",
                 given=f"{reader} of length 0",
                 expected="one example or more",
-                mend="check the path or the pattern of its files",
+                hint="check the path or the pattern of its files",
             )
         self.reader = reader
         self.batch_size = batch_size
@@ -125,13 +125,13 @@ class Loader:
         Raises:
             InputError: no batch of the stream starts there.
         """
-        check_type("position", position, int, expected="a place in the stream", mend="give the position of a batch")
+        check_type("position", position, int, expected="a place in the stream", hint="give the position of a batch")
         if position < 0 or (position - self.position) % self.batch_size:
             raise InputError(
                 f"No batch starts at position {position}.",
                 given=f"position {position}, batches of {self.batch_size}, one of them from {self.position} on",
                 expected="the place of a batch's first example, from 0 on",
-                mend="give the position of the batch as its report names it",
+                hint="give the position of the batch as its report names it",
             )
         self.skipped = sorted({*self.skipped, position})
 
@@ -215,7 +215,7 @@ class Loader:
                         "The stream was set to another place while its batches were used.",
                         given=f"the batch at position {batch.position}, asked for before",
                         expected="batches asked for after resume, rollback or load_state",
-                        mend="begin the loop anew after each of them",
+                        hint="begin the loop anew after each of them",
                     )
                 yield batch
 

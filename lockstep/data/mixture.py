@@ -43,7 +43,7 @@ class Mixture:
     is_exactly_once: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_type("length", self.length, int, expected="a whole number", mend="give the positions of an epoch")
+        check_type("length", self.length, int, expected="a whole number", hint="give the positions of an epoch")
         check_range("length", self.length, 1, _MOST_POSITIONS)
         self._check_weights()
         for name, size in self.sizes.items():
@@ -91,14 +91,14 @@ class Mixture:
                 given,
                 Mapping,
                 expected="a mapping from the names of the sources to numbers",
-                mend='give sizes=reader.sizes of a Concatenated reader, weights={"coco": 3, "voc": 1}',
+                hint='give sizes=reader.sizes of a Concatenated reader, weights={"coco": 3, "voc": 1}',
             )
         if self.weights.keys() != self.sizes.keys() or not self.sizes:
             raise InputError(
                 "The weights are not those of the sources.",
                 given=f"weights of {', '.join(self.weights) or 'nothing'}",
                 expected=f"one for each of {', '.join(self.sizes) or 'one source or more'}",
-                mend="give every source of the Concatenated reader a weight, by its name",
+                hint="give every source of the Concatenated reader a weight, by its name",
             )
         for name, weight in self.weights.items():
             if not 0 < weight < math.inf:
@@ -106,7 +106,7 @@ class Mixture:
                     f"The weight of {name!r} is out of range.",
                     given=f"weights[{name!r}]={weight}",
                     expected="above 0, finite",
-                    mend="give it such a weight, or leave the source out of the Concatenated reader",
+                    hint="give it such a weight, or leave the source out of the Concatenated reader",
                 )
 
     def _too_short(self, name: str) -> InputError:
@@ -115,7 +115,7 @@ class Mixture:
             f"An epoch of the mixture would have no example of {name!r}.",
             given=f"{share:.3g} of a length of {self.length}",
             expected="a length in which every source gets one position or more",
-            mend=f"give a length of {math.ceil(1 / share)} or more, or leave the source out",
+            hint=f"give a length of {math.ceil(1 / share)} or more, or leave the source out",
         )
 
 

@@ -57,5 +57,5 @@ def _unlike(first: str, other: str, expected: str, given: str) -> DataError:
         f"The examples {first} and {other} do not fit into one batch.",
         given=f"{other} has {given}",
         expected=f"{expected}, as {first} has",
-        mend="give all examples the same fields, of the same shapes and dtypes; or lists of what differs",
+        hint="give all examples the same fields, of the same shapes and dtypes; or lists of what differs",
     )

@@ -79,7 +79,7 @@ def order_of(order: Order | str) -> Order:
                 f"There is no order called {order!r}.",
                 given=f"order={order!r}",
                 expected=" or ".join(f'"{name}"' for name in named),
-                mend='use "shuffled" to train and "sequential" to keep the order of the reader',
+                hint='use "shuffled" to train and "sequential" to keep the order of the reader',
             )
         return named[order]
     if isinstance(order, type) or not hasattr(order, "indices"):
@@ -87,6 +87,6 @@ def order_of(order: Order | str) -> Order:
             "order",
             order,
             expected="a name, or an order: it has indices, epoch_size and is_exactly_once",
-            mend='give "shuffled", "sequential", or an order such as BlockShuffled(block_size=32)',
+            hint='give "shuffled", "sequential", or an order such as BlockShuffled(block_size=32)',
         )
     return order

@@ -91,7 +91,7 @@ def _hung(there: Whereabouts, seconds: float) -> WorkerError:
         f"{there.name.capitalize()} hangs: the trainer has waited {seconds:.6g} s for {there.batch}.",
         given=f"it is at {there.example}",
         expected=f"a batch within timeout_seconds={seconds:.6g}",
-        mend="look at that example and the disk it is on: a network disk may not answer; if reading may take so long, "
+        hint="look at that example and the disk it is on: a network disk may not answer; if reading may take so long, "
         "give ls.data.Loader a larger timeout_seconds (a recipe: watch.hang_seconds; 0 waits for ever)",
     )
     error.add_note(Lines(there.stack))

@@ -44,7 +44,7 @@ from lockstep.data.ahead import Job, Result, Timed
 from lockstep.data.patience import Patience, Whereabouts
 from lockstep.data.shared_memory import ReceivedMemories, SentMemories
 from lockstep.errors import LockstepError, WorkerError
-from lockstep.listing import few
+from lockstep.listing import shorten
 from lockstep.now_reading import listen
 from lockstep.parallel.forkserver import status_fields
 from lockstep.screen import Lines
@@ -195,7 +195,7 @@ class _LoaderProcess(Generic[Job, Result]):
 
     def _whereabouts(self) -> Whereabouts:
         job = self.asked[0]
-        example = self._notes.reading or f"one of {few(self._names_of(job))}"
+        example = self._notes.reading or f"one of {shorten(self._names_of(job))}"
         return Whereabouts(self._name, str(job), example, self._stack())
 
     def _stack(self) -> str:
@@ -218,7 +218,7 @@ class _LoaderProcess(Generic[Job, Result]):
             f"{self._name.capitalize()} {end}.",
             given=" ".join(["it was reading", *map(str, job)]) if job else "it was waiting for work",
             expected="loader processes that live as long as the run",
-            mend="when the system's log shows the out-of-memory killer: fewer loader processes, or a smaller batch",
+            hint="when the system's log shows the out-of-memory killer: fewer loader processes, or a smaller batch",
         )
 
 
@@ -262,7 +262,7 @@ class _Failure:
             f"{name.capitalize()} failed.",
             given=self.trace.splitlines()[-1],
             expected="a reader and augmentations that raise nothing but errors of Lockstep",
-            mend="the traceback below shows where; num_processes=0 runs the same in the trainer, under a debugger",
+            hint="the traceback below shows where; num_processes=0 runs the same in the trainer, under a debugger",
         )
         error.add_note(Lines(f"In {name}:\n{self.trace}"))
         return error
@@ -319,6 +319,6 @@ def _portable(error: Exception) -> LockstepError | None:
         copy(error)
     except Exception:  # A class of the user's own, which is not made from our parts: as the one of ours that it is.
         ours = next(each for each in type(error).__mro__ if each.__module__ == LockstepError.__module__)
-        told: LockstepError = ours(error.what, given=error.given, expected=error.expected, mend=error.mend)
+        told: LockstepError = ours(error.what, given=error.given, expected=error.expected, hint=error.hint)
         return told
     return error

@@ -206,7 +206,7 @@ def _without_entries(source: object, given: str) -> DataError:
         f"{name} did not give an entry of each field for each example.",
         given=given,
         expected="a dict of fields with the batch first: tensors, or lists, of its length",
-        mend=f"mend what {name} returns",
+        hint=f"fix what {name} returns",
     )
 
 
@@ -224,5 +224,5 @@ def _unreadable(reader: Reader, indices: Int64s, error: Exception) -> DataError:
         f"Example {names} cannot be read.",
         given=f"{type(error).__name__}: {error}",
         expected=f"an example that {type(reader).__name__} can read",
-        mend="repair it, or leave it out of the data",
+        hint="repair it, or leave it out of the data",
     )

@@ -123,7 +123,7 @@ def check_number_of_examples(name: str, known: int, size: int) -> None:
             f"The {name} are those of another number of examples than the reader has.",
             given=f"{name} of {known} examples",
             expected=f"{size}, one for each example of the reader",
-            mend=f"make the {name} from this very reader: a Subset has not the examples of what it was cut from",
+            hint=f"make the {name} from this very reader: a Subset has not the examples of what it was cut from",
         )
 
 
@@ -136,14 +136,14 @@ def _checked_weights(weights: Values) -> Float64s:
             f"The weight of example {bad[0]} is out of range.",
             given=f"weights[{bad[0]}]={array[bad[0]]}",
             expected="0 or more, finite",
-            mend="give every example a weight in this range",
+            hint="give every example a weight in this range",
         )
     if not array.any():
         raise InputError(
             "All weights are 0, so no example could ever come.",
             given=f"{len(array)} weights of 0",
             expected="one weight or more above 0",
-            mend="give the examples that shall come a weight above 0",
+            hint="give the examples that shall come a weight above 0",
         )
     scaled: Float64s = array.astype(np.float64)
     scaled /= scaled.max()
@@ -162,6 +162,6 @@ def _as_row(name: str, values: Values, *, kinds: str, expected: str) -> npt.NDAr
             f"The {name} are not {expected}.",
             given=f"an array of shape {array.shape} and type {array.dtype}",
             expected=f"shape (examples,), {expected}",
-            mend=f"give the {name} as a list, an array or a tensor of one dimension",
+            hint=f"give the {name} as a list, an array or a tensor of one dimension",
         )
     return array

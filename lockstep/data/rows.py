@@ -105,7 +105,7 @@ def offsets_of(batch_size: int, towers: range, num_towers: int) -> Int64s:
             f"A batch of {batch_size} examples cannot be cut into {num_towers} equal parts.",
             given=f"batch size {batch_size}, {num_towers} towers",
             expected="a batch size that divides by the number of towers",
-            mend=f"use a batch size of {near}, or another number of towers",
+            hint=f"use a batch size of {near}, or another number of towers",
         )
     share = batch_size // num_towers
     return (np.asarray(towers, dtype=np.int64)[:, None] * share + np.arange(share)).ravel()

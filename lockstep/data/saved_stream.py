@@ -30,14 +30,14 @@ def check_same_stream(saved: Mapping[str, Any], here: Mapping[str, Any], *, acce
                 f"The saved stream had another {name}.",
                 given="; ".join([f"{name} {here[name]}", *changed]),
                 expected=f"{name} {saved[name]}, as it was saved at position {saved['position']}",
-                mend="resume with the seed and the examples that the run began with, or start a new run",
+                hint="resume with the seed and the examples that the run began with, or start a new run",
             )
     if changed and not accept_data_change:
         raise InputError(
             "The training data is not what it was when the run was saved.",
             given="; ".join(changed),
             expected=f"the data of the run, as it was at position {saved['position']}",
-            mend="put the data back as it was, or start a new run; to go on with the data as it is now, give "
+            hint="put the data back as it was, or start a new run; to go on with the data as it is now, give "
             "accept_data_change=True (lockstep train: --accept-data-change)",
         )
     return changed

@@ -112,7 +112,7 @@ def examples(
             "There are no examples to show.",
             given=f"{type(reader).__name__} of length 0",
             expected="one example or more",
-            mend="check the path or the pattern of the files",
+            hint="check the path or the pattern of the files",
         )
     epochs = np.arange(num_draws) * order.epoch_size(len(reader))
     for position in positions:
@@ -205,7 +205,7 @@ def _pixels(fields: Fields) -> Tensor:
         f"There is no image to show in the field {_IMAGE!r}.",
         given=f"{_IMAGE!r} is {kind_of(fields, _IMAGE)}; the fields are {', '.join(fields)}",
         expected="encoded images, or uint8 of shape (batch, 1 or 3, height, width)",
-        mend="show data with images, augmented by what leaves them in whole numbers from 0 to 255",
+        hint="show data with images, augmented by what leaves them in whole numbers from 0 to 255",
     )
 
 

@@ -27,7 +27,7 @@ import torch
 
 from lockstep.data.ahead import Job, Result, Timed, timed
 from lockstep.data.patience import Patience, Whereabouts
-from lockstep.listing import few
+from lockstep.listing import shorten
 from lockstep.now_reading import listen
 
 _logger = logging.getLogger("lockstep")
@@ -115,7 +115,7 @@ class _LoaderThreads(Generic[Job, Result]):
         return Whereabouts(
             thread.name,
             str(task.job),
-            thread.reading or f"one of {few(self._names_of(task.job))}",
+            thread.reading or f"one of {shorten(self._names_of(task.job))}",
             f"Stack (most recent call last):\n{trace}",
         )
 

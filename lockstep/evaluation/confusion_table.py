@@ -30,7 +30,7 @@ def confusion_csv(counts: Tensor | Sequence[Sequence[int]], names: ClassNames = 
             "These counts are no confusion matrix.",
             given=f"{len(rows)} rows, of which not all are of {len(rows)} numbers",
             expected="as many numbers in each row as there are rows",
-            mend="give what ConfusionMatrix.compute returns",
+            hint="give what ConfusionMatrix.compute returns",
         )
     classes = [class_name(names, label) for label in range(len(rows))]
     return "".join(map(_line, [[_CORNER, *classes], *([name, *row] for name, row in zip(classes, rows, strict=True))]))

@@ -211,7 +211,7 @@ def _all_dropped(loader: Loader, size: int) -> InputError:
         "There is no full micro-batch to score.",
         given=f"{len(loader.reader)} examples, micro-batches of {size}, the last one dropped",
         expected="one full micro-batch or more",
-        mend="lower the micro-batch, or keep the last one (drop_last=False)",
+        hint="lower the micro-batch, or keep the last one (drop_last=False)",
     )
 
 

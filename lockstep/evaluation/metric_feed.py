@@ -47,7 +47,7 @@ class MetricFeed:
                 metric,
                 Metric,
                 expected="a value with the methods reset, update and compute",
-                mend="give a metric such as ls.metrics.ConfusionMatrix(10), or one of torchmetrics",
+                hint="give a metric such as ls.metrics.ConfusionMatrix(10), or one of torchmetrics",
             )
             metric.reset()
         if metrics:
@@ -146,7 +146,7 @@ def _telling(name: str, what: str) -> Iterator[None]:
             f"The metric {name!r} could not {what}.",
             given=f"{type(error).__name__}: {error}",
             expected="a metric that takes what the score function returns under its name",
-            mend="mend the metric, or the tuple that the score function returns for it",
+            hint="fix the metric, or the tuple that the score function returns for it",
         ) from error
 
 

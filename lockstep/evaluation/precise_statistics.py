@@ -37,7 +37,7 @@ class PreciseStatistics:
     """Of the first batch in the loader's stream."""
 
     def __post_init__(self) -> None:
-        check_type("loader", self.loader, Loader, expected="a Loader", mend="give the loader of the training examples")
+        check_type("loader", self.loader, Loader, expected="a Loader", hint="give the loader of the training examples")
         check_range("num_batches", self.num_batches, 1)
         check_range("position", self.position, 0)
 
@@ -99,7 +99,7 @@ class _Means(BatchNormMode):
                 "There are no batch-norm statistics to compute afresh.",
                 given="a model whose score runs no batch norm that keeps statistics and is in training mode",
                 expected="batch norm with running statistics",
-                mend="leave the statistics out, or call model.train() first",
+                hint="leave the statistics out, or call model.train() first",
             )
         for total in self._sums.values():
             total.commit()

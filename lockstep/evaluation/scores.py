@@ -38,7 +38,7 @@ def checked(returned: object, metrics: Collection[str], size: int) -> Scores:
             "The score function returned no named scores.",
             given=repr(returned)[:200],
             expected="a dict of named tensors of shape (batch,)",
-            mend='return {"top1": ls.metrics.in_top_k(logits, labels)}',
+            hint='return {"top1": ls.metrics.in_top_k(logits, labels)}',
         )
     averaged, rows = {}, {}
     for name, value in returned.items():
@@ -51,7 +51,7 @@ def checked(returned: object, metrics: Collection[str], size: int) -> Scores:
             f"The score function returned nothing for the metric {missing[0]!r}.",
             given=", ".join(map(repr, returned)),
             expected=f"{missing[0]!r} too: the tuple of what its update takes",
-            mend=f'return {{..., "{missing[0]}": (logits, labels)}}, or leave the metric out',
+            hint=f'return {{..., "{missing[0]}": (logits, labels)}}, or leave the metric out',
         )
     return Scores(averaged, rows)
 
@@ -76,7 +76,7 @@ def summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
                 "The score function returned other scores for one micro-batch than for another.",
                 given=f"{', '.join(map(repr, names))}; {', '.join(map(repr, part))}",
                 expected="the same names each time",
-                mend="return every score for every batch",
+                hint="return every score for every batch",
             )
     return {name: _sum([part[name] for part in parts]) for name in names}
 
@@ -94,7 +94,7 @@ def _checked_score(name: str, values: object, size: int) -> Tensor:
         f"The score {name!r} is not one number an example.",
         given=_kind(values),
         expected=f"shape ({size},)",
-        mend="return a value for each example of the batch, unreduced: padding cannot count then",
+        hint="return a value for each example of the batch, unreduced: padding cannot count then",
     )
 
 
@@ -104,7 +104,7 @@ def _checked_rows(name: str, value: object, metrics: Collection[str], size: int)
             f"The score function returned a tuple under {name!r}, which is no metric.",
             given=f"the metrics {', '.join(map(repr, metrics))}" if metrics else "no metrics",
             expected=f"a tensor of shape ({size},), or the name of a metric",
-            mend=f'give the metric that takes it: evaluate(..., metrics={{"{name}": metric}})',
+            hint=f'give the metric that takes it: evaluate(..., metrics={{"{name}": metric}})',
         )
     columns = value if isinstance(value, tuple) else ()
     wrong = [each for each in columns if not (isinstance(each, Tensor) and each.shape[:1] == (size,))]
@@ -113,7 +113,7 @@ def _checked_rows(name: str, value: object, metrics: Collection[str], size: int)
             f"The metric {name!r} cannot be given what the score function returned for it.",
             given=_kind(wrong[0]) if wrong else _kind(value),
             expected=f"a tuple of tensors with the batch first: shape ({size}, ...)",
-            mend=f'return {{"{name}": (logits, labels)}}, unreduced: padding must not count',
+            hint=f'return {{"{name}": (logits, labels)}}, unreduced: padding must not count',
         )
     return columns
 

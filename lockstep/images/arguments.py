@@ -31,13 +31,13 @@ def pair_of(name: str, bounds: tuple[Any, Any]) -> tuple[Any, Any]:
     Raises:
         InputError: these are not two numbers; the argument is named.
     """
-    check_all(name, bounds, (int, float), mend=f"give {name}=(least, most)")
+    check_all(name, bounds, (int, float), hint=f"give {name}=(least, most)")
     if len(bounds) != 2:
         raise InputError(
             f"{name} is out of range.",
             given=f"{name}={bounds}",
             expected="two numbers",
-            mend=f"give {name}=(least, most)",
+            hint=f"give {name}=(least, most)",
         )
     return bounds
 
@@ -55,7 +55,7 @@ def check_bounds(name: str, bounds: tuple[float, float], most: float = math.inf)
             f"{name} is out of range.",
             given=f"{name}={bounds}",
             expected=f"0 < least <= most{limit}",
-            mend=f"give {name} within these bounds",
+            hint=f"give {name} within these bounds",
         )
 
 
@@ -75,7 +75,7 @@ def check_no_places(batch: dict[str, Any], moved_by: object, taken: str | None =
             f"{name} would leave {', '.join(wrong)} where they are, and move the images.",
             given=f"a batch of {', '.join(batch)}",
             expected=f"no places of objects on the images, none of {', '.join(PLACES)}",
-            mend=f"read the fields wanted alone: ls.data.OnlyFields(reader, [{', '.join(kept)}])",
+            hint=f"read the fields wanted alone: ls.data.OnlyFields(reader, [{', '.join(kept)}])",
         )
 
 
@@ -98,7 +98,7 @@ def colour_images(batch: dict[str, Any], field: str, wanted_by: object) -> Tenso
         f"{name} finds no decoded images in the field {field!r}.",
         given=f"{field!r} is {kind_of(batch, field)}; the fields are {', '.join(batch)}",
         expected="a uint8 tensor of shape (batch, 3, height, width)",
-        mend=f"crop or resize encoded images first, or name their field: {name}(..., field=...)",
+        hint=f"crop or resize encoded images first, or name their field: {name}(..., field=...)",
     )
 
 

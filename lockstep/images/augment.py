@@ -58,13 +58,13 @@ class RandomShift:
     field: str = "image"
 
     def __post_init__(self) -> None:
-        check_type("pixels", self.pixels, int, expected="a whole number above 0", mend="give pixels as a whole number")
+        check_type("pixels", self.pixels, int, expected="a whole number above 0", hint="give pixels as a whole number")
         if self.pixels < 1:
             raise InputError(
                 f"A shift by up to {self.pixels} pixels shifts nothing.",
                 given=f"pixels={self.pixels}",
                 expected="a whole number above 0",
-                mend="give the largest shift in pixels, or leave the augmentation out",
+                hint="give the largest shift in pixels, or leave the augmentation out",
             )
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
@@ -96,5 +96,5 @@ class RandomShift:
             f"RandomShift finds no images in the field {self.field!r}.",
             given=f"{self.field!r} is {found if self.field in batch else 'missing'}; the fields are {', '.join(batch)}",
             expected="a tensor of shape (batch, channels, height, width)",
-            mend="name the field of the images: RandomShift(pixels, field=...)",
+            hint="name the field of the images: RandomShift(pixels, field=...)",
         )

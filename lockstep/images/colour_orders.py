@@ -78,7 +78,7 @@ def check_colours(
     Raises:
         InputError: the shapes do not fit, an order names no operation, or is shorter than another.
     """
-    check_all("orders", orders, tuple, mend="give tuples of names of operations")
+    check_all("orders", orders, tuple, hint="give tuples of names of operations")
     for name in (name for order in orders for name in order):
         check_one_of("an operation", name, [*operations])
     if len({len(order) for order in orders}) != 1:
@@ -86,7 +86,7 @@ def check_colours(
             "These orders cannot be chosen from.",
             given=f"orders={orders}",
             expected="one order or more, all with as many operations",
-            mend="leave out the orders that are shorter, or give them another operation",
+            hint="leave out the orders that are shorter, or give them another operation",
         )
     columns = len(operations) + 1
     known = images.dtype == torch.uint8 or images.is_floating_point()
@@ -95,5 +95,5 @@ def check_colours(
             "These images cannot be coloured by these numbers.",
             given=f"images of {images.dtype} and shape {tuple(images.shape)}, numbers of shape {tuple(numbers.shape)}",
             expected=f"images of shape (batch, 3, height, width), uint8 or floats; numbers of shape (batch, {columns})",
-            mend=f"add {drawn_by} to the augmentations, and pass the field that it names",
+            hint=f"add {drawn_by} to the augmentations, and pass the field that it names",
         )

@@ -107,7 +107,7 @@ class DistortedCrop:
                 f"DistortedCrop finds no boxes in the field {self.boxes_field!r}.",
                 given=f"{self.boxes_field!r} is {kind_of(batch, self.boxes_field)}; the fields are {', '.join(batch)}",
                 expected="a list with a tensor of shape (boxes, 4) for each image",
-                mend="name the field of the boxes: boxes_field=..., or leave it out",
+                hint="name the field of the boxes: boxes_field=..., or leave it out",
             )
         return [each if len(each) else whole for each in boxes]
 
@@ -234,7 +234,7 @@ def encoded_images(batch: Fields, field: str, wanted_by: object) -> list[Encoded
         f"{name} finds no encoded images in the field {field!r}.",
         given=f"{field!r} is {kind_of(batch, field)}; the fields are {', '.join(batch)}",
         expected="a list of encoded images, as ImageFolder reads them",
-        mend=f"name their field: {name}(..., field=...); let one augmentation alone decode them",
+        hint=f"name their field: {name}(..., field=...); let one augmentation alone decode them",
     )
 
 
@@ -262,7 +262,7 @@ def _objects(boxes: Sequence[Tensor], images: Sequence[EncodedImage], height: In
             f"A box does not lie within {images[owner[wrong]].source}.",
             given=f"top, left, bottom and right {', '.join(f'{share:g}' for share in shares[wrong])}",
             expected="shares of its height and width, from 0 to 1",
-            mend="divide pixels by the size of the image, clip the boxes, or leave them out",
+            hint="divide pixels by the size of the image, clip the boxes, or leave them out",
         )
     sides = np.stack([height, width, height, width], axis=1)[owner]
     return Objects(owner, *(shares * sides.astype(np.float32)).astype(np.int64).T)

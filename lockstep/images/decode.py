@@ -77,7 +77,7 @@ class Decoding:
                 f"{self.decoder} cannot be used.",
                 given=problem,
                 expected=expected,
-                mend='install it, or leave the decoder at "auto"',
+                hint='install it, or leave the decoder at "auto"',
             )
 
     @property
@@ -141,7 +141,7 @@ class Decoding:
                 f"{source} is too large to be decoded.",
                 given=f"a header that announces {width} x {height} pixels, in {len(data)} bytes",
                 expected=f"at most {self.max_pixels} pixels",
-                mend="leave it out; if it is what it says, shrink it, or decode with a larger max_pixels",
+                hint="leave it out; if it is what it says, shrink it, or decode with a larger max_pixels",
             )
         return header
 
@@ -214,7 +214,7 @@ def _within(region: Region | None, size: tuple[int, int], source: str) -> Region
             f"A region does not lie within {source}.",
             given=f"{rows} x {columns} pixels from row {top} and column {left} on",
             expected=f"one pixel or more, within {height} rows and {width} columns",
-            mend="clip the region to the image",
+            hint="clip the region to the image",
         )
     return region
 
@@ -283,7 +283,7 @@ def _naming(source: str) -> Iterator[None]:
             f"{source} cannot be decoded.",
             given=reason,
             expected=f"a whole image, in {pillow.FORMATS}",
-            mend="copy, repair or convert the file, or leave it out of the data",
+            hint="copy, repair or convert the file, or leave it out of the data",
         ) from error
 
 

@@ -82,7 +82,7 @@ def draw_marks(image: Tensor, marks: Marks) -> Tensor:
             "Nothing can be drawn onto this image.",
             given=f"a tensor of shape {tuple(image.shape)}, {image.dtype}",
             expected="uint8 of shape (3, height, width)",
-            mend="bring its values to 0 to 255, and give one image of three channels",
+            hint="bring its values to 0 to 255, and give one image of three channels",
         )
     height, width = image.shape[1:]
     numbers = map(str, count(1)) if marks.windows is not None and len(marks.windows) > 1 else repeat("")

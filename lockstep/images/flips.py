@@ -55,5 +55,5 @@ class HorizontalFlip:
             f"HorizontalFlip finds no images in the field {self.field!r}.",
             given=f"{self.field!r} is {found}; the fields are {', '.join(batch)}",
             expected="a tensor of shape (batch, channels, height, width)",
-            mend="crop or resize encoded images first, or name the field: HorizontalFlip(field=...)",
+            hint="crop or resize encoded images first, or name the field: HorizontalFlip(field=...)",
         )

@@ -68,7 +68,7 @@ def greyed(images: Tensor, chosen: Tensor) -> Tensor:
             given=f"images of {images.dtype} and shape {tuple(images.shape)}, a choice of {chosen.dtype} and shape "
             f"{tuple(chosen.shape)}",
             expected="images of shape (batch, 3, height, width), uint8 or floats; bools of shape (batch,)",
-            mend="add GreyDraws to the augmentations, and pass the field that it names",
+            hint="add GreyDraws to the augmentations, and pass the field that it names",
         )
     values = as_floats(images)
     return torch.where(chosen[:, None, None, None], grey(values), values)

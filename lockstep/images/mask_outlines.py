@@ -65,7 +65,7 @@ class MaskOutlines:
                     f"The mask of object {index} on {self.source} cannot be drawn.",
                     given=str(error),
                     expected=f"an outline within {self.height} rows and {self.width} columns",
-                    mend="repair its segmentation, or leave the object out",
+                    hint="repair its segmentation, or leave the object out",
                 ) from error
         return torch.from_numpy(masks).view(len(self), self.width, self.height).transpose(1, 2)
 

@@ -27,7 +27,7 @@ def check_memory(count: int, height: int, width: int, source: str) -> None:
             f"The masks of {source.removesuffix(',')} are too large to be decoded.",
             given=f"{count} masks of {width} x {height} pixels: {count * height * width} bytes",
             expected=f"at most {_MOST_BYTES} bytes, one for each pixel of each mask",
-            mend="leave it out, or cut the image into smaller ones",
+            hint="leave it out, or cut the image into smaller ones",
         )
 
 
@@ -75,7 +75,7 @@ class PngMasks:
                 f"{source} has not the size of its image.",
                 given=f"a header that announces {width} x {height} pixels",
                 expected=f"{self.width} x {self.height} pixels",
-                mend="write masks of the whole image",
+                hint="write masks of the whole image",
             )
 
 

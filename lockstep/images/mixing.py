@@ -56,7 +56,7 @@ class MixDraws:
                 "Nothing is mixed.",
                 given="mixup=0, cutmix=0",
                 expected="one of them above 0",
-                mend="give the alpha of one or of both, or leave the augmentation out",
+                hint="give the alpha of one or of both, or leave the augmentation out",
             )
 
     @property
@@ -76,7 +76,7 @@ class MixDraws:
                 f"MixDraws finds no decoded images in the field {self.field!r}.",
                 given=f"{self.field!r} is {kind_of(batch, self.field)}; the fields are {', '.join(batch)}",
                 expected="a tensor of shape (batch, channels, height, width)",
-                mend="crop or resize encoded images first, or name their field: MixDraws(..., field=...)",
+                hint="crop or resize encoded images first, or name their field: MixDraws(..., field=...)",
             )
         is_mixed = draws.uniform(f"{self.into} p") < self.p
         is_cut = draws.uniform(f"{self.into} which") < (0.0 if not self.cutmix else 0.5 if self.mixup else 1.0)
@@ -151,7 +151,7 @@ def _check(images: Tensor, labels: Tensor, numbers: Tensor, num_classes: int) ->
             f"{tuple(labels.shape)}, numbers of shape {tuple(numbers.shape)}",
             expected="images of shape (batch, channels, height, width), uint8 or floats; whole numbers of shape "
             "(batch,); numbers of shape (batch, 5)",
-            mend="add MixDraws to the augmentations, and pass the field that it names",
+            hint="add MixDraws to the augmentations, and pass the field that it names",
         )
     # Elsewhere a look at the labels would have to wait for the device.
     if labels.device.type == "cpu" and ((labels < 0) | (labels >= num_classes)).any():
@@ -159,5 +159,5 @@ def _check(images: Tensor, labels: Tensor, numbers: Tensor, num_classes: int) ->
             "A label is not the number of a class.",
             given=f"labels from {int(labels.min())} to {int(labels.max())}",
             expected=f"whole numbers from 0 to {num_classes - 1}: there are {num_classes} classes",
-            mend="number the classes from 0, or give num_classes as many as there are",
+            hint="number the classes from 0, or give num_classes as many as there are",
         )

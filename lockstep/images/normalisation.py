@@ -30,17 +30,17 @@ def normalised(
     Raises:
         InputError: there are not as many numbers as channels, or a deviation is not above 0.
     """
-    check_all("mean", mean, (int, float), mend="give mean=(...) with one number for each channel")
-    check_all("std", std, (int, float), mend="give std=(...) with one number for each channel")
+    check_all("mean", mean, (int, float), hint="give mean=(...) with one number for each channel")
+    check_all("std", std, (int, float), hint="give std=(...) with one number for each channel")
     if not images.ndim == 4 or not images.shape[1] == len(mean) == len(std):
         raise InputError(
             "These images cannot be normalised by these numbers.",
             given=f"images of shape {tuple(images.shape)}, {len(mean)} means, {len(std)} deviations",
             expected="images of shape (batch, channels, height, width), a mean and a deviation for each channel",
-            mend="give mean=(...) and std=(...) with one number for each channel",
+            hint="give mean=(...) and std=(...) with one number for each channel",
         )
     for each in std:
-        check_positive("std", each, mend="give the standard deviation of each channel")
+        check_positive("std", each, hint="give the standard deviation of each channel")
     # Numbers, not a tensor of them: nothing has to be copied to the device.
     channels = as_floats(images).unbind(1)
     return torch.stack([(channel - m) / s for channel, m, s in zip(channels, mean, std, strict=True)], dim=1)
@@ -64,7 +64,7 @@ def standardised(images: Tensor) -> Tensor:
             "These images cannot be standardised.",
             given=f"{images.dtype} of shape {tuple(images.shape)}",
             expected="uint8 or floats of shape (batch, ...)",
-            mend="convert whole numbers to floats; give a single image as a batch of one",
+            hint="convert whole numbers to floats; give a single image as a batch of one",
         )
     # Row by row: the same for an image alone, in a batch, and for any number of threads.
     values = images.float().reshape(len(images), math.prod(images.shape[1:-1]), images.shape[-1])

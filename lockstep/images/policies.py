@@ -99,7 +99,7 @@ class RandAugment:
                 "magnitude is out of range.",
                 given=f"magnitude={self.magnitude}, num_bins={self.num_bins}",
                 expected=f"a whole number from 0 to {self.num_bins - 1}",
-                mend="give a lower magnitude, or more bins",
+                hint="give a lower magnitude, or more bins",
             )
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:

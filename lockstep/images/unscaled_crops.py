@@ -100,7 +100,7 @@ class RandomCrop:
             f"{_name(images[row])} is too small to be cropped.",
             given=f"{height} rows and {width} columns, with {self.padding} more at each side",
             expected=f"{self.size} rows and columns or more",
-            mend="ask for a smaller size or more padding, or use CropOrPad",
+            hint="ask for a smaller size or more padding, or use CropOrPad",
         )
 
 
@@ -134,7 +134,7 @@ class ShortSideCrop:
                 "short_side is out of range.",
                 given=f"short_side={self.short_side}, size={self.size}",
                 expected="size <= least <= most",
-                mend="give short_side=(least, most), neither below the size of the result",
+                hint="give short_side=(least, most), neither below the size of the result",
             )
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
@@ -167,7 +167,7 @@ class ShortSideCrop:
                     f"{_name(image)} is too thin to be resized by its short side.",
                     given=f"{height} rows and {width} columns, for a short side of {side} pixels",
                     expected=f"at most {most} pixels once it is resized",
-                    mend="leave it out of the data, or use Resize or RandomResizedCrop",
+                    hint="leave it out of the data, or use Resize or RandomResizedCrop",
                 )
 
     def _crop(self, image: EncodedImage | Tensor, height: int, width: int, top: int, left: int) -> Tensor:

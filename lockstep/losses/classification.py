@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lockstep.checks import check_range
 from lockstep.errors import InputError
-from lockstep.listing import few
+from lockstep.listing import shorten
 from lockstep.losses.weighting import Reduction, Weights, paired, weighted_loss, widened
 
 # Torch drops the labels of one class from the loss, -100 unless told otherwise; no label is meant to be dropped here.
@@ -48,7 +48,7 @@ def softmax_cross_entropy(
             given=f"logits of shape {tuple(logits.shape)}, labels of shape {tuple(labels.shape)}, {labels.dtype}",
             expected="logits of shape (batch, classes), labels of shape (batch,), whole numbers; "
             "or probabilities of shape (batch, classes), floating point",
-            mend="give each example one class number (of one-hot labels, labels.argmax(1))",
+            hint="give each example one class number (of one-hot labels, labels.argmax(1))",
         )
     check_range("label_smoothing", label_smoothing, 0.0, 1.0)
     logits = widened(logits)
@@ -73,9 +73,9 @@ def _out_of_range(logits: Tensor, labels: Tensor) -> InputError:
     wrong = [f"{label} (example {i})" for i, label in enumerate(labels.tolist()) if not 0 <= label < classes]
     return InputError(
         "A label is not the number of a class.",
-        given=few(wrong, 8),
+        given=shorten(wrong, 8),
         expected=f"whole numbers from 0 to {classes - 1}: the logits have {classes} classes",
-        mend="number the classes from 0, or give the model as many outputs as there are classes",
+        hint="number the classes from 0, or give the model as many outputs as there are classes",
     )
 
 

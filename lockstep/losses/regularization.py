@@ -40,7 +40,7 @@ class Regularizer(ABC):
                 "This weight makes no penalty.",
                 given=f"weight={self.weight}",
                 expected="a finite number above 0",
-                mend="give a weight such as 4e-5, or leave the regularisation out",
+                hint="give a weight such as 4e-5, or leave the regularisation out",
             )
 
     def __call__(self, model: nn.Module) -> Tensor:
@@ -76,7 +76,7 @@ class Regularizer(ABC):
                 f"{kind} has no parameter to penalise.",
                 given=f"pattern={self.pattern!r}, parameters {', '.join(map(repr, list(parameters)[:8]))}",
                 expected="a trained parameter of two or more dimensions, or one that a pattern matches",
-                mend=f"name what is meant, as in {kind}({self.weight}, r'weight$'), or leave it out",
+                hint=f"name what is meant, as in {kind}({self.weight}, r'weight$'), or leave it out",
             )
         return chosen
 

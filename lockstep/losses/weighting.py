@@ -62,7 +62,7 @@ def _fitted(weights: Tensor, losses: Tensor) -> Tensor:
             "The weights do not fit the losses.",
             given=f"weights of shape {tuple(weights.shape)}, losses of shape {tuple(losses.shape)}",
             expected="a number, one weight an example, shape (batch,), or one an element",
-            mend="give the weights the first dimensions of the losses, each of the same size or 1",
+            hint="give the weights the first dimensions of the losses, each of the same size or 1",
         )
     return weights.reshape(*shape, *[1] * (losses.ndim - len(shape))).to(losses.dtype)
 
@@ -73,14 +73,14 @@ def _number(weights: object) -> float:
             "weights",
             weights,
             expected="a number or a tensor",
-            mend="leave the weights out where all are 1, and give them as a tensor where they differ",
+            hint="leave the weights out where all are 1, and give them as a tensor where they differ",
         )
     if not math.isfinite(weights):
         raise InputError(
             "weights cannot scale a loss.",
             given=f"weights={weights}",
             expected="a finite number",
-            mend="give a weight such as 1.0, or a tensor with one an example",
+            hint="give a weight such as 1.0, or a tensor with one an example",
         )
     return float(weights)
 
@@ -96,7 +96,7 @@ def paired(predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
             "Labels are compared with predictions one by one, and these do not pair up.",
             given=f"predictions of shape {tuple(predictions.shape)}, labels of shape {tuple(labels.shape)}",
             expected="two tensors of the same shape",
-            mend="reshape one of them, as in labels.view_as(predictions) or predictions.squeeze(1)",
+            hint="reshape one of them, as in labels.view_as(predictions) or predictions.squeeze(1)",
         )
     predictions = widened(predictions)
     return predictions, labels.to(predictions.dtype)

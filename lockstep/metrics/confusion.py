@@ -63,7 +63,7 @@ class ConfusionMatrix:
                 f"A {what} is none of the {self.num_classes} classes.",
                 given=f"{int(classes[row])} in row {row}",
                 expected=f"0 to {self.num_classes - 1}",
-                mend="count the classes as the network does, a background class included, and check the labels",
+                hint="count the classes as the network does, a background class included, and check the labels",
             )
 
 
@@ -74,7 +74,7 @@ def _check_shapes(predicted: Tensor, labels: Tensor) -> None:
             given=f"predictions of shape {tuple(predicted.shape)}, {predicted.dtype}; "
             f"labels of shape {tuple(labels.shape)}, {labels.dtype}",
             expected="both of shape (batch,), whole numbers",
-            mend="give one class an example (of logits, logits.argmax(1))",
+            hint="give one class an example (of logits, logits.argmax(1))",
         )
 
 

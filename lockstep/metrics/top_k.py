@@ -35,12 +35,12 @@ def _check(logits: Tensor, labels: Tensor, k: int) -> None:
             "Top k cannot compare these logits and labels.",
             given=f"logits of shape {tuple(logits.shape)}, labels of shape {tuple(labels.shape)}, {labels.dtype}",
             expected="logits of shape (batch, classes), labels of shape (batch,), whole numbers",
-            mend="give each example one class number (of one-hot labels, labels.argmax(1))",
+            hint="give each example one class number (of one-hot labels, labels.argmax(1))",
         )
     if k < 1:
         raise InputError(
             f"No class can be among the top {k}.",
             given=f"k={k}",
             expected="1 or more",
-            mend="give k=1 for accuracy, k=5 for the usual second figure",
+            hint="give k=1 for accuracy, k=5 for the usual second figure",
         )

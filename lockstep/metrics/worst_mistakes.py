@@ -61,7 +61,7 @@ class WorstMistakes:
                 "Mistakes are found among examples, one number of each kind an example.",
                 given=f"shapes {', '.join(str(tuple(column.shape)) for column in columns)}",
                 expected="losses, predicted classes, labels and indices, each of shape (batch,)",
-                mend='give losses unreduced (reduction="none"), and of logits, logits.argmax(1)',
+                hint='give losses unreduced (reduction="none"), and of logits, logits.argmax(1)',
             )
         losses, predicted, labels, indices = (column.cpu() for column in columns)
         wrong = predicted != labels

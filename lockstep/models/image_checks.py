@@ -32,11 +32,11 @@ def check_images(net: str, images: Tensor, *, channels: int, smallest: int, larg
         f"{net} cannot use these images.",
         given=f"shape {tuple(images.shape)}, {images.dtype}",
         expected=f"shape {wanted}{least}, floating point",
-        mend=_mend(fit, images, smallest),
+        hint=_hint(fit, images, smallest),
     )
 
 
-def _mend(fit: bool, images: Tensor, smallest: int) -> str:
+def _hint(fit: bool, images: Tensor, smallest: int) -> str:
     if not fit:
         return "put the channels second, as images.permute(0, 3, 1, 2) does, and give as many as the net has"
     if not images.is_floating_point():

@@ -60,10 +60,10 @@ class InceptionV3:
     def __post_init__(self) -> None:
         check_whole("num_classes", self.num_classes, least=1)
         check_range("dropout", self.dropout, 0, 1)
-        check_open_unit("batch_norm_decay", self.batch_norm_decay, mend="write batch_norm_decay=0.9997")
-        check_positive("batch_norm_epsilon", self.batch_norm_epsilon, mend="write batch_norm_epsilon=0.001")
+        check_open_unit("batch_norm_decay", self.batch_norm_decay, hint="write batch_norm_decay=0.9997")
+        check_positive("batch_norm_epsilon", self.batch_norm_epsilon, hint="write batch_norm_epsilon=0.001")
         check_positive(
-            "depth_multiplier", self.depth_multiplier, mend="write depth_multiplier=0.5 for half the channels"
+            "depth_multiplier", self.depth_multiplier, hint="write depth_multiplier=0.5 for half the channels"
         )
         for name in ("batch_norm_epsilon", "depth_multiplier"):
             check_range(name, getattr(self, name), 0)  # finite

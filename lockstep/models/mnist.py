@@ -102,5 +102,5 @@ def _check(images: Tensor) -> None:
         "The MNIST net cannot use these images.",
         given=f"shape {tuple(images.shape)}, {images.dtype}",
         expected="shape (batch, 1, 28, 28), floating point, values from -0.5 to 0.5",
-        mend="give grey images with a channel axis, as image / 255 - 0.5",
+        hint="give grey images with a channel axis, as image / 255 - 0.5",
     )

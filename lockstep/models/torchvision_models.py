@@ -17,7 +17,7 @@ from torch import nn
 
 from lockstep.checks import check_type, check_whole
 from lockstep.errors import InputError
-from lockstep.listing import few
+from lockstep.listing import shorten
 from lockstep.models.inception_v3 import InceptionV3
 
 _INCEPTION = "inception_v3"
@@ -56,13 +56,13 @@ class Torchvision:
     def __post_init__(self) -> None:
         _check_name(self.name)
         check_whole("num_classes", self.num_classes, least=1)
-        check_type("options", self.options, Mapping, expected="a table", mend='write options={"dropout": 0.3}')
+        check_type("options", self.options, Mapping, expected="a table", hint='write options={"dropout": 0.3}')
         for option in _SAID_ELSEWHERE.keys() & self.options:
             raise InputError(
                 f"options cannot hold {option!r}.",
                 given=f"options={dict(self.options)}",
                 expected="what is not said elsewhere",
-                mend=_SAID_ELSEWHERE[option],
+                hint=_SAID_ELSEWHERE[option],
             )
 
     @property
@@ -123,7 +123,7 @@ class Timm:
 
 
 def _check_name(name: object) -> None:
-    check_type("name", name, str, expected="the name of a model", mend='write name="resnet50"')
+    check_type("name", name, str, expected="the name of a model", hint='write name="resnet50"')
 
 
 def _torchvision_models() -> ModuleType:
@@ -150,7 +150,7 @@ def _imported(library: str) -> Iterator[None]:
             f"This model needs {library}, which cannot be imported.",
             given=f"{type(error).__name__}: {error}",
             expected=f"a {library} that fits torch {torch.__version__}",
-            mend=f"pip install 'lockstep-train[{library}]', from where torch was installed",
+            hint=f"pip install 'lockstep-train[{library}]', from where torch was installed",
         ) from error
 
 
@@ -163,8 +163,8 @@ def _check_known(library: str, name: str, classifiers: Sequence[str], models: Se
         if name in models
         else f"{library} has no classifier {name!r}.",
         given=f"name={name!r}",
-        expected=f"one of its {len(classifiers)} classifiers: {few(classifiers)}",
-        mend=f"did you mean {' or '.join(map(repr, close))}?" if close else "give the name of one of these",
+        expected=f"one of its {len(classifiers)} classifiers: {shorten(classifiers)}",
+        hint=f"did you mean {' or '.join(map(repr, close))}?" if close else "give the name of one of these",
     )
 
 
@@ -180,5 +180,5 @@ def _built(value: Torchvision | Timm, seed: int, make: Callable[[], nn.Module]) 
                 f"{value.name} cannot be made so.",
                 given=f"{value}: {error}",
                 expected="fields and options that it takes",
-                mend="correct them; the documentation of the library names them",
+                hint="correct them; the documentation of the library names them",
             ) from error

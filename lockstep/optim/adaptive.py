@@ -42,7 +42,7 @@ class Adagrad(Rule):
                 "Adagrad would divide by 0 where a gradient is 0.",
                 given="initial_accumulator_value=0, eps=0",
                 expected="one of them above 0",
-                mend="set initial_accumulator_value=0.1 (TensorFlow's), or eps=1e-10 (torch's)",
+                hint="set initial_accumulator_value=0.1 (TensorFlow's), or eps=1e-10 (torch's)",
             )
 
     @property
@@ -101,7 +101,7 @@ class Adadelta(Rule):
                 "Adadelta would never move: its first update is as large as the root of eps.",
                 given="eps=0",
                 expected="a number above 0",
-                mend="set eps=1e-6",
+                hint="set eps=1e-6",
             )
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ class MovingAverage:
     A buffer that is not finite at the start, such as a mask of -inf, has no average: its values are copied."""
 
     def __post_init__(self) -> None:
-        check_open_unit("decay", self.decay, mend="give a decay such as 0.999 or 0.9999")
+        check_open_unit("decay", self.decay, hint="give a decay such as 0.999 or 0.9999")
         check_switch("dynamic", self.dynamic)
         check_switch("statistics", self.statistics)
 

@@ -25,16 +25,16 @@ class ByName:
     optimizers: Mapping[str, Optimizer]
 
     def __post_init__(self) -> None:
-        mend = 'write ByName({r"bias$": SGD(0.1), r"weight$": SGD(0.01)})'
-        check_type("optimizers", self.optimizers, Mapping, expected="optimizers by pattern", mend=mend)
+        hint = 'write ByName({r"bias$": SGD(0.1), r"weight$": SGD(0.01)})'
+        check_type("optimizers", self.optimizers, Mapping, expected="optimizers by pattern", hint=hint)
         if not self.optimizers:
             raise InputError(
-                "There is no optimizer.", given="optimizers={}", expected="one by pattern, or more", mend=mend
+                "There is no optimizer.", given="optimizers={}", expected="one by pattern, or more", hint=hint
             )
         for pattern, optimizer in self.optimizers.items():
             if isinstance(optimizer, type) or not hasattr(optimizer, "bind"):
                 name = f"The optimizer of {pattern!r}"
-                raise wrong_type(name, optimizer, expected="an optimizer, a value without parameters", mend=mend)
+                raise wrong_type(name, optimizer, expected="an optimizer, a value without parameters", hint=hint)
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundByName:
         """The optimizers, each with its parameters.
@@ -49,7 +49,7 @@ class ByName:
                 "Some parameters would have no optimizer.",
                 given=f"patterns {', '.join(map(repr, self.optimizers))}; not matched: {', '.join(forgotten)}",
                 expected="one pattern for each parameter",
-                mend="add a pattern for these, or freeze them",
+                hint="add a pattern for these, or freeze them",
             )
         return BoundByName(
             [

@@ -16,7 +16,7 @@ from lockstep.optim.gradients import Gradients
 from lockstep.optim.transforms import BoundTransform
 from lockstep.selection import Patterns, selected
 
-_MEND = "give the largest allowed, or leave the transform out"
+_HINT = "give the largest allowed, or leave the transform out"
 _SMALL = 4096
 """Tensors of at most so many elements are sooner copied into one than measured each alone."""
 
@@ -31,7 +31,7 @@ class ClipGlobalNorm:
     max_norm: float
 
     def __post_init__(self) -> None:
-        check_positive("max_norm", self.max_norm, mend=_MEND)
+        check_positive("max_norm", self.max_norm, hint=_HINT)
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
         """The same for any parameters."""
@@ -55,7 +55,7 @@ class ClipNorm:
     """The parameters it is for, by regular expression or exact name; None: all."""
 
     def __post_init__(self) -> None:
-        check_positive("max_norm", self.max_norm, mend=_MEND)
+        check_positive("max_norm", self.max_norm, hint=_HINT)
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
         """The clip of those that the pattern matches.
@@ -77,7 +77,7 @@ class ClipValue:
     max_value: float
 
     def __post_init__(self) -> None:
-        check_positive("max_value", self.max_value, mend=_MEND)
+        check_positive("max_value", self.max_value, hint=_HINT)
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
         """The same for any parameters."""
@@ -111,8 +111,8 @@ class AdaptiveClip:
     """The parameters it is for, by regular expression or exact name; None: all."""
 
     def __post_init__(self) -> None:
-        check_positive("clip_factor", self.clip_factor, mend=_MEND)
-        check_positive("eps", self.eps, mend="give a small norm, such as 1e-3")
+        check_positive("clip_factor", self.clip_factor, hint=_HINT)
+        check_positive("eps", self.eps, hint="give a small norm, such as 1e-3")
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
         """The clip of those that the pattern matches, by their weights as they are at each update.
@@ -205,5 +205,5 @@ def _refuse_rows(names: Sequence[str]) -> None:
             "A sparse gradient cannot be clipped by the norm of its parameter.",
             given=f"AdaptiveClip for {', '.join(map(repr, names))}",
             expected="parameters with dense gradients",
-            mend="give AdaptiveClip a pattern without them, or build the embedding with sparse=False",
+            hint="give AdaptiveClip a pattern without them, or build the embedding with sparse=False",
         )

@@ -73,14 +73,14 @@ class Exponential:
                 "This factor makes no decay.",
                 given=f"factor={self.factor}",
                 expected="0 < factor <= 1",
-                mend="give what the rate is multiplied by, such as 0.94",
+                hint="give what the rate is multiplied by, such as 0.94",
             )
         if self.final > self.initial:
             raise InputError(
                 "The rate would start below its floor.",
                 given=f"initial={self.initial}, final={self.final}",
                 expected="final <= initial",
-                mend="lower final, or leave it out",
+                hint="lower final, or leave it out",
             )
 
 
@@ -112,7 +112,7 @@ class Polynomial:
                 "A polynomial of power 0 does not decay.",
                 given=f"power={self.power}",
                 expected="a power above 0",
-                mend="give power=1.0 for a straight line, or use Constant",
+                hint="give power=1.0 for a straight line, or use Constant",
             )
 
     def __call__(self, step: int) -> float:
@@ -177,12 +177,12 @@ class Cosine:
                 "The warm-up is longer than the whole schedule.",
                 given=f"steps={self.steps}, warmup_steps={self.warmup_steps}",
                 expected="warmup_steps <= steps",
-                mend="raise steps or lower warmup_steps",
+                hint="raise steps or lower warmup_steps",
             )
         if self.warmup_steps != 0 and self.warmup_initial > self.initial:
             raise InputError(
                 "The warm-up would fall instead of rise.",
                 given=f"initial={self.initial}, warmup_initial={self.warmup_initial}",
                 expected="warmup_initial <= initial",
-                mend="lower warmup_initial, or leave the warm-up out",
+                hint="lower warmup_initial, or leave the warm-up out",
             )

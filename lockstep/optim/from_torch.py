@@ -47,13 +47,13 @@ class FromTorch:
         if "lr" in arguments:
             arguments["lr"] = plain(arguments["lr"])
             check_rates(arguments["lr"], 0.0)
-        trial = self._built([nn.Parameter(torch.zeros(1, 1))], mend="correct the arguments")
+        trial = self._built([nn.Parameter(torch.zeros(1, 1))], hint="correct the arguments")
         if not isinstance(trial.defaults.get("lr"), float | int):
             raise InputError(
                 f"{cls.__name__} has no learning rate.",
                 given=f"{self}",
                 expected="a class whose parameter group has a number `lr`",
-                mend="use another optimizer",
+                hint="use another optimizer",
             )
 
     def __repr__(self) -> str:
@@ -66,12 +66,12 @@ class FromTorch:
         Raises:
             InputError: the class refuses one of them.
         """
-        mend = "give it those it takes, and the others another optimizer: ls.optim.ByName({pattern: optimizer, ...})"
-        built = self._built(list(parameters.values()), mend=mend)
+        hint = "give it those it takes, and the others another optimizer: ls.optim.ByName({pattern: optimizer, ...})"
+        built = self._built(list(parameters.values()), hint=hint)
         lr = self.arguments.get("lr", built.defaults["lr"])
         return BoundFromTorch(built, lr, parameters)
 
-    def _built(self, parameters: list[Tensor], *, mend: str) -> TorchOptimizer:
+    def _built(self, parameters: list[Tensor], *, hint: str) -> TorchOptimizer:
         rate = {"lr": _UNUSED_RATE} if callable(self.arguments.get("lr")) else {}
         make: Any = self.cls
         try:
@@ -81,7 +81,7 @@ class FromTorch:
                 f"{self.cls.__name__} cannot be built: {error}",
                 given=f"{self}",
                 expected=f"{self.cls.__name__}{inspect.signature(make)}",
-                mend=mend,
+                hint=hint,
             ) from error
         return built
 
@@ -121,7 +121,7 @@ class BoundFromTorch(Scheduled):
                 f"{self._kind} cannot update {', '.join(map(repr, refused))} from a sparse gradient.",
                 given=f"FromTorch({self._kind}, ...)",
                 expected="dense gradients",
-                mend="build the embedding with sparse=False, or give it ls.optim.SGD or ls.optim.Adagrad of its own",
+                hint="build the embedding with sparse=False, or give it ls.optim.SGD or ls.optim.Adagrad of its own",
             )
 
     def update(self, gradients: Gradients, step: int) -> None:
@@ -236,7 +236,7 @@ class BoundFromTorch(Scheduled):
             f"What {self._kind} keeps cannot be saved.",
             given=what,
             expected="tensors, numbers, truth values, text and None, kept for each parameter by text without slashes",
-            mend="use another optimizer, or train without checkpoints",
+            hint="use another optimizer, or train without checkpoints",
         )
 
 
@@ -255,8 +255,8 @@ def _differ(value: Any, before: Any) -> bool:
 
 def _check_class(cls: object) -> None:
     if not isinstance(cls, type) or not issubclass(cls, TorchOptimizer):
-        mend = "write FromTorch(torch.optim.NAdam, lr=0.002): the class, then its arguments"
-        raise wrong_type("cls", cls, expected="a subclass of torch.optim.Optimizer", mend=mend)
+        hint = "write FromTorch(torch.optim.NAdam, lr=0.002): the class, then its arguments"
+        raise wrong_type("cls", cls, expected="a subclass of torch.optim.Optimizer", hint=hint)
     wanted = [p for p in list(inspect.signature(cls.step).parameters.values())[1:] if p.default is p.empty]
     if wanted or issubclass(cls, torch.optim.SparseAdam):
         needs = "sparse gradients" if not wanted else f"its step given {wanted[0].name!r}"
@@ -264,5 +264,5 @@ def _check_class(cls: object) -> None:
             f"{cls.__name__} needs {needs}.",
             given=cls.__name__,
             expected="a class that makes one update from gradients alone, dense ones",
-            mend="use another optimizer, such as ls.optim.AdamW",
+            hint="use another optimizer, such as ls.optim.AdamW",
         )

@@ -43,13 +43,13 @@ class FTRL(Rule):
         for name in ("initial_accumulator_value", "l1", "l2", "l2_shrinkage"):
             check_range(name, getattr(self, name), 0.0)
         power = self.learning_rate_power
-        check_type("learning_rate_power", power, (int, float), expected="a number", mend="leave it at -0.5")
+        check_type("learning_rate_power", power, (int, float), expected="a number", hint="leave it at -0.5")
         if not -math.inf < power <= 0:
             raise InputError(
                 "learning_rate_power is out of range.",
                 given=f"learning_rate_power={power}",
                 expected="0 or less",
-                mend="leave it at -0.5, or set 0 for a rate that does not fall",
+                hint="leave it at -0.5, or set 0 for a rate that does not fall",
             )
         for name in ("lr", "initial_accumulator_value"):
             if getattr(self, name) == 0:
@@ -103,5 +103,5 @@ def _divides_by_zero(name: str, when: str) -> InputError:
         f"FTRL divides by {name}, which is 0{when}.",
         given=f"{name}=0",
         expected="a number above 0",
-        mend="start a warm-up, and end a decay, above 0" if name == "lr" else f"set {name}=0.1",
+        hint="start a warm-up, and end a decay, above 0" if name == "lr" else f"set {name}=0.1",
     )

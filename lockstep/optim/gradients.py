@@ -157,7 +157,7 @@ def _in_place_of(old: Tensor | None, new: Tensor, name: str) -> Tensor:
             f"A transform put what does not fit in the place of the gradient of {name!r}.",
             given=_described(new),
             expected="nothing, for it has no gradient in this update" if old is None else _described(old),
-            mend="put a tensor of the same shape, dtype and device, and none where there is none",
+            hint="put a tensor of the same shape, dtype and device, and none where there is none",
         )
     # The fused kernels walk memory, not indices: a gradient keeps the strides of its parameter.
     return new if new.stride() == old.stride() else torch.empty_like(old).copy_(new)

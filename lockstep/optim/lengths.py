@@ -32,7 +32,7 @@ def check_length(name: str, length: object, least: int) -> None:
             f"{name} is not a length.",
             given=f"{name}={length!r}",
             expected="a whole number of steps, or epochs",
-            mend=f"write it as {name}=1000, or as {name}=ls.Epochs(30)",
+            hint=f"write it as {name}=1000, or as {name}=ls.Epochs(30)",
         )
     else:
         check_range(name, length, least)
@@ -57,7 +57,7 @@ def steps_of(name: str, length: int | Epochs) -> int:
         "This schedule counts in epochs, and was asked for the rate at a step.",
         given=f"{name}={length}",
         expected="a number of steps",
-        mend=f"call resolved(schedule, epoch_size, batch_size) first, or give {name} as a number of steps",
+        hint=f"call resolved(schedule, epoch_size, batch_size) first, or give {name} as a number of steps",
     )
 
 
@@ -76,5 +76,5 @@ def in_steps(name: str, length: int | Epochs, sizes: Sizes) -> int:
         f"{name} is shorter than one step.",
         given=f"{name}={length} ({sizes})",
         expected="at least one whole batch",
-        mend=f"raise {name}, or give it as a number of steps",
+        hint=f"raise {name}, or give it as a number of steps",
     )

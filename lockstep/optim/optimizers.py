@@ -135,5 +135,5 @@ def of_another(given: str, expected: str) -> CheckpointError:
         "The checkpoint holds values of another optimizer.",
         given=given,
         expected=expected,
-        mend="resume with the optimizer of the run, or train in another workdir",
+        hint="resume with the optimizer of the run, or train in another workdir",
     )

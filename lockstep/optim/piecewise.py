@@ -34,7 +34,7 @@ class PiecewiseConstant:
     def __post_init__(self) -> None:
         for name in ("boundaries", "values"):
             given = getattr(self, name)
-            check_type(name, given, (tuple, list), expected="a tuple", mend=f"write it as {name}=({given!r},)")
+            check_type(name, given, (tuple, list), expected="a tuple", hint=f"write it as {name}=({given!r},)")
             object.__setattr__(self, name, tuple(given))
         for index, boundary in enumerate(self.boundaries):
             check_length(f"boundaries[{index}]", boundary, 1)
@@ -61,7 +61,7 @@ class PiecewiseConstant:
                 "The boundaries do not rise.",
                 given="boundaries=" + ", ".join(str(boundary) for boundary in self.boundaries),
                 expected="each later than the one before",
-                mend="sort them, with their values, and leave out those that stand twice",
+                hint="sort them, with their values, and leave out those that stand twice",
             )
 
     def _check_counts(self) -> None:
@@ -70,14 +70,14 @@ class PiecewiseConstant:
                 "There is one value before the first boundary, and one after each.",
                 given=f"{len(self.boundaries)} boundaries, {len(self.values)} values",
                 expected=f"{len(self.boundaries) + 1} values",
-                mend="add the values that are missing, or take away those that are too many",
+                hint="add the values that are missing, or take away those that are too many",
             )
         if self.warmup and not self.boundaries:
             raise InputError(
                 "A warm-up leads up to the first boundary, and there is none.",
                 given="warmup=True, no boundaries",
                 expected="a boundary",
-                mend="give a boundary and two values, or leave warmup out",
+                hint="give a boundary and two values, or leave warmup out",
             )
 
 

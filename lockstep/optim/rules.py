@@ -159,7 +159,7 @@ class BoundRule(Scheduled):
                 f"{type(self._rule).__name__} cannot update {', '.join(map(repr, refused))} from a sparse gradient.",
                 given=f"{self._rule}",
                 expected="SGD without momentum, or Adagrad, and no weight decay",
-                mend="build the embedding with sparse=False, or give it such an optimizer of its own",
+                hint="build the embedding with sparse=False, or give it such an optimizer of its own",
             )
 
     def update(self, gradients: Gradients, step: int) -> None:
@@ -247,7 +247,7 @@ def _refuse_complex(rule: Rule, parameters: Mapping[str, Tensor]) -> None:
             f"{type(rule).__name__} cannot update complex parameters.",
             given=", ".join(map(repr, found)),
             expected="real parameters: it squares gradients, and those of complex ones have no sign",
-            mend="give them ls.optim.SGD by name, or hold their real and imaginary parts as a real parameter",
+            hint="give them ls.optim.SGD by name, or hold their real and imaginary parts as a real parameter",
         )
 
 

@@ -19,7 +19,7 @@ from lockstep.selection import pattern_of_each
 Multiplier = float | Schedule
 """A number, or a function of the completed updates that returns one."""
 
-_MEND = 'write ScaleGradients({r"bias$": 2.0})'
+_HINT = 'write ScaleGradients({r"bias$": 2.0})'
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class ScaleGradients:
     multipliers: Mapping[str, Multiplier]
 
     def __post_init__(self) -> None:
-        check_type("multipliers", self.multipliers, Mapping, expected="numbers by pattern", mend=_MEND)
+        check_type("multipliers", self.multipliers, Mapping, expected="numbers by pattern", hint=_HINT)
         if not self.multipliers:
             raise InputError(
                 "There is nothing to multiply gradients by.",
                 given="multipliers={}",
                 expected="at least one pattern with its number",
-                mend="give one, or leave the transform out",
+                hint="give one, or leave the transform out",
             )
         for pattern, multiplier in self.multipliers.items():
             if not callable(multiplier) or isinstance(multiplier, type):
@@ -75,9 +75,9 @@ def _factor(pattern: str, multiplier: Multiplier, step: int) -> float:
 
 def _check(pattern: str, factor: object) -> None:
     name = _called(pattern)
-    check_type(name, factor, (int, float), expected="a number, or a function of the step that returns one", mend=_MEND)
+    check_type(name, factor, (int, float), expected="a number, or a function of the step that returns one", hint=_HINT)
     if isinstance(factor, int | float) and not math.isfinite(factor):
-        raise InputError(f"{name} is not finite.", given=str(factor), expected="a finite number", mend="correct it")
+        raise InputError(f"{name} is not finite.", given=str(factor), expected="a finite number", hint="correct it")
 
 
 def _called(pattern: str) -> str:

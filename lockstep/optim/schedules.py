@@ -91,7 +91,7 @@ class ScaledByBatch:
 
     def __post_init__(self) -> None:
         _check_schedule(self.schedule)
-        check_type("base_batch_size", self.base_batch_size, int, expected="a whole number", mend="write it as 256")
+        check_type("base_batch_size", self.base_batch_size, int, expected="a whole number", hint="write it as 256")
         check_range("base_batch_size", self.base_batch_size, 1)
 
     def __call__(self, step: int) -> float:
@@ -104,7 +104,7 @@ class ScaledByBatch:
             "This schedule is scaled by the batch size, and was asked for the rate without one.",
             given=f"base_batch_size={self.base_batch_size}",
             expected="a resolved schedule",
-            mend="call resolved(schedule, epoch_size, batch_size) first",
+            hint="call resolved(schedule, epoch_size, batch_size) first",
         )
 
     def factor(self, batch_size: int) -> float:
@@ -192,7 +192,7 @@ def _unusable(schedule: Schedule, step: int, name: str, low: float, result: str)
         f"{name} after {step} updates cannot be used.",
         given=f"{result}, from {source}",
         expected=f"a finite number{least}",
-        mend=f"correct what the schedule returns for step {step}: a float or an int",
+        hint=f"correct what the schedule returns for step {step}: a float or an int",
     )
 
 
@@ -201,7 +201,7 @@ def _check_schedule(schedule: object) -> None:
         check_range("schedule", schedule, 0.0)
     elif not callable(schedule) or isinstance(schedule, type):
         raise wrong_type(
-            "schedule", schedule, expected="a number or a schedule", mend="write 0.1, or ls.optim.Cosine(0.1, 1000)"
+            "schedule", schedule, expected="a number or a schedule", hint="write 0.1, or ls.optim.Cosine(0.1, 1000)"
         )
 
 
@@ -241,7 +241,7 @@ def _changed(part: Any, changes: dict[str, Any], sizes: Sizes) -> Any:
         return replace(part, **changes)
     except InputError as error:
         given = f"{error.given} ({sizes})"
-        raise InputError(error.what, given=given, expected=error.expected, mend=error.mend) from error
+        raise InputError(error.what, given=given, expected=error.expected, hint=error.hint) from error
 
 
 def _lines(name: str, part: Any, sizes: Sizes) -> Iterator[str]:

@@ -18,7 +18,7 @@ def check_rates(lr: Any, weight_decay: Any) -> None:
     if isinstance(lr, int | float):
         check_range("lr", lr, 0.0)
     elif not callable(lr) or isinstance(lr, type):
-        raise wrong_type("lr", lr, expected="a number or a schedule", mend="write lr=0.1, or lr=ls.optim.Cosine(...)")
+        raise wrong_type("lr", lr, expected="a number or a schedule", hint="write lr=0.1, or lr=ls.optim.Cosine(...)")
     decays = weight_decay if isinstance(weight_decay, Mapping) else {"": weight_decay}
     for pattern, decay in decays.items():
         check_range(f"weight_decay of {pattern!r}" if pattern else "weight_decay", decay, 0.0)
@@ -35,7 +35,7 @@ def check_betas(betas: object) -> None:
             "betas are not two numbers.",
             given=f"betas={betas!r}",
             expected="the decays of the means of the gradients and of their squares",
-            mend="write betas=(0.9, 0.999)",
+            hint="write betas=(0.9, 0.999)",
         )
     for index, beta in enumerate(betas):
         check_range(f"betas[{index}]", beta, 0.0, 1.0)

@@ -42,7 +42,7 @@ class SGD(Rule):
                 "Nesterov's update looks ahead along the momentum, and there is none.",
                 given=f"nesterov=True, momentum={self.momentum}",
                 expected="momentum above 0",
-                mend="set momentum (0.9 is usual), or nesterov=False",
+                hint="set momentum (0.9 is usual), or nesterov=False",
             )
 
     @property

@@ -34,7 +34,7 @@ def bound(transform: GradientTransform | BoundTransform, parameters: Mapping[str
             "This is no gradient transform.",
             given=repr(transform),
             expected="a value such as ls.optim.ClipGlobalNorm(10.0), or a function (gradients, step)",
-            mend="write the value with its arguments",
+            hint="write the value with its arguments",
         )
     function = bind(parameters) if bind else cast("BoundTransform", transform)
     return partial(_watched, function, getattr(transform, "__qualname__", repr(transform)))
@@ -49,5 +49,5 @@ def _watched(function: BoundTransform, name: str, gradients: Gradients, step: in
             f"A gradient transform has changed the gradient of {changed[0]!r} in place.",
             given=name,
             expected="a transform that puts new tensors in the place of gradients: others may hold these",
-            mend="write gradients.put({index: gradient * 10}), with a tensor of its own",
+            hint="write gradients.put({index: gradient * 10}), with a tensor of its own",
         )

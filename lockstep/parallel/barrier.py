@@ -74,7 +74,7 @@ class SpinBarrier:
                 f"{self._name} waits in the exchange for a worker that is gone.",
                 given=", ".join(f"worker {rank}" for rank in missing),
                 expected="all workers to come to the barrier",
-                mend="read what that worker said last; its launcher reports the cause",
+                hint="read what that worker said last; its launcher reports the cause",
             )
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ def _opened(pid: object, rank: int) -> int:
             f"worker {rank} is no process on this host.",
             given=f"process {pid!r} ({error})",
             expected="the workers of an exchange through shared memory on one host, in one container",
-            mend="read what that worker said last; or use AllReduce('gloo')",
+            hint="read what that worker said last; or use AllReduce('gloo')",
         ) from None
 
 

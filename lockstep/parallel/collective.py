@@ -76,7 +76,7 @@ def together(worker: Worker, collective: Callable[[], object]) -> None:
         f"{worker.name} lost another worker in the exchange.",
         given=said,
         expected="all workers to take part",
-        mend="read what the other workers said last; their launcher reports the cause",
+        hint="read what the other workers said last; their launcher reports the cause",
     )
 
 

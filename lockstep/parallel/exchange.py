@@ -58,7 +58,7 @@ class Alone:
                 "Alone leaves out the towers of the other workers.",
                 given=f"Alone() with {worker.num_workers} workers",
                 expected="one worker",
-                mend="use AllReduce(), or start one worker",
+                hint="use AllReduce(), or start one worker",
             )
         return _NoTransport()
 
@@ -105,7 +105,7 @@ class AllReduce:
                 f"The exact sum is not to be had over {name}.",
                 given=f"AllReduce(transport={name!r}, exact=True) with {worker.num_workers} workers",
                 expected="one worker, or workers of one CPU host that exchange through shared memory",
-                mend="leave exact=False, or train on the workers of one CPU host",
+                hint="leave exact=False, or train on the workers of one CPU host",
             )
         return CollectiveTransport(worker, name)
 
@@ -115,5 +115,5 @@ class AllReduce:
                 "Shared memory reaches only the workers of one CPU host.",
                 given=f"device {worker.device}, {worker.num_local_workers} of {worker.num_workers} workers here",
                 expected="all workers on the CPU of one host",
-                mend="leave the transport out to let Lockstep choose",
+                hint="leave the transport out to let Lockstep choose",
             )

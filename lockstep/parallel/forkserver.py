@@ -111,7 +111,7 @@ class ForkServer:
                     "The process that starts the workers is gone, and the workers with it.",
                     given=f"exit status {self._process.wait()}",
                     expected="it to live as long as the run",
-                    mend="read what it said last; if it was killed, look for a lack of memory",
+                    hint="read what it said last; if it was killed, look for a lack of memory",
                 )
             events.append(Event(**json.loads(packet)))
             self._serves = True

@@ -222,7 +222,7 @@ class TowerHost:
                 "Reentrant checkpointing begins after the first step, and batch norm is synchronised.",
                 given="torch.utils.checkpoint.checkpoint(..., use_reentrant=True)",
                 expected="the same in each step, from the first one on",
-                mend="write use_reentrant=False, as torch recommends",
+                hint="write use_reentrant=False, as torch recommends",
             )
         self._is_reentrant = True
 
@@ -252,7 +252,7 @@ class TowerHost:
                 "A parameter has a sparse gradient, and is not the weight of an embedding.",
                 given=", ".join(sparse),
                 expected="dense gradients, or those of nn.Embedding and nn.EmbeddingBag with sparse=True",
-                mend="build the module with sparse=False",
+                hint="build the module with sparse=False",
             ) from None
 
     def _transformed(self, found: list[Tensor], terms: Terms) -> list[Tensor]:

@@ -160,7 +160,7 @@ def _run_here(argv: list[str], plan: Plan, main: Main) -> int:
                 "Several workers need Linux.",
                 given=f"{num_workers} workers on {sys.platform}",
                 expected="1 worker",
-                mend="ask for 1 worker: it runs the towers in turn, and gives the same result",
+                hint="ask for 1 worker: it runs the towers in turn, and gives the same result",
             )
     except LockstepError as error:
         log.error("%s", error)

@@ -15,7 +15,7 @@ from lockstep.workers.rank import Worker
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MEND = 'return {"name of a loss": how many things it is a sum over}'
+_HINT = 'return {"name of a loss": how many things it is a sum over}'
 Counts = Mapping[str, "float | Tensor"]
 
 
@@ -54,7 +54,7 @@ class Meeting:
             WorkerError: the workers count different things.
         """
         for counts in of_each:
-            check_type("what counts(batch) returns", counts, Mapping, expected="a dict", mend=_MEND)
+            check_type("what counts(batch) returns", counts, Mapping, expected="a dict", hint=_HINT)
         names = tuple(sorted(of_each[0]))
         if self._counted is None:
             self._worker.group.agree("what is counted", list(names))
@@ -68,14 +68,14 @@ class Meeting:
 
 def _count(name: str, count: float | Tensor) -> float:
     if not isinstance(count, int | float) and (not hasattr(count, "item") or count.numel() != 1):
-        raise wrong_type(f"the count of {name!r}", count, expected="a number, or a tensor of one", mend=_MEND)
+        raise wrong_type(f"the count of {name!r}", count, expected="a number, or a tensor of one", hint=_HINT)
     value = float(count if isinstance(count, int | float) else count.item())
     if not 0 <= value < math.inf:
         raise InputError(
             f"The count of {name!r} is {value}.",
             given=f"counts(batch)[{name!r}] = {value}",
             expected="a finite number, 0 or more",
-            mend="count the things that the loss is a sum over",
+            hint="count the things that the loss is a sum over",
         )
     return value
 
@@ -85,5 +85,5 @@ def _unlike(counts: Counts, names: tuple[str, ...]) -> InputError:
         "The count function returned other names than before.",
         given=f"counts of {tuple(counts)}",
         expected=f"counts of {names}, as at the start",
-        mend="return the same names for every batch, with 0 where there is nothing to count",
+        hint="return the same names for every batch, with 0 where there is nothing to count",
     )

@@ -126,5 +126,5 @@ def _check_memory(descriptor: int, num_bytes: int) -> None:
             "The memory that the chief shares is not the one to exchange gradients in.",
             given=f"{found} bytes",
             expected=f"{num_bytes} bytes whose size is sealed",
-            mend="start all workers with the same version of Lockstep, and let nobody else reach their store",
+            hint="start all workers with the same version of Lockstep, and let nobody else reach their store",
         )

@@ -88,7 +88,7 @@ class Statistics:
                     "The model has replaced a buffer, or made one, while it ran.",
                     given=", ".join(f"{prefix}.{name}".lstrip(".") for name in new) or f"one of {prefix!r} is gone",
                     expected="buffers that are there from the start and change in place",
-                    mend=f"register it in __init__, and write its values: self.{(new or ['buffer'])[0]}.copy_(...)",
+                    hint=f"register it in __init__, and write its values: self.{(new or ['buffer'])[0]}.copy_(...)",
                 )
 
     def _is_averaged(self, values: Tensor) -> bool:

@@ -47,7 +47,7 @@ class TowerLosses:
                 "The loss function returned other names than before.",
                 given=f"losses {tuple(losses)}, metrics {tuple(metrics)}",
                 expected=f"losses {names.losses}, metrics {names.metrics}, as at the start",
-                mend="return the same names for every batch, with a value of 0 where one does not apply",
+                hint="return the same names for every batch, with a value of 0 where one does not apply",
             )
         if factors:
             losses = {name: value * factors.get(name, 1.0) for name, value in losses.items()}
@@ -66,7 +66,7 @@ def objective(losses: Scalars) -> Tensor:
             "The losses do not depend on any trained parameter.",
             given=f"losses whose sum is {total!r}",
             expected="at least one loss computed from the model that is trained",
-            mend="return the losses with their graph: no detach(), no item(), no torch.no_grad()",
+            hint="return the losses with their graph: no detach(), no item(), no torch.no_grad()",
         )
     return total
 
@@ -83,14 +83,14 @@ def _losses_and_metrics(returned: object) -> tuple[Scalars, Scalars]:
             "The loss function returned no named losses.",
             given=repr(returned)[:200],
             expected="a dict of named scalar tensors, or a pair of them: (losses, metrics)",
-            mend='return {"cross_entropy": loss}',
+            hint='return {"cross_entropy": loss}',
         )
     if "total" in losses:
         raise InputError(
             "No loss may be called 'total': that is the name of their sum.",
             given=f"losses {tuple(losses)}",
             expected="names of the single losses",
-            mend="call it by what it measures, such as cross_entropy",
+            hint="call it by what it measures, such as cross_entropy",
         )
     return (
         {name: _scalar(name, value) for name, value in losses.items()},
@@ -110,7 +110,7 @@ def _scalar(name: str, value: Any) -> Tensor:
         if isinstance(value, Tensor)
         else repr(value)[:200],
         expected="a real tensor without dimensions, the mean over the tower's examples",
-        mend=f"reduce it: {name} = value.mean()",
+        hint=f"reduce it: {name} = value.mean()",
     )
 
 
@@ -121,5 +121,5 @@ def _check_factors(losses: Scalars, factors: Mapping[str, float]) -> None:
             "Something is counted that is no loss.",
             given=f"counts of {', '.join(unknown)}; losses {tuple(losses)}",
             expected="counts by the names of losses, each of which is a sum over what is counted",
-            mend="use the names that the loss function returns",
+            hint="use the names that the loss function returns",
         )

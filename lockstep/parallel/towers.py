@@ -49,7 +49,7 @@ class Towers:
 
     def __post_init__(self) -> None:
         if type(self.count) is not int:
-            raise wrong_type("count", self.count, expected="a whole number", mend="write ls.Towers(4) for four")
+            raise wrong_type("count", self.count, expected="a whole number", hint="write ls.Towers(4) for four")
         check_one_of("batch_norm", self.batch_norm, get_args(BatchNorm))
         check_one_of("variance", self.variance, get_args(Variance))
         check_one_of("precision", self.precision, get_args(Precision))
@@ -58,14 +58,14 @@ class Towers:
                 "A compiled model keeps torch's own batch norm.",
                 given=f"compile=True, batch_norm={self.batch_norm!r}, variance={self.variance!r}",
                 expected='another policy than "sync", and the unbiased variance',
-                mend="set compile=False, or change the policy",
+                hint="set compile=False, or change the policy",
             )
         if self.count < 1:
             raise InputError(
                 "There is no tower to train on.",
                 given=f"count={self.count}",
                 expected="1 tower or more",
-                mend="give the number of slices that the batch is split into",
+                hint="give the number of slices that the batch is split into",
             )
 
     @property
@@ -85,12 +85,12 @@ class Towers:
                 "The batch cannot be split evenly over the towers.",
                 given=f"batch_size={batch_size} over {self.count} towers",
                 expected=f"a batch size that {self.count} divides",
-                mend=f"set batch_size to {f'{below} or ' if below else ''}{below + self.count}, or change the towers",
+                hint=f"set batch_size to {f'{below} or ' if below else ''}{below + self.count}, or change the towers",
             )
         if num_workers > self.count:
             raise InputError(
                 "Some workers would have no tower to run.",
                 given=f"{num_workers} workers, {self.count} towers",
                 expected="at least as many towers as workers",
-                mend=f"start {self.count} workers or fewer, or split the batch over more towers",
+                hint=f"start {self.count} workers or fewer, or split the batch over more towers",
             )

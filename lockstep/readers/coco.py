@@ -167,7 +167,7 @@ def _labels(
                 f"The ids of categories in {path} cannot be labels.",
                 given=f"the id {used[0]} of {names[0]!r}",
                 expected=f"ids from {least} on: the label 0 is that of the background",
-                mend=("" if used[0] else "set zero_based (--zero-based), and each label is the id + 1; or ")
+                hint=("" if used[0] else "set zero_based (--zero-based), and each label is the id + 1; or ")
                 + "give a label_map, with a label for each category by its name",
             )
         shift = 1 - least

@@ -133,7 +133,7 @@ def _document(path: Path, masks: bool, keypoints: bool) -> dict[str, Any]:
             f"{path} cannot be read.",
             given=f"{type(error).__name__}: {error}",
             expected="a whole file of JSON that may be read",
-            mend="check the path, and copy or fetch the file again",
+            hint="check the path, and copy or fetch the file again",
         ) from error
     if not isinstance(document, dict):
         raise _unusable(path, f"a {type(document).__name__}")
@@ -294,5 +294,5 @@ def _unusable(path: Path, given: str) -> DataError:
         f"{path} cannot be used as annotations in COCO's format.",
         given=given,
         expected="images, annotations (of instances or of keypoints) and categories, each with an id of its own",
-        mend="repair the file, or leave out what is named",
+        hint="repair the file, or leave out what is named",
     )

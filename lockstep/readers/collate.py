@@ -27,7 +27,7 @@ class Collation:
     dataset: str
     """The name of its class."""
     method: str
-    """What gives its items, and has to be mended where one is unfit."""
+    """What gives its items, and has to be fixed where one is unfit."""
 
     def batch_of(self, items: Sequence[Any], numbers: Int64s) -> dict[str, Any]:
         """The fields of these items: tensors with the batch first, or lists of its length.
@@ -51,7 +51,7 @@ class Collation:
             f"Item {number} of {self.dataset} cannot be used.",
             given=given,
             expected=expected,
-            mend=f"mend {self.method}, or leave the item out",
+            hint=f"fix {self.method}, or leave the item out",
         )
 
     def _fields(self, item: Any, number: int) -> Mapping[str, Any]:

@@ -37,7 +37,7 @@ class Concatenated:
             sources,
             (Mapping, Sequence),
             expected="readers by name, or a list of them",
-            mend='give them by name: Concatenated({"coco": coco, "voc": voc})',
+            hint='give them by name: Concatenated({"coco": coco, "voc": voc})',
         )
         named = sources if isinstance(sources, Mapping) else {str(i): reader for i, reader in enumerate(sources)}
         if not named:
@@ -45,7 +45,7 @@ class Concatenated:
                 "There are no sources, so there are no examples.",
                 given="no sources",
                 expected="one reader or more",
-                mend='give them by name: Concatenated({"coco": coco, "voc": voc})',
+                hint='give them by name: Concatenated({"coco": coco, "voc": voc})',
             )
         for name, reader in named.items():
             _check_reader(f"source {name!r}", reader)
@@ -134,7 +134,7 @@ class OnlyFields:
 
     def __init__(self, reader: Reader, names: Sequence[str]) -> None:
         _check_reader("reader", reader)
-        check_all("names", names, str, mend='give the names of fields: OnlyFields(reader, ["image", "boxes"])')
+        check_all("names", names, str, hint='give the names of fields: OnlyFields(reader, ["image", "boxes"])')
         self._reader = reader
         self._names = list(names)
         self.cost = reader.cost
@@ -156,7 +156,7 @@ class OnlyFields:
                 f"The reader gives no field {absent[0]!r}.",
                 given=f"the fields {', '.join(fields)}",
                 expected=", ".join(self._names),
-                mend="leave it out, or have the reader give it",
+                hint="leave it out, or have the reader give it",
             )
         return {name: fields[name] for name in self._names}
 
@@ -190,7 +190,7 @@ def split(reader: Reader, fractions: Mapping[str, float], seed: int = 0) -> dict
                 f"The split leaves {name!r} without an example.",
                 given=f"a fraction of {fractions[name]} of {len(reader)} examples",
                 expected="one example or more in each part",
-                mend="give it a larger fraction, or name its examples: Subset(reader, indices)",
+                hint="give it a larger fraction, or name its examples: Subset(reader, indices)",
             )
     return parts
 
@@ -201,7 +201,7 @@ def one_of(reader: Reader, n: int) -> Subset:
     Raises:
         InputError: `n` is below 1.
     """
-    check_type("n", n, int, expected="a whole number", mend="give n a whole number above 0")
+    check_type("n", n, int, expected="a whole number", hint="give n a whole number above 0")
     check_range("n", n, 1, math.inf)
     return Subset(reader, slice(None, None, n))
 
@@ -213,7 +213,7 @@ def _checked_indices(indices: Any, size: int) -> Int64s:
             "The indices of a subset are no whole numbers in a row.",
             given=f"an array of shape {array.shape} and type {array.dtype}",
             expected=f"whole numbers from 0 to {size - 1}, each at most once",
-            mend="give a list or an array of them; of a mask, torch.nonzero(mask).flatten()",
+            hint="give a list or an array of them; of a mask, torch.nonzero(mask).flatten()",
         )
     outside = np.flatnonzero((array < 0) | (array >= size))
     _, first_places = np.unique(array, return_index=True)
@@ -224,7 +224,7 @@ def _checked_indices(indices: Any, size: int) -> Int64s:
                 f"An index of the subset is {what}.",
                 given=f"indices[{bad[0]}]={array[bad[0]]}, of a reader of {size} examples",
                 expected=f"whole numbers from 0 to {size - 1}, each at most once",
-                mend="leave it out; to see an example more often than others, use the order Weighted",
+                hint="leave it out; to see an example more often than others, use the order Weighted",
             )
     return array.astype(np.int64)
 
@@ -236,7 +236,7 @@ def _check_fractions(fractions: Mapping[str, float]) -> None:
             "The parts of a split are not the whole.",
             given=", ".join(f"{name} {fraction}" for name, fraction in fractions.items()) or "no parts",
             expected=f"fractions above 0 that add up to 1, not {total:g}",
-            mend='give them such as {"train": 0.9, "validation": 0.1}',
+            hint='give them such as {"train": 0.9, "validation": 0.1}',
         )
 
 
@@ -246,5 +246,5 @@ def _check_reader(name: str, reader: object) -> None:
             name,
             reader,
             expected="a reader: it has read_batch, example_id, cost and a length",
-            mend="wrap tensors in Arrays({...}), a torch Dataset in TorchDataset(dataset)",
+            hint="wrap tensors in Arrays({...}), a torch Dataset in TorchDataset(dataset)",
         )

@@ -73,7 +73,7 @@ class DetectionSchema:
     def __post_init__(self) -> None:
         if self.label_map is not None:
             check_type(
-                "label_map", self.label_map, LabelMap, expected="a LabelMap", mend="read it: read_label_map(path)"
+                "label_map", self.label_map, LabelMap, expected="a LabelMap", hint="read it: read_label_map(path)"
             )
         check_one_of("masks", self.masks, MASKS)
         for name in ("num_keypoints", "num_additional_channels"):

@@ -59,7 +59,7 @@ def fingerprint_of(source: object, num_examples: int | None = None) -> Fingerpri
             f"fingerprint() of {type(source).__name__} does not return JSON.",
             given=f"{type(error).__name__}: {error}",
             expected="a text, a number, or a dict of them by the names of the parts",
-            mend="return such as {'images.bin': '1000 images, crc32c 89abcdef'}",
+            hint="return such as {'images.bin': '1000 images, crc32c 89abcdef'}",
         ) from error
     found = json.loads(text)
     if len(text) > _MOST_CHARACTERS:

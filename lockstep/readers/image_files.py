@@ -14,7 +14,7 @@ import numpy as np
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import Decoding
 from lockstep.images.encoded import EncodedImage
-from lockstep.listing import few
+from lockstep.listing import shorten
 from lockstep.now_reading import now_reading
 from lockstep.readers.reader import Int64s
 
@@ -83,7 +83,7 @@ class ImageFiles:
                 f"{path} is not of the size that its annotation is for.",
                 given=f"{width} x {height} pixels",
                 expected=f"{expected_width} x {expected_height} pixels",
-                mend="put the annotated image there, or annotate it as it is stored",
+                hint="put the annotated image there, or annotate it as it is stored",
             )
         return image
 
@@ -143,7 +143,7 @@ def bytes_of(path: str) -> bytes:
             f"{path} cannot be read.",
             given=str(error),
             expected="the image that was there when the folder was listed",
-            mend="put it back, or begin again with the folder as it is now",
+            hint="put it back, or begin again with the folder as it is now",
         ) from error
 
 
@@ -158,7 +158,7 @@ def check_not_turned(decoding: Decoding) -> None:
             "Images cannot be turned as EXIF asks for, and their boxes be left where they are.",
             given="Decoding(exif=True) for images with boxes",
             expected="Decoding(exif=False): boxes and masks are those of the raster as it is stored",
-            mend="leave exif out; if the boxes are those of the turned images, write these files anew, turned",
+            hint="leave exif out; if the boxes are those of the turned images, write these files anew, turned",
         )
 
 
@@ -166,9 +166,9 @@ def _check_within(folder: Path, names: Sequence[str]) -> None:
     if outside := [name for name in names if ".." in name and ".." in Path(name).parts]:
         raise DataError(
             f"The annotations name files that are not in {folder}.",
-            given=few(outside),
+            given=shorten(outside),
             expected="paths within the folder, without ..",
-            mend="name the folder above all of them, and write the file names from there on",
+            hint="name the folder above all of them, and write the file names from there on",
         )
 
 
@@ -182,14 +182,14 @@ def _check_present(folder: Path, names: Sequence[str]) -> None:
             f"The images in {folder} cannot be listed.",
             given=str(error),
             expected="the folder of the images that the annotations name",
-            mend="name the folder in which the annotations' file names are to be found",
+            hint="name the folder in which the annotations' file names are to be found",
         ) from error
     if missing := [name for name, (parent, _, last) in zip(names, parted, strict=True) if last not in listed[parent]]:
         raise DataError(
             f"Images are missing in {folder}.",
-            given=f"no {few(missing)}",
+            given=f"no {shorten(missing)}",
             expected=f"all {len(names)} that the annotations name",
-            mend="put them there, or name the folder that they are in",
+            hint="put them there, or name the folder that they are in",
         )
 
 

@@ -13,7 +13,7 @@ import torch
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.images.encoded import EncodedImage
-from lockstep.listing import few
+from lockstep.listing import shorten
 from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts
 from lockstep.readers.image_files import bytes_of, names_and_sizes
 from lockstep.readers.label_map import BACKGROUND, read_labels
@@ -112,16 +112,16 @@ def _files_by_class(path: Path, labels: tuple[str, ...] | None) -> dict[str, lis
         folders, others = _entries(path)
         classes = folders if labels is None else labels
         if absent := sorted({*classes} - {*folders}):
-            raise _unusable(path, f"no folder {few(absent)}", "a folder for each label")
+            raise _unusable(path, f"no folder {shorten(absent)}", "a folder for each label")
         files = {name: _files_below(path / name, others) for name in classes}
     except OSError as error:
         raise _unusable(path, str(error), "a folder of folders that may be read") from error
     if not files:
-        raise _unusable(path, f"only {few(others)}" if others else "an empty folder", "a folder for each class")
+        raise _unusable(path, f"only {shorten(others)}" if others else "an empty folder", "a folder for each class")
     if empty := [name for name, found in files.items() if not found]:
-        raise _unusable(path, f"no images in {few(empty)}", f"one {', '.join(ENDINGS)} or more for each class")
+        raise _unusable(path, f"no images in {shorten(empty)}", f"one {', '.join(ENDINGS)} or more for each class")
     if others := sorted([*others, *({*folders} - {*files})]):
-        _logger.warning("Not read in %s: %s", path, few(others))
+        _logger.warning("Not read in %s: %s", path, shorten(others))
     return files
 
 
@@ -156,5 +156,5 @@ def _unusable(path: Path, given: str, expected: str) -> DataError:
         f"{path} is no folder of images with a folder for each class.",
         given=given,
         expected=expected,
-        mend="name the folder above those of the classes; put the images of each class into one folder",
+        hint="name the folder above those of the classes; put the images of each class into one folder",
     )

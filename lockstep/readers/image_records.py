@@ -49,7 +49,7 @@ class ImageRecords:
                 "schema",
                 schema,
                 expected="a schema: it has features and fields",
-                mend="give one such as ImageNetSchema(boxes=True)",
+                hint="give one such as ImageNetSchema(boxes=True)",
             )
         check_decoding(schema.features, decoding)
         self._records = RecordFiles(paths, verify=verify)

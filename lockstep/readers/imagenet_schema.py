@@ -42,10 +42,10 @@ class ImageNetSchema:
     def __post_init__(self) -> None:
         check_switch("boxes", self.boxes)
         check_switch("text", self.text)
-        check_type("label_offset", self.label_offset, int, expected="a whole number", mend="give 0 or 1")
+        check_type("label_offset", self.label_offset, int, expected="a whole number", hint="give 0 or 1")
         check_range("label_offset", self.label_offset, -_LARGEST_OFFSET, _LARGEST_OFFSET)
         for name in ("image_feature", "label_feature"):
-            check_type(name, getattr(self, name), str, expected="the name of a feature", mend=f'give {name}="..."')
+            check_type(name, getattr(self, name), str, expected="the name of a feature", hint=f'give {name}="..."')
 
     @property
     def features(self) -> frozenset[str]:

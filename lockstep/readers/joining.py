@@ -97,7 +97,7 @@ def _check_entries(part: Part) -> None:
                 f"The source {part.source!r} did not give one {name!r} for each example.",
                 given=f"{type(values).__name__}{size}, for {len(part.rows)} examples",
                 expected="a tensor or a list with one entry for each example",
-                mend="mend read_batch of that reader",
+                hint="fix read_batch of that reader",
             )
 
 
@@ -109,7 +109,7 @@ def _check_like(first: Part, other: Part) -> None:
             f"The sources {first.source!r} and {other.source!r} have other fields than each other.",
             given=f"{other.source!r} has {_listed(given, names)}",
             expected=f"as {first.source!r} has: {_listed(expected, names)}",
-            mend="give all sources fields of the same names, dtypes and shapes: OnlyFields(reader, [...]) keeps some",
+            hint="give all sources fields of the same names, dtypes and shapes: OnlyFields(reader, [...]) keeps some",
         )
 
 

@@ -109,7 +109,7 @@ def read_labels(path: str | Path) -> tuple[str, ...]:
             f"{path} is no list of labels.",
             given=problem or "no labels",
             expected="one label a line, each once: a label's number is that of its line",
-            mend="write each label on a line of its own",
+            hint="write each label on a line of its own",
         )
     return labels
 
@@ -147,7 +147,7 @@ def _unusable(source: str, given: str) -> DataError:
         f"{source} cannot be used as a label map.",
         given=given,
         expected="items with an id above 0 (0 for the background) and a name, both of this item alone",
-        mend="give every class an id and a name of its own",
+        hint="give every class an id and a name of its own",
     )
 
 
@@ -168,5 +168,5 @@ def _read(path: str | Path) -> str:
             f"{path} cannot be read.",
             given=str(error),
             expected="a text file in UTF-8 that may be read",
-            mend="check the path, and who may read it",
+            hint="check the path, and who may read it",
         ) from error

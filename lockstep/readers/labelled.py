@@ -87,7 +87,7 @@ class Labelled:
             "This data has not one class for each image.",
             given=f"{found}the fields {', '.join(fields)}" + "".join(f", of {name}" for name in names),
             expected=f'"image", and "label" as int64 of shape ({len(indices)},)',
-            mend="give data that has classes; convert folders of images with `lockstep convert images`",
+            hint="give data that has classes; convert folders of images with `lockstep convert images`",
         )
 
     def _no_class(self, index: int, label: int) -> DataError:
@@ -98,14 +98,14 @@ class Labelled:
                 f"{name} has no label.",
                 given="a record without a class",
                 expected=f"a label from {expected}",
-                mend="convert the images again with their classes; or leave such examples out: "
+                hint="convert the images again with their classes; or leave such examples out: "
                 '--set feed.bad_examples="skip"',
             )
         return DataError(
             f"The label of {name} is none of the model's classes.",
             given=f"label {label}" + (f", and data.labels_offset={offset}" if offset else ""),
             expected=expected,
-            mend=_mend(label, offset),
+            hint=_hint(label, offset),
         )
 
 
@@ -119,7 +119,7 @@ def check_labels_offset(name: str, offset: int) -> None:
     check_range(name, offset, 1 - LARGEST_OFFSET, LARGEST_OFFSET)
 
 
-def _mend(label: int, offset: int) -> str:
+def _hint(label: int, offset: int) -> str:
     if label < 0:
         return "convert the images again: their labels have to be 0 or more"
     if label < offset:

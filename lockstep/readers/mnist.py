@@ -85,7 +85,7 @@ def mnist_reader(split: str, folder: str | Path | None = None, records_folder: s
             f"MNIST has no split {split!r}.",
             given=f"split={split!r}",
             expected=" or ".join(f'"{name}"' for name in SPLITS),
-            mend="name one of these",
+            hint="name one of these",
         )
     originals, records = _folder_of(folder), _folder_of(records_folder)
     path = _records_path(split, originals, records)
@@ -97,7 +97,7 @@ def mnist_reader(split: str, folder: str | Path | None = None, records_folder: s
             f"{path} does not hold the {split} images of MNIST.",
             given=f"{len(reader)} records",
             expected=f"{len(SPLITS[split].rows)} records",
-            mend="delete it, and it will be written again",
+            hint="delete it, and it will be written again",
         )
     return reader
 
@@ -156,7 +156,7 @@ def ensure_files(folder: Path, mirrors: Sequence[str] = MIRRORS) -> Path:
                 f"{path} is not MNIST's original file.",
                 given=f"sha256 {given}, {path.stat().st_size} bytes",
                 expected=f"sha256 {file.sha256}, {file.num_bytes} bytes",
-                mend="move it away, and it will be fetched again",
+                hint="move it away, and it will be fetched again",
             )
     return folder
 
@@ -197,7 +197,7 @@ def _no_idx(path: Path, given: str) -> DataError:
         f"{path} is not a whole idx file of bytes.",
         given=given,
         expected="gzip; in it 00 00 08, the number of dimensions, their sizes, and as many bytes",
-        mend="copy or fetch the file again",
+        hint="copy or fetch the file again",
     )
 
 
@@ -219,7 +219,7 @@ def _fetched(file: File, folder: Path, mirrors: Sequence[str]) -> bytes:
         f"{file.name} of MNIST is not in {folder}, and cannot be fetched.",
         given="; ".join(failures) or "no mirrors",
         expected=f"{file.num_bytes} bytes with sha256 {file.sha256}",
-        mend=f"put the four files {', '.join(each.name for each in FILES)} into {folder}",
+        hint=f"put the four files {', '.join(each.name for each in FILES)} into {folder}",
     )
 
 

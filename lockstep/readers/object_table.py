@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lockstep.checks import check_type
 from lockstep.errors import DataError
-from lockstep.listing import few
+from lockstep.listing import shorten
 from lockstep.readers.fingerprint import Fingerprint, checksum
 from lockstep.readers.image_files import ImageFiles
 from lockstep.readers.label_map import LabelMap
@@ -100,7 +100,7 @@ def check_label_map(label_map: object) -> None:
         InputError: saying how to read one.
     """
     if label_map is not None:
-        check_type("label_map", label_map, LabelMap, expected="a LabelMap", mend="read it: read_label_map(path)")
+        check_type("label_map", label_map, LabelMap, expected="a LabelMap", hint="read it: read_label_map(path)")
 
 
 def labels_of_names(names: Sequence[str], label_map: LabelMap, source: str) -> Int64s:
@@ -112,9 +112,9 @@ def labels_of_names(names: Sequence[str], label_map: LabelMap, source: str) -> I
     if missing := sorted({*names} - {*label_map.ids}):
         raise DataError(
             f"The label map lacks classes of {source}.",
-            given=f"no {few(missing)}",
+            given=f"no {shorten(missing)}",
             expected="a label for each class that an object is of, by its name or its display name",
-            mend="add them to the label map, or take these objects out of the annotations",
+            hint="add them to the label map, or take these objects out of the annotations",
         )
     return np.array([label_map.ids[name] for name in names], np.int64)
 
@@ -122,4 +122,4 @@ def labels_of_names(names: Sequence[str], label_map: LabelMap, source: str) -> I
 def warn_of_objects(names: Sequence[str], total: int, source: str, what: str) -> None:
     """Say in the log, once for all of them, what is odd about some of a source's objects."""
     if names:
-        _logger.warning("%d of %d objects in %s %s: %s", len(names), total, source, what, few(names))
+        _logger.warning("%d of %d objects in %s %s: %s", len(names), total, source, what, shorten(names))

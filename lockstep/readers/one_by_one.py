@@ -82,6 +82,6 @@ def reader_of(reader: Reader | ExampleReader) -> Reader:
         "reader",
         reader,
         expected="a reader: it has a length, and read(index), or read_batch(indices), cost and example_id",
-        mend="wrap tensors in ls.data.Arrays({...}), a torch Dataset in ls.data.TorchDataset(dataset), "
+        hint="wrap tensors in ls.data.Arrays({...}), a torch Dataset in ls.data.TorchDataset(dataset), "
         "an iterable one in ls.data.IterableLoader(dataset, batch_size=...) instead of a Loader",
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
-from lockstep.listing import few
+from lockstep.listing import shorten
 from lockstep.readers.coco import Coco
 from lockstep.readers.detection_schema import DetectionSchema
 from lockstep.readers.image_folder import ENDINGS, ImageFolder
@@ -89,7 +89,7 @@ def check_there(path: str | Path) -> None:
         for found in find_shards(expand_braces(file)):
             if not found.exists():
                 raise DataError(
-                    f"There is no data at {path}.", given=f"no file {found}", expected=KNOWN, mend="check the path"
+                    f"There is no data at {path}.", given=f"no file {found}", expected=KNOWN, hint="check the path"
                 )
 
 
@@ -104,12 +104,12 @@ def _open_folder(folder: Path, everything: bool, decoding: Decoding) -> Reader:
     if annotations := next((entry for entry in entries if entry.name.lower() == "annotations"), None):
         # Those of captions have no categories, and come last.
         if files := sorted(annotations.glob("*.json"), key=lambda file: ("captions" in file.name, file)):
-            raise _unknown(str(folder), few(names), f"name one of its files of annotations: {files[0]}")
+            raise _unknown(str(folder), shorten(names), f"name one of its files of annotations: {files[0]}")
         has_lists = (folder / "ImageSets" / "Main" / "train.txt").is_file()
         return Voc(folder, "train" if has_lists else None, decoding=decoding)
     if any(entry.is_dir() and not entry.name.startswith(".") for entry in entries):
         return ImageFolder(folder, decoding=decoding)
-    raise _unknown(str(folder), few(names) if names else "an empty folder")
+    raise _unknown(str(folder), shorten(names) if names else "an empty folder")
 
 
 def _one_set(folder: Path, names: Sequence[str]) -> list[Path]:
@@ -118,9 +118,9 @@ def _one_set(folder: Path, names: Sequence[str]) -> list[Path]:
     if len(patterns) > 1:
         raise DataError(
             f"There are several sets of shards in {folder}.",
-            given=few(patterns),
+            given=shorten(patterns),
             expected="one set: others may be there to validate or to test",
-            mend=f"name one by a pattern: '{folder / patterns[0]}'",
+            hint=f"name one by a pattern: '{folder / patterns[0]}'",
         )
     return find_shards(f"{glob.escape(str(folder))}/{patterns[0]}")
 
@@ -134,7 +134,7 @@ def _open_files(files: Sequence[Path], given: str, everything: bool, decoding: D
     if _PIXELS in features:
         return mnist_records(files)
     if _IMAGE not in features:
-        raise _unknown(given, f"records with the features {few(sorted(features)) or '(none)'}")
+        raise _unknown(given, f"records with the features {shorten(sorted(features)) or '(none)'}")
     if _LABEL in features or not any(name.startswith(_OBJECTS) for name in features):
         return ImageRecords(files, ImageNetSchema(boxes=everything, text=everything), decoding=decoding)
     schema = _schema_of_all(features) if everything else DetectionSchema()
@@ -186,7 +186,7 @@ def _first_features(files: Sequence[Path], given: str) -> dict[str, Values]:
         f"There are no records in {given}.",
         given=f"{len(files)} {'file' if len(files) == 1 else 'files'} without a record",
         expected="one record or more",
-        mend="check the path or the pattern; write the records again",
+        hint="check the path or the pattern; write the records again",
     )
 
 
@@ -207,5 +207,5 @@ def _has_images(folder: Path) -> bool:
         return False
 
 
-def _unknown(path: str, given: str, mend: str = "check the path; or read it by a reader of its own") -> DataError:
-    return DataError(f"{path} is no data that is known.", given=given, expected=KNOWN, mend=mend)
+def _unknown(path: str, given: str, hint: str = "check the path; or read it by a reader of its own") -> DataError:
+    return DataError(f"{path} is no data that is known.", given=given, expected=KNOWN, hint=hint)

@@ -116,7 +116,7 @@ class TorchDataset:
                 f"{type(dataset).__name__} has no examples by index.",
                 given="an iterable dataset" if iterable else repr(dataset),
                 expected="a map-style dataset, with __len__ and __getitem__",
-                mend="give it both; or train with ls.data.IterableLoader(dataset, ...), which cannot resume exactly",
+                hint="give it both; or train with ls.data.IterableLoader(dataset, ...), which cannot resume exactly",
             )
         self._dataset = dataset
         self.draws_globally = draws
@@ -157,7 +157,7 @@ def _number_of_rows(fields: Mapping[str, Tensor]) -> int:
             "There are no fields, so there are no examples.",
             given="no fields",
             expected="one tensor or more, by name",
-            mend='give them: {"image": images, "label": labels}',
+            hint='give them: {"image": images, "label": labels}',
         )
     for name, values in fields.items():
         if not isinstance(values, Tensor) or not values.dim():
@@ -165,7 +165,7 @@ def _number_of_rows(fields: Mapping[str, Tensor]) -> int:
                 f"Field {name!r} has no rows.",
                 given="a tensor without dimensions" if isinstance(values, Tensor) else f"a {type(values).__name__}",
                 expected="a tensor with a row for each example",
-                mend="make it one: torch.as_tensor(values)",
+                hint="make it one: torch.as_tensor(values)",
             )
     (first, length), *others = ((name, len(values)) for name, values in fields.items())
     for name, other in others:
@@ -174,6 +174,6 @@ def _number_of_rows(fields: Mapping[str, Tensor]) -> int:
                 f"Field {name!r} has another number of rows than {first!r}.",
                 given=f"{other} rows",
                 expected=f"{length} rows",
-                mend="give every field one row for each example",
+                hint="give every field one row for each example",
             )
     return length

@@ -13,7 +13,7 @@ from torch import Tensor
 from lockstep.errors import DataError
 from lockstep.images.decode import Decoding
 from lockstep.images.encoded import EncodedImage
-from lockstep.listing import few
+from lockstep.listing import shorten
 from lockstep.readers.image_files import check_not_turned
 from lockstep.records.example import Float32s, Int64s, Values, scan_example
 
@@ -146,7 +146,7 @@ class ParsedExample:
             f"{self.source} has no usable feature {name!r}.",
             given=given or self._given(name),
             expected=expected,
-            mend="name the feature that holds it, read the file by another schema, or write the records again",
+            hint="name the feature that holds it, read the file by another schema, or write the records again",
         )
 
     def _numbers(self, name: str, count: int | None, dtype: np.dtype[Any]) -> Any:
@@ -163,7 +163,7 @@ class ParsedExample:
         values = self.features.get(name)
         if values is None:
             names = sorted(scan_example(self.record(), self.source))
-            return f"the features {few(names, _NAMED_AT_MOST) or '(none)'}"
+            return f"the features {shorten(names, _NAMED_AT_MOST) or '(none)'}"
         return f"{len(values)} values of {'bytes' if isinstance(values, list) else values.dtype}"
 
 

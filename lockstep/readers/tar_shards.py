@@ -153,7 +153,7 @@ class _Field:
                 f"The endings of the field {name!r} hold different things.",
                 given=f"{';'.join(endings)}: {', '.join(sorted(kinds))}",
                 expected="endings of one kind, such as jpg;png",
-                mend="make a field of each",
+                hint="make a field of each",
             )
         return cls(name, tuple(endings), kinds.pop())
 
@@ -198,7 +198,7 @@ class _Shard:
                 f"{self.path} is another archive than the one that its index was made of.",
                 given=f"another header before the content of {shown(index.name(member))!r}, at byte {offset}",
                 expected="the archive that was there, or another time of change",
-                mend="leave archives alone while they are read; if it was replaced before, touch it and start again",
+                hint="leave archives alone while they are read; if it was replaced before, touch it and start again",
             )
         return self._open_files.read(self.path, index.version, int(index.sizes[member]), offset)
 
@@ -224,20 +224,20 @@ class _Sample(NamedTuple):
             f"The sample {self.key!r} of {self.shard.path} has no {field.name!r}.",
             given=f"members that end in {', '.join(self.members)}",
             expected=f"one that ends in {' or '.join(field.endings)}",
-            mend="choose other fields, or pack it anew: files of a sample follow one another (tar --sort=name)",
+            hint="choose other fields, or pack it anew: files of a sample follow one another (tar --sort=name)",
         )
 
 
 def _chosen_fields(fields: Mapping[str, str]) -> tuple[_Field, ...]:
-    mend = 'write {"image": "jpg;png", "label": "cls"}'
+    hint = 'write {"image": "jpg;png", "label": "cls"}'
     if not isinstance(fields, Mapping):
-        raise wrong_type("fields", fields, expected="the endings of each field, by its name", mend=mend)
+        raise wrong_type("fields", fields, expected="the endings of each field, by its name", hint=hint)
     if not fields or not all(isinstance(text, str) and all(text.split(";")) for text in fields.values()):
         raise InputError(
             "The fields of a sample are chosen by the endings of its members.",
             given=f"fields={dict(fields)}",
             expected="one field or more, each with its endings, and a semicolon between these",
-            mend=mend,
+            hint=hint,
         )
     return tuple(_Field.of(name, text.lower().split(";")) for name, text in fields.items())
 
@@ -256,7 +256,7 @@ def _default_fields(sample: _Sample) -> tuple[_Field, ...]:
                 f"Two members of the sample {sample.key!r} of {sample.shard.path} would be the field {name!r}.",
                 given=f"the endings {endings[name]} and {ending}",
                 expected="one of them, or each with a name of its own",
-                mend=f'choose the fields: fields={{"{name}": "{endings[name]}", ...}}',
+                hint=f'choose the fields: fields={{"{name}": "{endings[name]}", ...}}',
             )
         endings[name] = ending
     return tuple(
@@ -286,5 +286,5 @@ def _unusable(source: str, given: str, expected: str) -> DataError:
         f"{source} cannot be used.",
         given=given,
         expected=expected,
-        mend="repair it, or choose other fields",
+        hint="repair it, or choose other fields",
     )

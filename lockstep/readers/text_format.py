@@ -137,7 +137,7 @@ class _Tokens:
             f"{self._source} is not in protocol buffers' text format: line {line} cannot be read.",
             given=token.text[:100] or "the end of the text",
             expected=expected,
-            mend="mend that line, or give a file of this format",
+            hint="fix that line, or give a file of this format",
         )
 
 

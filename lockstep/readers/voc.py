@@ -11,7 +11,7 @@ import numpy as np
 
 from lockstep.checks import check_switch
 from lockstep.images.decode import AS_STORED, Decoding
-from lockstep.listing import few
+from lockstep.listing import shorten
 from lockstep.readers.fingerprint import Fingerprint
 from lockstep.readers.image_files import ImageFiles
 from lockstep.readers.image_folder import ENDINGS
@@ -142,7 +142,7 @@ def _alphabetical(names: set[str]) -> LabelMap:
 def _warn_of_others(folder: Path, names: Iterable[str]) -> None:
     images = {path.name for path in folder.iterdir() if path.name.lower().endswith(ENDINGS)}
     if others := sorted(images - {*names}):
-        _logger.warning("Not read in %s, since no annotation names them: %s", folder, few(others))
+        _logger.warning("Not read in %s, since no annotation names them: %s", folder, shorten(others))
 
 
 def _table(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lockstep.checks import check_type
 from lockstep.errors import DataError
-from lockstep.listing import few
+from lockstep.listing import shorten
 
 _ANNOTATIONS = ("Annotations", "annotations")
 _IMAGES = ("JPEGImages", "images")
@@ -24,14 +24,14 @@ def folder_of_year(root: Path, year: int | None) -> Path:
     """
     if year is None:
         return root
-    check_type("year", year, int, expected="a year, such as 2012", mend="write year=2012, or leave it out")
+    check_type("year", year, int, expected="a year, such as 2012", hint="write year=2012, or leave it out")
     folder = root / f"VOC{year}"
     if not folder.is_dir():
         raise DataError(
             f"There is no folder {folder}.",
-            given=f"year={year}; in {root} there is {few(_years(root)) or 'no folder VOC*'}",
+            given=f"year={year}; in {root} there is {shorten(_years(root)) or 'no folder VOC*'}",
             expected="the folder above those of the years, VOCdevkit",
-            mend="name another year, or without one the folder that holds the annotations",
+            hint="name another year, or without one the folder that holds the annotations",
         )
     return folder
 
@@ -53,9 +53,9 @@ def annotation_files(root: Path) -> list[Path]:
         years = _years(root)
         raise DataError(
             f"There are no annotations in {folder}.",
-            given=f"no *.xml, but {few(years)}" if years else "no *.xml",
+            given=f"no *.xml, but {shorten(years)}" if years else "no *.xml",
             expected=f"a folder with {' or '.join(_ANNOTATIONS)} in it, or the files themselves",
-            mend=f"give the year, such as year={years[0].removeprefix('VOC')}" if years else "check the path",
+            hint=f"give the year, such as year={years[0].removeprefix('VOC')}" if years else "check the path",
         )
     return there
 
@@ -71,9 +71,9 @@ def split_files(root: Path, split: str, there: Sequence[Path]) -> list[Path]:
     if missing := [name for name in names if name not in paths]:
         raise DataError(
             f"The split {split!r} lists images without annotations.",
-            given=f"no {few([f'{name}.xml' for name in missing])} in {there[0].parent}",
+            given=f"no {shorten([f'{name}.xml' for name in missing])} in {there[0].parent}",
             expected=f"one for each of {len(names)} images",
-            mend="copy them there, or take the images out of the list",
+            hint="copy them there, or take the images out of the list",
         )
     return [paths[name] for name in names]
 
@@ -90,16 +90,16 @@ def _listed(root: Path, split: str) -> list[str]:
         raise DataError(
             f"The split {split!r} cannot be read.",
             given=str(error),
-            expected=f"in {folder}: {few(splits)}" if splits else f"a list of names; there is none in {folder}",
-            mend="name one of these" if splits else "read all annotations with split=None",
+            expected=f"in {folder}: {shorten(splits)}" if splits else f"a list of names; there is none in {folder}",
+            hint="name one of these" if splits else "read all annotations with split=None",
         ) from error
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice or not names:
         raise DataError(
             f"{path} is no list of images.",
-            given=f"{few(twice)} more than once" if twice else "no names",
+            given=f"{shorten(twice)} more than once" if twice else "no names",
             expected="one name or more, each on a line of its own and once",
-            mend="repair the list",
+            hint="repair the list",
         )
     return names
 

@@ -57,7 +57,7 @@ def read_voc_xml(path: Path) -> VocAnnotation:
             f"{path} cannot be used as an annotation in PASCAL VOC's format.",
             given=str(error),
             expected="XML with filename, size (width, height), and for each object name and bndbox, without a DOCTYPE",
-            mend="repair the file, or leave it and its image out",
+            hint="repair the file, or leave it and its image out",
         ) from error
 
 

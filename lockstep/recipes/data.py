@@ -157,7 +157,7 @@ class ImageData:
             f"The examples of this run come from the function {self.function} of a script.",
             given=f"data.function={self.function!r}",
             expected="that script, which gives the function to ls.run",
-            mend="run the script again: lockstep run SCRIPT; or set data.function=none and name paths",
+            hint="run the script again: lockstep run SCRIPT; or set data.function=none and name paths",
         )
 
     @property
@@ -191,7 +191,7 @@ def _no_path(split: str) -> DataError:
         f"This recipe has not been told where its {split} images are.",
         given=f"no data.{split}",
         expected="sharded records, tar shards, or a folder with a folder of images for each class",
-        mend=f"--set data.{split}=PATH, or in a recipe's file, such as 'shards/{split}-*'. To build shards: "
+        hint=f"--set data.{split}=PATH, or in a recipe's file, such as 'shards/{split}-*'. To build shards: "
         "`lockstep convert images FOLDER --to shards` of folders of images, "
         "`lockstep convert imagenet --help` of ImageNet's archives",
     )

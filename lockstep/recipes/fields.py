@@ -69,7 +69,7 @@ def _read_part(field: Accepted, table: Mapping[str, Any], place: Place) -> Any:
                 f"{place.at(name)}: this field is missing.",
                 given=shown(table),
                 expected=f"{name}, {accepted(hints[name])}",
-                mend=f"set {place.at(name).path}",
+                hint=f"set {place.at(name).path}",
             )
     values = {name: read(hint, table[name], place.at(name)) for name, hint in hints.items() if name in table}
     return _made(lambda: cls(**values), place)
@@ -84,7 +84,7 @@ def _class_of(field: Accepted, table: Mapping[str, Any], place: Place) -> type:
         f"{place.at('kind')}: " + ("there is no such kind here." if "kind" in table else "the kind is missing."),
         given=shown(table.get("kind", table)),
         expected=f"one of {listed(kinds)}",
-        mend=suggestion(kind, kinds) or f"set {place.at('kind').path}",
+        hint=suggestion(kind, kinds) or f"set {place.at('kind').path}",
     )
 
 
@@ -94,7 +94,7 @@ def _made(make: Callable[[], Any], place: Place) -> Any:
         return make()
     except LockstepError as error:
         raise RecipeError(
-            f"{place}: {error.what}", given=error.given, expected=error.expected, mend=error.mend
+            f"{place}: {error.what}", given=error.given, expected=error.expected, hint=error.hint
         ) from error
 
 
@@ -113,7 +113,7 @@ def _unknown_field(cls: type, name: str, place: Place) -> RecipeError:
         f"{place.at(name)}: there is no such field.",
         given=name,
         expected=f"one of {', '.join(known)}" if known else f"no field: {kind_of(cls)} has none",
-        mend=f"set {elsewhere} instead" if elsewhere else suggestion(name, known) or "remove it",
+        hint=f"set {elsewhere} instead" if elsewhere else suggestion(name, known) or "remove it",
     )
 
 
@@ -122,5 +122,5 @@ def _unfit(field: Accepted, value: object, place: Place) -> RecipeError:
         f"{place}: this value does not fit.",
         given=shown(value),
         expected=str(field),
-        mend=suggestion(value, field.words) or "give such a value (text in quotes, numbers and true or false without)",
+        hint=suggestion(value, field.words) or "give such a value (text in quotes, numbers and true or false without)",
     )

@@ -98,7 +98,7 @@ class Stage:
     """Height and width of the images, in pixels."""
 
     def __post_init__(self) -> None:
-        check_type("length", self.length, (Steps, Epochs), expected="steps or epochs", mend="write ls.Steps(1000)")
+        check_type("length", self.length, (Steps, Epochs), expected="steps or epochs", hint="write ls.Steps(1000)")
         if self.image_size is not None:
             check_whole("image_size", self.image_size, least=1)
 
@@ -160,9 +160,9 @@ class Evaluate:
     """The run ends after so many evaluations in a row without a checkpoint among the best; None: it does not."""
 
     def __post_init__(self) -> None:
-        check_all("top", self.top, int, mend="write top = [1, 5]")
+        check_all("top", self.top, int, hint="write top = [1, 5]")
         if not self.top:
-            raise InputError("There is nothing to score.", given="top=[]", expected="a number", mend="write top = [1]")
+            raise InputError("There is nothing to score.", given="top=[]", expected="a number", hint="write top = [1]")
         for each in self.top:
             check_whole("top", each, least=1)
         check_counts(1, patience=self.patience)
@@ -181,5 +181,5 @@ def check_counts(least: int, **counts: int | None) -> None:
                 f"{name} is out of range.",
                 given=f"{name}={count}",
                 expected=f"{least} or more" if count < least else "a whole number below 2**63",
-                mend=f"give another {name}, or leave it out",
+                hint=f"give another {name}, or leave it out",
             )

@@ -132,7 +132,7 @@ class ResizedCrop:
         _check_channels("mean", self.mean)
         _check_channels("std", self.std)
         for each in self.std:
-            check_positive("std", each, mend="give the standard deviation of each channel")
+            check_positive("std", each, hint="give the standard deviation of each channel")
 
     def preset(self, size: int) -> Preset:
         """The augmentations and the network's input, for images of this height and width."""
@@ -159,14 +159,14 @@ def _normalised_input(how: ResizedCrop, jitter: str, batch: Mapping[str, Any]) -
 
 
 def _check_share(name: str, value: float) -> None:
-    check_positive(name, value, mend=f"give {name} as a share, such as 0.05")
+    check_positive(name, value, hint=f"give {name} as a share, such as 0.05")
     check_probability(name, value)
 
 
 def _check_channels(name: str, values: tuple[float, ...]) -> None:
-    mend = f"give {name} one number for each channel, such as [0.5, 0.5, 0.5]"
-    check_all(name, values, (int, float), mend=mend)
+    hint = f"give {name} one number for each channel, such as [0.5, 0.5, 0.5]"
+    check_all(name, values, (int, float), hint=hint)
     if len(values) != _CHANNELS:
         raise InputError(
-            f"{name} is not one number for each channel.", given=f"{name}={values}", expected="three numbers", mend=mend
+            f"{name} is not one number for each channel.", given=f"{name}={values}", expected="three numbers", hint=hint
         )

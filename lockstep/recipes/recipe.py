@@ -141,7 +141,7 @@ class Recipe:
                 "The averaged weights cannot be scored: this run keeps no average.",
                 given='evaluate.weights="average", and no average',
                 expected="an average, or the raw weights",
-                mend='set average.decay (0.9999 is usual), or evaluate.weights="raw"',
+                hint='set average.decay (0.9999 is usual), or evaluate.weights="raw"',
             )
 
     def _check_best(self) -> None:
@@ -151,7 +151,7 @@ class Recipe:
                 "By this score no checkpoint can be kept.",
                 given=f"checkpoints.retention.best={best!r}, evaluate.every={self.evaluate.every}",
                 expected='a score of the validation examples, such as "validation/top1", and evaluations',
-                mend="name such a score and set evaluate.every, or leave checkpoints.retention.best out",
+                hint="name such a score and set evaluate.every, or leave checkpoints.retention.best out",
             )
 
     def _check_patience(self) -> None:
@@ -160,7 +160,7 @@ class Recipe:
                 "There is no score that the run could be out of patience with.",
                 given=f"evaluate.patience={self.evaluate.patience}, and no checkpoints.retention.best",
                 expected="the score by which checkpoints are the best",
-                mend='set checkpoints.retention.best="validation/top1", or leave evaluate.patience out',
+                hint='set checkpoints.retention.best="validation/top1", or leave evaluate.patience out',
             )
 
     def _check_stages(self) -> None:
@@ -172,7 +172,7 @@ class Recipe:
                     f"The images of {type(self.data).__name__} have one size.",
                     given=f"stages[{number}].image_size={stage.image_size}",
                     expected=f"{self.data.image_size} pixels throughout",
-                    mend="leave image_size out of the stages, or take ImageData",
+                    hint="leave image_size out of the stages, or take ImageData",
                 )
             replace(self.data, image_size=stage.image_size)  # the preprocessing may refuse it
 
@@ -185,7 +185,7 @@ class Recipe:
                     f"The images are too small for {type(self.model).__name__}.",
                     given=f"{name}={size}",
                     expected=f"{least} pixels or more",
-                    mend=f"set {name} to {least} or more ({self.model.image_size} is usual)",
+                    hint=f"set {name} to {least} or more ({self.model.image_size} is usual)",
                 )
 
     def _check_top(self) -> None:
@@ -195,7 +195,7 @@ class Recipe:
                 f"A model with {num_classes} classes has no top {most}.",
                 given=f"evaluate.top={list(self.evaluate.top)}",
                 expected=f"numbers of {num_classes} at most",
-                mend="set evaluate.top=[1]",
+                hint="set evaluate.top=[1]",
             )
 
     def towers_for(self, num_workers: int) -> Towers:
@@ -208,7 +208,7 @@ class Recipe:
                 "This name cannot be that of a folder.",
                 given=f"name={self.name!r}",
                 expected="letters, digits and _, after the first one also . + -",
-                mend="give the run a name such as mnist_2",
+                hint="give the run a name such as mnist_2",
             )
 
     def _check_towers(self) -> None:
@@ -217,7 +217,7 @@ class Recipe:
                 "How many towers there are is said in num_towers alone.",
                 given=f"towers.count={self.towers.count}",
                 expected="towers that leave their count out",
-                mend=f"set num_towers={self.towers.count}, and leave the count out of towers",
+                hint=f"set num_towers={self.towers.count}, and leave the count out of towers",
             )
         if self.num_towers is not None:
             self.towers_for(self.num_towers).check(self.batch_size, self.num_workers or 1)
@@ -231,5 +231,5 @@ class Recipe:
                 "With one image a tower the batch norm of the auxiliary head has nothing to normalise with.",
                 given=f"batch_size={self.batch_size} over {self.num_towers} towers",
                 expected="two images or more a tower",
-                mend='lower num_towers, raise batch_size, or set towers.batch_norm="sync" or model.auxiliary=false',
+                hint='lower num_towers, raise batch_size, or set towers.batch_norm="sync" or model.auxiliary=false',
             )

@@ -56,7 +56,7 @@ def _parsed(setting: str) -> _Setting:
             f"--set {setting}: this sets nothing.",
             given=setting,
             expected="path.to.field=value, such as optimizer.lr.initial=0.1",
-            mend="name the field, and give its value after =",
+            hint="name the field, and give its value after =",
         )
     return _Setting(keys, _value(text.strip()))
 
@@ -88,7 +88,7 @@ def _with(node: Any, keys: Sequence[str], value: Any, place: Place) -> Any:
                 f"{inner}: there is no such item.",
                 given=key,
                 expected=f"a number from 0 to {len(node)}",
-                mend="count the items from 0; one past the last adds an item",
+                hint="count the items from 0; one past the last adds an item",
             )
         items[int(key)] = _with(items[int(key)], rest, value, inner)
         return items if int(key) == len(node) else items[:-1]

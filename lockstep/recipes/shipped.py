@@ -31,7 +31,7 @@ def recipe(name: str) -> Recipe:
             f"{name}: there is no such recipe.",
             given=name,
             expected=f"{', '.join(names())}, or a file that ends in .toml",
-            mend=suggestion(name, names()) or "give one of these",
+            hint=suggestion(name, names()) or "give one of these",
         )
     return _SHIPPED[name]()
 

@@ -41,7 +41,7 @@ def from_toml(text: str, source: str) -> Recipe:
             f"{source}: this is not TOML.",
             given=error,
             expected="lines such as batch_size = 128 below headings such as [optimizer]",
-            mend="correct it there; `lockstep train mnist --print-recipe` prints a recipe to start from",
+            hint="correct it there; `lockstep train mnist --print-recipe` prints a recipe to start from",
         ) from error
     recipe: Recipe = read(Recipe, tables, Place(source))
     return recipe
@@ -61,6 +61,6 @@ def load(path: Path) -> Recipe:
             f"{path}: the recipe cannot be read.",
             given=f"{path} ({reason})",
             expected="a TOML file",
-            mend="check the path; `lockstep train mnist --print-recipe` prints a recipe to start from",
+            hint="check the path; `lockstep train mnist --print-recipe` prints a recipe to start from",
         ) from error
     return from_toml(text, str(path))

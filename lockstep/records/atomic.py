@@ -27,5 +27,5 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             f"{path} cannot be written.",
             given=str(error),
             expected="a folder that may be written, on a disk with room",
-            mend="make room, or name another folder",
+            hint="make room, or name another folder",
         ) from error

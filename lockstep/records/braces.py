@@ -37,7 +37,7 @@ def expand_braces(path: str | Path) -> list[str]:
             f"{path} cannot be expanded.",
             given=f"{count} paths" if count else "a range that falls",
             expected=f"ranges that rise, for at most {_MOST} paths",
-            mend="write the first shard's number, two dots and the last one's: {000000..000999}",
+            hint="write the first shard's number, two dots and the last one's: {000000..000999}",
         )
     choices = [_numbers(text) if place % 2 else [text] for place, text in enumerate(texts)]
     return ["".join(parts) for parts in product(*choices)]

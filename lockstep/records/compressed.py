@@ -57,7 +57,7 @@ class InflateError(Exception):
             start,
             given=str(self),
             expected=f"a whole {source.compression} stream of records",
-            mend="copy or convert the file again",
+            hint="copy or convert the file again",
         )
 
 

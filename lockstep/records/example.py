@@ -168,7 +168,7 @@ def feature_bytes(name: str, values: Values) -> bytes:
         f"The feature {name!r} cannot be part of a {_MESSAGE}.",
         given=f"{values.dtype} of shape {values.shape}" if isinstance(values, np.ndarray) else repr(values)[:100],
         expected="a list of bytes, or a one-dimensional array of int64 or float32",
-        mend="convert it: np.array([...], dtype=np.int64), np.float32, or [bytes]",
+        hint="convert it: np.array([...], dtype=np.int64), np.float32, or [bytes]",
     )
 
 

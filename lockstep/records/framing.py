@@ -37,9 +37,9 @@ class Source(NamedTuple):
         """A record by its number, and by the byte where its frame starts: the subject of a sentence."""
         return f"Record {record} of {self.path}, at byte {start}{self._after},"
 
-    def damaged(self, what: str, record: int, start: int, *, given: str, expected: str, mend: str) -> DataError:
+    def damaged(self, what: str, record: int, start: int, *, given: str, expected: str, hint: str) -> DataError:
         """The error for a record of which `what` is true."""
-        return DataError(f"{self.place(record, start)} {what}.", given=given, expected=expected, mend=mend)
+        return DataError(f"{self.place(record, start)} {what}.", given=given, expected=expected, hint=hint)
 
     def cut_short(self, record: int, start: int, length: int, left: int) -> DataError:
         """The error for a record whose frame of `length` bytes has only `left` of them."""
@@ -47,7 +47,7 @@ class Source(NamedTuple):
             f"{self.path} is cut short: record {record}, at byte {start}{self._after}, is not whole.",
             given=f"{left} bytes up to the end of the file",
             expected=f"at least {length} bytes",
-            mend="copy or convert the file again",
+            hint="copy or convert the file again",
         )
 
     @property
@@ -95,7 +95,7 @@ def bad_head(head: bytes, source: Source, record: int, start: int) -> DataError:
         start,
         given=f"the bytes {head.hex(' ')}",
         expected="the length of a record and its checksum" + ("" if start else "; or all of it in gzip or zlib"),
-        mend="copy or convert the file again" if record else "check that this is a TFRecord file",
+        hint="copy or convert the file again" if record else "check that this is a TFRecord file",
     )
 
 
@@ -115,6 +115,6 @@ def payload_of(data: bytes, verify: bool, source: Source, record: int, start: in
                 start,
                 given=f"{len(payload)} bytes with the checksum {crc:#010x}",
                 expected=f"the checksum {expected:#010x}, which was written with them",
-                mend="copy or convert the file again",
+                hint="copy or convert the file again",
             )
     return payload

@@ -60,7 +60,7 @@ def check_version(file: BinaryIO, path: Path, version: Version) -> None:
             f"{path} has changed since its index was made.",
             given=f"{now.size_bytes} bytes, changed at {now.mtime_ns} ns",
             expected=f"{version.size_bytes} bytes, changed at {version.mtime_ns} ns",
-            mend="start again, and leave the files alone while they are read",
+            hint="start again, and leave the files alone while they are read",
         )
 
 

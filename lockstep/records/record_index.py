@@ -107,7 +107,7 @@ def too_large(files: str, size: str, expected: str) -> DataError:
         f"{files} cannot be decompressed into memory, which reading compressed records in any order needs.",
         given=f"{size} after decompression",
         expected=f"{expected} (memory_limit_bytes, for all compressed files)",
-        mend="raise the limit, or write them uncompressed: write_records(new, (record for _, record in read_all(old)))",
+        hint="raise the limit, or write them uncompressed: write_records(new, (record for _, record in read_all(old)))",
     )
 
 

@@ -97,7 +97,7 @@ def opened(path: Path, buffering: int = 0) -> BinaryIO:
             f"{path} cannot be opened.",
             given=str(error),
             expected="a file of records that may be read",
-            mend="check the path, and who may read it",
+            hint="check the path, and who may read it",
         ) from error
 
 
@@ -164,5 +164,5 @@ class _Records:
                 self.start,
                 given=f"{length} bytes",
                 expected=f"at most {self.largest_record_bytes} bytes in a compressed file",
-                mend="write the file uncompressed, if it can be trusted",
+                hint="write the file uncompressed, if it can be trusted",
             )

@@ -50,7 +50,7 @@ def list_of_paths(paths: str | Path | Sequence[str | Path]) -> Sequence[str | Pa
         return [paths]
     given: object = paths
     if isinstance(given, bytes) or not isinstance(given, Iterable):
-        raise wrong_type("paths", paths, expected="a path, or a list of paths", mend='write "train-*", or a list')
+        raise wrong_type("paths", paths, expected="a path, or a list of paths", hint='write "train-*", or a list')
     return list(paths)
 
 
@@ -61,13 +61,13 @@ def check_local(path: str | Path) -> None:
         InputError: it is of another type.
         DataError: no system takes it for a path; or it is an address: the error says what to mount.
     """
-    check_type("path", path, (str, Path), expected="a path: text, or a Path", mend="write it as text")
+    check_type("path", path, (str, Path), expected="a path: text, or a Path", hint="write it as text")
     if problem := _problem_of(str(path)):
         raise DataError(
             f"{str(path)[:_MOST_SHOWN]!r} cannot be the path of a file.",
             given=problem,
             expected=f"at most {_LONGEST_PATH_BYTES} bytes, at most {_LONGEST_PART_BYTES} between slashes, and no zero",
-            mend="check the path",
+            hint="check the path",
         )
     if remote := _REMOTE.match(str(path)):
         scheme = remote[1].lower()
@@ -75,7 +75,7 @@ def check_local(path: str | Path) -> None:
             f"{path} is not on this machine.",
             given=f"an address that begins with {scheme}:",
             expected="a path in the file system",
-            mend=f"{_MOUNTS.get(scheme, 'mount it, or copy it,')} and give the path of the folder",
+            hint=f"{_MOUNTS.get(scheme, 'mount it, or copy it,')} and give the path of the folder",
         )
 
 
@@ -100,7 +100,7 @@ def _matching(given: str | Path) -> list[Path]:
             f"{path} is a folder.",
             given=_held(path),
             expected="a file, or a pattern of files",
-            mend=f"name its files, such as {path}/train-*",
+            hint=f"name its files, such as {path}/train-*",
         )
     if os.path.exists(path) or not glob.has_magic(pattern):  # noqa: PTH110
         return [path]
@@ -111,7 +111,7 @@ def _matching(given: str | Path) -> list[Path]:
             f"No file is named like {pattern}",
             given=_held(path.parent),
             expected="one file or more",
-            mend="check the pattern",
+            hint="check the pattern",
         )
     _check_complete(files, path.name)
     return files
@@ -150,7 +150,7 @@ def _check_complete(files: Sequence[Path], pattern: str) -> None:
                 f"Shards are missing in {folder}: {missing}",
                 given=f"{len(numbers)} files that are named -of-{count}",
                 expected=f"all {int(count)} of them, or those that {pattern} stands for",
-                mend="copy the missing ones, or name fewer by the pattern, such as train-0000?-of-00128",
+                hint="copy the missing ones, or name fewer by the pattern, such as train-0000?-of-00128",
             )
 
 
@@ -159,5 +159,5 @@ def _two_sets(path: Path, one: str, other: str) -> DataError:
         f"There are two sets of shards in {path.parent}.",
         given=f"files that are named -of-{one}, and {path.name}",
         expected="one set: the other may hold the same examples",
-        mend=f"name one by the pattern, such as *-of-{other}*",
+        hint=f"name one by the pattern, such as *-of-{other}*",
     )

@@ -147,7 +147,7 @@ class _Samples:
                 f"{self._path} holds two members of one key and ending.",
                 given=f"{shown(member.name)!r} at byte {member.start}, after another one in the sample {shown(key)!r}",
                 expected="members of a sample that end otherwise, upper and lower case being the same",
-                mend="rename one of them",
+                hint="rename one of them",
             )
         self._endings.add(ending)
         self._members.append(member)

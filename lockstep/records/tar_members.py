@@ -125,7 +125,7 @@ class _Walk:
                     f"{self._path} holds more after its end mark.",
                     given=f"{self._number} members, an end mark at byte {self._place}, and not only zeros after it",
                     expected="one archive; those that `cat` has joined end at the first one's mark",
-                    mend="give the archives themselves, or join them by tar --concatenate",
+                    hint="give the archives themselves, or join them by tar --concatenate",
                 )
         if (rest := self._size_bytes - self._place) > _LONGEST_REST_BYTES:
             raise self._cut_short(f"zeros in its place, and {rest} bytes up to the end of the file", "its header")
@@ -136,7 +136,7 @@ class _Walk:
             f"Member {self._number} of {self._path}, at byte {self._place}, has no valid header.",
             given=given,
             expected="the header of a member of a tar archive, in the format of ustar, pax or GNU",
-            mend="copy the file again, or pack it anew" if self._place else "check that this is a tar archive",
+            hint="copy the file again, or pack it anew" if self._place else "check that this is a tar archive",
         )
 
     def _header(self) -> Header | None:
@@ -158,7 +158,7 @@ class _Walk:
                     f"{self._path} is compressed, so its samples cannot be read in any order.",
                     given=f"a file that begins as those of {name} do",
                     expected="a plain tar archive; the images in it are compressed already",
-                    mend=f"decompress it ({name} -d), and give the path of the plain file",
+                    hint=f"decompress it ({name} -d), and give the path of the plain file",
                 )
 
     def _content_bytes(self, header: Header) -> int:
@@ -198,7 +198,7 @@ class _Walk:
                 f"{shown(name)!r} in {self._path} is {what}.",
                 given=f"member {self._number}, at byte {self._place}, whose content is not stored as it is",
                 expected="files, each with its content, and folders",
-                mend="pack the files anew: tar --sort=name --dereference --hard-dereference -cf NEW.tar FOLDER",
+                hint="pack the files anew: tar --sort=name --dereference --hard-dereference -cf NEW.tar FOLDER",
             )
         if kind in FILES and name.endswith(b"/"):  # as the oldest archives name folders
             kind = FOLDERS
@@ -209,7 +209,7 @@ class _Walk:
             f"{self._path} is cut short: member {self._number}{name}, at byte {self._place}, is not whole.",
             given=given,
             expected=expected,
-            mend="copy the file again; where its writer has not closed it, pack it anew",
+            hint="copy the file again; where its writer has not closed it, pack it anew",
         )
 
     def _read(self, size: int, offset: int) -> bytes:

@@ -140,5 +140,5 @@ def _without(field: Field, features: Mapping[str, Values], source: str) -> DataE
         f"{source} has no usable feature {field.key!r}.",
         given=given,
         expected=str(field),
-        mend="name the feature that holds it, or write the records again",
+        hint="name the feature that holds it, or write the records again",
     )

@@ -28,7 +28,7 @@ class MalformedError(Exception):
             f"{source} is not a {message}.",
             given=f"{self.what} at byte {self.place}",
             expected=f"the features of a {message}, in protocol buffers' wire format",
-            mend="write the record again, or read it as what it is",
+            hint="write the record again, or read it as what it is",
         )
 
 

@@ -91,7 +91,7 @@ def no_folder(folder: Path) -> WorkdirError:
         f"The folder {folder} is not there.",
         given=f"no folder {folder}",
         expected="a folder that stays as long as a run writes to it",
-        mend="if it was deleted or moved while the run went on, put it back: the same command goes on from the last "
+        hint="if it was deleted or moved while the run went on, put it back: the same command goes on from the last "
         "checkpoint in it, and what is not put back is lost",
     )
 
@@ -103,5 +103,5 @@ def _refused(path: Path, error: OSError) -> WorkdirError:
         f"{path} cannot be written: {error.strerror}.",
         given=f"{path} ({error.strerror})",
         expected="a file that can be created and extended, on a disk with space left",
-        mend="make space, or give a workdir that can be written; what was written before is intact",
+        hint="make space, or give a workdir that can be written; what was written before is intact",
     )

@@ -145,7 +145,7 @@ def _facts(line: bytes, path: Path, number: int) -> dict[str, Any]:
             f"{path}, line {number} is not a line of metrics.",
             given=line[:80].decode(errors="replace").rstrip(),
             expected='a JSON object with "step" and "position", or with "step" and "evaluation"',
-            mend=f"move {path.name} away, or give another workdir; nothing was changed",
+            hint=f"move {path.name} away, or give another workdir; nothing was changed",
         )
     return facts
 

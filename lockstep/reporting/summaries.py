@@ -123,5 +123,5 @@ def _make(folder: Path) -> None:
             f"{folder} cannot be made: {error.strerror}.",
             given=f"{folder} ({error.strerror})",
             expected="a folder, or a place where one can be made",
-            mend="give another workdir, or the right to write to this one",
+            hint="give another workdir, or the right to write to this one",
         ) from error

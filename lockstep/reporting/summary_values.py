@@ -62,7 +62,7 @@ def images(tag: str, images: npt.NDArray[Any]) -> Summary:
             f"{tag!r} cannot be shown as images.",
             given=f"an array of shape {images.shape} and type {images.dtype}",
             expected="shape (count, channels, height, width) with 1, 3 or 4 channels, of type uint8 or float",
-            mend="move the channels before the height, or choose three of them",
+            hint="move the channels before the height, or choose three of them",
         )
     pixels = (to_uint8(image) for image in images)
     return Summary(value=[_image(f"{tag}/{index}", image) for index, image in enumerate(pixels)])

@@ -89,7 +89,7 @@ def _of_another_run(fork_from: str) -> Checkpoint:
             f"There is no checkpoint in {place}.",
             given=str(place),
             expected="the workdir of a run that has saved one",
-            mend="check the path; for weights alone call ls.warm_start",
+            hint="check the path; for weights alone call ls.warm_start",
         )
     return checkpoint
 

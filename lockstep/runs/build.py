@@ -69,7 +69,7 @@ def check_told(recipe: Recipe, reader: ReaderFunction | None = None) -> None:
             "This recipe starts from trained weights, and has not been told which.",
             given="no warm_start.path",
             expected="a run, a TensorFlow checkpoint, or a file of safetensors or torch",
-            mend="--set warm_start.path=PATH (of TF-Slim's, also --set warm_start.mapping.name_map=slim_inception_v3); "
+            hint="--set warm_start.path=PATH (of TF-Slim's, also --set warm_start.mapping.name_map=slim_inception_v3); "
             "or --set warm_start=none to begin with fresh ones",
         )
 
@@ -81,7 +81,7 @@ def _check_scored(recipe: Recipe, examples: Examples) -> None:
             "Nothing would say which checkpoints are the best: there are no validation examples.",
             given=f"checkpoints.retention.best={best!r}, and no validation examples",
             expected="validation examples, or a run without best checkpoints",
-            mend="--set data.validation=PATH; or --set checkpoints.retention.best=none",
+            hint="--set data.validation=PATH; or --set checkpoints.retention.best=none",
         )
     if best is not None:
         known = [f"validation/{name}" for name in task(recipe).score_names]

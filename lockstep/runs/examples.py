@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError
-from lockstep.listing import few
+from lockstep.listing import shorten
 from lockstep.readers.combine import Subset
 from lockstep.readers.one_by_one import reader_of
 from lockstep.readers.reader import Reader
@@ -80,8 +80,8 @@ class Examples:
                 raise DataError(
                     f"The classes of the {split} examples have other numbers than those to train on.",
                     given=f"class {label} is {theirs!r}, and {ours!r} to train on",
-                    expected=f"the same folders for both: {few(trained)}",
-                    mend="have a folder with at least one image for each class in both",
+                    expected=f"the same folders for both: {shorten(trained)}",
+                    hint="have a folder with at least one image for each class in both",
                 )
 
     def reader(self, split: str, *, to_train: bool = False) -> Reader:
@@ -127,7 +127,7 @@ def _not_given(split: str) -> DataError:
         f"The function of this run gives no {split} examples.",
         given=f"reader({split!r}) is None",
         expected="a reader",
-        mend=f"return a reader for {split!r}",
+        hint=f"return a reader for {split!r}",
     )
 
 
@@ -137,6 +137,6 @@ def _checked(wanted: int, there: int, split: str) -> int:
             f"There are fewer {split} examples than are to be scored.",
             given=f"{there} examples, {wanted} asked for",
             expected=f"at most {there}",
-            mend=f"set evaluate.examples to {there} or less, or leave it out to score all of them",
+            hint=f"set evaluate.examples to {there} or less, or leave it out to score all of them",
         )
     return wanted

@@ -98,7 +98,7 @@ def take_weights(model: nn.Module, source: WeightSource, *, average: bool) -> No
             "This run keeps no averages of its parameters.",
             given="--average",
             expected="a run whose recipe has an average",
-            mend="leave --average out, or train with one: --set average.decay=0.9999",
+            hint="leave --average out, or train with one: --set average.decay=0.9999",
         )
     names = [name for name in source.tensors if not name.endswith(AVERAGE)]
     values = {name: source.read(name + AVERAGE if name in averaged else name) for name in names}
@@ -121,7 +121,7 @@ def check_packages(ending: str) -> None:
             "Files of ONNX cannot be written here.",
             given=f"not installed: {', '.join(missing)}",
             expected=f"the packages {' and '.join(_ONNX_PACKAGES)}",
-            mend="pip install 'lockstep-train[onnx]'; or export a .pt2, which needs torch alone",
+            hint="pip install 'lockstep-train[onnx]'; or export a .pt2, which needs torch alone",
         )
 
 
@@ -150,7 +150,7 @@ def _onnx(trained: Trained) -> bytes:
             "The model is too large for one file of ONNX.",
             given=f"{num_bytes:,} bytes of weights",
             expected=f"at most {_MOST_ONNX_BYTES:,}",
-            mend="export a .pt2 or .safetensors",
+            hint="export a .pt2 or .safetensors",
         )
     with _quiet():
         made: Any = torch.onnx.export(
@@ -185,7 +185,7 @@ def _opened(run: str) -> tuple[RunWeights, Recipe]:
             f"{run} is no run whose model could be exported.",
             given=f"{source.path} ({source.kind})",
             expected=f"the workdir of a run (with a {RECIPE} and checkpoints), or WORKDIR@STEP",
-            mend="name a workdir; `lockstep import checkpoint` makes .safetensors of other files",
+            hint="name a workdir; `lockstep import checkpoint` makes .safetensors of other files",
         )
     return source, recipe
 

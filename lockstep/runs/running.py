@@ -55,8 +55,8 @@ def run(
             not what it was when the run was saved.
         WorkdirError: the workdir holds something else, or the recipe is another one than the run's.
     """
-    mend = 'write ls.run(ls.recipes.find("mnist"), "runs/mnist")'
-    check_type("recipe", recipe, Recipe, expected="a Recipe", mend=mend)
+    hint = 'write ls.run(ls.recipes.find("mnist"), "runs/mnist")'
+    check_type("recipe", recipe, Recipe, expected="a Recipe", hint=hint)
     worker, path = join(recipe.device), None if workdir is None else Path(workdir)
     if reader is not None:
         recipe = _with_function(recipe, reader)
@@ -85,14 +85,14 @@ def _with_function(recipe: Recipe, reader: ReaderFunction) -> Recipe:
             "reader",
             reader,
             expected="a function of the split that returns a reader",
-            mend='write def reader(split): return ls.data.ImageFolder(f"photos/{split}")',
+            hint='write def reader(split): return ls.data.ImageFolder(f"photos/{split}")',
         )
     if not isinstance(recipe.data, ImageData):
         raise InputError(
             f"A function can give no examples to {type(recipe.data).__name__}.",
             given=f"data of {type(recipe.data).__name__}, and reader={reader!r}",
             expected="a recipe with ImageData",
-            mend="replace(recipe, data=ls.recipes.ImageData(image_size=224)); or leave reader out",
+            hint="replace(recipe, data=ls.recipes.ImageData(image_size=224)); or leave reader out",
         )
     named = reader.func if isinstance(reader, partial) else reader
     name = getattr(named, "__qualname__", type(named).__qualname__)

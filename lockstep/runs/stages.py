@@ -173,7 +173,7 @@ def _named(number: int | None) -> Iterator[None]:
         if number is None or isinstance(error, DataError):
             raise
         what = f"Stage {number}: {error.what}"
-        raise type(error)(what, given=error.given, expected=error.expected, mend=error.mend) from error
+        raise type(error)(what, given=error.given, expected=error.expected, hint=error.hint) from error
 
 
 def _end_of(recipe: Recipe, last: int | None, epoch_size: int) -> End | None:
@@ -203,6 +203,6 @@ def _num_steps(stage: Stage, number: int, recipe: Recipe, epoch_size: int) -> in
             f"Stage {number} is too short for an update.",
             given=f"{stage.length}, {epoch_size} examples in an epoch, batches of {recipe.batch_size}",
             expected="at least one whole batch",
-            mend=f"raise stages[{number - 1}].length, or lower the batch size",
+            hint=f"raise stages[{number - 1}].length, or lower the batch size",
         )
     return count

@@ -17,7 +17,7 @@ def check_needs_no_files(recipe: Recipe) -> None:
             "Without a workdir there is no checkpoint to go back to.",
             given="nonfinite=rollback",
             expected="a workdir, or another policy",
-            mend="name a --workdir, or add --set nonfinite=skip",
+            hint="name a --workdir, or add --set nonfinite=skip",
         )
     watch = recipe.watch
     asked = {
@@ -35,5 +35,5 @@ def check_needs_no_files(recipe: Recipe) -> None:
             "Without a workdir nothing can be written, and the recipe asks for files.",
             given=", ".join(wanted),
             expected="a workdir, or 0 for each of these",
-            mend="name a --workdir, or add " + " ".join(f"--set {each.partition('=')[0]}=0" for each in wanted),
+            hint="name a --workdir, or add " + " ".join(f"--set {each.partition('=')[0]}=0" for each in wanted),
         )

@@ -28,7 +28,7 @@ from typing import Any
 from lockstep.durable import replacing
 from lockstep.errors import WorkdirError
 from lockstep.lease import Lease, take
-from lockstep.listing import few
+from lockstep.listing import shorten
 from lockstep.recipes.differences import differences
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import load, to_toml
@@ -63,7 +63,7 @@ class Workdir:
             entries = list(self.path.iterdir()) if self.path.is_dir() else []
         there = sorted(entry.name for entry in entries if not _is_partial(entry))
         if there:
-            raise self._something_else(few(there, 3))
+            raise self._something_else(shorten(there, 3))
         return None
 
     def _something_else(self, found: str) -> WorkdirError:
@@ -71,7 +71,7 @@ class Workdir:
             f"{self.path} holds something that is not a run.",
             given=found,
             expected=f"a folder that is empty, not there yet, or of a run (with a {RECIPE})",
-            mend="name another folder with --workdir; nothing in this one was touched",
+            hint="name another folder with --workdir; nothing in this one was touched",
         )
 
     def check(self, recipe: Recipe, *, accept_changes: bool) -> list[str]:
@@ -88,7 +88,7 @@ class Workdir:
                 f"The run in {self.path} has another recipe.",
                 given="; ".join(grave),
                 expected="the recipe that the run began with, but for its end, intervals and machine",
-                mend="take the changes back, name another --workdir, or add --accept-changes to go on with them",
+                hint="take the changes back, name another --workdir, or add --accept-changes to go on with them",
             )
         return [str(difference) for difference in found]
 
@@ -136,7 +136,7 @@ class Workdir:
                 f"{path} cannot be read.",
                 given=str(error),
                 expected="the choices of the run's first start, as JSON",
-                mend="restore the file; or move it away, and the choices of this machine are taken",
+                hint="restore the file; or move it away, and the choices of this machine are taken",
             ) from None
 
     def write_choices(self, choices: Choices) -> None:
@@ -155,7 +155,7 @@ class Workdir:
                 f"The run in {self.path} has been at step {max(steps)}, and its checkpoints are gone.",
                 given=f"no checkpoint in {self.path / 'checkpoints'}",
                 expected="the newest one at least",
-                mend="put the checkpoints back, or name another --workdir to start afresh; nothing here was changed",
+                hint="put the checkpoints back, or name another --workdir to start afresh; nothing here was changed",
             )
 
     @contextmanager
@@ -248,7 +248,7 @@ class Workdir:
                 f"The workdir {self.path} cannot be used: {error.strerror}.",
                 given=f"{error.filename or self.path} ({error.strerror})",
                 expected="a folder that can be read and written, on a disk with space left",
-                mend="make space, or name a --workdir that can be written; what was written before is intact",
+                hint="make space, or name a --workdir that can be written; what was written before is intact",
             ) from error
 
 
@@ -262,7 +262,7 @@ def _facts(line: bytes, path: Path, number: int) -> dict[str, Any]:
             f"{path}, line {number} is none that was written here.",
             given=line[:80].decode(errors="replace"),
             expected='a JSON object with a "step"',
-            mend=f"take this line out of {path.name}, or move the file away: nothing is trained from it",
+            hint=f"take this line out of {path.name}, or move the file away: nothing is trained from it",
         )
     return facts
 

@@ -104,5 +104,5 @@ def refuse_changed(changed: list[str]) -> None:
             "This exact run cannot go on with the same bits here.",
             given="; ".join(changed),
             expected="the choices of its first start",
-            mend="resume on a machine and with versions like those, or set exchange.exact to false",
+            hint="resume on a machine and with versions like those, or set exchange.exact to false",
         )

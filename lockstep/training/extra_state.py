@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lockstep.checkpoints.values import JSON, comes_back
 from lockstep.errors import CheckpointError
-from lockstep.listing import few
+from lockstep.listing import shorten
 from lockstep.workers.rank import join
 
 log = logging.getLogger("lockstep")
@@ -53,7 +53,7 @@ def check_extra_state(model: nn.Module, saved: ExtraState) -> None:
     own, found = set(_modules(model)), set(saved.values)
     if own and not found:
         if join().is_chief:
-            names = few([_called(name) for name in sorted(own)])
+            names = shorten([_called(name) for name in sorted(own)])
             log.warning("the checkpoint holds no extra state of %s: it stays as the model has it", names)
     elif own != found:
         lines = [f"that of {_called(name)} is missing" for name in sorted(own - found)]
@@ -62,7 +62,7 @@ def check_extra_state(model: nn.Module, saved: ExtraState) -> None:
             "The checkpoint does not have the extra state of this model's modules.",
             given="; ".join(lines),
             expected="one for each module with a get_extra_state",
-            mend="resume with the model of the run, or train in another workdir",
+            hint="resume with the model of the run, or train in another workdir",
         )
 
 
@@ -113,7 +113,7 @@ def _parted(name: str, module: nn.Module, tensors: dict[str, Tensor]) -> JSON:
             given=f"{type(module).__name__}.get_extra_state() gives {repr(state)[:200]}",
             expected="tensors, None, bool, int, finite float, str, and lists and dicts (with str as keys) of these, "
             "which its set_extra_state takes",
-            mend="save tuples and arrays as lists or tensors, define set_extra_state, or leave the extra state out",
+            hint="save tuples and arrays as lists or tensors, define set_extra_state, or leave the extra state out",
         )
     return values
 

@@ -10,7 +10,7 @@ from lockstep.checks import check_type, check_whole, wrong_type
 from lockstep.selection import assigned
 from lockstep.weights.initializers import Initializer, fill
 
-_MEND = r'write {r"weight$": Xavier(), r"bias$": Zeros()}'
+_HINT = r'write {r"weight$": Xavier(), r"bias$": Zeros()}'
 
 
 def initialize(model: nn.Module, initializers: Mapping[str, Initializer], seed: int = 0) -> dict[str, Initializer]:
@@ -32,13 +32,13 @@ def initialize(model: nn.Module, initializers: Mapping[str, Initializer], seed: 
         InputError: a pattern matches nothing, a parameter matches two, or an initialiser is none or gives what does not
             fit.
     """
-    check_type("model", model, nn.Module, expected="a torch.nn.Module", mend="pass the module before its state is made")
-    check_type("initializers", initializers, Mapping, expected="initializers by pattern", mend=_MEND)
+    check_type("model", model, nn.Module, expected="a torch.nn.Module", hint="pass the module before its state is made")
+    check_type("initializers", initializers, Mapping, expected="initializers by pattern", hint=_HINT)
     check_whole("seed", seed, least=0)
     for pattern, initializer in initializers.items():
         if isinstance(initializer, type) or not callable(initializer):
             name = f"The initializer of {pattern!r}"
-            raise wrong_type(name, initializer, expected="an initializer, or a function of your own", mend=_MEND)
+            raise wrong_type(name, initializer, expected="an initializer, or a function of your own", hint=_HINT)
     parameters = dict(model.named_parameters())
     found = assigned("initializers", initializers, parameters)
     for name, initializer in found.items():

@@ -132,12 +132,12 @@ def _no_batch_fits(until: End, loader: Loader) -> InputError:
         "The run would end before its first step: no full batch fits.",
         given=f"an end after {until}, batches of {loader.batch_size}, {loader.epoch_size} examples in an epoch",
         expected="an end that one batch reaches",
-        mend="raise the end, or lower the batch size"
+        hint="raise the end, or lower the batch size"
         if loader.epoch_size
         else "give the loader an epoch_size, or an end in steps: its stream has no epochs",
     )
 
 
 def _check(loader: Loader, until: End | None) -> None:
-    check_type("loader", loader, Loader, expected="ls.data.Loader", mend="write ls.data.Loader(reader, batch_size=64)")
-    check_type("until", until, (Steps, Epochs, Hours, NoneType), expected="an end, or None", mend="write ls.Steps(500)")
+    check_type("loader", loader, Loader, expected="ls.data.Loader", hint="write ls.data.Loader(reader, batch_size=64)")
+    check_type("until", until, (Steps, Epochs, Hours, NoneType), expected="an end, or None", hint="write ls.Steps(500)")

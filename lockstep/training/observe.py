@@ -169,7 +169,7 @@ class ActivationSource:
                 "A compiled model does not show its activations.",
                 given="compile=True, and an interval for activations",
                 expected="a model that runs module by module, or no activations",
-                mend="set watch.activations=0, or towers.compile=false",
+                hint="set watch.activations=0, or towers.compile=false",
             )
         modules = state.model.named_modules()
         self._modules = {name or state.name: m for name, m in modules if next(m.children(), None) is None}

@@ -66,7 +66,7 @@ def check_fit(state: TrainState, towers: Towers, exchange: Exchange) -> None:
             "Towers that run as one batch have no gradients of their own.",
             given=f"batch_norm={towers.batch_norm!r}, and tower_gradient_transforms",
             expected="tower_gradient_transforms with towers that run one by one",
-            mend="use gradient_transforms, or another batch_norm",
+            hint="use gradient_transforms, or another batch_norm",
         )
     with_rows = sparse_parameters(state.model)
     state.check_rows(with_rows)
@@ -76,14 +76,14 @@ def check_fit(state: TrainState, towers: Towers, exchange: Exchange) -> None:
             "A penalty cannot be on a parameter that has sparse gradients.",
             given=f"regularization of {', '.join(sorted(sparse))}",
             expected="penalties on parameters with dense gradients",
-            mend="give the penalty a pattern that leaves it out, or build the embedding with sparse=False",
+            hint="give the penalty a pattern that leaves it out, or build the embedding with sparse=False",
         )
     if towers.joined and getattr(exchange, "exact", False):
         raise InputError(
             "Synchronised batch norm cannot be exact: its sums are rounded by the number of workers.",
             given=f"batch_norm={towers.batch_norm!r}, {exchange}",
             expected='batch_norm="mean", "first", "last", "none" or "frozen" with an exact exchange',
-            mend="set exact=False, or choose another batch_norm",
+            hint="set exact=False, or choose another batch_norm",
         )
 
 
@@ -94,7 +94,7 @@ def _check_embeddings(state: TrainState) -> None:
             "An embedding with max_norm changes its weight in the forward pass, which only the update may do.",
             given=", ".join(renormed),
             expected="embeddings without max_norm",
-            mend="leave max_norm out, or normalise the rows that are looked up",
+            hint="leave max_norm out, or normalise the rows that are looked up",
         )
 
 
@@ -106,13 +106,13 @@ def _digest(tensor: Tensor) -> str:
 def _check_value(name: str, tensor: Tensor, worker: Worker, *, is_trained: bool) -> None:
     given, expected = None, f"{'finite values' if is_trained else 'values other than NaN'} on {worker.device}"
     if tensor.is_meta:
-        given, mend = "on the meta device", "build the model on a real device, or load its weights"
+        given, hint = "on the meta device", "build the model on a real device, or load its weights"
     elif tensor.device != worker.device:
-        given, mend = f"on {tensor.device}", "move the model with .to(ls.join().device) before TrainState"
+        given, hint = f"on {tensor.device}", "move the model with .to(ls.join().device) before TrainState"
     elif tensor.is_floating_point() and not _is_good(tensor if tensor.itemsize > 1 else tensor.float(), is_trained):
-        given, mend = "not finite", "look at its initialiser, or at the weights it was loaded from"
+        given, hint = "not finite", "look at its initialiser, or at the weights it was loaded from"
     if given is not None:
-        raise InputError(f"{name!r} cannot be trained.", given=given, expected=expected, mend=mend)
+        raise InputError(f"{name!r} cannot be trained.", given=given, expected=expected, hint=hint)
 
 
 def _is_good(tensor: Tensor, is_trained: bool) -> bool:

@@ -70,7 +70,7 @@ def act(state: TrainState, outcome: Outcome, refusal: Refusal, *, is_chief: bool
         f"The update after step {state.step} is not finite{spent}; nothing was changed.",
         given=f"{', '.join(refusal.reasons)}; from {'; '.join(refusal.culprits)}",
         expected="finite losses and gradients",
-        mend=_mend(state),
+        hint=_hint(state),
     ).about(refusal)
 
 
@@ -80,7 +80,7 @@ def in_short(refusal: Refusal) -> str:
     return f"{refusal.reasons[0]}{more}; from {'; '.join(refusal.culprits)}"
 
 
-def _mend(state: TrainState) -> str:
+def _hint(state: TrainState) -> str:
     usual = "lower the learning rate, clip the gradients, look at these examples"
     if state.nonfinite == "rollback":
         return f"catch this error and call rollback, then train on; or {usual}"

@@ -164,7 +164,7 @@ def restore(checkpoint: Checkpoint, states: States) -> None:
             f"{checkpoint.path} holds other states.",
             given=_named(saved),
             expected=_named(names),
-            mend="resume with the same dict of states, or one state alone, as it was saved",
+            hint="resume with the same dict of states, or one state alone, as it was saved",
         )
     for prefix, state in named.items():
         sections = {

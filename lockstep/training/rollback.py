@@ -69,7 +69,7 @@ def last_checkpoint(workdir: str | Path | Store, error: NonFiniteError) -> Check
             "There is no checkpoint to go back to.",
             given=f"a batch at position {position} that is not finite, and {workdir} without checkpoints",
             expected="a checkpoint saved before it",
-            mend="save before the first step: save(state, loader, workdir)",
+            hint="save before the first step: save(state, loader, workdir)",
         ) from error
     return checkpoint
 
@@ -106,7 +106,7 @@ def _refusal(error: NonFiniteError) -> Refusal:
             "This error does not say which batch was not finite.",
             given=f"a {type(error).__name__} without a refusal",
             expected="the error that train_step or train_steps has raised",
-            mend="pass on what was caught: except ls.NonFiniteError as error",
+            hint="pass on what was caught: except ls.NonFiniteError as error",
         ) from error
     return error.refusal
 
@@ -117,12 +117,12 @@ def _check(refusal: Refusal, loader: Loader, budget: int, error: NonFiniteError)
             "A batch has come that was to be skipped.",
             given=f"the batch at position {refusal.position}, skipped: {', '.join(map(str, loader.skipped))}",
             expected="batches from `batches` or `train_steps`, called after the last rollback",
-            mend="begin the loop anew after each rollback",
+            hint="begin the loop anew after each rollback",
         ) from error
     if len(loader.skipped) >= budget:
         raise NonFiniteError(
             f"Another batch is not finite, and no more than {budget} may be skipped.",
             given=error.given,
             expected="no more batches that are not finite than the nonfinite_budget",
-            mend="lower the learning rate, clip the gradients, look at these examples, or raise nonfinite_budget",
+            hint="lower the learning rate, clip the gradients, look at these examples, or raise nonfinite_budget",
         ).about(refusal) from error

@@ -79,7 +79,7 @@ class RunWeights:
                 f"{self.path} has no tensor {name!r}.",
                 given=repr(name),
                 expected=f"the name of one of its {len(self._places)} tensors",
-                mend="list its tensors, and name one of these",
+                hint="list its tensors, and name one of these",
             )
         section, inside = self._places[name]
         self._verify(section)
@@ -102,7 +102,7 @@ class RunWeights:
                 f"Two tensors of {self.path} have the name {name!r}.",
                 given=f"one in {other.entry.name}, one in {section.entry.name}",
                 expected="names of states that stay apart with the names of their tensors",
-                mend="save the run with other names of its states",
+                hint="save the run with other names of its states",
             )
 
     def _verify(self, section: _Section) -> None:
@@ -197,7 +197,7 @@ def _newest(store: Store, slots: bool) -> RunWeights:
         f"Every checkpoint in {store.folder} is damaged.",
         given="; ".join(f"{damage.what} ({damage.given})" for damage in damages) or "none that is left",
         expected="at least one that is as it was written",
-        mend="put one back from a copy, or name another run",
+        hint="put one back from a copy, or name another run",
     )
 
 
@@ -207,6 +207,6 @@ def _at(store: Store, step: int) -> Path:
             f"{store.folder} has no checkpoint of step {step}.",
             given=f"step {step}",
             expected=f"one of the steps there are: {', '.join(map(str, store.steps()))}",
-            mend="name one of these, or the workdir alone for the newest that is intact",
+            hint="name one of these, or the workdir alone for the newest that is intact",
         )
     return store.path(step)

@@ -21,7 +21,7 @@ def check_fits(wanted: Mapping[str, Mapping[str, Tensor]], saved: Mapping[str, M
             "The checkpoint does not fit this model and optimizer.",
             given="; ".join(problems[:10]) + (f"; and {len(problems) - 10} more" if len(problems) > 10 else ""),
             expected="the same names, shapes and dtypes",
-            mend="resume with the model, optimizer and average of the run, or train in another workdir",
+            hint="resume with the model, optimizer and average of the run, or train in another workdir",
         )
 
 

@@ -19,7 +19,7 @@ class LossAverage:
     Inception trainer did not, so that its first averages read a tenth of the loss."""
 
     def __post_init__(self) -> None:
-        check_open_unit("decay", self.decay, mend="give a decay such as 0.9 or 0.99")
+        check_open_unit("decay", self.decay, hint="give a decay such as 0.9 or 0.99")
 
 
 class SmoothedLosses:

@@ -35,9 +35,9 @@ from lockstep.training.unfit import unfit_in_words, unfit_penalty
 Nonfinite = Literal["stop", "skip", "rollback", "off"]
 Update = Callable[[nn.Module, int], Mapping[str, Tensor]]
 """`update(model, step)` returns new values of buffers by name, before the update that follows `step` completed ones."""
-_AVERAGE_MEND = "write average=ls.optim.MovingAverage(0.999), loss_average=ls.LossAverage(0.9)"
-_TRANSFORMS_MEND = "write a list: gradient_transforms=[ls.optim.ClipGlobalNorm(10.0)]"
-_UPDATE_MEND = 'return {"name.of.a.buffer": tensor}'
+_AVERAGE_HINT = "write average=ls.optim.MovingAverage(0.999), loss_average=ls.LossAverage(0.9)"
+_TRANSFORMS_HINT = "write a list: gradient_transforms=[ls.optim.ClipGlobalNorm(10.0)]"
+_UPDATE_HINT = 'return {"name.of.a.buffer": tensor}'
 Transforms = Sequence[GradientTransform | BoundTransform]
 
 
@@ -60,7 +60,7 @@ class TrainState:
         loss_average: how the losses that are reported beside the raw ones are smoothed.
         updates: functions `(model, step)` that return new values of buffers by name; committed with the update.
         nonfinite: what a loss or gradient that is not finite does: "stop" ends the run; "skip" refuses that attempt
-            alone; "rollback" ends the loop with an error that `rollback` mends; "off" does not look. Where the model
+            alone; "rollback" ends the loop with an error that `rollback` handles; "off" does not look. Where the model
             itself is not finite any more, no batch is to blame: all but "off" end the run at once, and none saves it.
         nonfinite_budget: so many attempts may be skipped, or rolled back from, before the run ends after all.
         name: tells the random streams of several states in one run apart.
@@ -95,13 +95,13 @@ class TrainState:
         nonfinite_budget: int = 10,
         name: str = "model",
     ) -> None:
-        check_type("model", model, nn.Module, expected="a torch.nn.Module", mend="pass the module to train")
-        check_type("average", average, (MovingAverage, NoneType), expected="a MovingAverage", mend=_AVERAGE_MEND)
-        check_type("loss_average", loss_average, (LossAverage, NoneType), expected="a LossAverage", mend=_AVERAGE_MEND)
-        check_all("regularization", regularization, (L1, L2), mend="write regularization=[ls.losses.L2(4e-5)]")
-        check_all("updates", updates, Callable, mend="write updates=[function], each called as function(model, step)")
-        check_all("gradient_transforms", gradient_transforms, object, mend=_TRANSFORMS_MEND)
-        check_all("tower_gradient_transforms", tower_gradient_transforms, object, mend=_TRANSFORMS_MEND)
+        check_type("model", model, nn.Module, expected="a torch.nn.Module", hint="pass the module to train")
+        check_type("average", average, (MovingAverage, NoneType), expected="a MovingAverage", hint=_AVERAGE_HINT)
+        check_type("loss_average", loss_average, (LossAverage, NoneType), expected="a LossAverage", hint=_AVERAGE_HINT)
+        check_all("regularization", regularization, (L1, L2), hint="write regularization=[ls.losses.L2(4e-5)]")
+        check_all("updates", updates, Callable, hint="write updates=[function], each called as function(model, step)")
+        check_all("gradient_transforms", gradient_transforms, object, hint=_TRANSFORMS_HINT)
+        check_all("tower_gradient_transforms", tower_gradient_transforms, object, hint=_TRANSFORMS_HINT)
         check_one_of("nonfinite", nonfinite, get_args(Nonfinite))
         check_range("nonfinite_budget", nonfinite_budget, 0)
         self.made_with = of_state(locals())
@@ -195,7 +195,7 @@ class TrainState:
                     f"A loss is called {each.name!r}, which is the name of a penalty.",
                     given=f"losses {tuple(attempt.losses)}, and regularization",
                     expected="another name",
-                    mend="rename the loss, or leave the penalty to one of the two",
+                    hint="rename the loss, or leave the penalty to one of the two",
                 )
             losses[each.name] = losses.get(each.name, 0.0) + each.loss()
             tensors = each.add_gradients(tensors, owned=attempt.owned)
@@ -208,7 +208,7 @@ class TrainState:
             InputError: it names something else than a buffer, or gives a value of another shape.
         """
         returned = update(self.model, self.step)
-        check_type("what an update of your own returns", returned, Mapping, expected="a dict", mend=_UPDATE_MEND)
+        check_type("what an update of your own returns", returned, Mapping, expected="a dict", hint=_UPDATE_HINT)
         return [(self._buffer(name, value), value.detach().clone()) for name, value in returned.items()]
 
     def _buffer(self, name: str, value: Any) -> Tensor:
@@ -221,7 +221,7 @@ class TrainState:
                 given=f"{name!r}: {'values that are not numbers' if fits else shape}",
                 expected="buffers by name, with new values of their shape: "
                 + ", ".join(f"{n!r} {tuple(b.shape)}" for n, b in list(self.buffers.items())[:8]),
-                mend="register what it changes with register_buffer in the model",
+                hint="register what it changes with register_buffer in the model",
             )
         return buffer
 
@@ -276,7 +276,7 @@ class TrainState:
                 "This state keeps no moving average.",
                 given="average=None",
                 expected="a TrainState with average=MovingAverage(...)",
-                mend="train with an average, or use the raw weights",
+                hint="train with an average, or use the raw weights",
             )
         return self.averages()
 
@@ -341,7 +341,7 @@ def _optimizer(given: Any) -> Optimizer:
                 "optimizer",
                 each,
                 expected="an optimizer of lockstep.optim, a value without parameters",
-                mend="write ls.optim.SGD(lr=0.1, momentum=0.9); the state gives it the parameters",
+                hint="write ls.optim.SGD(lr=0.1, momentum=0.9); the state gives it the parameters",
             )
     optimizer: Optimizer = ByName(given) if isinstance(given, Mapping) else given
     return optimizer

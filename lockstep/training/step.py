@@ -80,8 +80,8 @@ def train_step(
 
 def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | None = None) -> BoundStep:
     """The step of this state with these towers and this exchange: made once, then the same one each time."""
-    check_type("state", state, TrainState, expected="a TrainState", mend="write ls.TrainState(model, optimizer)")
-    check_type("towers", towers, (Towers, NoneType), expected="ls.Towers", mend="write ls.Towers(4) for four towers")
+    check_type("state", state, TrainState, expected="a TrainState", hint="write ls.TrainState(model, optimizer)")
+    check_type("towers", towers, (Towers, NoneType), expected="ls.Towers", hint="write ls.Towers(4) for four towers")
     worker = join()
     key = (towers or Towers(worker.num_workers), exchange or AllReduce())
     if key not in state.steps:
@@ -230,7 +230,7 @@ class BoundStep:
             "This batch was cut for other towers than it is to be computed on.",
             given=f"a batch for towers {list(batch.towers)}",
             expected=f"one for towers {list(self._mine)}: {self.worker.name}'s of {self.towers.count}",
-            mend="give `batches` and `train_step` the same Towers",
+            hint="give `batches` and `train_step` the same Towers",
         )
 
     def _refusal(self, outcome: Outcome, losses: LossFunction, batch: Batch, sums: TreeSum) -> Refusal:

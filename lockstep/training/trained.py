@@ -42,7 +42,7 @@ def freeze(model: nn.Module, frozen: Patterns, train_only: Patterns, *, freeze_s
             "The model has no parameter to train.",
             given=f"{type(model).__name__} with {len(names)} parameters, none to train",
             expected="at least one parameter with requires_grad that is not frozen",
-            mend="pass the model that is to be trained, and leave requires_grad on for what is to change",
+            hint="pass the model that is to be trained, and leave requires_grad on for what is to change",
         )
     left_out = [name for name in names if name not in kept]
     for name in left_out:
@@ -57,7 +57,7 @@ def _refuse_lazy(model: nn.Module) -> None:
                 f"{name!r} cannot be trained.",
                 given="not initialised (a lazy module)",
                 expected="parameters with values",
-                mend="run one batch through the model before TrainState",
+                hint="run one batch through the model before TrainState",
             )
 
 
@@ -73,6 +73,6 @@ def _still_norms(model: nn.Module) -> list[nn.Module]:
             "There is no batch norm whose statistics could be frozen.",
             given="freeze_statistics=True",
             expected="a batch norm of which no parameter is trained",
-            mend="freeze its weight and bias too, or leave freeze_statistics out",
+            hint="freeze its weight and bias too, or leave freeze_statistics out",
         )
     return norms

@@ -94,7 +94,7 @@ def check_unchanged(
     Raises:
         InputError: something else differs, or `changed` names a path that neither of the two has.
     """
-    check_all("changed", changed, str, mend='write changed=("optimizer.lr",), a tuple of paths')
+    check_all("changed", changed, str, hint='write changed=("optimizer.lr",), a tuple of paths')
     saved = checkpoint.values.get("trained_with", {"states": {}, "loader": {}})
     found = list(_compared("loader", saved["loader"], loader.made_with))
     known = {*_paths("loader", saved["loader"]), *_paths("loader", loader.made_with)}
@@ -118,7 +118,7 @@ def _check_known(changed: Sequence[str], known: Collection[str], found: Sequence
             "changed names what the run is not trained with.",
             given=", ".join(f'"{path}"' for path in unknown),
             expected=f"paths that begin with one of: {', '.join(sorted(tops))}",
-            mend=f"name what differs: {differing}" if found else "leave it out: nothing differs that is known yet",
+            hint=f"name what differs: {differing}" if found else "leave it out: nothing differs that is known yet",
         )
 
 
@@ -192,7 +192,7 @@ def _allowed(
             f"{checkpoint} was trained with something else.",
             given="; ".join(map(str, grave)),
             expected="what the run was trained with",
-            mend=f"take the changes back{''.join(f' ({hint})' for hint in how)}, "
+            hint=f"take the changes back{''.join(f' ({hint})' for hint in how)}, "
             f"or go on with them: ls.resume(..., changed=({differing.rstrip()}))",
         )
     return [str(change) for change in found]

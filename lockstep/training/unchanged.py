@@ -76,11 +76,11 @@ def check_training_mode(state: TrainState) -> None:
             "The model is in evaluation mode: it would train without dropout, and without new batch-norm statistics.",
             given=f"{type(state.model).__name__} after model.eval()",
             expected="a model in training mode, as TrainState has set it",
-            mend="call model.train() after an evaluation of your own (ls.evaluate leaves the model alone); to train so "
+            hint="call model.train() after an evaluation of your own (ls.evaluate leaves the model alone); to train so "
             "on purpose, put its submodules alone in evaluation mode, or use Towers(batch_norm='frozen')",
         )
 
 
-def _refuse(names: Sequence[str], what: str, expected: str, mend: str) -> None:
+def _refuse(names: Sequence[str], what: str, expected: str, hint: str) -> None:
     if names:
-        raise InputError(what, given=", ".join(names), expected=expected, mend=mend)
+        raise InputError(what, given=", ".join(names), expected=expected, hint=hint)

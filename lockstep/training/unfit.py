@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lockstep.checkpoints.tensors import not_finite
 from lockstep.errors import NonFiniteError
-from lockstep.listing import few
+from lockstep.listing import shorten
 from lockstep.optim.gradients import Gradients
 from lockstep.parallel.diagnosis import unfit_losses
 
@@ -41,7 +41,7 @@ def unfit_penalty(penalised: Mapping[str, Tensor]) -> NonFiniteError:
         "The penalty on the parameters is not finite; nothing was changed.",
         given=", ".join(unfit) or "parameters whose squares overflow",
         expected="finite parameters",
-        mend="lower the learning rate; skipping a batch cannot help",
+        hint="lower the learning rate; skipping a batch cannot help",
     )
 
 
@@ -56,13 +56,13 @@ def check_finite(state: TrainState, worker: Worker) -> None:
     mine = not_finite(
         {section: sections[section] for section in ("parameters", "buffers")}, {"parameters": state.untrained()}
     )
-    of_all = worker.group.gather(few(mine, MAX_NAMES))
+    of_all = worker.group.gather(shorten(mine, MAX_NAMES))
     if any(of_all):
         named = [f"worker {rank}: {unfit}" for rank, unfit in enumerate(of_all) if unfit]
         raise NonFiniteError(
             f"The model is not finite after step {state.step}, so no batch is to blame.",
-            given=few(mine, MAX_NAMES) if len(set(of_all)) == 1 else "; ".join(named),
+            given=shorten(mine, MAX_NAMES) if len(set(of_all)) == 1 else "; ".join(named),
             expected="finite parameters, and no NaN in buffers",
-            mend="go on from the last checkpoint with a lower learning rate or clipped gradients; "
+            hint="go on from the last checkpoint with a lower learning rate or clipped gradients; "
             "skipping batches cannot help",
         )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lockstep.checks import check_type, wrong_type
 from lockstep.errors import CheckpointError, InputError
-from lockstep.listing import few
+from lockstep.listing import shorten
 from lockstep.training.run_weights import RunWeights, open_weights
 from lockstep.training.state import TrainState
 from lockstep.weights.memory import MemorySource
@@ -100,24 +100,24 @@ def _check_finite(report: Report, targets: Mapping[str, Target]) -> None:
         names = [each.target for each in at_fault]
         raise CheckpointError(
             f"Weights in {report.origin} are not finite.",
-            given=few([str(each) for each in at_fault]),
+            given=shorten([str(each) for each in at_fault]),
             expected="finite values for each parameter, and for each buffer no NaN",
-            mend="take an earlier checkpoint of that training, or leave out what is not finite: "
+            hint="take an earlier checkpoint of that training, or leave out what is not finite: "
             f"skip={names if len(names) <= _MOST_SKIPPED else '[...]'}",
         )
 
 
 def _check(state: TrainState, mapping: WarmStart) -> None:
     check_type(
-        "state", state, TrainState, expected="an ls.TrainState", mend="wrap the model: ls.TrainState(model, ...)"
+        "state", state, TrainState, expected="an ls.TrainState", hint="wrap the model: ls.TrainState(model, ...)"
     )
-    check_type("mapping", mapping, WarmStart, expected="an ls.weights.WarmStart", mend='write WarmStart(skip="^head")')
+    check_type("mapping", mapping, WarmStart, expected="an ls.weights.WarmStart", hint='write WarmStart(skip="^head")')
     if state.step:
         raise InputError(
             "A state that is under training cannot be started from other weights.",
             given=f"a state after {state.step} steps",
             expected="one that has made no step",
-            mend="warm-start before the first step; to go on with a run call ls.resume",
+            hint="warm-start before the first step; to go on with a run call ls.resume",
         )
 
 
@@ -272,7 +272,7 @@ def _opened(source: str | Path | WeightSource | Mapping[str, Any]) -> WeightSour
             "source",
             source,
             expected="a path, tensors by name, or an open source of weights",
-            mend="give the path of a file, or model.state_dict()",
+            hint="give the path of a file, or model.state_dict()",
         )
     return source
 

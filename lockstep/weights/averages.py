@@ -41,7 +41,7 @@ def variables_of(source: WeightSource, *, prefer_average: bool) -> tuple[dict[st
             given="prefer_average=True",
             expected=f"names that end with {AVERAGE}, names that begin with {', '.join(AVERAGED_PARTS)} and a dot, "
             "or the n_averaged and module of an AveragedModel",
-            mend="leave prefer_average out to load the raw weights",
+            hint="leave prefer_average out to load the raw weights",
         )
     averaged = {*averages.values()}
     raw = {name: name for name in names if name not in averaged}

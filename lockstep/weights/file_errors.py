@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.errors import CheckpointError
-from lockstep.listing import few
+from lockstep.listing import shorten
 
 # Of both of its formats, as TensorFlow has had them from the start.
 _VERSION = 1
@@ -27,13 +27,13 @@ def check_version(least: int, path: Path) -> None:
             f"{path} is of a later version of the format.",
             given=f"a file for readers of version {least} or later",
             expected=f"one that readers of version {_VERSION} may read",
-            mend="save the checkpoint with an earlier TensorFlow",
+            hint="save the checkpoint with an earlier TensorFlow",
         )
 
 
 def damaged(path: Path, what: str, *, given: str, expected: str) -> CheckpointError:
     """The error for a file of which `what` is true: "is cut short"."""
-    return CheckpointError(f"{path} {what}.", given=given, expected=expected, mend="copy the checkpoint again")
+    return CheckpointError(f"{path} {what}.", given=given, expected=expected, hint="copy the checkpoint again")
 
 
 def damaged_tensor(name: str, path: Path, *, given: str, expected: str) -> CheckpointError:
@@ -42,7 +42,7 @@ def damaged_tensor(name: str, path: Path, *, given: str, expected: str) -> Check
         f"The tensor {name!r} of {path} is damaged.",
         given=given,
         expected=expected,
-        mend="copy the checkpoint again, or leave this tensor out",
+        hint="copy the checkpoint again, or leave this tensor out",
     )
 
 
@@ -52,7 +52,7 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
         f"{path} cannot be read.",
         given=f"{type(error).__name__}: {error.strerror or error}",
         expected="a file of the checkpoint",
-        mend="copy all files of the checkpoint, and see that they may be read",
+        hint="copy all files of the checkpoint, and see that they may be read",
     )
 
 
@@ -65,9 +65,9 @@ def check_whole(checkpoint: Path, files: Sequence[Path], count: int) -> None:
     if missing := [file.name for file in files if not file.exists()]:
         raise MissingFileError(
             f"The checkpoint {checkpoint} is not whole.",
-            given=f"no file {few(missing)}",
+            given=f"no file {shorten(missing)}",
             expected=f"all of its {count} files of values" if count > 1 else "its file of values",
-            mend="copy what is missing from where the checkpoint was written",
+            hint="copy what is missing from where the checkpoint was written",
         )
 
 
@@ -77,7 +77,7 @@ def no_tensor(name: str, path: Path, count: int) -> CheckpointError:
         f"{path} has no tensor {name!r}.",
         given=repr(name),
         expected=f"the name of one of its {count} tensors",
-        mend="list its tensors, and name one of these",
+        hint="list its tensors, and name one of these",
     )
 
 
@@ -87,5 +87,5 @@ def not_numbers(name: str, path: Path, kind: str) -> CheckpointError:
         f"The tensor {name!r} of {path} holds what torch has no kind for.",
         given=f"values of type {kind}",
         expected="floating-point numbers, integers, complex numbers or booleans",
-        mend="leave this tensor out",
+        hint="leave this tensor out",
     )

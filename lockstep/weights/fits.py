@@ -88,7 +88,7 @@ def arranged(tensor: Tensor, use: Loaded, target: Target, source: WeightSource) 
             f"{use.source!r} in {source.path} is not what it was.",
             given=f"shape {tuple(tensor.shape)}",
             expected=f"shape {use.shape}, as when the warm start was planned",
-            mend="do not write to the file while it is used, and plan with the source that is read",
+            hint="do not write to the file while it is used, and plan with the source that is read",
         )
     laid_out = Layout(use.layout).apply(tensor) if use.layout else tensor
     value = laid_out.reshape(target.shape).to(dtype)
@@ -108,7 +108,7 @@ def two_values(source: WeightSource, target: str, used: str, other: str) -> Chec
         f"The tied parameter {target!r} would get two values from {source.path}.",
         given=f"{used!r}, and {other}",
         expected="the same values under all of its names",
-        mend="skip one of the two by its name, or untie the parameters of the model",
+        hint="skip one of the two by its name, or untie the parameters of the model",
     )
 
 
@@ -122,7 +122,7 @@ def _check_range(before: Tensor, after: Tensor, use: Loaded, source: WeightSourc
             f"{use.source!r} in {source.path} has values that are too large for {use.target!r}.",
             given=f"{before[lost][0].item():g} as {given}",
             expected=f"at most {torch.finfo(wanted).max:g}, for {wanted}",
-            mend="leave this tensor out with skip=..., or train with a wider dtype",
+            hint="leave this tensor out with skip=..., or train with a wider dtype",
         )
 
 

@@ -87,7 +87,7 @@ class VarianceScaling:
     a uniform one."""
 
     def __post_init__(self) -> None:
-        check_positive("scale", self.scale, mend="write VarianceScaling(2.0) for layers with ReLU")
+        check_positive("scale", self.scale, hint="write VarianceScaling(2.0) for layers with ReLU")
         _check_finite("scale", self.scale)
         check_one_of("mode", self.mode, get_args(Mode))
         check_one_of("distribution", self.distribution, get_args(Distribution))
@@ -155,7 +155,7 @@ def fill(initializer: Initializer, name: str, tensor: Tensor, seed: int) -> None
             f"The parameter {name!r} cannot be initialised.",
             given=f"{tensor.dtype}, on {tensor.device}",
             expected="a floating-point tensor with data",
-            mend='have the memory first, with model.to_empty(device="cpu"); or leave it out',
+            hint='have the memory first, with model.to_empty(device="cpu"); or leave it out',
         )
     dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
     generator = Generator().manual_seed(mix(seed, key_of(name)))
@@ -166,15 +166,15 @@ def fill(initializer: Initializer, name: str, tensor: Tensor, seed: int) -> None
 
 
 def _fitting(name: str, tensor: Tensor, returned: object) -> Tensor:
-    mend = "fill the tensor in place and return None, or return a tensor of its shape"
+    hint = "fill the tensor in place and return None, or return a tensor of its shape"
     if not isinstance(returned, Tensor):
-        raise wrong_type(f"What the initializer of {name!r} returns", returned, expected="a tensor, or None", mend=mend)
+        raise wrong_type(f"What the initializer of {name!r} returns", returned, expected="a tensor, or None", hint=hint)
     if returned.shape != tensor.shape:
         raise InputError(
             f"The initializer of {name!r} returns a tensor that does not fit.",
             given=f"shape {tuple(returned.shape)}",
             expected=f"shape {tuple(tensor.shape)}",
-            mend=mend,
+            hint=hint,
         )
     return returned
 
@@ -191,7 +191,7 @@ def _draw(tensor: Tensor, distribution: Distribution, stddev: float, generator: 
 
 
 def _check_finite(name: str, value: float) -> None:
-    mend = f"write {name}=0.1"
-    check_type(name, value, (int, float), expected="a finite number", mend=mend)
+    hint = f"write {name}=0.1"
+    check_type(name, value, (int, float), expected="a finite number", hint=hint)
     if not math.isfinite(value):
-        raise InputError(f"{name} is not finite.", given=f"{name}={value}", expected="a finite number", mend=mend)
+        raise InputError(f"{name} is not finite.", given=f"{name}={value}", expected="a finite number", hint=hint)

@@ -159,5 +159,5 @@ def _no_h5py(path: Path) -> CheckpointError:
         f"{path} is a file of HDF5, which is read with h5py.",
         given="no package h5py",
         expected="h5py, which Lockstep needs for nothing else",
-        mend="pip install 'lockstep-train[h5]'",
+        hint="pip install 'lockstep-train[h5]'",
     )

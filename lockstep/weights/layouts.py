@@ -41,7 +41,7 @@ class Layout:
     pattern: str
 
     def __post_init__(self) -> None:
-        check_type("pattern", self.pattern, str, expected="text", mend='write Layout("h w i o -> o i h w")')
+        check_type("pattern", self.pattern, str, expected="text", hint='write Layout("h w i o -> o i h w")')
         left, right = self._sides
         axes, again = _axes(left), _axes(right)
         known = [sum(axis not in self._lengths for axis in group) <= 1 for group in left]
@@ -65,7 +65,7 @@ class Layout:
                 f"A tensor cannot be laid out as {self.pattern!r}.",
                 given=f"shape {tuple(tensor.shape)}",
                 expected=f"axes {self.pattern.partition('->')[0].strip()}",
-                mend="choose the layout that the tensor has",
+                hint="choose the layout that the tensor has",
             )
         left, right = self._sides
         axes = _axes(left)
@@ -112,7 +112,7 @@ class Layout:
             "This is no layout.",
             given=repr(self.pattern),
             expected="the same letters on both sides of an arrow, and in parentheses the lengths of all but one",
-            mend='write it as in "h w i o -> o i h w" or "(h=7 w=7 i) o -> o (i h w)"',
+            hint='write it as in "h w i o -> o i h w" or "(h=7 w=7 i) o -> o (i h w)"',
         )
 
 

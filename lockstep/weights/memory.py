@@ -17,7 +17,7 @@ from lockstep.weights.source import TensorInfo
 
 Values = Mapping[str, Tensor | npt.NDArray[Any]]
 
-_MEND = 'give a dict such as {"conv1.weight": tensor}'
+_HINT = 'give a dict such as {"conv1.weight": tensor}'
 
 
 class MemorySource:
@@ -34,7 +34,7 @@ class MemorySource:
     kind = "values in memory"
 
     def __init__(self, values: Values, name: str = "memory") -> None:
-        check_type("values", values, Mapping, expected="tensors or arrays by name", mend=_MEND)
+        check_type("values", values, Mapping, expected="tensors or arrays by name", hint=_HINT)
         self.path = Path(name)
         self._values = dict(values)
         self.tensors: Mapping[str, TensorInfo] = {name: _info(name, value) for name, value in values.items()}
@@ -50,7 +50,7 @@ class MemorySource:
                 f"There is no tensor {name!r} in {self.path}.",
                 given=repr(name),
                 expected=f"one of {', '.join(map(repr, self._values)) or 'none at all'}",
-                mend="ask for a name that is listed",
+                hint="ask for a name that is listed",
             )
         value = self._values[name]
         if isinstance(value, Tensor):
@@ -60,13 +60,13 @@ class MemorySource:
 
 def _info(name: str, value: object) -> TensorInfo:
     """What is known of a value, without a copy of it."""
-    check_type("A name of values", name, str, expected="text", mend=_MEND)
+    check_type("A name of values", name, str, expected="text", hint=_HINT)
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_meta or value.is_quantized:
             raise _unusable(name, f"{value.layout}, on {value.device}, {value.dtype}")
         return TensorInfo(tuple(value.shape), str(value.dtype).removeprefix("torch."), value.nbytes)
     if not isinstance(value, np.ndarray):
-        raise wrong_type(f"values[{name!r}]", value, expected="a tensor or a NumPy array", mend=_MEND)
+        raise wrong_type(f"values[{name!r}]", value, expected="a tensor or a NumPy array", hint=_HINT)
     try:
         dtype = torch.from_numpy(_native(value[:0] if value.ndim else value)).dtype
     except TypeError as error:
@@ -84,5 +84,5 @@ def _unusable(name: str, given: str) -> InputError:
         f"values[{name!r}] cannot be loaded.",
         given=given,
         expected="numbers, all there, in memory",
-        mend="give a dense tensor or an array of numbers",
+        hint="give a dense tensor or an array of numbers",
     )

@@ -225,7 +225,7 @@ def named(name: str) -> NameMap:
             f"There is no name map {name!r}.",
             given=f"name_map={name!r}",
             expected=" or ".join(map(repr, SHIPPED)),
-            mend=f"did you mean {close[0]!r}?" if close else "give one of these, or a NameMap of your own",
+            hint=f"did you mean {close[0]!r}?" if close else "give one of these, or a NameMap of your own",
         )
     return SHIPPED[name]
 

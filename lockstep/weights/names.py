@@ -31,9 +31,9 @@ class Rename:
     """How the axes of these tensors change; None leaves that to the shapes."""
 
     def __post_init__(self) -> None:
-        check_type("pattern", self.pattern, str, expected="a regular expression", mend=_EXAMPLE)
-        check_all("to", self._ends, str, mend=_EXAMPLE)
-        check_type("layout", self.layout, (Layout, type(None)), expected="a Layout", mend='write Layout("i o -> o i")')
+        check_type("pattern", self.pattern, str, expected="a regular expression", hint=_EXAMPLE)
+        check_all("to", self._ends, str, hint=_EXAMPLE)
+        check_type("layout", self.layout, (Layout, type(None)), expected="a Layout", hint='write Layout("i o -> o i")')
         try:
             re.compile(self.pattern)
         except re.error as error:
@@ -65,7 +65,7 @@ class Rename:
             f"This renaming cannot be used: {why}.",
             given=f"Rename({self.pattern!r}, {self.to!r})",
             expected="a regular expression, and one name or more for what it matches",
-            mend=_EXAMPLE,
+            hint=_EXAMPLE,
         )
 
 

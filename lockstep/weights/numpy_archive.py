@@ -175,7 +175,7 @@ def _objects(name: str, path: Path) -> CheckpointError:
         f"The array {name!r} of {path} holds Python objects, which may run code when they are loaded.",
         given="an array of objects, pickled",
         expected="arrays of numbers",
-        mend="where you trust the file, save its arrays by name: "
+        hint="where you trust the file, save its arrays by name: "
         "np.savez('weights.npz', **np.load(FILE, allow_pickle=True).item())",
     )
 

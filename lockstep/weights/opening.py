@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.errors import CheckpointError
-from lockstep.listing import few
+from lockstep.listing import shorten
 from lockstep.records.framing import HEAD_BYTES, is_head
 from lockstep.weights import sstable, zip_files
 from lockstep.weights.file_errors import unreadable
@@ -86,7 +86,7 @@ def _open_archive(path: Path) -> WeightSource:
         return TorchFile(path)
     if all(name.endswith(ENDING) for name in names):
         return NumpyArchive(path)
-    raise unknown(path, f"a zip archive with {few(names)}")
+    raise unknown(path, f"a zip archive with {shorten(names)}")
 
 
 def _is_prefix(path: Path) -> bool:
@@ -114,7 +114,7 @@ def unknown(path: Path, found: str) -> CheckpointError:
         f"{path} holds no weights that are known.",
         given=found,
         expected=KNOWN,
-        mend="check the path; or save the weights as safetensors, which every system can",
+        hint="check the path; or save the weights as safetensors, which every system can",
     )
 
 
@@ -142,4 +142,4 @@ def _folder_in_words(folder: Path) -> str:
         names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
         return f"a folder that cannot be read ({error.strerror})"
-    return f"a folder with {few(names)}" if names else "an empty folder"
+    return f"a folder with {shorten(names)}" if names else "an empty folder"

@@ -77,7 +77,7 @@ def one_each(source: WeightSource, pairs: Sequence[Pair]) -> list[Pair]:
                 f"Two tensors of {source.path} would go to {pair.place.name!r}.",
                 given=f"{other.tensor!r} and {pair.tensor!r}",
                 expected="one tensor for each parameter",
-                mend="make a rename narrower, or skip one of the two by its name in the file",
+                hint="make a rename narrower, or skip one of the two by its name in the file",
             )
     return [*taken.values()]
 
@@ -130,5 +130,5 @@ def _matches_nothing(source: WeightSource, what: str, names: Iterable[str]) -> I
         f"{what} matches no tensor of {source.path}.",
         given=what,
         expected=f"what is found in one of {shortened(list(names)) or 'no names at all'}",
-        mend="correct it, or leave it out",
+        hint="correct it, or leave it out",
     )

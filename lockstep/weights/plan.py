@@ -176,7 +176,7 @@ def _check_averages(source: WeightSource, report: Report, unused: Sequence[str])
             f"The moving averages of {source.path} have other names than its weights, which would be loaded instead.",
             given=f"prefer_average=True; averages {shortened(unused)}",
             expected=f"averages of what is loaded: {shortened([each.source for each in report.loaded])}",
-            mend="correct their names with rename=..., or leave prefer_average out to load the raw weights",
+            hint="correct their names with rename=..., or leave prefer_average out to load the raw weights",
         )
 
 
@@ -221,7 +221,7 @@ def _check(report: Report, mapping: WarmStart, guesses: Mapping[str, str], hint:
             f"The model does not get all it needs from {report.origin}.",
             given="; ".join(given),
             expected="a tensor that fits, for every parameter and buffer of the model",
-            mend=hint
+            hint=hint
             or f"{'' if report.loaded else 'check that it is of this model; '}"
             "give rename=..., a name_map or system, skip=... what is to stay as it is, "
             "or ignore_missing=True, reshape=True or mismatch='skip'",
@@ -236,7 +236,7 @@ def _check(report: Report, mapping: WarmStart, guesses: Mapping[str, str], hint:
             expected=f"at least {100 * mapping.require_loaded:g} % (require_loaded={mapping.require_loaded:g})"
             if mapping.require_loaded
             else "at least one tensor",
-            mend=hint or "correct the names with rename=..., prefixes or a name_map, or choose more",
+            hint=hint or "correct the names with rename=..., prefixes or a name_map, or choose more",
         )
 
 

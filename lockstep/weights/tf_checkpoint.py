@@ -7,7 +7,7 @@ from glob import escape
 from pathlib import Path, PureWindowsPath
 
 from lockstep.errors import CheckpointError
-from lockstep.listing import few
+from lockstep.listing import shorten
 from lockstep.weights.file_errors import check_whole, unreadable
 from lockstep.weights.source import WeightSource
 from lockstep.weights.tf_bundle import INDEX, TensorBundle
@@ -89,7 +89,7 @@ def latest_checkpoint(folder: Path) -> Path:
             f"{folder} does not say which checkpoint is its latest.",
             given=f"a folder without a file {STATE!r}, with {_checkpoints_in(folder)}",
             expected=f"a file {STATE!r}, as TensorFlow writes it",
-            mend="name the checkpoint itself",
+            hint="name the checkpoint itself",
         ) from None
     except OSError as error:
         raise unreadable(state, error) from error
@@ -99,7 +99,7 @@ def latest_checkpoint(folder: Path) -> Path:
         f"{state} names no checkpoint.",
         given=f"{text[:100]!r}",
         expected='a line such as model_checkpoint_path: "model.ckpt-5000"',
-        mend="name the checkpoint itself",
+        hint="name the checkpoint itself",
     )
 
 
@@ -123,7 +123,7 @@ def _absent(path: Path, prefix: Path) -> CheckpointError:
         f"There is no TensorFlow checkpoint {named}.",
         given=f"a folder {prefix.parent} with {_checkpoints_in(prefix.parent)}",
         expected=f"{prefix.name}{INDEX} (version 2), or the file {prefix.name} (version 1)",
-        mend="name a checkpoint that is there",
+        hint="name a checkpoint that is there",
     )
 
 
@@ -132,7 +132,7 @@ def _checkpoints_in(folder: Path) -> str:
         names = sorted(path.name.removesuffix(INDEX) for path in folder.iterdir() if path.name.endswith(INDEX))
     except OSError as error:
         return f"nothing to be read ({error.strerror})"
-    return f"the checkpoints {few(names)}" if names else "no checkpoint of version 2"
+    return f"the checkpoints {shorten(names)}" if names else "no checkpoint of version 2"
 
 
 def _unescaped(text: str) -> str:

@@ -181,7 +181,7 @@ def _refused(path: Path, blamed: str) -> CheckpointError:
         f"{path} holds more than tensors: loading it could run code, so it was not loaded.",
         given=blamed,
         expected="tensors, numbers, text, and dicts and lists of these",
-        mend="with the program that wrote it, and where you trust it, save the tensors alone: "
+        hint="with the program that wrote it, and where you trust it, save the tensors alone: "
         "torch.save(model.state_dict(), NEW_FILE)",
     )
 
@@ -214,5 +214,5 @@ def _without_tensors(path: Path, content: object) -> CheckpointError:
         f"{path} holds no tensors.",
         given=f"a {type(content).__name__}" + (f" with {keys}" if keys else ""),
         expected="a state dict, or a dict with one",
-        mend="save it again: torch.save(model.state_dict(), FILE)",
+        hint="save it again: torch.save(model.state_dict(), FILE)",
     )

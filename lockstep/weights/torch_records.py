@@ -64,7 +64,7 @@ class TorchRecords:
                 f"{self._path} is a program of TorchScript, which has code.",
                 given="a file of torch.jit.save",
                 expected="tensors, as of torch.save(model.state_dict(), FILE)",
-                mend="where you trust it, torch.save(torch.jit.load(FILE).state_dict(), NEW_FILE)",
+                hint="where you trust it, torch.save(torch.jit.load(FILE).state_dict(), NEW_FILE)",
             )
         claimed, there = sum(record.file_size for record in records), self._path.stat().st_size
         if claimed > there:

@@ -87,9 +87,9 @@ class WarmStart:
     """The least share of the parameters' values, from 0 to 1, that must be loaded."""
 
     def __post_init__(self) -> None:
-        check_all("rename", self.rename, Rename, mend=r'write rename=(Rename(r"^net\.", "backbone."),)')
+        check_all("rename", self.rename, Rename, hint=r'write rename=(Rename(r"^net\.", "backbone."),)')
         for name in ("strip_prefix", "add_prefix"):
-            check_type(name, getattr(self, name), str, expected="text", mend=f'write {name}="module."')
+            check_type(name, getattr(self, name), str, expected="text", hint=f'write {name}="module."')
         for name in ("ignore_missing", "reshape", "prefer_average"):
             check_switch(name, getattr(self, name))
         check_one_of("mismatch", self.mismatch, ("error", "skip"))
@@ -97,7 +97,7 @@ class WarmStart:
             check_one_of("system", self.system, ("torch", "tensorflow"))
         if self.require_loaded is not None:
             _check_share(self.require_loaded)
-        check_type("name_map", self.name_map, (str, NameMap, type(None)), expected="a name", mend='write "mnist"')
+        check_type("name_map", self.name_map, (str, NameMap, type(None)), expected="a name", hint='write "mnist"')
         if isinstance(self.name_map, str):
             named(self.name_map)
 
@@ -109,11 +109,11 @@ class WarmStart:
 
 
 def _check_share(share: float) -> None:
-    check_type("require_loaded", share, (int, float), expected="a share, from 0 to 1", mend="write require_loaded=0.95")
+    check_type("require_loaded", share, (int, float), expected="a share, from 0 to 1", hint="write require_loaded=0.95")
     if not 0 <= share <= 1:
         raise InputError(
             "require_loaded is out of range.",
             given=f"require_loaded={share}",
             expected="a share, from 0 to 1",
-            mend="write 0.95 for 95 %",
+            hint="write 0.95 for 95 %",
         )

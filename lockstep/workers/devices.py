@@ -34,7 +34,7 @@ def choose_device(wish: str | None, local_rank: int, num_local_workers: int) -> 
             f"{wish!r} is not a device to choose.",
             given=f"device={wish!r}",
             expected="'cpu', or nothing for one accelerator a worker where there are any",
-            mend="leave the device out; to use certain accelerators, make only those visible to the process",
+            hint="leave the device out; to use certain accelerators, make only those visible to the process",
         )
     accelerator = torch.accelerator.current_accelerator() if wish is None and num_accelerators() else None
     if accelerator is None:
@@ -44,7 +44,7 @@ def choose_device(wish: str | None, local_rank: int, num_local_workers: int) -> 
             "There are fewer devices than workers on this host.",
             given=f"{num_local_workers} workers and {num_accelerators()} devices ({accelerator.type})",
             expected="a device for each worker",
-            mend=f"start at most {num_accelerators()} workers here, or choose the device 'cpu'",
+            hint=f"start at most {num_accelerators()} workers here, or choose the device 'cpu'",
         )
     torch.accelerator.set_device_index(local_rank)
     return torch.device(accelerator.type, local_rank)
@@ -65,7 +65,7 @@ def generators(device: torch.device) -> list[torch.Generator]:
         f"The random stream of {device.type} devices cannot be set and put back.",
         given=f"device {device}",
         expected="the CPU or a CUDA device",
-        mend="choose the device 'cpu'",
+        hint="choose the device 'cpu'",
     )
 
 

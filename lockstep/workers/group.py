@@ -158,7 +158,7 @@ class StoreGroup:
                 f"A value is too large to be passed between workers ({call}).",
                 given=f"{len(payload):,} bytes of JSON",
                 expected=f"less than {MAX_VALUE_BYTES:,} bytes",
-                mend="pass a digest or a path instead of the data",
+                hint="pass a digest or a path instead of the data",
             )
         keys = [f"{self._turn}/{rank}" for rank in range(self._num_workers)]
         lost = ""
@@ -189,7 +189,7 @@ class StoreGroup:
                 f"worker {self._rank} waited in vain for {', '.join(missing)} ({call}).",
                 given=f"{len(missing)} of {self._num_workers} workers did not come within {seconds:g} s",
                 expected="all workers to make the same calls",
-                mend="read what the missing workers said last",
+                hint="read what the missing workers said last",
             ) from None
 
     def _store_lost(self, call: str, said: str) -> PeerLostError:
@@ -197,7 +197,7 @@ class StoreGroup:
             f"worker {self._rank} lost the store of its run ({call}).",
             given=said,
             expected="a store that lives as long as the workers",
-            mend="read what the launcher, or the worker that holds the store, said last",
+            hint="read what the launcher, or the worker that holds the store, said last",
         )
 
 
@@ -213,7 +213,7 @@ def _parsed(rank: int, payload: bytes) -> tuple[str, Any]:
         f"What worker {rank} has sent cannot be read.",
         given=f"{payload[:80]!r}",
         expected="a call and its value, as JSON",
-        mend="start all workers with the same version of Lockstep, and let nobody else reach the store at MASTER_ADDR",
+        hint="start all workers with the same version of Lockstep, and let nobody else reach the store at MASTER_ADDR",
     )
 
 
@@ -236,7 +236,7 @@ def _open_memory_of(place: Any) -> int:
         "The chief's shared memory cannot be opened.",
         given=f"descriptor {number!r} of process {pid!r}: {why}",
         expected="a chief that runs on this host as the same user",
-        mend="start the workers of one host as one user and in one container, or use AllReduce('gloo')",
+        hint="start the workers of one host as one user and in one container, or use AllReduce('gloo')",
     )
 
 
@@ -256,7 +256,7 @@ def check_agreement(what: str, values: Sequence[JSON]) -> None:
             f"The workers do not agree on {what}: {names} differ{'' if len(odd) > 1 else 's'}.",
             given="; ".join(f"worker {rank}: {_difference(values[rank], values[reference])}" for rank in odd),
             expected=f"the same as on worker {reference}",
-            mend="start all workers with the same code, arguments, seed, files and versions",
+            hint="start all workers with the same code, arguments, seed, files and versions",
         )
 
 
@@ -284,5 +284,5 @@ def _check_calls(calls: Sequence[str]) -> None:
             "The workers have made different calls, and would wait for each other for ever.",
             given=", ".join(f"worker {rank}: {call}" for rank, call in enumerate(calls)),
             expected="the same calls in the same order on all workers",
-            mend="make calls that concern all workers outside of any `if worker.is_chief`",
+            hint="make calls that concern all workers outside of any `if worker.is_chief`",
         )

@@ -71,7 +71,7 @@ def join(device: str | None = None) -> Worker:
             "This process has joined its run with another device.",
             given=f"device={device!r} after {_joined.device}",
             expected="one device for the life of the process",
-            mend="name the device in the first call of join, before anything that needs a worker",
+            hint="name the device in the first call of join, before anything that needs a worker",
         )
     return _joined
 
@@ -159,7 +159,7 @@ def _store_of_launcher(seat: Seat) -> Store:
             "This process has the environment of a worker, but the launcher has not started it.",
             given=f"RANK={seat.rank}, WORLD_SIZE={seat.num_workers} and {LAUNCHED}",
             expected="only the workers themselves to join the run, not what they start",
-            mend=f"unset RANK, WORLD_SIZE and {LAUNCHED} in what a worker starts: it is then alone",
+            hint=f"unset RANK, WORLD_SIZE and {LAUNCHED} in what a worker starts: it is then alone",
         )
     return SocketStore(connection)
 
@@ -181,7 +181,7 @@ def _connect(seat: Seat) -> Store:
         f"worker {seat.rank} cannot reach the other workers.",
         given=f"{seat.address}:{seat.port}: {said}",
         expected="the store of the run to listen there",
-        mend="check MASTER_ADDR and MASTER_PORT, and that worker 0 or the launcher is running",
+        hint="check MASTER_ADDR and MASTER_PORT, and that worker 0 or the launcher is running",
     )
 
 
@@ -191,7 +191,7 @@ def _variable(environment: Mapping[str, str], name: str) -> str:
             f"The launcher has not set {name}.",
             given=", ".join(f"{key}={environment[key]}" for key in sorted(_VARIABLES & environment.keys())),
             expected="RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
-            mend=f"set {name} for each worker, or unset all of them to train alone",
+            hint=f"set {name} for each worker, or unset all of them to train alone",
         )
     return environment[name]
 
@@ -206,6 +206,6 @@ def _number(environment: Mapping[str, str], name: str, allowed: range) -> int:
             f"{name} of the environment cannot be used.",
             given=f"{name}={text!r}",
             expected=f"a whole number from {allowed.start} to {allowed.stop - 1}",
-            mend="start the workers with a launcher that numbers them, or unset RANK and WORLD_SIZE to train alone",
+            hint="start the workers with a launcher that numbers them, or unset RANK and WORLD_SIZE to train alone",
         )
     return int(text)

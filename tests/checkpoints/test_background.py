@@ -95,7 +95,7 @@ def test_a_change_while_it_is_copied_is_no_checkpoint(tmp_path: Path, monkeypatc
         "The checkpoint of step 3 was not written: what it holds changed while it was copied.\n"
         "  given:    parameters, slots or averages that were changed between a save and the next step\n"
         "  expected: that only steps change them\n"
-        "  mend:     call wait() on the saver before you change them yourself"
+        "  hint:     call wait() on the saver before you change them yourself"
     )
     assert Store(tmp_path).steps() == []
 

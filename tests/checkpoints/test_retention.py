@@ -63,7 +63,7 @@ def test_none_at_all_is_refused(newest: int) -> None:
         "At least the newest checkpoint has to be kept.\n"
         f"  given:    newest={newest}\n"
         "  expected: 1 or more\n"
-        "  mend:     keep at least one: a run without checkpoints cannot be resumed"
+        "  hint:     keep at least one: a run without checkpoints cannot be resumed"
     )
 
 
@@ -75,7 +75,7 @@ def test_hours_that_are_none(hours: float) -> None:
         f"One checkpoint every {hours} hours cannot be kept.\n"
         f"  given:    every_hours={hours}\n"
         "  expected: a number above 0, or None\n"
-        "  mend:     give the hours between two checkpoints to keep, or None to keep the newest alone"
+        "  hint:     give the hours between two checkpoints to keep, or None to keep the newest alone"
     )
 
 

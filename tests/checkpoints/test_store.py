@@ -195,7 +195,7 @@ def test_missing_step(store: Store) -> None:
         f"{store.folder} has no checkpoint of step 15.\n"
         "  given:    step 15\n"
         "  expected: one of the steps there are: 10, 20\n"
-        "  mend:     ask for one of these, or for no step to get the newest that is intact"
+        "  hint:     ask for one of these, or for no step to get the newest that is intact"
     )
 
 
@@ -212,7 +212,7 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
         f"The checkpoints in {tmp_path / 'notes.txt'} cannot be listed: Not a directory.\n"
         f"  given:    {tmp_path / 'notes.txt'} (Not a directory)\n"
         "  expected: a folder that can be read\n"
-        "  mend:     give the workdir of a run, and let this user read it"
+        "  hint:     give the workdir of a run, and let this user read it"
     )
 
 

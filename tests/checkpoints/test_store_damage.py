@@ -120,7 +120,7 @@ def test_all_are_damaged(store: Store) -> None:
         f"  given:    {store.path(20) / 'manifest.json'} is damaged. (a JSON list); "
         f"{store.path(10) / 'values.json'} is damaged. (No such file or directory)\n"
         "  expected: at least one that is as it was written\n"
-        "  mend:     put one back from a copy, or move the folder away to start the run afresh"
+        "  hint:     put one back from a copy, or move the folder away to start the run afresh"
     )
 
 
@@ -134,7 +134,7 @@ def test_the_one_that_was_asked_for_is_damaged(store: Store) -> None:
         f"{file} is damaged.\n"
         f"  given:    step 20: {size} bytes, not {size - 1} bytes\n"
         "  expected: one of the steps there are: 10, 20\n"
-        "  mend:     ask for one of these, or for no step to get the newest that is intact"
+        "  hint:     ask for one of these, or for no step to get the newest that is intact"
     )
 
 
@@ -155,7 +155,7 @@ def test_an_unknown_format_is_an_error_and_no_damage(store: Store, version: obje
             f"{store.path(20) / 'manifest.json'} is in a format that this version of Lockstep does not know.\n"
             f"  given:    format {version!r}\n"
             "  expected: format 1\n"
-            "  mend:     use the version of Lockstep that wrote it, or a later one"
+            "  hint:     use the version of Lockstep that wrote it, or a later one"
         )
 
 

@@ -106,14 +106,14 @@ def test_a_quota(tmp_path: Path) -> None:
     write(store, 10, 20)
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))  # noqa: E731
     (message,) = Child(fail, limit, store, 300_000).said()
-    what, given, expected, mend = message.splitlines()
+    what, given, expected, hint = message.splitlines()
     assert what == "The checkpoint of step 30 cannot be written: File too large."
     assert given.startswith(f"  given:    {tmp_path} on a disk with ")
     assert given.endswith(" bytes free")
     assert int(given.split()[-3].replace(",", "")) > 0
     assert expected == f"  expected: a folder that can be written, with room for {NEEDED:,} bytes"
-    assert mend == (
-        "  mend:     make space there, raise the quota, keep fewer checkpoints, or give a workdir on another disk; "
+    assert hint == (
+        "  hint:     make space there, raise the quota, keep fewer checkpoints, or give a workdir on another disk; "
         "older checkpoints are as they were"
     )
     assert_nothing_happened(store)
@@ -136,7 +136,7 @@ def test_a_full_disk(small_disk: Path) -> None:
     with pytest.raises(CheckpointError) as raised:
         store.write(30, sections_of(30, 300_000), {"step": 30})
     assert raised.value.what == "The checkpoint of step 30 cannot be written: No space left on device."
-    assert raised.value.mend.startswith("make space there")
+    assert raised.value.hint.startswith("make space there")
     assert_nothing_happened(store)
     write(store, 30)
     assert assert_consistent(store.read()) == 30
@@ -169,11 +169,11 @@ def test_a_folder_that_may_not_be_written() -> None:
         store.folder.chmod(0o555)
         (message,) = Child(fail, drop_rights, store, 10).said()
         store.folder.chmod(0o755)
-        what, given, _, mend = message.splitlines()
+        what, given, _, hint = message.splitlines()
         assert what == "The checkpoint of step 30 cannot be written: Permission denied."
         assert given.startswith(f"  given:    {store.folder}/.step-00000030.new.")
         assert (
-            mend == "  mend:     let this user write there, or give another workdir; older checkpoints are as they were"
+            hint == "  hint:     let this user write there, or give another workdir; older checkpoints are as they were"
         )
         assert_nothing_happened(store)
 

@@ -85,7 +85,7 @@ def test_names_that_the_format_cannot_hold(name: str) -> None:
         f"The tensor {name!r} of 'buffers' cannot be saved under this name.\n"
         f"  given:    {name!r}\n"
         "  expected: any text that UTF-8 can encode, other than '__metadata__'\n"
-        "  mend:     rename the parameter or buffer"
+        "  hint:     rename the parameter or buffer"
     )
 
 
@@ -102,7 +102,7 @@ def test_sections_that_do_not(section: str) -> None:
         f"{section!r} cannot be a section of a checkpoint.\n"
         f"  given:    {section!r}\n"
         "  expected: 1 to 100 letters, digits, '_', '-' and '.', the first no '.' or '-': it names a file\n"
-        "  mend:     rename the section (or the state that it belongs to)"
+        "  hint:     rename the section (or the state that it belongs to)"
     )
 
 
@@ -123,7 +123,7 @@ def test_kinds_that_cannot_be_saved(tensor: Tensor, given: str) -> None:
         f"  given:    {given}\n"
         "  expected: a dense tensor with data, of bfloat16, bool, float16, float32, float64, float8_e4m3fn, "
         "float8_e5m2, int16, int32, int64, int8, uint16, uint32, uint64, uint8\n"
-        "  mend:     convert it (`to_dense()`, `view_as_real`, `view(torch.int64)`), or keep it in a plain attribute"
+        "  hint:     convert it (`to_dense()`, `view_as_real`, `view(torch.int64)`), or keep it in a plain attribute"
     )
 
 

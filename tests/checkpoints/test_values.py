@@ -40,7 +40,7 @@ def test_what_would_come_back_otherwise_is_refused(value: object, given: str) ->
         "The value 'loader' cannot be saved as JSON.\n"
         f"  given:    {given}\n"
         "  expected: None, bool, int, finite float, str, and lists and dicts (with str as keys) of these\n"
-        "  mend:     save tuples and arrays as lists, and leave out what is not a number"
+        "  hint:     save tuples and arrays as lists, and leave out what is not a number"
     )
 
 

@@ -92,7 +92,7 @@ def test_the_recipe_feeds_as_the_flags_say() -> None:
         (["mnist", "--augment", "vgg"], ["A recipe says itself", "--augment vgg for the recipe mnist", "leave it out"]),
         (["mnist", "--seconds", "0"], ["seconds is out of range", "seconds=0.0", "0.1 or more, finite"]),
         (["mnist", "--seconds", "nan"], ["seconds is out of range", "seconds=nan"]),
-        (["mnist", "--batch-size", "0"], ["batch_size", "mend:"]),
+        (["mnist", "--batch-size", "0"], ["batch_size", "hint:"]),
         (["mnist", "--processes", "-1"], ["num_processes is out of range", "num_processes=-1", "0 or more"]),
         (["mnist", "--processes", "1", "--threads", "1"], ["Either processes or threads read ahead", "one of the two"]),
     ],
@@ -127,7 +127,7 @@ def test_bad_flags_for_a_path_are_refused(
 ) -> None:
     run(str(images), *words, code=2)
     log = capsys.readouterr().err
-    for part in (*message, "given:", "expected:", "mend:"):
+    for part in (*message, "given:", "expected:", "hint:"):
         assert part in log
 
 

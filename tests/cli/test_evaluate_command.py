@@ -170,7 +170,7 @@ class TestWhatIsSaidAndWritten:
 
 def test_each_stage_of_a_run_is_scored(tmp_path: Path) -> None:
     """In the first one other parameters have averages than in the second."""
-    few = replace(
+    shorten = replace(
         recipe("mnist"),
         batch_size=24,
         average=ls.optim.MovingAverage(0.5),
@@ -178,7 +178,7 @@ def test_each_stage_of_a_run_is_scored(tmp_path: Path) -> None:
         stages=(Stage(ls.Steps(2), train_only=("^local",)), Stage(ls.Steps(2))),
         evaluate=Evaluate(every=Interval(0, "steps"), weights="average", examples=20),
     )
-    (tmp_path / "few.toml").write_text(to_toml(few))
+    (tmp_path / "few.toml").write_text(to_toml(shorten))
     training.work(["train", str(tmp_path / "few.toml"), "--workdir", str(tmp_path / "run"), *WRITES_LITTLE])
     assert evaluate(tmp_path / "run", "--step", "2") == 0
     assert evaluate(tmp_path / "run") == 0

@@ -97,7 +97,7 @@ def test_the_command_says_which_record_has_a_label_past_the_classes(tmp_path: Pa
         "The label of train-00001-of-00002:1 is none of the model's classes.\n"
         "  given:    label 1000\n"
         "  expected: 0 to 3, for a model with 4 classes\n"
-        "  mend:     set model.num_classes to 1001 or more; or data.labels_offset to 1, if the labels begin there\n"
+        "  hint:     set model.num_classes to 1001 or more; or data.labels_offset to 1, if the labels begin there\n"
     )
     assert "Traceback" not in ended.stderr
 

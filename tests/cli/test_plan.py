@@ -175,7 +175,7 @@ def test_only_the_setting_at_fault_is_named() -> None:
         "optimizer.momentun in --set: there is no such field.\n"
         "  given:    momentun\n"
         "  expected: one of lr, momentum, nesterov, weight_decay\n"
-        '  mend:     did you mean "momentum"?'
+        '  hint:     did you mean "momentum"?'
     )
 
 

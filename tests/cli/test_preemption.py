@@ -123,7 +123,7 @@ def test_a_time_of_grace_that_is_none(seconds: str) -> None:
         "--grace is out of range.\n"
         f"  given:    --grace={float(seconds)}\n"
         "  expected: a number above 0\n"
-        "  mend:     give the seconds between the signal and the end of the machine"
+        "  hint:     give the seconds between the signal and the end of the machine"
     )
 
 

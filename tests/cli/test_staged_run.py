@@ -82,7 +82,7 @@ def test_a_checkpoint_of_any_stage_is_exported(trained: Path, tmp_path: Path, st
 
 def test_what_no_stage_takes_over_of_the_run_is_not_built(tmp_path: Path) -> None:
     """The patterns of the run fit nothing, and each stage has its own."""
-    few = replace(
+    shorten = replace(
         find("mnist"),
         frozen=("^no such layer",),
         batch_size=4,
@@ -90,7 +90,7 @@ def test_what_no_stage_takes_over_of_the_run_is_not_built(tmp_path: Path) -> Non
         stages=(Stage(ls.Steps(1), frozen=("^conv",)), Stage(ls.Steps(1), frozen=())),
         evaluate=Evaluate(ls.Interval(0), examples=4),
     )
-    (tmp_path / "few.toml").write_text(to_toml(few))
+    (tmp_path / "few.toml").write_text(to_toml(shorten))
     run = str(tmp_path / "run")
     assert training.work(["train", str(tmp_path / "few.toml"), "--workdir", run, "--device", "cpu"]) == 0
     for step in ("1", "2"):

@@ -102,7 +102,7 @@ def test_a_file_that_declares_a_document_type_is_refused(tmp_path: Path) -> None
 def test_a_file_is_not_written_over_unless_told_so(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, {f"{FOX}/{FOX}_1.xml": annotation((FOX, 0, 0, 2, 1))})
     (tmp_path / "boxes.csv").write_text("mine")
-    with pytest.raises(DataError, match=r"boxes\.csv is there already\.\n.*\n.*\n  mend:     name another file"):
+    with pytest.raises(DataError, match=r"boxes\.csv is there already\.\n.*\n.*\n  hint:     name another file"):
         write_boxes(folder, tmp_path / "boxes.csv")
     assert (tmp_path / "boxes.csv").read_text() == "mine"
     write_boxes(folder, tmp_path / "boxes.csv", overwrite=True)

@@ -232,7 +232,7 @@ def test_areas_that_are_no_floats_are_refused() -> None:
 def test_a_record_is_prepared_once() -> None:
     error = refusal(prepared_record(record(), SMALL))
     assert error.given == "image/prepared: [b'short_side=32 quality=90 420']"
-    assert error.mend == "prepare the originals"
+    assert error.hint == "prepare the originals"
 
 
 def test_a_record_with_a_second_image_is_refused_and_an_empty_one_is_none() -> None:

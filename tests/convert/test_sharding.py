@@ -44,7 +44,7 @@ def failing_at(wanted: str, action: Callable[[], object]) -> Callable[[str], byt
 
 
 def refuse() -> None:
-    raise DataError("It cannot be read.", given="nothing", expected="something", mend="look")
+    raise DataError("It cannot be read.", given="nothing", expected="something", hint="look")
 
 
 def shards_in(folder: Path) -> dict[str, bytes]:
@@ -195,7 +195,7 @@ def test_shards_of_another_conversion_are_left_alone(whole: Path, other: str) ->
     before = shards_in(whole)
     message = (
         r"There are shards in .*whole already: train-00000-of-00005, train-00001-of-00005, train-00002-of-00005 and "
-        r"2 more\n  given:    shards that are made of something else\n.*\n  mend:     name another folder"
+        r"2 more\n  given:    shards that are made of something else\n.*\n  hint:     name another folder"
     )
     with pytest.raises(DataError, match=message):
         OTHERS[other](whole)
@@ -310,7 +310,7 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
 )
 def test_a_damaged_manifest_is_named(whole: Path, text: str) -> None:
     (whole / ".train.conversion.json").write_text(text)
-    message = r"\.train\.conversion\.json does not say which shards are finished\.\n.*\n.*\n  mend:     delete it"
+    message = r"\.train\.conversion\.json does not say which shards are finished\.\n.*\n.*\n  hint:     delete it"
     with pytest.raises(DataError, match=message):
         convert(ITEMS, serialize, whole, "train", 5, settings=ALONE)
 
@@ -318,8 +318,8 @@ def test_a_damaged_manifest_is_named(whole: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("items", "num_shards", "message"),
     [
-        (ITEMS, 21, r"too few items for 21 shards of train\.\n  given:    20 items\n.*\n  mend:     ask for fewer"),
-        ([], 1, r"given:    0 items\n.*\n  mend:     check where the items come from"),
+        (ITEMS, 21, r"too few items for 21 shards of train\.\n  given:    20 items\n.*\n  hint:     ask for fewer"),
+        ([], 1, r"given:    0 items\n.*\n  hint:     check where the items come from"),
         (ITEMS, 0, r"num_shards is out of range\.\n  given:    num_shards=0"),
         (ITEMS, 2.0, r"num_shards is of the wrong type"),
     ],

@@ -103,7 +103,7 @@ def test_without_a_step_the_limit_of_the_input_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "limit", "mend"),
+    ("seconds", "limit", "hint"),
     [
         ({"read": 5.0, "decode": 4.0}, "read", "Files of records, or tar shards, read faster"),
         ({"decode": 5.0, "augment": 4.0}, "decode", "lockstep convert prepare"),
@@ -112,10 +112,10 @@ def test_without_a_step_the_limit_of_the_input_is_said() -> None:
     ],
     ids=["read", "decode", "augment", "collate"],
 )
-def test_the_slowest_stage_has_its_own_mend(seconds: dict[str, float], limit: str, mend: str) -> None:
+def test_the_slowest_stage_has_its_own_mend(seconds: dict[str, float], limit: str, hint: str) -> None:
     advice = advise(replace(measured(step=5000), loader=of_stages(**seconds)))
     assert advice.limit == limit
-    assert any(mend in change for change in advice.changes)
+    assert any(hint in change for change in advice.changes)
 
 
 @pytest.mark.parametrize("threads", [False, True])

@@ -35,7 +35,7 @@ class Damaged:
 
     def check(self, numbers: list[int]) -> None:
         if found := self.bad.intersection(numbers):
-            raise DataError(f"file-{min(found)} is torn.", given="half a file", expected="a whole one", mend="none")
+            raise DataError(f"file-{min(found)} is torn.", given="half a file", expected="a whole one", hint="none")
 
     def example_id(self, index: int) -> str:
         return f"file-{index}"
@@ -128,9 +128,9 @@ def test_a_resumed_stream_knows_what_was_bad() -> None:
 def test_what_was_mended_is_read_again() -> None:
     stream = loader(5, 6)
     epoch(stream)
-    mended = loader()
-    mended.load_state({**stream.state(), "position": 0})
-    assert numbers(epoch(mended)) == numbers(epoch(loader()))
+    fixed = loader()
+    fixed.load_state({**stream.state(), "position": 0})
+    assert numbers(epoch(fixed)) == numbers(epoch(loader()))
 
 
 def test_more_bad_examples_than_the_budget_end_the_run() -> None:
@@ -143,7 +143,7 @@ def test_more_bad_examples_than_the_budget_end_the_run() -> None:
         "3 examples cannot be read: more than the budget of 2.\n"
         "  given:    file-4: file-4 is torn. half a file; file-5: file-5 is torn. half a file\n"
         "  expected: at most 2 bad examples\n"
-        "  mend:     look at the files that the log and quarantine.jsonl name, or raise the budget (bad_budget)"
+        "  hint:     look at the files that the log and quarantine.jsonl name, or raise the budget (bad_budget)"
     )
 
 
@@ -183,7 +183,7 @@ def test_an_evaluation_of_nothing_but_bad_ones_is_refused() -> None:
         "None of the examples can be read.\n"
         "  given:    20 bad examples\n"
         "  expected: one example at least that can be read\n"
-        "  mend:     check the folder and the kind of its files"
+        "  hint:     check the folder and the kind of its files"
     )
 
 
@@ -191,7 +191,7 @@ def test_an_error_of_no_single_example_is_raised() -> None:
     class Unlike(Damaged):
         def read_batch(self, indices: Int64s) -> dict[str, Any]:
             if len(indices) > 1:
-                raise DataError("They do not fit.", given="a", expected="b", mend="c")
+                raise DataError("They do not fit.", given="a", expected="b", hint="c")
             return super().read_batch(indices)
 
     stream = Loader(Unlike(), batch_size=4, num_processes=0, bad_examples="skip")
@@ -211,7 +211,7 @@ def test_who_met_it_first_does_not_show() -> None:
         def augmented(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
             drawn = torch.from_numpy((draws.uniform("pick") * 5).astype(np.int64))
             if (batch["number"] % 5 == drawn).any():
-                raise DataError("They do not fit.", given="a pair", expected="another", mend="none")
+                raise DataError("They do not fit.", given="a pair", expected="another", hint="none")
             return batch
 
     def stream(**crew: int) -> list[int]:
@@ -238,7 +238,7 @@ def test_a_folder_of_bad_files_is_not_read_to_its_end() -> None:
 
         def read_batch(self, indices: Int64s) -> dict[str, Any]:
             self.num_reads += 1
-            raise DataError("Torn.", given="half", expected="whole", mend="none")
+            raise DataError("Torn.", given="half", expected="whole", hint="none")
 
     reader = Torn()
     stream = Loader(reader, batch_size=16, num_processes=0, bad_examples="skip", bad_budget=10).batches(range(1), 1)

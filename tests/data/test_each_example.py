@@ -107,7 +107,7 @@ def test_results_of_other_shapes_are_named() -> None:
     grow = EachExample(lambda example, _: {"x": torch.zeros(int(example["number"]))})
     with pytest.raises(DataError, match=r"Item 7 of <lambda> cannot be used\.") as caught:
         grow({"number": torch.tensor([1.0, 2.0])}, Draws(0, np.array([6, 7])))
-    assert "mend:     mend the function of the dataset" not in str(caught.value)
+    assert "hint:     fix the function of the dataset" not in str(caught.value)
 
 
 def test_a_field_that_is_not_there_is_named() -> None:
@@ -117,7 +117,7 @@ def test_a_field_that_is_not_there_is_named() -> None:
         "shaken finds no field 'image'.\n"
         "  given:    the fields number\n"
         "  expected: one called 'image'\n"
-        "  mend:     name the field: Seeded(transform, field=...)"
+        "  hint:     name the field: Seeded(transform, field=...)"
     )
 
 

@@ -235,5 +235,5 @@ def test_a_timeout_below_nothing_is_refused() -> None:
         "timeout_seconds is out of range.\n"
         "  given:    timeout_seconds=-1\n"
         "  expected: 0 or more, finite\n"
-        "  mend:     give timeout_seconds a value in this range"
+        "  hint:     give timeout_seconds a value in this range"
     )

@@ -170,7 +170,7 @@ def test_two_loops_over_one_walk_are_refused() -> None:
         next(first)
     assert caught.value.what == "An iterable dataset cannot go back."
     assert caught.value.given == "item 0 asked for after item 3"
-    assert caught.value.mend == "close the other one, or give each loop an IterableLoader of its own"
+    assert caught.value.hint == "close the other one, or give each loop an IterableLoader of its own"
 
 
 def test_a_state_says_that_it_is_not_exact_and_goes_on_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -249,11 +249,11 @@ def test_an_item_that_raises_is_named_by_its_number() -> None:
         next(batches)
     assert caught.value.what == "Item 6 of Numbers cannot be used."
     assert caught.value.given == "ValueError: torn"
-    assert caught.value.mend == "mend __iter__ of the dataset, or leave the item out"
+    assert caught.value.hint == "fix __iter__ of the dataset, or leave the item out"
 
 
 def test_an_error_of_ours_is_passed_on() -> None:
-    error = WorkerError("x", given="", expected="", mend="")
+    error = WorkerError("x", given="", expected="", hint="")
     with pytest.raises(WorkerError) as caught:
         read(IterableLoader(Numbers(bad=0, error=error), batch_size=2), 1)
     assert caught.value is error
@@ -264,7 +264,7 @@ def test_a_dataset_without_items_is_refused() -> None:
         read(loader(0), 1)
     assert caught.value.what == "Numbers ends without any item."
     assert caught.value.given == "nothing where item 0 was due, at the start of a pass"
-    assert "__iter__ begins from the start" in caught.value.mend
+    assert "__iter__ begins from the start" in caught.value.hint
 
 
 def test_a_dataset_that_cannot_start_again_is_refused_when_it_should() -> None:
@@ -284,7 +284,7 @@ def test_what_can_be_walked_only_once_is_refused() -> None:
         IterableLoader((item for item in [1]), batch_size=1)
     assert caught.value.what == "A generator can be walked only once."
     assert caught.value.expected == "an iterable that starts again when it has ended"
-    assert caught.value.mend.startswith("give a dataset whose __iter__ begins anew each time")
+    assert caught.value.hint.startswith("give a dataset whose __iter__ begins anew each time")
 
 
 @pytest.mark.parametrize("dataset", [7, Numbers], ids=["number", "class"])
@@ -305,9 +305,9 @@ def test_an_evaluation_is_refused() -> None:
         ls.evaluate(make_state(), lambda model, batch: {}, loader())
     assert caught.value.what.startswith("An iterable dataset cannot be evaluated: each example has to be scored once")
     assert caught.value.given == "an IterableLoader of Numbers"
-    assert caught.value.mend.startswith("give a map-style dataset: ls.data.Loader(ls.data.TorchDataset(dataset)")
+    assert caught.value.hint.startswith("give a map-style dataset: ls.data.Loader(ls.data.TorchDataset(dataset)")
 
 
 def test_a_map_style_reader_tells_of_this_loader() -> None:
-    with pytest.raises(InputError, match=r"mend: .*ls\.data\.IterableLoader\(dataset, \.\.\.\)"):
+    with pytest.raises(InputError, match=r"hint: .*ls\.data\.IterableLoader\(dataset, \.\.\.\)"):
         TorchDataset(Numbers())

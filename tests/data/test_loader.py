@@ -139,7 +139,7 @@ def test_the_state_of_another_stream_is_refused(name: str, other: dict[str, int]
         f"The saved stream had another {name}.\n"
         f"  given:    {name} {value}\n"
         f"  expected: {name} {other[name]}, as it was saved at position 40\n"
-        "  mend:     resume with the seed and the examples that the run began with, or start a new run"
+        "  hint:     resume with the seed and the examples that the run began with, or start a new run"
     )
     assert stream.position == 0
 
@@ -172,7 +172,7 @@ def test_a_batch_that_does_not_divide_by_the_towers_is_refused(batch_size: int, 
         f"A batch of {batch_size} examples cannot be cut into {towers} equal parts.\n"
         f"  given:    batch size {batch_size}, {towers} towers\n"
         "  expected: a batch size that divides by the number of towers\n"
-        f"  mend:     use a batch size of {near}, or another number of towers"
+        f"  hint:     use a batch size of {near}, or another number of towers"
     )
 
 
@@ -184,7 +184,7 @@ def test_sizes_that_make_no_sense_are_refused(name: str, least: int) -> None:
         f"{name} is out of range.\n"
         f"  given:    {name}={least - 1}\n"
         f"  expected: {least} or more, finite\n"
-        f"  mend:     give {name} a value in this range"
+        f"  hint:     give {name} a value in this range"
     )
 
 
@@ -199,7 +199,7 @@ def test_a_reader_without_examples_is_refused() -> None:
         "The reader holds no examples.\n"
         "  given:    Empty() of length 0\n"
         "  expected: one example or more\n"
-        "  mend:     check the path or the pattern of its files"
+        "  hint:     check the path or the pattern of its files"
     )
 
 
@@ -218,7 +218,7 @@ def test_an_example_that_cannot_be_read_is_named() -> None:
         "Example number 6 cannot be read.\n"
         "  given:    OSError: no such block\n"
         "  expected: an example that Broken can read\n"
-        "  mend:     repair it, or leave it out of the data"
+        "  hint:     repair it, or leave it out of the data"
     )
     assert isinstance(caught.value.__cause__, OSError)
 
@@ -256,7 +256,7 @@ def test_fields_without_an_entry_for_each_example_are_refused(fields: Any, given
         "Short did not give an entry of each field for each example.\n"
         f"  given:    {given_}\n"
         "  expected: a dict of fields with the batch first: tensors, or lists, of its length\n"
-        "  mend:     mend what Short returns"
+        "  hint:     fix what Short returns"
     )
 
 

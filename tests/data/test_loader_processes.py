@@ -158,14 +158,14 @@ class Failing(Coded):
 
 def test_the_error_of_a_reader_is_the_same_in_the_trainer() -> None:
     def fail() -> None:
-        raise DataError("Record 9 is cut off.", given="12 bytes", expected="40 bytes", mend="copy the file again")
+        raise DataError("Record 9 is cut off.", given="12 bytes", expected="40 bytes", hint="copy the file again")
 
     stream = batches(Failing(fail))
     assert [next(stream).position, next(stream).position] == [0, 4]
     with pytest.raises(DataError) as caught:
         next(stream)
     assert str(caught.value) == (
-        "Record 9 is cut off.\n  given:    12 bytes\n  expected: 40 bytes\n  mend:     copy the file again"
+        "Record 9 is cut off.\n  given:    12 bytes\n  expected: 40 bytes\n  hint:     copy the file again"
     )
     (note,) = caught.value.__notes__
     assert note.startswith("In loader process 0:\nTraceback")
@@ -183,7 +183,7 @@ def test_an_example_that_cannot_be_read_is_named_from_its_process() -> None:
         "Example coded 9 cannot be read.\n"
         "  given:    ValueError: not a JPEG\n"
         "  expected: an example that Failing can read\n"
-        "  mend:     repair it, or leave it out of the data"
+        "  hint:     repair it, or leave it out of the data"
     )
 
 
@@ -198,7 +198,7 @@ def test_an_augmentation_that_fails_names_its_process_and_place() -> None:
         "Loader process 0 failed.\n"
         "  given:    ZeroDivisionError: integer division or modulo by zero\n"
         "  expected: a reader and augmentations that raise nothing but errors of Lockstep\n"
-        "  mend:     the traceback below shows where; num_processes=0 runs the same in the trainer, under a debugger"
+        "  hint:     the traceback below shows where; num_processes=0 runs the same in the trainer, under a debugger"
     )
     assert "1 // 0" in caught.value.__notes__[0]
 
@@ -207,7 +207,7 @@ DEAD = (
     r"Loader process {number} \(pid {pid}\) {end}\.\n"
     r"  given:    {doing}\n"
     r"  expected: loader processes that live as long as the run\n"
-    r"  mend:     when the system's log shows the out-of-memory killer: fewer loader processes, or a smaller batch"
+    r"  hint:     when the system's log shows the out-of-memory killer: fewer loader processes, or a smaller batch"
 )
 
 
@@ -298,7 +298,7 @@ def test_fewer_than_no_processes_are_refused() -> None:
         "num_processes is out of range.\n"
         "  given:    num_processes=-1\n"
         "  expected: 0 or more, finite\n"
-        "  mend:     give num_processes a value in this range"
+        "  hint:     give num_processes a value in this range"
     )
 
 
@@ -311,7 +311,7 @@ def test_where_there_is_no_shared_memory_the_trainer_reads(monkeypatch: pytest.M
         "Loader processes need Linux.\n"
         "  given:    num_processes=1\n"
         "  expected: 0 on this system, which has no memfd to share batches through\n"
-        "  mend:     leave num_processes out, and the trainer's own process reads; or give num_threads"
+        "  hint:     leave num_processes out, and the trainer's own process reads; or give num_threads"
     )
 
 
@@ -363,7 +363,7 @@ def test_items_that_do_not_fit_are_named() -> None:
         "The examples 0 and 2 do not fit into one batch.\n"
         "  given:    2 has 'x': torch.float32 of shape (2,)\n"
         "  expected: 'x': torch.float32 of shape (1,), as 0 has\n"
-        "  mend:     give all examples the same fields, of the same shapes and dtypes; or lists of what differs"
+        "  hint:     give all examples the same fields, of the same shapes and dtypes; or lists of what differs"
     )
 
 
@@ -400,7 +400,7 @@ def test_tensors_within_objects_leave_no_files(tmp_path: Path, monkeypatch: pyte
 
 class OwnError(DataError):
     def __init__(self, row: int) -> None:
-        super().__init__(f"Row {row} is bad.", given="a", expected="b", mend="c")
+        super().__init__(f"Row {row} is bad.", given="a", expected="b", hint="c")
 
 
 def test_an_error_of_ones_own_class_arrives_as_the_one_that_it_is() -> None:

@@ -35,7 +35,7 @@ class Numbers:
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         self.asked.append(indices.tolist())
         if self.bad in indices:
-            raise DataError("Broken.", given="it", expected="a whole one", mend="repair it")
+            raise DataError("Broken.", given="it", expected="a whole one", hint="repair it")
         return {"number": torch.from_numpy(indices)}
 
     def example_id(self, index: int) -> str:

@@ -57,8 +57,8 @@ def test_every_part_of_an_epoch_has_nearly_the_proportions(mixture: Mixture, see
     for number, quota in enumerate(mixture.quotas.values()):
         so_far = np.concatenate([[0], np.cumsum(sources == number)])
         shares = so_far[window:] - so_far[:-window]
-        few = 1 if len(mixture.sizes) <= 2 else 3
-        assert np.abs(shares - window * quota / mixture.length).max() < few
+        shorten = 1 if len(mixture.sizes) <= 2 else 3
+        assert np.abs(shares - window * quota / mixture.length).max() < shorten
 
 
 @given(mixture=mixtures(), seed=SEEDS)
@@ -148,7 +148,7 @@ def test_another_number_of_examples_is_refused() -> None:
         "The sizes are those of another number of examples than the reader has.\n"
         "  given:    sizes of 2 examples\n"
         "  expected: 3, one for each example of the reader\n"
-        "  mend:     make the sizes from this very reader: a Subset has not the examples of what it was cut from"
+        "  hint:     make the sizes from this very reader: a Subset has not the examples of what it was cut from"
     )
 
 
@@ -160,56 +160,56 @@ def test_another_number_of_examples_is_refused() -> None:
             "The weights are not those of the sources.\n"
             "  given:    weights of a, c\n"
             "  expected: one for each of a, b\n"
-            "  mend:     give every source of the Concatenated reader a weight, by its name",
+            "  hint:     give every source of the Concatenated reader a weight, by its name",
         ),
         (
             {"weights": {}, "sizes": {}},
             "The weights are not those of the sources.\n"
             "  given:    weights of nothing\n"
             "  expected: one for each of one source or more\n"
-            "  mend:     give every source of the Concatenated reader a weight, by its name",
+            "  hint:     give every source of the Concatenated reader a weight, by its name",
         ),
         (
             {"weights": {"a": 1, "b": 0}},
             "The weight of 'b' is out of range.\n"
             "  given:    weights['b']=0\n"
             "  expected: above 0, finite\n"
-            "  mend:     give it such a weight, or leave the source out of the Concatenated reader",
+            "  hint:     give it such a weight, or leave the source out of the Concatenated reader",
         ),
         (
             {"weights": {"a": 99, "b": 1}, "length": 20},
             "An epoch of the mixture would have no example of 'b'.\n"
             "  given:    0.01 of a length of 20\n"
             "  expected: a length in which every source gets one position or more\n"
-            "  mend:     give a length of 100 or more, or leave the source out",
+            "  hint:     give a length of 100 or more, or leave the source out",
         ),
         (
             {"sizes": {"a": 3, "b": 0}},
             "sizes['b'] is out of range.\n"
             "  given:    sizes['b']=0\n"
             "  expected: 1 or more, finite\n"
-            "  mend:     give sizes['b'] a value in this range",
+            "  hint:     give sizes['b'] a value in this range",
         ),
         (
             {"length": 0},
             "length is out of range.\n"
             "  given:    length=0\n"
             "  expected: 1 or more, below 2.14748e+09\n"
-            "  mend:     give length a value in this range",
+            "  hint:     give length a value in this range",
         ),
         (
             {"length": 1.5},
             "length is of the wrong type.\n"
             "  given:    length is float\n"
             "  expected: a whole number\n"
-            "  mend:     give the positions of an epoch",
+            "  hint:     give the positions of an epoch",
         ),
         (
             {"sizes": [3, 4]},
             "sizes is of the wrong type.\n"
             "  given:    sizes is list\n"
             "  expected: a mapping from the names of the sources to numbers\n"
-            '  mend:     give sizes=reader.sizes of a Concatenated reader, weights={"coco": 3, "voc": 1}',
+            '  hint:     give sizes=reader.sizes of a Concatenated reader, weights={"coco": 3, "voc": 1}',
         ),
     ],
 )

@@ -85,7 +85,7 @@ def test_what_is_no_order_is_refused() -> None:
             "order is of the wrong type.\n"
             f"  given:    order is {found}\n"
             "  expected: a name, or an order: it has indices, epoch_size and is_exactly_once\n"
-            '  mend:     give "shuffled", "sequential", or an order such as BlockShuffled(block_size=32)'
+            '  hint:     give "shuffled", "sequential", or an order such as BlockShuffled(block_size=32)'
         )
 
 
@@ -96,5 +96,5 @@ def test_an_unknown_order_is_refused() -> None:
         "There is no order called 'random'.\n"
         "  given:    order='random'\n"
         '  expected: "shuffled" or "sequential"\n'
-        '  mend:     use "shuffled" to train and "sequential" to keep the order of the reader'
+        '  hint:     use "shuffled" to train and "sequential" to keep the order of the reader'
     )

@@ -67,7 +67,7 @@ def test_a_wait_ends_after_the_timeout(warnings: Callable[[], list[str]]) -> Non
         "Loader process 0 (pid 7) hangs: the trainer has waited 600 s for the batch at position 64.\n"
         "  given:    it is at cat/7.jpg\n"
         "  expected: a batch within timeout_seconds=600\n"
-        "  mend:     look at that example and the disk it is on: a network disk may not answer; if reading may take so "
+        "  hint:     look at that example and the disk it is on: a network disk may not answer; if reading may take so "
         "long, give ls.data.Loader a larger timeout_seconds (a recipe: watch.hang_seconds; 0 waits for ever)"
     )
     assert caught.value.__notes__ == ["Stack:\n  File"]

@@ -138,7 +138,7 @@ def test_another_number_of_examples_is_refused(order: Order, name: str) -> None:
         f"The {name} are those of another number of examples than the reader has.\n"
         f"  given:    {name} of 2 examples\n"
         "  expected: 3, one for each example of the reader\n"
-        f"  mend:     make the {name} from this very reader: a Subset has not the examples of what it was cut from"
+        f"  hint:     make the {name} from this very reader: a Subset has not the examples of what it was cut from"
     )
     with pytest.raises(InputError) as caught:
         Loader(Arrays({"label": torch.zeros(3)}), batch_size=1, order=order)
@@ -156,7 +156,7 @@ def test_weights_out_of_range_are_refused(weight: float) -> None:
         "The weight of example 1 is out of range.\n"
         f"  given:    weights[1]={weight}\n"
         "  expected: 0 or more, finite\n"
-        "  mend:     give every example a weight in this range"
+        "  hint:     give every example a weight in this range"
     )
 
 
@@ -167,7 +167,7 @@ def test_weights_that_are_all_zero_are_refused() -> None:
         "All weights are 0, so no example could ever come.\n"
         "  given:    2 weights of 0\n"
         "  expected: one weight or more above 0\n"
-        "  mend:     give the examples that shall come a weight above 0"
+        "  hint:     give the examples that shall come a weight above 0"
     )
 
 
@@ -189,5 +189,5 @@ def test_values_of_another_kind_are_refused(kind: Any, values: Any, expected: st
         f"The {name} are not {expected}.\n"
         f"  given:    an array of {given_text}\n"
         f"  expected: shape (examples,), {expected}\n"
-        f"  mend:     give the {name} as a list, an array or a tensor of one dimension"
+        f"  hint:     give the {name} as a list, an array or a tensor of one dimension"
     )

@@ -46,7 +46,7 @@ def test_other_data_is_refused_and_nothing_has_changed() -> None:
         "The training data is not what it was when the run was saved.\n"
         f"  given:    number was {was}, and is {now}\n"
         "  expected: the data of the run, as it was at position 4\n"
-        "  mend:     put the data back as it was, or start a new run; to go on with the data as it is now, give "
+        "  hint:     put the data back as it was, or start a new run; to go on with the data as it is now, give "
         "accept_data_change=True (lockstep train: --accept-data-change)"
     )
     assert other.position == 0

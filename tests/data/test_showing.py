@@ -273,7 +273,7 @@ def test_examples_without_images_are_refused(fields: dict[str, Any], given: str)
     assert caught.value.what == "There is no image to show in the field 'image'."
     assert str(caught.value.given).startswith(given)
     assert caught.value.expected == "encoded images, or uint8 of shape (batch, 1 or 3, height, width)"
-    assert "whole numbers from 0 to 255" in caught.value.mend
+    assert "whole numbers from 0 to 255" in caught.value.hint
 
 
 def test_an_augmentation_for_something_else_is_refused() -> None:

@@ -160,7 +160,7 @@ class Failing(Seen):
     ("where", "message"),
     [
         ("update", r"'seen' could not be updated with .*\(4,\) torch.int64, \(4,\) torch.float32\.\n.*ValueError: odd"),
-        ("compute", r"'seen' could not compute its value\.\n.*ValueError: odd\n.*\n.*mend the metric"),
+        ("compute", r"'seen' could not compute its value\.\n.*ValueError: odd\n.*\n.*fix the metric"),
         ("json", r"'seen' could not compute its value\.\n.*set is no number, text or tensor"),
     ],
 )
@@ -169,7 +169,7 @@ def test_one_that_fails_is_named(where: str, message: str) -> None:
         evaluated(score, {"seen": Failing(where, ValueError("odd"))})
 
 
-def test_an_error_that_says_how_to_mend_it_stays_as_it_is() -> None:
+def test_an_error_that_says_how_to_fix_it_stays_as_it_is() -> None:
     with pytest.raises(ls.InputError, match=r"A predicted class is none of the 3 classes"):
         evaluated(outputs("cells", lambda x: (x, x)), {"cells": ls.metrics.ConfusionMatrix(3)})
 

@@ -27,7 +27,7 @@ class Torn(ls.data.Arrays):
 
     def read_batch(self, indices: Any) -> dict[str, Any]:
         if found := self.bad.intersection(indices.tolist()):
-            raise ls.errors.DataError(f"Row {min(found)} is torn.", given="half", expected="a whole", mend="none")
+            raise ls.errors.DataError(f"Row {min(found)} is torn.", given="half", expected="a whole", hint="none")
         return super().read_batch(indices)
 
 

@@ -92,7 +92,7 @@ def test_a_shift_by_nothing_is_refused() -> None:
         "A shift by up to 0 pixels shifts nothing.\n"
         "  given:    pixels=0\n"
         "  expected: a whole number above 0\n"
-        "  mend:     give the largest shift in pixels, or leave the augmentation out"
+        "  hint:     give the largest shift in pixels, or leave the augmentation out"
     )
 
 
@@ -116,7 +116,7 @@ def test_a_field_without_images_is_named(batch: dict[str, object], given: str) -
         "RandomShift finds no images in the field 'image'.\n"
         f"  given:    {given}\n"
         "  expected: a tensor of shape (batch, channels, height, width)\n"
-        "  mend:     name the field of the images: RandomShift(pixels, field=...)"
+        "  hint:     name the field of the images: RandomShift(pixels, field=...)"
     )
 
 

@@ -103,7 +103,7 @@ def test_damaged_images_are_refused(name: str, reason: str, library: str) -> Non
     assert error.what == f"{name} cannot be decoded."
     assert reason.lower() in str(error.given).lower()
     assert error.expected == "a whole image, in JPEG, PNG, WebP, GIF, BMP, TIFF or PNM"
-    assert error.mend == "copy, repair or convert the file, or leave it out of the data"
+    assert error.hint == "copy, repair or convert the file, or leave it out of the data"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_region_outside_of_the_image_is_refused(region: tuple[int, int, int, i
     assert error.what == "A region does not lie within hopper.jpg."
     assert error.given == f"{height} x {width} pixels from row {top} and column {left} on"
     assert error.expected == "one pixel or more, within 128 rows and 128 columns"
-    assert error.mend == "clip the region to the image"
+    assert error.hint == "clip the region to the image"
 
 
 SMALL_JPEG = file_of(picture(61, 47), "JPEG", quality=90)
@@ -283,7 +283,7 @@ def test_a_decompression_bomb_is_refused_by_its_header(
     assert error.what == f"bomb.{ending} is too large to be decoded."
     assert error.given == f"a header that announces 50000 x 60000 pixels, in {len(data)} bytes"
     assert error.expected == "at most 100000000 pixels"
-    assert error.mend == "leave it out; if it is what it says, shrink it, or decode with a larger max_pixels"
+    assert error.hint == "leave it out; if it is what it says, shrink it, or decode with a larger max_pixels"
     with pytest.raises(DataError, match="too large"):
         image.size  # noqa: B018
 
@@ -457,7 +457,7 @@ def test_without_torchcodec_pillow_decodes(
     assert caught.value.what == "torchcodec cannot be used."
     assert str(caught.value.given).startswith("ModuleNotFoundError: ")
     assert caught.value.expected == "torchcodec 0.16 or later, of the build that fits torch"
-    assert caught.value.mend == 'install it, or leave the decoder at "auto"'
+    assert caught.value.hint == 'install it, or leave the decoder at "auto"'
 
 
 @pytest.mark.parametrize(

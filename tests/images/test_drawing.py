@@ -148,7 +148,7 @@ def test_what_is_no_image_in_colour_is_refused(image: Tensor) -> None:
     assert caught.value.what == "Nothing can be drawn onto this image."
     assert caught.value.given == f"a tensor of shape {tuple(image.shape)}, {image.dtype}"
     assert caught.value.expected == "uint8 of shape (3, height, width)"
-    assert caught.value.mend == "bring its values to 0 to 255, and give one image of three channels"
+    assert caught.value.hint == "bring its values to 0 to 255, and give one image of three channels"
 
 
 def test_text_is_made_printable() -> None:

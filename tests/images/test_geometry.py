@@ -72,7 +72,7 @@ def test_places_of_objects_are_refused_by_what_moves_them(augment: Augment, fiel
         augment(batch, draws())
     assert raised.value.expected.startswith("no places of objects on the images, none of boxes, masks, ")
     kept = '["image", "label", "labels", "difficult", "is_crowd", "class_text", "source_id"]'
-    assert raised.value.mend == f"read the fields wanted alone: ls.data.OnlyFields(reader, {kept})"
+    assert raised.value.hint == f"read the fields wanted alone: ls.data.OnlyFields(reader, {kept})"
 
 
 def test_all_of_them_are_named() -> None:
@@ -102,7 +102,7 @@ def test_the_boxes_that_a_crop_is_drawn_by_are_taken_out_and_the_rest_is_refused
         InputError, match="Crop would leave masks, keypoints, keypoint_visibility, area where"
     ) as raised:
         crop({**given_to(crop), **OBJECTS}, draws())
-    assert raised.value.mend.endswith('OnlyFields(reader, ["image", "boxes"])')
+    assert raised.value.hint.endswith('OnlyFields(reader, ["image", "boxes"])')
 
 
 @pytest.mark.parametrize("augment", [*CROPS, Resize(4), Decode(), *OTHERS, *STAYING], ids=repr)

@@ -157,7 +157,7 @@ def test_what_cannot_be_drawn_is_named(segmentation: Any, given_: str) -> None:
     assert caught.value.what == "The mask of object 1 on images/1.jpg cannot be drawn."
     assert caught.value.given == given_
     assert caught.value.expected == "an outline within 4 rows and 5 columns"
-    assert caught.value.mend == "repair its segmentation, or leave the object out"
+    assert caught.value.hint == "repair its segmentation, or leave the object out"
 
 
 @settings(max_examples=50, deadline=None)

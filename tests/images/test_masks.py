@@ -92,7 +92,7 @@ def test_masks_that_take_too_much_memory_together_are_refused() -> None:
     assert caught.value.what == "The masks of Record 1 of x, at byte 5 are too large to be decoded."
     assert caught.value.given == f"120 masks of 9000 x 9000 pixels: {120 * 81_000_000} bytes"
     assert caught.value.expected == f"at most {2**31} bytes, one for each pixel of each mask"
-    assert caught.value.mend == "leave it out, or cut the image into smaller ones"
+    assert caught.value.hint == "leave it out, or cut the image into smaller ones"
 
 
 @settings(max_examples=30, deadline=None)

@@ -195,7 +195,7 @@ def test_without_the_library_it_is_refused(
     assert caught.value.expected == (
         "libjpeg-turbo 3.0 or later with its TurboJPEG interface, where the system finds it"
     )
-    assert caught.value.mend == 'install it, or leave the decoder at "auto"'
+    assert caught.value.hint == 'install it, or leave the decoder at "auto"'
 
 
 @settings(max_examples=50)

@@ -29,7 +29,7 @@ class Damaged:
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         if found := BAD.intersection(indices.tolist()):
-            raise DataError(f"{self.example_id(min(found))} is torn.", given="half", expected="a whole", mend="none")
+            raise DataError(f"{self.example_id(min(found))} is torn.", given="half", expected="a whole", hint="none")
         rows = torch.from_numpy(indices).float()
         return {"x": torch.stack([rows.sin(), rows.cos()], 1)}
 

@@ -143,7 +143,7 @@ def test_what_does_not_fill_a_micro_batch_may_be_dropped() -> None:
         "There is no full micro-batch to score.\n"
         "  given:    101 examples, micro-batches of 102, the last one dropped\n"
         "  expected: one full micro-batch or more\n"
-        "  mend:     lower the micro-batch, or keep the last one (drop_last=False)"
+        "  hint:     lower the micro-batch, or keep the last one (drop_last=False)"
     )
 
 
@@ -154,7 +154,7 @@ class Torn(Arrays):
 
     def read_batch(self, indices: Any) -> dict[str, Any]:
         if found := {7, 100}.intersection(indices.tolist()):
-            raise ls.errors.DataError(f"Row {min(found)} is torn.", given="half", expected="a whole", mend="none")
+            raise ls.errors.DataError(f"Row {min(found)} is torn.", given="half", expected="a whole", hint="none")
         return super().read_batch(indices)
 
 

@@ -182,7 +182,7 @@ def test_the_budget_is_the_number_of_batches_that_are_skipped(tmp_path: Path) ->
         "Another batch is not finite, and no more than 2 may be skipped.\n"
         f"  given:    {error.given}\n"
         "  expected: no more batches that are not finite than the nonfinite_budget\n"
-        "  mend:     lower the learning rate, clip the gradients, look at these examples, or raise nonfinite_budget"
+        "  hint:     lower the learning rate, clip the gradients, look at these examples, or raise nonfinite_budget"
     )
     assert caught.value.refusal is error.refusal
     assert state.step == 4, "nothing has changed"
@@ -196,13 +196,13 @@ def test_without_a_checkpoint_there_is_nowhere_to_go(tmp_path: Path) -> None:
         "There is no checkpoint to go back to.\n"
         f"  given:    a batch at position 8 that is not finite, and {tmp_path} without checkpoints\n"
         "  expected: a checkpoint saved before it\n"
-        "  mend:     save before the first step: save(state, loader, workdir)"
+        "  hint:     save before the first step: save(state, loader, workdir)"
     )
 
 
 def test_an_error_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ls.InputError, match=r"does not say which batch.*\n.*NonFiniteError without a refusal"):
-        rollback(make_state(), make_loader(), tmp_path, ls.NonFiniteError("x", given=1, expected=2, mend="y"))
+        rollback(make_state(), make_loader(), tmp_path, ls.NonFiniteError("x", given=1, expected=2, hint="y"))
 
 
 def test_a_batch_of_the_old_stream_is_refused(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_a_place_where_no_batch_starts_is_refused(position: int, start: int) -> 
         f"No batch starts at position {position}.\n"
         f"  given:    position {position}, batches of 4, one of them from {start} on\n"
         "  expected: the place of a batch's first example, from 0 on\n"
-        "  mend:     give the position of the batch as its report names it"
+        "  hint:     give the position of the batch as its report names it"
     )
     assert loader.skipped == []
 

@@ -306,12 +306,12 @@ def test_a_stage_that_is_too_short(tmp_path: Path) -> None:
         "Stage 2 is too short for an update.\n"
         "  given:    0.3 epochs, 10 examples in an epoch, batches of 4\n"
         "  expected: at least one whole batch\n"
-        "  mend:     raise stages[1].length, or lower the batch size"
+        "  hint:     raise stages[1].length, or lower the batch size"
     )
 
 
 def test_a_length_that_is_a_number() -> None:
-    with pytest.raises(ls.InputError, match=r"expected: steps or epochs\n +mend: +write ls\.Steps\(1000\)"):
+    with pytest.raises(ls.InputError, match=r"expected: steps or epochs\n +hint: +write ls\.Steps\(1000\)"):
         Stage(1000)  # type: ignore[arg-type]
 
 
@@ -322,7 +322,7 @@ def test_sizes_of_images_that_have_one() -> None:
         "The images of MnistData have one size.\n"
         "  given:    stages[2].image_size=32\n"
         "  expected: 28 pixels throughout\n"
-        "  mend:     leave image_size out of the stages, or take ImageData"
+        "  hint:     leave image_size out of the stages, or take ImageData"
     )
 
 

@@ -132,7 +132,7 @@ def test_what_cannot_be_compared_is_refused(logits: tuple[int, ...], labels: tor
     caught.match(rf"given: .*{shown}")
     caught.match(r"expected: logits of shape \(batch, classes\), labels of shape \(batch,\), whole numbers")
     caught.match(r"or probabilities of shape \(batch, classes\), floating point")
-    caught.match(r"mend: .*labels.argmax\(1\)")
+    caught.match(r"hint: .*labels.argmax\(1\)")
 
 
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"weights": torch.ones(4)}], ids=str)
@@ -142,7 +142,7 @@ def test_a_class_number_out_of_range_is_refused(wrong: int, options: dict[str, A
         softmax_cross_entropy(torch.zeros(4, 3), torch.tensor([0, wrong, 2, wrong]), **options)
     caught.match(rf"given: +{wrong} \(example 1\), {wrong} \(example 3\)")
     caught.match(r"expected: whole numbers from 0 to 2: the logits have 3 classes")
-    caught.match(r"mend: +number the classes from 0")
+    caught.match(r"hint: +number the classes from 0")
 
 
 def test_many_class_numbers_out_of_range_are_not_all_listed() -> None:

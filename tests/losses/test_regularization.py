@@ -199,7 +199,7 @@ def test_a_weight_that_makes_no_penalty_is_refused(kind: type[Regularizer], weig
         kind(weight)
     caught.match(rf"given: +weight={weight}")
     caught.match(r"expected: a finite number above 0")
-    caught.match(r"mend: +give a weight such as 4e-5")
+    caught.match(r"hint: +give a weight such as 4e-5")
 
 
 @each_kind
@@ -208,7 +208,7 @@ def test_nothing_to_penalise_is_refused(kind: type[Regularizer]) -> None:
         kind(0.1).bind({"scale": torch.ones(3)})
     caught.match(r"given: +pattern=None, parameters 'scale'")
     caught.match(r"expected: a trained parameter of two or more dimensions")
-    caught.match(rf"mend: +name what is meant, as in {kind.__name__}\(0.1, r'weight\$'\)")
+    caught.match(rf"hint: +name what is meant, as in {kind.__name__}\(0.1, r'weight\$'\)")
 
 
 def test_they_are_values() -> None:

@@ -161,7 +161,7 @@ def test_weights_that_are_none_are_refused(loss: Loss) -> None:
         loss(*example_inputs(), weights=None)
     caught.match(r"given: +weights is NoneType")
     caught.match(r"expected: a number or a tensor")
-    caught.match(r"mend: +leave the weights out where all are 1")
+    caught.match(r"hint: +leave the weights out where all are 1")
 
 
 @each_loss
@@ -171,7 +171,7 @@ def test_weights_of_another_shape_are_refused(loss: Loss, shape: tuple[int, ...]
         loss(*example_inputs(), weights=torch.ones(shape))
     caught.match(rf"given: +weights of shape \({', '.join(map(str, shape))},?\), losses of shape \(4,( 3)?\)")
     caught.match(r"expected: a number, one weight an example, shape \(batch,\), or one an element")
-    caught.match(r"mend: +give the weights the first dimensions of the losses")
+    caught.match(r"hint: +give the weights the first dimensions of the losses")
 
 
 @pytest.mark.parametrize("number", [float("inf"), float("nan")])
@@ -180,7 +180,7 @@ def test_a_weight_that_is_not_finite_is_refused(number: float) -> None:
         squared_error(*example_inputs(), weights=number)
     caught.match(rf"given: +weights={number}")
     caught.match(r"expected: a finite number")
-    caught.match(r"mend: +give a weight such as 1.0")
+    caught.match(r"hint: +give a weight such as 1.0")
 
 
 @each_loss
@@ -197,7 +197,7 @@ def test_labels_that_would_be_broadcast_are_refused(loss: Loss, shape: tuple[int
         loss(torch.ones(4, 3), torch.ones(shape))
     caught.match(rf"given: +predictions of shape \(4, 3\), labels of shape \({', '.join(map(str, shape))},?\)")
     caught.match(r"expected: two tensors of the same shape")
-    caught.match(r"mend: +reshape one of them, as in labels.view_as\(predictions\)")
+    caught.match(r"hint: +reshape one of them, as in labels.view_as\(predictions\)")
 
 
 @each_paired

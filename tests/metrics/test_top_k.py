@@ -52,10 +52,10 @@ def test_what_cannot_be_compared_is_refused(labels: torch.Tensor, shown: str) ->
         in_top_k(torch.zeros(4, 10), labels)
     caught.match(rf"given: .*logits of shape \(4, 10\), {shown}")
     caught.match(r"expected: logits of shape \(batch, classes\), labels of shape \(batch,\), whole numbers")
-    caught.match(r"mend: .*labels.argmax\(1\)")
+    caught.match(r"hint: .*labels.argmax\(1\)")
 
 
 def test_k_below_1_is_refused() -> None:
-    message = r"No class can be among the top 0.\n.*given: .*k=0\n.*expected: 1 or more\n.*mend: .*k=1 for accuracy"
+    message = r"No class can be among the top 0.\n.*given: .*k=0\n.*expected: 1 or more\n.*hint: .*k=1 for accuracy"
     with pytest.raises(InputError, match=message):
         in_top_k(torch.zeros(4, 10), torch.zeros(4, dtype=torch.int64), k=0)

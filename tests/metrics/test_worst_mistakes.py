@@ -62,7 +62,7 @@ def test_losses_that_are_a_mean_already_are_refused() -> None:
     batch = torch.tensor([0, 1])
     with pytest.raises(InputError, match=r"one number of each kind an example\.\n.*\(\), \(2,\), \(2,\), \(2,\)") as it:
         WorstMistakes().update(torch.tensor(0.5), batch, batch, batch)
-    it.match(r'expected: .*each of shape \(batch,\)\n  mend: .*reduction="none"')
+    it.match(r'expected: .*each of shape \(batch,\)\n  hint: .*reduction="none"')
 
 
 def test_one_is_kept_at_least() -> None:

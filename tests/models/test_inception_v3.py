@@ -272,7 +272,7 @@ def test_channels_last_is_kept_and_gives_the_same_scores(small: InceptionV3Net) 
 
 
 @pytest.mark.parametrize(
-    ("given", "shown", "mend"),
+    ("given", "shown", "hint"),
     [
         (torch.zeros(2, 3, 74, 299), r"shape \(2, 3, 74, 299\), torch.float32", "resize or crop the images, for .*=75"),
         (torch.zeros(2, 299, 299, 3), r"shape \(2, 299, 299, 3\), torch.float32", "put the channels second"),
@@ -282,11 +282,11 @@ def test_channels_last_is_kept_and_gives_the_same_scores(small: InceptionV3Net) 
     ],
     ids=["small", "channels-behind", "grey", "no-batch", "bytes"],
 )
-def test_other_images_are_refused(small: InceptionV3Net, given: Tensor, shown: str, mend: str) -> None:
+def test_other_images_are_refused(small: InceptionV3Net, given: Tensor, shown: str, hint: str) -> None:
     message = (
         rf"Inception-v3 cannot use these images.\n  given:    {shown}\n"
         r"  expected: shape \(batch, 3, height, width\), each side 75 pixels or more, floating point\n"
-        rf"  mend:     .*{mend}"
+        rf"  hint:     .*{hint}"
     )
     with pytest.raises(InputError, match=message):
         small(given)

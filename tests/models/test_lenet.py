@@ -66,7 +66,7 @@ def test_classes_and_channels_are_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "shown", "mend"),
+    ("given", "shown", "hint"),
     [
         (torch.zeros(4, 28, 28, 1), r"shape \(4, 28, 28, 1\), torch.float32", "put the channels second"),
         (torch.zeros(4, 1, 32, 32), r"shape \(4, 1, 32, 32\), torch.float32", "resize or crop .* image_size=28"),
@@ -75,10 +75,10 @@ def test_classes_and_channels_are_chosen() -> None:
     ],
     ids=["channels-behind", "large", "small", "bytes"],
 )
-def test_other_images_are_refused(net: LeNetNet, given: Tensor, shown: str, mend: str) -> None:
+def test_other_images_are_refused(net: LeNetNet, given: Tensor, shown: str, hint: str) -> None:
     message = (
         rf"LeNet cannot use these images.\n  given:    {shown}\n"
-        rf"  expected: shape \(batch, 1, 28, 28\), floating point\n  mend:     {mend}"
+        rf"  expected: shape \(batch, 1, 28, 28\), floating point\n  hint:     {hint}"
     )
     with pytest.raises(InputError, match=message):
         net(given)

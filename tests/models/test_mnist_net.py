@@ -122,7 +122,7 @@ def test_other_images_are_refused(given: torch.Tensor, shown: str) -> None:
     message = (
         rf"The MNIST net cannot use these images.\n  given:    {shown}\n"
         r"  expected: shape \(batch, 1, 28, 28\), floating point, values from -0.5 to 0.5\n"
-        r"  mend:     give grey images with a channel axis, as image / 255 - 0.5"
+        r"  hint:     give grey images with a channel axis, as image / 255 - 0.5"
     )
     with pytest.raises(InputError, match=message):
         Mnist().build(seed=0)(given)

@@ -96,7 +96,7 @@ def test_channels_last_is_kept_and_gives_the_same_scores(net: SqueezeNetNet) -> 
 
 
 @pytest.mark.parametrize(
-    ("given", "shown", "mend"),
+    ("given", "shown", "hint"),
     [
         (torch.zeros(2, 3, 16, 224), r"shape \(2, 3, 16, 224\), torch.float32", "resize or crop .* image_size=17"),
         (torch.zeros(2, 1, 224, 224), r"shape \(2, 1, 224, 224\), torch.float32", "put the channels second"),
@@ -104,11 +104,11 @@ def test_channels_last_is_kept_and_gives_the_same_scores(net: SqueezeNetNet) -> 
     ],
     ids=["small", "grey", "bytes"],
 )
-def test_other_images_are_refused(net: SqueezeNetNet, given: Tensor, shown: str, mend: str) -> None:
+def test_other_images_are_refused(net: SqueezeNetNet, given: Tensor, shown: str, hint: str) -> None:
     message = (
         rf"SqueezeNet cannot use these images.\n  given:    {shown}\n"
         r"  expected: shape \(batch, 3, height, width\), each side 17 pixels or more, floating point\n"
-        rf"  mend:     {mend}"
+        rf"  hint:     {hint}"
     )
     with pytest.raises(InputError, match=message):
         net(given)

@@ -168,7 +168,7 @@ def test_a_library_that_is_not_there_is_named(value: Value, monkeypatch: pytest.
     message = (
         rf"This model needs {library}, which cannot be imported.\n  given:    ModuleNotFoundError: .*\n"
         rf"  expected: a {library} that fits torch {torch.__version__.split('+')[0]}.*\n"
-        rf"  mend:     pip install 'lockstep-train\[{library}\]'"
+        rf"  hint:     pip install 'lockstep-train\[{library}\]'"
     )
     with pytest.raises(InputError, match=message):
         value.build(seed=0)
@@ -176,8 +176,8 @@ def test_a_library_that_is_not_there_is_named(value: Value, monkeypatch: pytest.
 
 @pytest.mark.parametrize("option", ["weights", "weights_backbone", "pretrained", "num_classes"])
 def test_options_said_elsewhere_are_refused(option: str) -> None:
-    mend = "num_classes of Torchvision" if option == "num_classes" else "warm-start from a file of weights"
-    with pytest.raises(InputError, match=f"options cannot hold '{option}'.*\n.*\n.*\n.*{mend}"):
+    hint = "num_classes of Torchvision" if option == "num_classes" else "warm-start from a file of weights"
+    with pytest.raises(InputError, match=f"options cannot hold '{option}'.*\n.*\n.*\n.*{hint}"):
         Torchvision("resnet18", options={option: 1})
 
 

@@ -448,7 +448,7 @@ def test_parameters_that_the_class_refuses_are_said_when_it_is_bound() -> None:
             lambda: FromTorch(torch.optim.AdamW, lr=0.1, moment=0.9),
             r"unexpected keyword argument 'moment'\n.*moment=0.9",
         ),
-        (lambda: FromTorch(torch.optim.AdamW, lr=0.1, betas=(2.0, 0.9)), r"Invalid beta(.|\n)*mend: *correct the arg"),
+        (lambda: FromTorch(torch.optim.AdamW, lr=0.1, betas=(2.0, 0.9)), r"Invalid beta(.|\n)*hint: *correct the arg"),
         (lambda: FromTorch(torch.optim.AdamW, lr="fast"), "lr is of the wrong type"),
         (lambda: FromTorch(torch.optim.AdamW, lr=-1.0), "lr is out of range"),
         (lambda: FromTorch(torch.optim.AdamW, lr=True), r"lr is of the wrong type.*\n.*lr is bool"),

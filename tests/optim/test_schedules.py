@@ -389,7 +389,7 @@ def test_what_is_no_rate_is_refused_with_its_step(wrong: Any, around: Callable[[
     assert error.what == "The learning rate after 5 updates cannot be used."
     assert "sawtooth" in str(error.given)
     assert error.expected == "a finite number, 0 or more"
-    assert error.mend == "correct what the schedule returns for step 5: a float or an int"
+    assert error.hint == "correct what the schedule returns for step 5: a float or an int"
 
 
 def test_what_a_schedule_raises_is_said_with_its_step() -> None:
@@ -650,7 +650,7 @@ REFUSED: list[tuple[Callable[[], Any], str, str, str]] = [
 ]
 
 
-MENDS = {
+HINTS = {
     "value is of the wrong type.": "give value as a number",
     "values[1] is of the wrong type.": "give values[1] as a number",
     "decay_steps is not a length.": "write it as decay_steps=1000, or as decay_steps=ls.Epochs(30)",
@@ -683,13 +683,13 @@ MENDS = {
 RANGE, LENGTH = " is out of range.", "This schedule counts in epochs, and was asked for the rate at a step."
 
 
-def mend_of(what: str, given_value: str) -> str:
+def hint_of(what: str, given_value: str) -> str:
     if what.endswith(RANGE):
         return f"give {what.removesuffix(RANGE)} a value in this range"
     if what == LENGTH:
         name = given_value.split("=")[0]
         return f"call resolved(schedule, epoch_size, batch_size) first, or give {name} as a number of steps"
-    return MENDS[what]
+    return HINTS[what]
 
 
 @pytest.mark.parametrize(("make", "what", "given_value", "expected"), REFUSED)
@@ -698,7 +698,7 @@ def test_what_makes_no_sense_is_refused(make: Callable[[], object], what: str, g
         make()
     error = caught.value
     assert (error.what, error.given, error.expected) == (what, given_value, expected)
-    assert error.mend == mend_of(what, given_value)
+    assert error.hint == hint_of(what, given_value)
 
 
 # For all of them

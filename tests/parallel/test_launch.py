@@ -36,7 +36,7 @@ keep = []
 
 def plan(argv):
     if argv[0] == "refuse":
-        raise InputError("No such recipe.", given="mnits", expected="a recipe", mend="say mnist")
+        raise InputError("No such recipe.", given="mnits", expected="a recipe", hint="say mnist")
     if argv[0] == "bug":
         raise ZeroDivisionError("in the plan")
     if argv[0] == "usage":
@@ -91,12 +91,12 @@ def fail_late(second):
 
 
 def lose(second):
-    raise PeerLostError("worker lost a peer.", given="a", expected="b", mend="c")
+    raise PeerLostError("worker lost a peer.", given="a", expected="b", hint="c")
 
 
 def wrong(second):
     if second:
-        raise DataError("Record 7 is damaged.", given="a", expected="b", mend="c")
+        raise DataError("Record 7 is damaged.", given="a", expected="b", hint="c")
     wait()
 
 
@@ -212,7 +212,7 @@ def vanish(second):
 
 def exchange_in_vain():
     threading.Event().wait(0.5)
-    raise PeerLostError("worker 0 waits for a worker that is gone.", given="worker 1", expected="b", mend="c")
+    raise PeerLostError("worker 0 waits for a worker that is gone.", given="worker 1", expected="b", hint="c")
 
 
 def stop(second):
@@ -378,7 +378,7 @@ def test_what_survivors_say_of_a_lost_peer_is_never_the_cause(launch: Launch) ->
 def test_a_lost_peer_is_reported_when_there_is_nothing_else(launch: Launch) -> None:
     code, _, told = launch("lose").end()
     assert code == 1
-    assert told[1:] == ["worker lost a peer.", "  given:    a", "  expected: b", "  mend:     c"]
+    assert told[1:] == ["worker lost a peer.", "  given:    a", "  expected: b", "  hint:     c"]
 
 
 def test_an_error_raised_on_purpose_is_told_without_its_traceback(launch: Launch) -> None:
@@ -491,7 +491,7 @@ def test_a_plan_that_refuses_starts_no_worker(launch: Launch) -> None:
     code, said, told = launch("refuse").end()
     assert (code, said) == (2, [])
     assert told[0] == "No such recipe."
-    assert told[-1] == "  mend:     say mnist"
+    assert told[-1] == "  hint:     say mnist"
 
 
 def test_a_plan_with_a_bug_shows_its_traceback(launch: Launch) -> None:

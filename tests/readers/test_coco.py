@@ -227,7 +227,7 @@ def test_a_file_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path, nam
     assert caught.value.what == f"The annotations name files that are not in {folder}."
     assert caught.value.given == name
     assert caught.value.expected == "paths within the folder, without .."
-    assert caught.value.mend == "name the folder above all of them, and write the file names from there on"
+    assert caught.value.hint == "name the folder above all of them, and write the file names from there on"
 
 
 def link_to_zeros(path: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_label_map_that_lacks_a_class_is_refused(tmp_path: Path) -> None:
     assert caught.value.what == f"The label map lacks classes of {path}."
     assert caught.value.given == "no cat"
     assert caught.value.expected == "a label for each class that an object is of, by its name or its display name"
-    assert caught.value.mend == "add them to the label map, or take these objects out of the annotations"
+    assert caught.value.hint == "add them to the label map, or take these objects out of the annotations"
     with pytest.raises(InputError, match=r"label_map is str\n.*LabelMap\n.*read_label_map"):
         Coco(path, folder, label_map="map.pbtxt")  # type: ignore[arg-type]
 
@@ -281,7 +281,7 @@ def test_the_category_0_is_no_label(tmp_path: Path) -> None:
     assert caught.value.what == f"The ids of categories in {path} cannot be labels."
     assert caught.value.given == "the id 0 of 'cow'"
     assert caught.value.expected == "ids from 1 on: the label 0 is that of the background"
-    assert caught.value.mend == (
+    assert caught.value.hint == (
         "set zero_based (--zero-based), and each label is the id + 1; or "
         "give a label_map, with a label for each category by its name"
     )
@@ -305,7 +305,7 @@ def test_a_category_below_0_is_no_label(tmp_path: Path) -> None:
     document["categories"].append({"id": -1, "name": "cow"})
     with pytest.raises(DataError, match=r"ids from 0 on(.|\n)*\n.*give a label_map") as caught:
         Coco(*written(tmp_path, document), zero_based=True)
-    assert caught.value.mend == "give a label_map, with a label for each category by its name"
+    assert caught.value.hint == "give a label_map, with a label for each category by its name"
 
 
 def test_values_of_a_batch_are_its_own(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_a_file_that_does_not_fit_is_refused(
     assert caught.value.what == f"{path} cannot be used as annotations in COCO's format."
     assert str(caught.value.given).startswith(problem)
     assert caught.value.expected == FORMAT
-    assert caught.value.mend == "repair the file, or leave out what is named"
+    assert caught.value.hint == "repair the file, or leave out what is named"
 
 
 @pytest.mark.parametrize(
@@ -433,7 +433,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
     assert caught.value.what == f"{path} cannot be read."
     assert str(caught.value.given).startswith(problem)
     assert caught.value.expected == "a whole file of JSON that may be read"
-    assert caught.value.mend == "check the path, and copy or fetch the file again"
+    assert caught.value.hint == "check the path, and copy or fetch the file again"
 
 
 def test_a_missing_image_is_named_at_once(tmp_path: Path) -> None:
@@ -444,7 +444,7 @@ def test_a_missing_image_is_named_at_once(tmp_path: Path) -> None:
     assert caught.value.what == f"Images are missing in {folder}."
     assert caught.value.given == "no 2.png"
     assert caught.value.expected == "all 3 that the annotations name"
-    assert caught.value.mend == "put them there, or name the folder that they are in"
+    assert caught.value.hint == "put them there, or name the folder that they are in"
 
 
 def test_a_missing_folder_of_images_is_named(tmp_path: Path) -> None:
@@ -454,7 +454,7 @@ def test_a_missing_folder_of_images_is_named(tmp_path: Path) -> None:
     assert caught.value.what == f"The images in {tmp_path / 'train'} cannot be listed."
     assert "No such file" in str(caught.value.given)
     assert caught.value.expected == "the folder of the images that the annotations name"
-    assert caught.value.mend == "name the folder in which the annotations' file names are to be found"
+    assert caught.value.hint == "name the folder in which the annotations' file names are to be found"
 
 
 def test_an_image_that_is_gone_is_named(tmp_path: Path) -> None:
@@ -466,7 +466,7 @@ def test_an_image_that_is_gone_is_named(tmp_path: Path) -> None:
     assert caught.value.what == f"{folder}/2.png cannot be read."
     assert "No such file" in str(caught.value.given)
     assert caught.value.expected == "the image that was there when the folder was listed"
-    assert caught.value.mend == "put it back, or begin again with the folder as it is now"
+    assert caught.value.hint == "put it back, or begin again with the folder as it is now"
 
 
 def test_images_may_lie_in_folders_of_the_folder(tmp_path: Path) -> None:
@@ -492,7 +492,7 @@ def test_an_image_of_another_size_is_named_when_read(tmp_path: Path) -> None:
     assert caught.value.what == f"{folder}/2.png is not of the size that its annotation is for."
     assert caught.value.given == "3 x 7 pixels"
     assert caught.value.expected == "3 x 6 pixels"
-    assert caught.value.mend == "put the annotated image there, or annotate it as it is stored"
+    assert caught.value.hint == "put the annotated image there, or annotate it as it is stored"
 
 
 def test_boxes_are_those_of_the_raster_as_it_is_stored(tmp_path: Path) -> None:
@@ -507,7 +507,7 @@ def test_boxes_are_those_of_the_raster_as_it_is_stored(tmp_path: Path) -> None:
     assert caught.value.what == "Images cannot be turned as EXIF asks for, and their boxes be left where they are."
     assert caught.value.given == "Decoding(exif=True) for images with boxes"
     assert caught.value.expected == "Decoding(exif=False): boxes and masks are those of the raster as it is stored"
-    assert caught.value.mend.startswith("leave exif out; if the boxes are those of the turned images, write")
+    assert caught.value.hint.startswith("leave exif out; if the boxes are those of the turned images, write")
 
 
 def test_a_bucket_is_no_folder_here(tmp_path: Path) -> None:

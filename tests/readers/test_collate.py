@@ -61,7 +61,7 @@ def test_an_item_that_does_not_fit_is_named_by_its_number(
         batch_of(*items)
     assert caught.value.what == f"Item {number} of Stream cannot be used."
     assert (caught.value.given, caught.value.expected) == (given_, expected)
-    assert caught.value.mend == "mend __iter__, or leave the item out"
+    assert caught.value.hint == "fix __iter__, or leave the item out"
 
 
 def test_an_error_in_the_place_of_an_item_is_told() -> None:

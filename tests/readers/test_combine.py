@@ -129,7 +129,7 @@ def test_sources_with_other_fields_are_named() -> None:
         "The sources 'old' and 'new' have other fields than each other.\n"
         "  given:    'new' has 'label': torch.int64 of shape ('rows',)\n"
         "  expected: as 'old' has: 'label': missing\n"
-        "  mend:     give all sources fields of the same names, dtypes and shapes: OnlyFields(reader, [...]) keeps some"
+        "  hint:     give all sources fields of the same names, dtypes and shapes: OnlyFields(reader, [...]) keeps some"
     )
 
 
@@ -152,7 +152,7 @@ def test_sources_with_fields_of_another_kind_are_named(values: Any, given_text: 
         "The sources '0' and '1' have other fields than each other.\n"
         f"  given:    '1' has 'x': {given_text}\n"
         "  expected: as '0' has: 'x': torch.float32 of shape ('rows', 3)\n"
-        "  mend:     give all sources fields of the same names, dtypes and shapes: OnlyFields(reader, [...]) keeps some"
+        "  hint:     give all sources fields of the same names, dtypes and shapes: OnlyFields(reader, [...]) keeps some"
     )
 
 
@@ -169,7 +169,7 @@ def test_a_source_that_gives_other_entries_than_asked_for_is_named(values: Any, 
         "The source 'odd' did not give one 'number' for each example.\n"
         f"  given:    {given_text}, for 2 examples\n"
         "  expected: a tensor or a list with one entry for each example\n"
-        "  mend:     mend read_batch of that reader"
+        "  hint:     fix read_batch of that reader"
     )
 
 
@@ -193,21 +193,21 @@ def test_an_example_that_cannot_be_read_is_named_with_its_source() -> None:
             "There are no sources, so there are no examples.\n"
             "  given:    no sources\n"
             "  expected: one reader or more\n"
-            '  mend:     give them by name: Concatenated({"coco": coco, "voc": voc})',
+            '  hint:     give them by name: Concatenated({"coco": coco, "voc": voc})',
         ),
         (
             numbers(0, 1),
             "sources is of the wrong type.\n"
             "  given:    sources is Arrays\n"
             "  expected: readers by name, or a list of them\n"
-            '  mend:     give them by name: Concatenated({"coco": coco, "voc": voc})',
+            '  hint:     give them by name: Concatenated({"coco": coco, "voc": voc})',
         ),
         (
             {"here": "a path"},
             "source 'here' is of the wrong type.\n"
             "  given:    source 'here' is str\n"
             "  expected: a reader: it has read_batch, example_id, cost and a length\n"
-            "  mend:     wrap tensors in Arrays({...}), a torch Dataset in TorchDataset(dataset)",
+            "  hint:     wrap tensors in Arrays({...}), a torch Dataset in TorchDataset(dataset)",
         ),
     ],
 )
@@ -249,7 +249,7 @@ def test_indices_that_cannot_be_are_refused(indices: list[int], what: str, given
         f"An index of the subset is {what}.\n"
         f"  given:    {given_text}, of a reader of 3 examples\n"
         "  expected: whole numbers from 0 to 2, each at most once\n"
-        "  mend:     leave it out; to see an example more often than others, use the order Weighted"
+        "  hint:     leave it out; to see an example more often than others, use the order Weighted"
     )
 
 
@@ -262,7 +262,7 @@ def test_indices_of_another_type_are_refused(indices: Any, given_text: str) -> N
         "The indices of a subset are no whole numbers in a row.\n"
         f"  given:    an array of shape {given_text}\n"
         "  expected: whole numbers from 0 to 2, each at most once\n"
-        "  mend:     give a list or an array of them; of a mask, torch.nonzero(mask).flatten()"
+        "  hint:     give a list or an array of them; of a mask, torch.nonzero(mask).flatten()"
     )
 
 
@@ -329,7 +329,7 @@ def test_parts_that_are_not_the_whole_are_refused(fractions: dict[str, float], g
         "The parts of a split are not the whole.\n"
         f"  given:    {given_text}\n"
         f"  expected: fractions above 0 that add up to 1, not {total}\n"
-        '  mend:     give them such as {"train": 0.9, "validation": 0.1}'
+        '  hint:     give them such as {"train": 0.9, "validation": 0.1}'
     )
 
 
@@ -338,7 +338,7 @@ def test_a_part_without_an_example_is_refused() -> None:
         "The split leaves 'test' without an example.\n"
         "  given:    a fraction of 0.001 of 3 examples\n"
         "  expected: one example or more in each part\n"
-        "  mend:     give it a larger fraction, or name its examples: Subset(reader, indices)"
+        "  hint:     give it a larger fraction, or name its examples: Subset(reader, indices)"
     )
 
 
@@ -350,7 +350,7 @@ def test_one_of_n_keeps_the_first_of_every_n(n: int, kept: list[int]) -> None:
 
 def test_one_of_none_is_refused() -> None:
     assert message_of(InputError, lambda: one_of(numbers(0, 5), 0)) == (
-        "n is out of range.\n  given:    n=0\n  expected: 1 or more, finite\n  mend:     give n a value in this range"
+        "n is out of range.\n  given:    n=0\n  expected: 1 or more, finite\n  hint:     give n a value in this range"
     )
 
 
@@ -371,5 +371,5 @@ def test_a_field_that_is_not_there_cannot_be_kept() -> None:
         "The reader gives no field 'y'.\n"
         "  given:    the fields x\n"
         "  expected: x, y\n"
-        "  mend:     leave it out, or have the reader give it"
+        "  hint:     leave it out, or have the reader give it"
     )

@@ -137,7 +137,7 @@ def test_a_folder_without_classes_is_refused(
     assert error.what == f"{tmp_path / 'images'} is no folder of images with a folder for each class."
     assert str(error.given).startswith(given_)
     assert str(error.expected).startswith(expected)
-    assert error.mend == "name the folder above those of the classes; put the images of each class into one folder"
+    assert error.hint == "name the folder above those of the classes; put the images of each class into one folder"
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_an_image_that_is_gone_is_named(tmp_path: Path) -> None:
     assert caught.value.what == f"{folder}/a/1.png cannot be read."
     assert "No such file" in str(caught.value.given)
     assert caught.value.expected == "the image that was there when the folder was listed"
-    assert caught.value.mend == "put it back, or begin again with the folder as it is now"
+    assert caught.value.hint == "put it back, or begin again with the folder as it is now"
 
 
 def test_the_decoder_is_chosen_before_loader_processes_are_forked(

@@ -133,7 +133,7 @@ def test_what_is_no_schema_is_refused(tmp_path: Path, schema: Any) -> None:
     with pytest.raises(InputError) as caught:
         ImageRecords(tmp_path / "a", schema)
     assert caught.value.what == "schema is of the wrong type."
-    assert caught.value.mend == "give one such as ImageNetSchema(boxes=True)"
+    assert caught.value.hint == "give one such as ImageNetSchema(boxes=True)"
 
 
 def test_damage_is_found_unless_checksums_are_not_verified(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_file_of_another_schema_is_told_by_its_features(tmp_path: Path) -> Non
         caught.value.what == f"Record 0 of {tmp_path}/{CIFAR.name}, at byte 0, has no usable feature 'image/encoded'."
     )
     assert (caught.value.given, caught.value.expected) == ("the features id, image, label", "1 encoded image")
-    assert caught.value.mend.startswith("name the feature that holds it, read the file by another schema")
+    assert caught.value.hint.startswith("name the feature that holds it, read the file by another schema")
 
 
 def test_not_all_of_many_features_are_named() -> None:

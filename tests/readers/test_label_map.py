@@ -90,7 +90,7 @@ def test_a_map_that_cannot_be_used_is_refused(tmp_path: Path, text: str, given_:
     assert error.what == f"{path} cannot be used as a label map."
     assert error.given == given_
     assert error.expected == "items with an id above 0 (0 for the background) and a name, both of this item alone"
-    assert error.mend == "give every class an id and a name of its own"
+    assert error.hint == "give every class an id and a name of its own"
 
 
 def test_a_map_made_by_hand_is_held_to_the_same() -> None:
@@ -106,7 +106,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     binary = refusal_of(tmp_path / "binary.pbtxt")
     assert "utf-8" in str(binary.given)
     assert binary.expected == "a text file in UTF-8 that may be read"
-    assert binary.mend == "check the path, and who may read it"
+    assert binary.hint == "check the path, and who may read it"
 
 
 NAMES = st.text(min_size=1, max_size=12)
@@ -152,7 +152,7 @@ def test_a_list_whose_numbers_are_not_clear_is_refused(tmp_path: Path, text: str
     assert caught.value.what == f"{path} is no list of labels."
     assert caught.value.given == given_
     assert caught.value.expected == "one label a line, each once: a label's number is that of its line"
-    assert caught.value.mend == "write each label on a line of its own"
+    assert caught.value.hint == "write each label on a line of its own"
 
 
 def test_a_path_may_be_text(tmp_path: Path) -> None:

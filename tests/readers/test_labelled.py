@@ -64,12 +64,12 @@ def test_a_label_past_the_classes_names_its_record(tmp_path: Path) -> None:
         "The label of train-00001-of-00002:1 is none of the model's classes.\n"
         "  given:    label 1000\n"
         "  expected: 0 to 999, for a model with 1000 classes\n"
-        "  mend:     set model.num_classes to 1001 or more; or data.labels_offset to 1, if the labels begin there"
+        "  hint:     set model.num_classes to 1001 or more; or data.labels_offset to 1, if the labels begin there"
     )
 
 
 @pytest.mark.parametrize(
-    ("label", "offset", "given_text", "expected", "mend"),
+    ("label", "offset", "given_text", "expected", "hint"),
     [
         (
             0,
@@ -83,12 +83,12 @@ def test_a_label_past_the_classes_names_its_record(tmp_path: Path) -> None:
         (-7, 0, "label -7", "0 to 2,", "convert the images again: their labels have to be 0 or more"),
     ],
 )
-def test_what_to_do_about_a_label(label: int, offset: int, given_text: str, expected: str, mend: str) -> None:
+def test_what_to_do_about_a_label(label: int, offset: int, given_text: str, expected: str, hint: str) -> None:
     said = refusal(Labelled(of_labels([label]), 3, offset=offset))
     assert said.startswith("The label of 0 is none of the model's classes.")
     assert f"given:    {given_text}\n" in said
     assert f"expected: {expected}" in said
-    assert f"mend:     {mend}" in said
+    assert f"hint:     {hint}" in said
 
 
 @pytest.mark.parametrize("offset", [0, 1, -1])
@@ -99,7 +99,7 @@ def test_a_record_without_a_label_is_none_of_any_class(tmp_path: Path, offset: i
     assert said.startswith("train-00001-of-00002:0 has no label.\n  given:    a record without a class\n")
     assert f"expected: a label from {max(0, offset)} to {offset + 3}, for a model with 4 classes" in said
     assert said.endswith(
-        "mend:     convert the images again with their classes; or leave such examples out: "
+        "hint:     convert the images again with their classes; or leave such examples out: "
         '--set feed.bad_examples="skip"'
     )
 
@@ -135,7 +135,7 @@ def test_objects_are_no_classes_of_images(path: str, name: str, fields: str) -> 
     assert said.startswith(f"This data has not one class for each image.\n  given:    the fields {fields}")
     assert f", of {name}\n" in said
     assert 'expected: "image", and "label" as int64 of shape (1,)' in said
-    assert "mend:     give data that has classes; convert folders of images with `lockstep convert images`" in said
+    assert "hint:     give data that has classes; convert folders of images with `lockstep convert images`" in said
 
 
 @pytest.mark.parametrize(

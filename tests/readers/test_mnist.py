@@ -126,7 +126,7 @@ def test_records_of_something_else_are_named_and_left_alone(tmp_path: Path) -> N
         mnist_reader("validation", ORIGINALS, tmp_path)
     assert caught.value.what == f"{path} does not hold the validation images of MNIST."
     assert (caught.value.given, caught.value.expected) == ("2 records", "5000 records")
-    assert caught.value.mend == "delete it, and it will be written again"
+    assert caught.value.hint == "delete it, and it will be written again"
     assert len(build_index(path)[0]) == 2
 
 
@@ -168,7 +168,7 @@ def test_a_damaged_original_is_named_and_left_alone(originals: Path) -> None:
     assert caught.value.what == f"{path} is not MNIST's original file."
     assert caught.value.given == f"sha256 {hashlib.sha256(b'something else').hexdigest()}, 14 bytes"
     assert caught.value.expected == f"sha256 {TEST_LABELS.sha256}, 4542 bytes"
-    assert caught.value.mend == "move it away, and it will be fetched again"
+    assert caught.value.hint == "move it away, and it will be fetched again"
     assert path.read_bytes() == b"something else"
     assert not (originals / "records").exists()
 
@@ -200,7 +200,7 @@ def test_without_a_mirror_the_error_says_where_to_put_the_files(originals: Path,
     assert given_[2].startswith("http://127.0.0.1:1/: <urlopen error")
     assert caught.value.expected == f"4542 bytes with sha256 {TEST_LABELS.sha256}"
     names = ", ".join(file.name for file in FILES)
-    assert caught.value.mend == f"put the four files {names} into {originals}"
+    assert caught.value.hint == f"put the four files {names} into {originals}"
     assert len(list(originals.iterdir())) == 3
 
 

@@ -159,7 +159,7 @@ def test_of_several_sets_one_has_to_be_named(tmp_path: Path, names: tuple[str, s
         DataError, match=r"There are several sets of shards in .*\n.*given: .*test.*train.*\n"
     ) as caught:
         open_source(tmp_path)
-    assert caught.value.mend.startswith(f"name one by a pattern: '{tmp_path}/test")
+    assert caught.value.hint.startswith(f"name one by a pattern: '{tmp_path}/test")
 
 
 @pytest.mark.parametrize("given", ["{}", "{}/train-*.tar", "{}/train-{{0..1}}.tar"], ids=["folder", "pattern", "range"])
@@ -248,7 +248,7 @@ def test_of_cocos_folder_a_file_has_to_be_named(tmp_path: Path) -> None:
         annotations = coco_in(tmp_path / f"annotations/{name}.json", tmp_path / "train2017")
     with pytest.raises(DataError, match=r"given: +annotations, train2017") as caught:
         open_source(tmp_path)
-    assert caught.value.mend == f"name one of its files of annotations: {annotations}"
+    assert caught.value.hint == f"name one of its files of annotations: {annotations}"
 
 
 def nothing_there(folder: Path) -> Path:
@@ -352,4 +352,4 @@ def test_what_is_not_there_is_named(tmp_path: Path, given: str, what: str) -> No
     with pytest.raises(DataError) as caught:
         check_there(f"{tmp_path}/{given.format()}")
     assert caught.value.what.startswith(what.format(tmp_path))
-    assert "check the p" in caught.value.mend
+    assert "check the p" in caught.value.hint

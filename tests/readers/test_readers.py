@@ -75,7 +75,7 @@ def test_arrays_that_are_no_table_are_refused(fields: Any, what: str, given_: st
         Arrays(fields)
     assert (caught.value.what, caught.value.given) == (what, given_)
     assert caught.value.expected
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 def test_a_dataset_of_pairs_gives_images_and_labels() -> None:
@@ -138,11 +138,11 @@ def test_an_item_that_cannot_be_used_is_named(items: list[Any], given_: str, exp
         batch_of(*items)
     assert caught.value.what == "Item 1 of Items cannot be used."
     assert (caught.value.given, caught.value.expected) == (given_, expected)
-    assert caught.value.mend == "mend __getitem__ of the dataset, or leave the item out"
+    assert caught.value.hint == "fix __getitem__ of the dataset, or leave the item out"
 
 
 def test_an_error_of_ours_is_passed_on() -> None:
-    error = WorkerError("x", given="", expected="", mend="")
+    error = WorkerError("x", given="", expected="", hint="")
     with pytest.raises(WorkerError) as caught:
         batch_of(error)
     assert caught.value is error

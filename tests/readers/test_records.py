@@ -244,7 +244,7 @@ def test_a_record_without_a_field_is_named(
     start = before * len(frame(payload(1)))
     assert caught.value.what == f"Record {before} of {paths[0]}, at byte {start}, has no usable feature {key!r}."
     assert (caught.value.given, caught.value.expected) == (given_, expected)
-    assert caught.value.mend == "name the feature that holds it, or write the records again"
+    assert caught.value.hint == "name the feature that holds it, or write the records again"
 
 
 def test_a_record_that_is_no_example_is_named(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_sample_without_a_field_is_named(path: Path) -> None:
     assert caught.value.what == f"The sample 'x/1' of {more} has no 'label'."
     assert caught.value.given == "members that end in jpg, txt"
     assert caught.value.expected == "one that ends in cls"
-    assert "tar --sort=name" in caught.value.mend
+    assert "tar --sort=name" in caught.value.hint
     with pytest.raises(DataError, match=r"expected: one that ends in png or jpg"):
         read(reader, 4)
 
@@ -137,7 +137,7 @@ def test_two_members_of_the_first_sample_for_one_field_are_refused(tmp_path: Pat
         TarShards(path)
     assert caught.value.what == f"Two members of the sample '1' of {path} would be the field 'image'."
     assert caught.value.given == "the endings jpg and png"
-    assert caught.value.mend == 'choose the fields: fields={"image": "jpg", ...}'
+    assert caught.value.hint == 'choose the fields: fields={"image": "jpg", ...}'
     assert len(TarShards(path, {"image": "jpg", "mask": "png"})) == 1
 
 
@@ -147,7 +147,7 @@ def test_fields_without_endings_are_refused(path: Path, fields: Any) -> None:
         TarShards(path, fields)
     assert caught.value.what == "The fields of a sample are chosen by the endings of its members."
     assert caught.value.given == f"fields={fields}"
-    assert caught.value.mend == 'write {"image": "jpg;png", "label": "cls"}'
+    assert caught.value.hint == 'write {"image": "jpg;png", "label": "cls"}'
 
 
 def test_fields_that_are_no_mapping_are_refused(path: Path) -> None:
@@ -161,7 +161,7 @@ def test_endings_of_one_field_hold_one_kind_of_thing(path: Path) -> None:
     assert caught.value.what == "The endings of the field 'x' hold different things."
     assert caught.value.given == "png;cls: image, label"
     assert caught.value.expected == "endings of one kind, such as jpg;png"
-    assert caught.value.mend == "make a field of each"
+    assert caught.value.hint == "make a field of each"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_member_that_does_not_hold_what_its_ending_says_is_named(
     assert caught.value.what == f"{path}: {name} cannot be used."
     assert given_ is None or caught.value.given == given_
     assert caught.value.expected == expected
-    assert caught.value.mend == "repair it, or choose other fields"
+    assert caught.value.hint == "repair it, or choose other fields"
 
 
 def test_text_of_more_than_16_mb_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +232,7 @@ def test_a_shard_replaced_by_one_of_its_size_and_time_is_refused(tmp_path: Path)
     assert caught.value.what == f"{path} is another archive than the one that its index was made of."
     assert caught.value.given == "another header before the content of '1.bin', at byte 1536"
     assert caught.value.expected == "the archive that was there, or another time of change"
-    assert caught.value.mend.endswith("if it was replaced before, touch it and start again")
+    assert caught.value.hint.endswith("if it was replaced before, touch it and start again")
 
 
 def test_a_kept_index_of_another_shard_of_its_size_and_time_is_made_again(

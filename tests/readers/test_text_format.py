@@ -92,7 +92,7 @@ def test_another_format_is_refused_and_the_line_named(text: str, line: int, give
     error = caught.value
     assert error.what == f"labels.pbtxt is not in protocol buffers' text format: line {line} cannot be read."
     assert (error.given, error.expected) == (given_, expected)
-    assert error.mend == "mend that line, or give a file of this format"
+    assert error.hint == "fix that line, or give a file of this format"
 
 
 def test_deep_nesting_is_read() -> None:

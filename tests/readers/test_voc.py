@@ -172,13 +172,13 @@ def test_the_folder_may_be_that_of_all_years(tmp_path: Path) -> None:
     assert caught.value.what == f"There is no folder {tmp_path}/VOC2007."
     assert caught.value.given == f"year=2007; in {tmp_path} there is VOC2012"
     assert caught.value.expected == "the folder above those of the years, VOCdevkit"
-    assert caught.value.mend == "name another year, or without one the folder that holds the annotations"
+    assert caught.value.hint == "name another year, or without one the folder that holds the annotations"
     with pytest.raises(DataError) as caught:
         Voc(tmp_path)
     assert caught.value.what == f"There are no annotations in {tmp_path}."
     assert caught.value.given == "no *.xml, but VOC2012"
     assert caught.value.expected == "a folder with Annotations or annotations in it, or the files themselves"
-    assert caught.value.mend == "give the year, such as year=2012"
+    assert caught.value.hint == "give the year, such as year=2012"
     with pytest.raises(InputError, match="year is str"):
         Voc(tmp_path, year="2012")  # type: ignore[arg-type]
 
@@ -208,7 +208,7 @@ def test_a_label_map_that_lacks_a_class_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "expected", "mend"),
+    ("lines", "expected", "hint"),
     [
         ({"val": "1", "cat_val": "1", "test": "1"}, "in {}: test, val, cat_val", "name one of these"),
         ({}, "a list of names; there is none in {}", "read all annotations with split=None"),
@@ -216,7 +216,7 @@ def test_a_label_map_that_lacks_a_class_is_refused(tmp_path: Path) -> None:
     ids=["others", "none"],
 )
 def test_an_unknown_split_names_those_there_are(
-    tmp_path: Path, lines: Mapping[str, str], expected: str, mend: str
+    tmp_path: Path, lines: Mapping[str, str], expected: str, hint: str
 ) -> None:
     root = voc_of(tmp_path, {"1": xml()}, **lines)
     with pytest.raises(DataError) as caught:
@@ -224,7 +224,7 @@ def test_an_unknown_split_names_those_there_are(
     assert caught.value.what == "The split 'train' cannot be read."
     assert "No such file" in str(caught.value.given)
     assert caught.value.expected == expected.format(root / "ImageSets" / "Main")
-    assert caught.value.mend == mend
+    assert caught.value.hint == hint
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_list_that_is_none_is_refused(tmp_path: Path, lines: str, problem: str
     assert caught.value.what == f"{root}/ImageSets/Main/train.txt is no list of images."
     assert caught.value.given == problem
     assert caught.value.expected == "one name or more, each on a line of its own and once"
-    assert caught.value.mend == "repair the list"
+    assert caught.value.hint == "repair the list"
 
 
 @pytest.mark.parametrize("split", ["a\0b", "x" * 5000], ids=["zero", "long"])
@@ -262,7 +262,7 @@ def test_an_image_listed_without_annotation_is_named(tmp_path: Path) -> None:
     assert caught.value.what == "The split 'train' lists images without annotations."
     assert caught.value.given == f"no 3.xml, 2.xml in {root}/Annotations"
     assert caught.value.expected == "one for each of 3 images"
-    assert caught.value.mend == "copy them there, or take the images out of the list"
+    assert caught.value.hint == "copy them there, or take the images out of the list"
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_an_annotation_that_does_not_fit_is_named(tmp_path: Path, text: str, pro
     assert caught.value.given == problem
     needed = "filename, size (width, height), and for each object name and bndbox, without a DOCTYPE"
     assert caught.value.expected == f"XML with {needed}"
-    assert caught.value.mend == "repair the file, or leave it and its image out"
+    assert caught.value.hint == "repair the file, or leave it and its image out"
 
 
 def test_a_document_type_is_refused_in_any_encoding(tmp_path: Path) -> None:

@@ -185,8 +185,8 @@ def test_a_missing_checkpoint_says_how_to_name_one(name: str, tmp_path: Path) ->
     told = with_settings(recipe(name), [f"data.train={tmp_path}", f"data.validation={tmp_path}"])
     with pytest.raises(InputError, match="and has not been told which") as caught:
         check_told(told)
-    assert "--set warm_start.path=PATH" in caught.value.mend
-    assert "slim_inception_v3" in caught.value.mend
+    assert "--set warm_start.path=PATH" in caught.value.hint
+    assert "slim_inception_v3" in caught.value.hint
     check_told(with_settings(told, ["warm_start=none"]))
 
 
@@ -219,7 +219,7 @@ def test_images_too_small_for_the_stem_are_refused(settings: list[str], size: in
         "--set: The images are too small for InceptionV3.\n"
         f"  given:    {where}={size}\n"
         "  expected: 75 pixels or more\n"
-        f"  mend:     set {where} to 75 or more (299 is usual)"
+        f"  hint:     set {where} to 75 or more (299 is usual)"
     )
 
 
@@ -246,7 +246,7 @@ def test_a_model_of_few_classes_has_no_top_5(name: str) -> None:
         "--set: A model with 4 classes has no top 5.\n"
         "  given:    evaluate.top=[1, 5]\n"
         "  expected: numbers of 4 at most\n"
-        "  mend:     set evaluate.top=[1]"
+        "  hint:     set evaluate.top=[1]"
     )
     with_settings(recipe(name), ["model.num_classes=4", "evaluate.top=[1, 4]"])
 

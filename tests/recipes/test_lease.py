@@ -88,7 +88,7 @@ def test_the_second_is_refused_and_told_who_is_first(taken: Lease, tmp_path: Pat
         f"The run in {tmp_path} is going on already.\n"
         f"  given:    held by process {os.getpid()} on host {taken.owner.host}, since {since} (alive)\n"
         "  expected: one start of a run at a time\n"
-        "  mend:     wait for it or stop it, or name another --workdir"
+        "  hint:     wait for it or stop it, or name another --workdir"
     )
     assert names(tmp_path) == [".lease-000001"]
 
@@ -138,8 +138,8 @@ def test_elsewhere_who_renews_is_alive_whatever_this_clock_says(
     assert re.fullmatch(
         r"held by process 41 on host node7, since 2026-.* \(it renewed its lease 4\d s ago\)", raised.value.given
     )
-    mend = r"wait for it or stop it, or name another --workdir; if it is dead, start again in (19|2\d) s"
-    assert re.fullmatch(mend, raised.value.mend)
+    hint = r"wait for it or stop it, or name another --workdir; if it is dead, start again in (19|2\d) s"
+    assert re.fullmatch(hint, raised.value.hint)
     assert names(tmp_path) == [".lease-000001"], "the look at the server's clock leaves nothing"
     leave(tmp_path, 1, ELSEWHERE, silent_seconds=EXPIRY_SECONDS + 1)
     lease = take(tmp_path)
@@ -352,7 +352,7 @@ def test_an_owner_that_was_followed_is_stopped(taken: Lease, lose: Callable[[Lea
     assert error.what == f"The run in {taken.path.parent} is no longer this start's, which ends here."
     assert str(error.given).startswith(given)
     assert error.expected == f"held by {taken.owner}, without a break of more than 60 s"
-    assert error.mend == (
+    assert error.hint == (
         "let the other start go on; where there is none, the same command goes on from the last checkpoint"
     )
     taken.release()

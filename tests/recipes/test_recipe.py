@@ -149,7 +149,7 @@ def test_one_image_a_tower_is_too_few_for_the_auxiliary_head() -> None:
         "With one image a tower the batch norm of the auxiliary head has nothing to normalise with.\n"
         "  given:    batch_size=8 over 8 towers\n"
         "  expected: two images or more a tower\n"
-        '  mend:     lower num_towers, raise batch_size, or set towers.batch_norm="sync" or model.auxiliary=false'
+        '  hint:     lower num_towers, raise batch_size, or set towers.batch_norm="sync" or model.auxiliary=false'
     )
     for batch_norm in ("sync", "frozen"):
         replace(inception, batch_size=8, towers=replace(inception.towers, batch_norm=batch_norm))

@@ -82,7 +82,7 @@ def test_values_of_another_type_are_refused(hint: Any, plain: Any, given: str, e
     with pytest.raises(RecipeError, match=r"^part in mine.toml: this value does not fit.\n") as caught:
         read(hint, plain, HERE)
     assert (caught.value.given, caught.value.expected) == (given, expected)
-    assert caught.value.mend == "give such a value (text in quotes, numbers and true or false without)"
+    assert caught.value.hint == "give such a value (text in quotes, numbers and true or false without)"
 
 
 def test_a_misspelt_word_is_recognised() -> None:
@@ -92,19 +92,19 @@ def test_a_misspelt_word_is_recognised() -> None:
         "part.word in mine.toml: this value does not fit.\n"
         '  given:    "skp"\n'
         '  expected: one of "stop", "skip"\n'
-        '  mend:     did you mean "skip"?'
+        '  hint:     did you mean "skip"?'
     )
 
 
-@pytest.mark.parametrize(("name", "mend"), [("numbers", 'did you mean "number"?'), ("colour", "remove it")])
-def test_an_unknown_field_is_refused(name: str, mend: str) -> None:
+@pytest.mark.parametrize(("name", "hint"), [("numbers", 'did you mean "number"?'), ("colour", "remove it")])
+def test_an_unknown_field_is_refused(name: str, hint: str) -> None:
     with pytest.raises(RecipeError) as caught:
         read(Part, {"number": 1, name: 2}, HERE)
     assert str(caught.value) == (
         f"part.{name} in mine.toml: there is no such field.\n"
         f"  given:    {name}\n"
         "  expected: one of number, word, parts\n"
-        f"  mend:     {mend}"
+        f"  hint:     {hint}"
     )
 
 
@@ -120,12 +120,12 @@ def test_a_missing_field_is_named() -> None:
         "part.number in mine.toml: this field is missing.\n"
         '  given:    {word = "skip"}\n'
         "  expected: number, a finite number\n"
-        "  mend:     set part.number"
+        "  hint:     set part.number"
     )
 
 
 @pytest.mark.parametrize(
-    ("table", "what", "given", "mend"),
+    ("table", "what", "given", "hint"),
     [
         ({"kind": "epoch", "count": 1}, "there is no such kind here.", '"epoch"', 'did you mean "epochs"?'),
         ({"kind": "days", "count": 1}, "there is no such kind here.", '"days"', "set part.kind"),
@@ -133,11 +133,11 @@ def test_a_missing_field_is_named() -> None:
         ({"count": 1}, "the kind is missing.", "{count = 1}", "set part.kind"),
     ],
 )
-def test_a_kind_is_looked_up_among_those_of_the_field(table: dict[str, Any], what: str, given: str, mend: str) -> None:
+def test_a_kind_is_looked_up_among_those_of_the_field(table: dict[str, Any], what: str, given: str, hint: str) -> None:
     with pytest.raises(RecipeError) as caught:
         read(Steps | Epochs, table, HERE)
     assert str(caught.value) == (
-        f'part.kind in mine.toml: {what}\n  given:    {given}\n  expected: one of "steps", "epochs"\n  mend:     {mend}'
+        f'part.kind in mine.toml: {what}\n  given:    {given}\n  expected: one of "steps", "epochs"\n  hint:     {hint}'
     )
 
 
@@ -148,7 +148,7 @@ def test_what_a_part_refuses_gains_its_place() -> None:
         "part.parts.1 in mine.toml: A run of 0 steps has no step to do.\n"
         "  given:    0 steps\n"
         "  expected: a number above 0\n"
-        "  mend:     give a positive number of steps, or none at all to train until stopped"
+        "  hint:     give a positive number of steps, or none at all to train until stopped"
     )
 
 
@@ -213,7 +213,7 @@ def test_the_count_of_the_towers_is_said_once(mnist: Recipe) -> None:
     assert "count" not in write(Recipe, replace(mnist, num_towers=2), Place(""))["towers"]
     with pytest.raises(RecipeError, match=r"^part.count in mine.toml: there is no such field.") as caught:
         read(fields_of(Recipe)["towers"], {"count": 2}, HERE)
-    assert caught.value.mend == "set num_towers instead"
+    assert caught.value.hint == "set num_towers instead"
 
 
 def every_field() -> Iterator[tuple[type, str]]:

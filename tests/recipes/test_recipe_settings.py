@@ -79,21 +79,21 @@ def test_nothing_else_changes(mnist: Recipe) -> None:
             "optimizer.lr.initia in --set: there is no such field.\n"
             "  given:    initia\n"
             "  expected: one of initial, steps, warmup_steps, final, warmup_initial, hold_steps\n"
-            '  mend:     did you mean "initial"?',
+            '  hint:     did you mean "initial"?',
         ),
         (
             "batch_size=many",
             "batch_size in --set: this value does not fit.\n"
             '  given:    "many"\n'
             "  expected: a whole number\n"
-            "  mend:     give such a value (text in quotes, numbers and true or false without)",
+            "  hint:     give such a value (text in quotes, numbers and true or false without)",
         ),
         (
             "batch_size=none",
             "batch_size in --set: this value does not fit.\n"
             "  given:    none\n"
             "  expected: a whole number\n"
-            "  mend:     give such a value (text in quotes, numbers and true or false without)",
+            "  hint:     give such a value (text in quotes, numbers and true or false without)",
         ),
         (
             "optimizer.lr.kind=cosinus",
@@ -101,56 +101,56 @@ def test_nothing_else_changes(mnist: Recipe) -> None:
             '  given:    "cosinus"\n'
             '  expected: one of "constant", "cosine", "exponential", "polynomial", "piecewise_constant", "one_cycle", '
             '"warmup", "scaled_by_batch"\n'
-            '  mend:     did you mean "cosine"?',
+            '  hint:     did you mean "cosine"?',
         ),
         (
             "end.kind=steps",
             "end.count in --set: this field is missing.\n"
             '  given:    {kind = "steps"}\n'
             "  expected: count, a whole number\n"
-            "  mend:     set end.count",
+            "  hint:     set end.count",
         ),
         (
             "gradient_transforms.1.max_norm=5",
             "gradient_transforms.1 in --set: there is no such item.\n"
             "  given:    1\n"
             "  expected: a number from 0 to 0\n"
-            "  mend:     count the items from 0; one past the last adds an item",
+            "  hint:     count the items from 0; one past the last adds an item",
         ),
         (
             "data.augment.first.pixels=5",
             "data.augment.first in --set: there is no such item.\n"
             "  given:    first\n"
             "  expected: a number from 0 to 0\n"
-            "  mend:     count the items from 0; one past the last adds an item",
+            "  hint:     count the items from 0; one past the last adds an item",
         ),
         (
             "average.decay=2",
             "average in --set: decay is out of range.\n"
             "  given:    decay=2\n"
             "  expected: above 0 and below 1\n"
-            "  mend:     give a decay such as 0.999 or 0.9999",
+            "  hint:     give a decay such as 0.999 or 0.9999",
         ),
         (
             "batch_size.of=3",
             "batch_size in --set: this value does not fit.\n"
             "  given:    {of = 3}\n"
             "  expected: a whole number\n"
-            "  mend:     give such a value (text in quotes, numbers and true or false without)",
+            "  hint:     give such a value (text in quotes, numbers and true or false without)",
         ),
         (
             "batch_size",
             "--set batch_size: this sets nothing.\n"
             "  given:    batch_size\n"
             "  expected: path.to.field=value, such as optimizer.lr.initial=0.1\n"
-            "  mend:     name the field, and give its value after =",
+            "  hint:     name the field, and give its value after =",
         ),
         (
             "=3",
             "--set =3: this sets nothing.\n"
             "  given:    =3\n"
             "  expected: path.to.field=value, such as optimizer.lr.initial=0.1\n"
-            "  mend:     name the field, and give its value after =",
+            "  hint:     name the field, and give its value after =",
         ),
     ],
 )

@@ -56,7 +56,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         f"{tmp_path / 'none.toml'}: the recipe cannot be read.\n"
         f"  given:    {tmp_path / 'none.toml'} (No such file or directory)\n"
         "  expected: a TOML file\n"
-        "  mend:     check the path; `lockstep train mnist --print-recipe` prints a recipe to start from"
+        "  hint:     check the path; `lockstep train mnist --print-recipe` prints a recipe to start from"
     )
 
 
@@ -83,7 +83,7 @@ def test_a_message_names_file_and_field(tmp_path: Path) -> None:
         f"optimizer.lr.initia in {path}: there is no such field.\n"
         "  given:    initia\n"
         "  expected: one of initial, steps, warmup_steps, final, warmup_initial, hold_steps\n"
-        '  mend:     did you mean "initial"?'
+        '  hint:     did you mean "initial"?'
     )
 
 

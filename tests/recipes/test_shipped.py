@@ -33,16 +33,16 @@ def test_a_recipe_of_ones_own_is_named_by_its_file(mnist: Recipe, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "mend"), [("mnits", 'did you mean "mnist"?'), ("vgg", "give one of these"), ("", "give one of these")]
+    ("name", "hint"), [("mnits", 'did you mean "mnist"?'), ("vgg", "give one of these"), ("", "give one of these")]
 )
-def test_an_unknown_name_is_refused(name: str, mend: str) -> None:
+def test_an_unknown_name_is_refused(name: str, hint: str) -> None:
     with pytest.raises(RecipeError) as caught:
         recipe(name)
     assert str(caught.value) == (
         f"{name}: there is no such recipe.\n"
         f"  given:    {name}\n"
         f"  expected: {', '.join(names())}, or a file that ends in .toml\n"
-        f"  mend:     {mend}"
+        f"  hint:     {hint}"
     )
 
 

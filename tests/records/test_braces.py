@@ -48,4 +48,4 @@ def test_ranges_that_fall_or_are_too_long_are_refused(path: str, given_: str) ->
     assert caught.value.what == f"{path} cannot be expanded."
     assert caught.value.given == given_
     assert caught.value.expected == "ranges that rise, for at most 1000000 paths"
-    assert "{000000..000999}" in caught.value.mend
+    assert "{000000..000999}" in caught.value.hint

@@ -248,7 +248,7 @@ def test_what_is_no_example_is_told_with_its_byte(given_: str, data: bytes) -> N
     assert caught.value.what == "Record 3 of x.tfrecord is not a tf.train.Example."
     assert caught.value.given == given_
     assert "wire format" in str(caught.value.expected)
-    assert caught.value.mend == "write the record again, or read it as what it is"
+    assert caught.value.hint == "write the record again, or read it as what it is"
 
 
 @given(written=EXAMPLES, places=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=4))

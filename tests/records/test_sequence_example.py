@@ -116,7 +116,7 @@ def test_what_is_no_sequence_example_is_told_with_its_byte() -> None:
     assert caught.value.what == "Record 3 of x.tfrecord is not a tf.train.SequenceExample."
     assert caught.value.given == "a field longer than its message at byte 2"
     assert "the features of a tf.train.SequenceExample" in str(caught.value.expected)
-    assert caught.value.mend == "write the record again, or read it as what it is"
+    assert caught.value.hint == "write the record again, or read it as what it is"
 
 
 def test_values_that_do_not_fit_are_refused() -> None:

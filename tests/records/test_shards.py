@@ -60,7 +60,7 @@ def test_missing_shards_are_named(tmp_path: Path, absent: list[int], said: str) 
     assert caught.value.what == f"Shards are missing in {tmp_path}: {said}"
     assert caught.value.given == f"{12 - len(absent)} files that are named -of-00012"
     assert caught.value.expected == "all 12 of them, or those that train-* stands for"
-    assert caught.value.mend == "copy the missing ones, or name fewer by the pattern, such as train-0000?-of-00128"
+    assert caught.value.hint == "copy the missing ones, or name fewer by the pattern, such as train-0000?-of-00128"
 
 
 def test_a_pattern_may_stand_for_some_shards(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_two_sets_in_one_folder_are_refused(tmp_path: Path) -> None:
     assert caught.value.what == f"There are two sets of shards in {tmp_path}."
     assert caught.value.given == "files that are named -of-1, and x-0-of-2"
     assert caught.value.expected == "one set: the other may hold the same examples"
-    assert caught.value.mend == "name one by the pattern, such as *-of-2*"
+    assert caught.value.hint == "name one by the pattern, such as *-of-2*"
     assert len(find_shards(tmp_path / "x-*-of-2")) == 2
 
 
@@ -115,7 +115,7 @@ def test_no_file_of_a_pattern_says_what_is_there(tmp_path: Path) -> None:
         find_shards(tmp_path / "train-*")
     assert caught.value.what == f"No file is named like {tmp_path}/train-*"
     assert caught.value.given == "a folder that holds a, b, c, d, e and more"
-    assert (caught.value.expected, caught.value.mend) == ("one file or more", "check the pattern")
+    assert (caught.value.expected, caught.value.hint) == ("one file or more", "check the pattern")
     with pytest.raises(DataError, match=rf"given: +there is no folder {tmp_path}/none\n"):
         find_shards(tmp_path / "none" / "train-*")
 
@@ -126,11 +126,11 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
     assert caught.value.what == f"{tmp_path} is a folder."
     assert caught.value.given == "a folder that holds nothing"
     assert caught.value.expected == "a file, or a pattern of files"
-    assert caught.value.mend == f"name its files, such as {tmp_path}/train-*"
+    assert caught.value.hint == f"name its files, such as {tmp_path}/train-*"
 
 
 @pytest.mark.parametrize(
-    ("address", "scheme", "mend"),
+    ("address", "scheme", "hint"),
     [
         ("s3://bucket/train-*", "s3", "mount the bucket (mount-s3 BUCKET FOLDER), or copy it (aws s3 sync),"),
         ("gs://bucket/x", "gs", "mount the bucket (gcsfuse BUCKET FOLDER), or copy it (gcloud storage rsync),"),
@@ -138,14 +138,14 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
         ("HDFS://x", "hdfs", "mount it, or copy it,"),
     ],
 )
-def test_an_address_is_refused_with_what_to_mount(address: str | Path, scheme: str, mend: str) -> None:
+def test_an_address_is_refused_with_what_to_mount(address: str | Path, scheme: str, hint: str) -> None:
     for refuse in (find_shards, check_local):
         with pytest.raises(DataError) as caught:
             refuse(address)
         assert caught.value.what == f"{address} is not on this machine."
         assert caught.value.given == f"an address that begins with {scheme}:"
         assert caught.value.expected == "a path in the file system"
-        assert caught.value.mend == f"{mend} and give the path of the folder"
+        assert caught.value.hint == f"{hint} and give the path of the folder"
 
 
 UNUSABLE = {
@@ -166,7 +166,7 @@ def test_what_no_system_takes_for_a_path_is_refused(what: Callable[[str], object
     assert len(caught.value.what) < 200
     assert caught.value.given == given_
     assert caught.value.expected == "at most 4095 bytes, at most 255 between slashes, and no zero"
-    assert caught.value.mend == "check the path"
+    assert caught.value.hint == "check the path"
 
 
 @pytest.mark.parametrize("path", [None, 5, b"x", [3]], ids=str)

@@ -212,7 +212,7 @@ def test_members_without_their_content_are_refused(tmp_path: Path, kind: bytes, 
         build_tar_index(flipped(path, 156, kind))
     assert caught.value.what == f"'0.jpg' in {path} is {what}."
     assert caught.value.given == "member 0, at byte 0, whose content is not stored as it is"
-    assert "--dereference --hard-dereference" in caught.value.mend
+    assert "--dereference --hard-dereference" in caught.value.hint
 
 
 def test_a_sparse_file_of_the_systems_tar_is_refused(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_two_members_of_one_ending_are_refused(tmp_path: Path) -> None:
         build_tar_index(path)
     assert caught.value.what == f"{path} holds two members of one key and ending."
     assert caught.value.given == "'1.JPG' at byte 1024, after another one in the sample '1'"
-    assert caught.value.mend == "rename one of them"
+    assert caught.value.hint == "rename one of them"
 
 
 def test_an_archive_cut_short_anywhere_is_named_with_its_member(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_the_error_of_an_archive_cut_short_says_where(tmp_path: Path) -> None:
         build_tar_index(path)
     assert caught.value.what == f"{path} is cut short: member 1, at byte 1024, is not whole."
     assert caught.value.given == "the end of the file after 1 members"
-    assert caught.value.mend == "copy the file again; where its writer has not closed it, pack it anew"
+    assert caught.value.hint == "copy the file again; where its writer has not closed it, pack it anew"
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_a_damaged_header_is_named(tmp_path: Path) -> None:
         build_tar_index(path)
     assert caught.value.what == f"Member 1 of {path}, at byte 1024, has no valid header."
     assert str(caught.value.given).startswith("a header with the checksum ")
-    assert caught.value.mend == "copy the file again, or pack it anew"
+    assert caught.value.hint == "copy the file again, or pack it anew"
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_archives_joined_by_cat_are_refused(tmp_path: Path) -> None:
         build_tar_index(path)
     assert caught.value.what == f"{path} holds more after its end mark."
     assert caught.value.given == "1 members, an end mark at byte 512, and not only zeros after it"
-    assert caught.value.mend == "give the archives themselves, or join them by tar --concatenate"
+    assert caught.value.hint == "give the archives themselves, or join them by tar --concatenate"
 
 
 def test_more_zeros_than_any_program_pads_are_not_looked_through(tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ def test_a_compressed_archive_is_refused_with_what_to_do(tmp_path: Path, compres
         build_tar_index(path)
     assert caught.value.what == f"{path} is compressed, so its samples cannot be read in any order."
     assert caught.value.given == f"a file that begins as those of {name} do"
-    assert caught.value.mend == f"decompress it ({name} -d), and give the path of the plain file"
+    assert caught.value.hint == f"decompress it ({name} -d), and give the path of the plain file"
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 600, b"a text\n" * 100], ids=["empty", "binary", "text"])
@@ -397,7 +397,7 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path: Path, data: bytes) -> No
     path.write_bytes(data)
     with pytest.raises(DataError, match=rf"Member 0 of {path}, at byte 0, has no valid header") as caught:
         build_tar_index(path)
-    assert caught.value.mend == "check that this is a tar archive"
+    assert caught.value.hint == "check that this is a tar archive"
     with pytest.raises(DataError, match=r"none\.tar cannot be opened"):
         tar_index_of(tmp_path / "none.tar")
 

@@ -195,7 +195,7 @@ def test_a_damaged_payload_is_named_with_both_checksums(path: Path) -> None:
     assert caught.value.what == f"Record 2 of {path}, at byte {start}, is damaged."
     assert str(caught.value.given).startswith("13 bytes with the checksum 0x")
     assert "which was written with them" in str(caught.value.expected)
-    assert caught.value.mend == "copy or convert the file again"
+    assert caught.value.hint == "copy or convert the file again"
 
 
 @given(length=st.integers(1, 2**64 - 1), held=st.integers(0, 40), compression=st.sampled_from(COMPRESSIONS))
@@ -267,7 +267,7 @@ def caught_given(path: Path) -> object:
         build_index(path)
     assert caught.value.what == f"Record 3 of {path}, at byte 66 after decompression, cannot be decompressed."
     assert str(caught.value.expected).endswith("stream of records")
-    assert caught.value.mend == "copy or convert the file again"
+    assert caught.value.hint == "copy or convert the file again"
     return caught.value.given
 
 
@@ -281,7 +281,7 @@ def test_a_file_of_another_format_is_told_apart(tmp_path: Path, data: bytes) -> 
         assert caught.value.what == f"Record 0 of {path}, at byte 0, has no valid header."
         assert caught.value.given == f"the bytes {data[:12].hex(' ')}"
         assert caught.value.expected == "the length of a record and its checksum; or all of it in gzip or zlib"
-        assert caught.value.mend == "check that this is a TFRecord file"
+        assert caught.value.hint == "check that this is a TFRecord file"
 
 
 @pytest.mark.parametrize("compression", ["gzip", "zlib"])
@@ -313,7 +313,7 @@ def test_a_file_that_changes_after_it_was_counted_is_noticed(path: Path, opened_
     assert caught.value.what == f"{path} has changed since its index was made."
     assert str(caught.value.given).startswith("65 bytes, changed at ")
     assert str(caught.value.expected).startswith("66 bytes, changed at ")
-    assert caught.value.mend == "start again, and leave the files alone while they are read"
+    assert caught.value.hint == "start again, and leave the files alone while they are read"
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -424,8 +424,8 @@ def test_a_bomb_is_refused_before_memory_is_taken(tmp_path: Path, kept: bool) ->
     assert caught.value.what == what
     assert caught.value.given == f"{'1016000' if kept else 'more than 100000'} bytes after decompression"
     assert caught.value.expected == "at most 100000 bytes (memory_limit_bytes, for all compressed files)"
-    mend = "raise the limit, or write them uncompressed: write_records(new, (record for _, record in read_all(old)))"
-    assert caught.value.mend == mend
+    hint = "raise the limit, or write them uncompressed: write_records(new, (record for _, record in read_all(old)))"
+    assert caught.value.hint == hint
 
 
 def test_what_the_refusal_advises_helps(tmp_path: Path) -> None:
@@ -454,7 +454,7 @@ def test_a_large_record_is_refused_before_it_is_read(tmp_path: Path) -> None:
     assert caught.value.what == f"Record 1 of {path}, at byte 17 after decompression, is too large."
     assert caught.value.given == "100000 bytes"
     assert caught.value.expected == "at most 99999 bytes in a compressed file"
-    assert caught.value.mend == "write the file uncompressed, if it can be trusted"
+    assert caught.value.hint == "write the file uncompressed, if it can be trusted"
     assert len(list(read_all(path, largest_record_bytes=100_000))) == 2
 
 

@@ -44,7 +44,7 @@ def test_a_full_disk_keeps_whole_pieces(tmp_path: Path) -> None:
     assert path.read_bytes() == b"whole\n"
     assert error.value.what == f"{path} cannot be written: No space left on device."
     assert error.value.expected == "a file that can be created and extended, on a disk with space left"
-    assert "make space" in error.value.mend
+    assert "make space" in error.value.hint
     file.write(b"again\n")
     file.close()
     assert path.read_bytes() == b"whole\nagain\n"
@@ -65,7 +65,7 @@ def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
         f"The folder {folder} is not there.\n"
         f"  given:    no folder {folder}\n"
         "  expected: a folder that stays as long as a run writes to it\n"
-        "  mend:     if it was deleted or moved while the run went on, put it back: "
+        "  hint:     if it was deleted or moved while the run went on, put it back: "
         "the same command goes on from the last checkpoint in it, and what is not put back is lost"
     )
 

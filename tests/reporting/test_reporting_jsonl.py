@@ -199,5 +199,5 @@ def test_foreign_content_is_named_and_kept(tmp_path: Path, make_report, foreign:
     assert error.value.what == f"{path}, line 2 is not a line of metrics."
     assert len(str(error.value.given)) <= 80
     assert error.value.expected == 'a JSON object with "step" and "position", or with "step" and "evaluation"'
-    assert error.value.mend == "move metrics.jsonl away, or give another workdir; nothing was changed"
+    assert error.value.hint == "move metrics.jsonl away, or give another workdir; nothing was changed"
     assert path.read_bytes() == before

@@ -27,10 +27,10 @@ def test_chief_speaks_plain_sentences() -> None:
 def test_every_line_of_another_worker_carries_its_name() -> None:
     stream = io.StringIO()
     configure("worker 1", stream)
-    logger.warning("%s", WorkdirError("No.", given="a", expected="b", mend="c"))
+    logger.warning("%s", WorkdirError("No.", given="a", expected="b", hint="c"))
     lines = stream.getvalue().splitlines()
     assert lines[0] == "[worker 1] warning: No."
-    assert [line.split()[2] for line in lines[1:]] == ["given:", "expected:", "mend:"]
+    assert [line.split()[2] for line in lines[1:]] == ["given:", "expected:", "hint:"]
     assert all(line.startswith("[worker 1] ") for line in lines)
 
 

@@ -178,7 +178,7 @@ def test_what_is_no_image_is_refused(tmp_path: Path, shape: tuple[int, ...], dty
     assert error.value.expected == (
         "shape (count, channels, height, width) with 1, 3 or 4 channels, of type uint8 or float"
     )
-    assert "channels before the height" in error.value.mend
+    assert "channels before the height" in error.value.hint
 
 
 def test_a_kill_loses_the_last_interval_at_most(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(WorkdirError) as error:
         Summaries(tmp_path / "file" / "summaries", from_step=0)
     assert error.value.what == f"{tmp_path}/file/summaries cannot be made: Not a directory."
-    assert "give another workdir" in error.value.mend
+    assert "give another workdir" in error.value.hint
     assert "a folder" in str(error.value.expected)
 
 

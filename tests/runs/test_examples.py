@@ -68,7 +68,7 @@ def test_fewer_than_are_to_be_scored_are_refused_at_the_start(photos: Callable[.
         "There are fewer test examples than are to be scored.\n"
         "  given:    9 examples, 10 asked for\n"
         "  expected: at most 9\n"
-        "  mend:     set evaluate.examples to 9 or less, or leave it out to score all of them"
+        "  hint:     set evaluate.examples to 9 or less, or leave it out to score all of them"
     )
     Examples(photos("evaluate.examples=9")).check_held_out()
 
@@ -101,7 +101,7 @@ def test_a_folder_without_one_of_the_classes_is_refused(tmp_path: Path) -> None:
         "The classes of the validation examples have other numbers than those to train on.\n"
         "  given:    class 1 is 'red', and 'green' to train on\n"
         "  expected: the same folders for both: blue, green, red\n"
-        "  mend:     have a folder with at least one image for each class in both"
+        "  hint:     have a folder with at least one image for each class in both"
     )
     first = image_folder(tmp_path / "first", classes=("blue", "green"))
     Examples(make_recipe(given[0], f"data.test={first}")).check_held_out()

@@ -119,7 +119,7 @@ def saved(folder: Path, given: Recipe, *steps: int) -> ls.TrainState:
 
 
 def test_images_are_as_large_as_in_the_stage_of_the_checkpoint(tmp_path: Path) -> None:
-    few = Recipe(
+    shorten = Recipe(
         name="few",
         model=SqueezeNet(num_classes=2),
         data=ImageData(image_size=32, preprocessing=Inception()),
@@ -127,7 +127,7 @@ def test_images_are_as_large_as_in_the_stage_of_the_checkpoint(tmp_path: Path) -
         batch_size=2,
         stages=(Stage(ls.Steps(2)), Stage(ls.Steps(2), image_size=48)),
     )
-    saved(tmp_path / "run", few, 2, 3)
+    saved(tmp_path / "run", shorten, 2, 3)
     sides = [trained_model(f"{tmp_path}/run@{step}", average=False).example.shape[2:] for step in (2, 3)]
     assert sides == [(32, 32), (48, 48)]
 

@@ -41,7 +41,7 @@ def test_something_else_is_listed_and_not_touched(workdir: Workdir, mnist: Recip
         f"{workdir.path} holds something that is not a run.\n"
         "  given:    a, b, c and 2 more\n"
         "  expected: a folder that is empty, not there yet, or of a run (with a recipe.toml)\n"
-        "  mend:     name another folder with --workdir; nothing in this one was touched"
+        "  hint:     name another folder with --workdir; nothing in this one was touched"
     )
     assert sorted(path.name for path in workdir.path.iterdir()) == ["a", "b", "c", "d", "e"]
 
@@ -67,7 +67,7 @@ def test_what_has_changed_is_shown_and_can_be_accepted(workdir: Workdir, mnist: 
         f"The run in {workdir.path} has another recipe.\n"
         "  given:    batch_size: saved 128, given 64; seed: saved 0, given 1\n"
         "  expected: the recipe that the run began with, but for its end, intervals and machine\n"
-        "  mend:     take the changes back, name another --workdir, or add --accept-changes to go on with them"
+        "  hint:     take the changes back, name another --workdir, or add --accept-changes to go on with them"
     )
     assert workdir.check(changed, accept_changes=True) == [
         "batch_size: saved 128, given 64",
@@ -103,7 +103,7 @@ def test_damaged_choices_are_refused(workdir: Workdir, text: str, given: str) ->
     assert error.what == f"{workdir.path / 'choices.json'} cannot be read."
     assert given in str(error.given)
     assert error.expected == "the choices of the run's first start, as JSON"
-    assert error.mend == "restore the file; or move it away, and the choices of this machine are taken"
+    assert error.hint == "restore the file; or move it away, and the choices of this machine are taken"
 
 
 def test_it_is_held_once(workdir: Workdir) -> None:
@@ -137,7 +137,7 @@ def test_a_folder_that_is_gone_is_a_plain_error(tmp_path: Path) -> None:
             workdir.write("result.json", "{}")
     for caught in (checked, noted, written):
         assert caught.value.what == f"The folder {workdir.path} is not there."
-        assert "what is not put back is lost" in caught.value.mend
+        assert "what is not put back is lost" in caught.value.hint
     assert not workdir.path.exists()
 
 
@@ -161,7 +161,7 @@ def test_a_folder_that_cannot_be_made_is_a_plain_error(tmp_path: Path) -> None:
         f"The workdir {inside} cannot be used: Not a directory.\n"
         f"  given:    {inside} (Not a directory)\n"
         "  expected: a folder that can be read and written, on a disk with space left\n"
-        "  mend:     make space, or name a --workdir that can be written; what was written before is intact"
+        "  hint:     make space, or name a --workdir that can be written; what was written before is intact"
     )
 
 
@@ -214,7 +214,7 @@ def test_another_line_of_the_history_that_cannot_be_read_is_named(workdir: Workd
         f"{workdir.path / 'history.jsonl'}, line 2 is none that was written here.\n"
         f"  given:    {line[:80]}\n"
         '  expected: a JSON object with a "step"\n'
-        "  mend:     take this line out of history.jsonl, or move the file away: nothing is trained from it"
+        "  hint:     take this line out of history.jsonl, or move the file away: nothing is trained from it"
     )
 
 

@@ -206,7 +206,7 @@ def test_a_function_without_examples_to_train_on(tmp_path: Path, own: Recipe) ->
         "The function of this run gives no train examples.\n"
         "  given:    reader('train') is None\n"
         "  expected: a reader\n"
-        "  mend:     return a reader for 'train'"
+        "  hint:     return a reader for 'train'"
     )
 
 

@@ -100,7 +100,7 @@ def test_a_score_that_no_evaluation_has(monkeypatch: pytest.MonkeyPatch, tmp_pat
         "checkpoints.retention.best cannot be 'validation/top5'.\n"
         "  given:    checkpoints.retention.best='validation/top5'\n"
         "  expected: 'validation/top1'\n"
-        "  mend:     give one of these"
+        "  hint:     give one of these"
     )
 
 
@@ -145,7 +145,7 @@ def test_where_none_is_known_to_be_the_best_none_is_scored(run: Path) -> None:
         f"None of the checkpoints in {run / 'checkpoints'} is known to be the best.\n"
         "  given:    checkpoints without a score 'validation/other'\n"
         "  expected: one that was saved after an evaluation\n"
-        "  mend:     leave --best out, or let the run train until it has been scored"
+        "  hint:     leave --best out, or let the run train until it has been scored"
     )
     Workdir(run).write_recipe(with_settings(recipe, ["checkpoints.retention.best=none"]))
     with pytest.raises(ls.InputError) as raised:
@@ -154,5 +154,5 @@ def test_where_none_is_known_to_be_the_best_none_is_scored(run: Path) -> None:
         f"The run in {run} does not say which checkpoint is the best.\n"
         "  given:    --best\n"
         "  expected: a run whose recipe keeps the best checkpoints by some score\n"
-        "  mend:     leave --best out, or train with one: --set checkpoints.retention.best=validation/top1"
+        "  hint:     leave --best out, or train with one: --set checkpoints.retention.best=validation/top1"
     )

@@ -35,7 +35,7 @@ class Damaged:
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         if found := {2, 9}.intersection(indices.tolist()):
-            raise DataError(f"file-{min(found)} is torn.", given="half a file", expected="a whole one", mend="none")
+            raise DataError(f"file-{min(found)} is torn.", given="half a file", expected="a whole one", hint="none")
         return {"x": torch.from_numpy(indices).float()[:, None]}
 
     def example_id(self, index: int) -> str:

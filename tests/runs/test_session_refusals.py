@@ -222,7 +222,7 @@ def test_a_rollback_needs_a_workdir() -> None:
         "Without a workdir there is no checkpoint to go back to.\n"
         "  given:    nonfinite=rollback\n"
         "  expected: a workdir, or another policy\n"
-        "  mend:     name a --workdir, or add --set nonfinite=skip"
+        "  hint:     name a --workdir, or add --set nonfinite=skip"
     )
     with pytest.raises(ls.NonFiniteError):
         run(None, make_recipe("stop", *off), make_build(BAD))

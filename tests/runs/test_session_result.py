@@ -201,6 +201,6 @@ def test_the_best_of_nothing_is_refused_before_the_run(tmp_path: Path, data: lis
         "Nothing would say which checkpoints are the best: there are no validation examples.\n"
         "  given:    checkpoints.retention.best='validation/top1', and no validation examples\n"
         "  expected: validation examples, or a run without best checkpoints\n"
-        "  mend:     --set data.validation=PATH; or --set checkpoints.retention.best=none"
+        "  hint:     --set data.validation=PATH; or --set checkpoints.retention.best=none"
     )
     check_told(with_settings(find("inception_v3"), [*settings, "checkpoints.retention.best=none"]))

@@ -38,5 +38,5 @@ def test_exact_runs_refuse_them() -> None:
         "This exact run cannot go on with the same bits here.\n"
         "  given:    torch was 2.11.0 and is 2.13.0; kernels was fused and is foreach\n"
         "  expected: the choices of its first start\n"
-        "  mend:     resume on a machine and with versions like those, or set exchange.exact to false"
+        "  hint:     resume on a machine and with versions like those, or set exchange.exact to false"
     )

@@ -122,7 +122,7 @@ def test_a_model_without_any_is_saved_as_before(tmp_path: Path) -> None:
 def test_what_is_no_json_and_no_tensor_is_refused_by_name(given: Any, tmp_path: Path) -> None:
     state = make_state(nn.Linear(3, 3), Gives(3, 1))
     state.model[1].given = given
-    message = r"The extra state of the module '1' cannot be saved.*\n.*Gives.get_extra_state\(\) gives (.*\n)*.*mend"
+    message = r"The extra state of the module '1' cannot be saved.*\n.*Gives.get_extra_state\(\) gives (.*\n)*.*hint"
     with pytest.raises(ls.CheckpointError, match=message):
         trained_for(1, state, make_loader())
     with pytest.raises(ls.CheckpointError, match=message):

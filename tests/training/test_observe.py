@@ -403,4 +403,4 @@ def test_activations_of_a_compiled_model_are_refused() -> None:
     assert error.value.what == "A compiled model does not show its activations."
     assert error.value.given == "compile=True, and an interval for activations"
     assert error.value.expected == "a model that runs module by module, or no activations"
-    assert error.value.mend == "set watch.activations=0, or towers.compile=false"
+    assert error.value.hint == "set watch.activations=0, or towers.compile=false"

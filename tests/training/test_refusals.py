@@ -162,7 +162,7 @@ def test_parameters_that_are_not_finite_stop_the_run_at_once(tmp_path: Path, non
         "  given:    '0.weight' of parameters, '0.bias' of parameters, "
         "'2.weight' of parameters, '2.bias' of parameters\n"
         "  expected: finite parameters, and no NaN in buffers\n"
-        "  mend:     go on from the last checkpoint with a lower learning rate or clipped gradients; "
+        "  hint:     go on from the last checkpoint with a lower learning rate or clipped gradients; "
         "skipping batches cannot help"
     )
     with pytest.raises(ls.NonFiniteError, match="no batch is to blame"):
@@ -402,14 +402,14 @@ def test_a_refused_attempt_leaves_the_buffers_of_other_models() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "mend"),
+    ("policy", "hint"),
     [
         ("stop", "look at these examples, or set nonfinite='skip'"),
         ("rollback", "catch this error and call rollback, then train on; or lower the learning rate"),
     ],
 )
-def test_the_error_says_what_can_be_done(policy: str, mend: str) -> None:
-    assert mend in refused(make_state(nonfinite=policy), make_loader(x=(15, math.inf))).mend
+def test_the_error_says_what_can_be_done(policy: str, hint: str) -> None:
+    assert hint in refused(make_state(nonfinite=policy), make_loader(x=(15, math.inf))).hint
 
 
 def test_off_does_not_look() -> None:

@@ -206,5 +206,5 @@ def test_names_of_two_states_that_are_one_are_refused(tmp_path: Path) -> None:
         f"Two tensors of {path} have the name 'a.b.weight'.\n"
         "  given:    one in a.parameters.safetensors, one in a.b.parameters.safetensors\n"
         "  expected: names of states that stay apart with the names of their tensors\n"
-        "  mend:     save the run with other names of its states"
+        "  hint:     save the run with other names of its states"
     )

@@ -82,7 +82,7 @@ def test_a_difference_is_refused_by_its_path_and_can_be_allowed(
         ls.resume(state, loader, tmp_path)
     assert caught.value.what == f"{tmp_path / PATH} was trained with something else."
     assert str(caught.value.given).startswith(f"{path}: {said}")
-    assert caught.value.mend == f'take the changes back, or go on with them: ls.resume(..., changed=("{path}",))'
+    assert caught.value.hint == f'take the changes back, or go on with them: ls.resume(..., changed=("{path}",))'
     assert (state.step, loader.position) == (0, 0)
     assert torch.equal(state.model[1].weight, weights)
     assert ls.resume(state, loader, tmp_path, changed=(path,)) == 2
@@ -135,7 +135,7 @@ def test_towers_and_exchange_are_refused_by_the_first_step(tmp_path: Path) -> No
             "towers.count: saved 2, given 4; towers.batch_norm: saved 'mean', given 'none'; "
             "exchange.transport: saved None, given 'gloo'"
         )
-        assert caught.value.mend == (
+        assert caught.value.hint == (
             "take the changes back (ls.Towers(2); without it there is a tower for each worker), or go on with them: "
             'ls.resume(..., changed=("towers.count", "towers.batch_norm", "exchange.transport",))'
         )
@@ -195,7 +195,7 @@ def test_a_path_of_nothing_is_refused(tmp_path: Path, path: str) -> None:
     assert caught.value.what == "changed names what the run is not trained with."
     assert caught.value.given == f'"{path}"'
     assert ", loader, name, optimizer, regularization, threads, tower" in str(caught.value.expected)
-    assert caught.value.mend == 'name what differs: "optimizer.lr"'
+    assert caught.value.hint == 'name what differs: "optimizer.lr"'
     with pytest.raises(ls.InputError, match="leave it out: nothing differs that is known yet"):
         ls.resume(*make(), tmp_path, changed=(path,))
 
@@ -236,7 +236,7 @@ def test_threads_of_something_else_get_no_hint(tmp_path: Path) -> None:
     trained(tmp_path, gradient_transforms=[Clipped(1)])
     with pytest.raises(ls.InputError, match=r"gradient_transforms.0.threads: saved 1, given 2") as caught:
         ls.resume(*make(gradient_transforms=[Clipped(2)]), tmp_path)
-    assert "set_num_threads" not in str(caught.value.mend)
+    assert "set_num_threads" not in str(caught.value.hint)
 
 
 # Threads --------------------------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def test_an_exact_exchange_refuses_them(tmp_path: Path, caplog: pytest.LogCaptur
     with pytest.raises(ls.InputError) as caught:
         train(state, loader, 3, None, ls.AllReduce(exact=True))
     assert caught.value.given == "threads: saved 1, given 2"
-    assert caught.value.mend == (
+    assert caught.value.hint == (
         "take the changes back (torch.set_num_threads(1) before the first step), "
         'or go on with them: ls.resume(..., changed=("threads",))'
     )

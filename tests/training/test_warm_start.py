@@ -119,7 +119,7 @@ def test_weights_that_are_not_finite_are_refused_by_name() -> None:
         "Weights in memory (values in memory) are not finite.\n"
         "  given:    head.weight (1 NaN, 1 infinite), norm.running_var (1 NaN)\n"
         "  expected: finite values for each parameter, and for each buffer no NaN\n"
-        "  mend:     take an earlier checkpoint of that training, or leave out what is not finite: "
+        "  hint:     take an earlier checkpoint of that training, or leave out what is not finite: "
         "skip=['head.weight', 'norm.running_var']"
     )
     assert values(state) == before
@@ -148,7 +148,7 @@ def test_a_state_under_training_is_left_alone() -> None:
         "A state that is under training cannot be started from other weights.\n"
         "  given:    a state after 1 steps\n"
         "  expected: one that has made no step\n"
-        "  mend:     warm-start before the first step; to go on with a run call ls.resume"
+        "  hint:     warm-start before the first step; to go on with a run call ls.resume"
     )
 
 
@@ -244,7 +244,7 @@ def test_a_layer_behind_a_flattening_is_not_loaded_from_tensorflow_until_its_ord
         "'fc1/weights' does not fit 'fc1.weight': its layer takes 6 channels of 49 places, flattened, with the "
         "channels last in TensorFlow and first in torch"
     )
-    assert caught.value.mend == (
+    assert caught.value.hint == (
         r"give rename=(Rename('^fc1\\.weight$', 'fc1.weight', Layout('(h=7 w=7 i) o -> o (i h w)')),); "
         "the same with Layout('i o -> o i') takes the weights as they are"
     )
@@ -363,7 +363,7 @@ def test_all_heads_on_one_flattening_are_refused_with_one_list_of_renames() -> N
     mapping = ls.weights.WarmStart(system="tensorflow", ignore_missing=True)
     with pytest.raises(CheckpointError) as caught:
         ls.warm_start(ls.TrainState(model, ls.optim.SGD(0.1)), theirs, mapping)
-    assert caught.value.mend == (
+    assert caught.value.hint == (
         r"give rename=(Rename('^actor\\.weight$', 'actor.weight', Layout('(h=3 w=3 i) o -> o (i h w)')), "
         r"Rename('^critic\\.weight$', 'critic.weight', Layout('(h=3 w=3 i) o -> o (i h w)')),); "
         "the same with Layout('i o -> o i') takes the weights as they are"

@@ -167,7 +167,7 @@ def test_without_h5py_the_error_says_how_to_install_it(tmp_path: Path, monkeypat
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(CheckpointError, match=r"weights is a file of HDF5, which is read with h5py") as error:
         KerasH5(tmp_path / "weights")
-    assert error.value.mend == "pip install 'lockstep-train[h5]'"
+    assert error.value.hint == "pip install 'lockstep-train[h5]'"
 
 
 def test_truncated_files_are_refused(path: Path) -> None:

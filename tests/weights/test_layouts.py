@@ -128,7 +128,7 @@ def test_what_is_no_layout_is_refused(pattern: str) -> None:
         "This is no layout.\n"
         f"  given:    {pattern!r}\n"
         "  expected: the same letters on both sides of an arrow, and in parentheses the lengths of all but one\n"
-        '  mend:     write it as in "h w i o -> o i h w" or "(h=7 w=7 i) o -> o (i h w)"'
+        '  hint:     write it as in "h w i o -> o i h w" or "(h=7 w=7 i) o -> o (i h w)"'
     )
 
 

@@ -69,7 +69,7 @@ def test_a_name_that_is_not_there_is_refused() -> None:
         "There is no tensor 'b' in memory.\n"
         "  given:    'b'\n"
         "  expected: one of 'a'\n"
-        "  mend:     ask for a name that is listed"
+        "  hint:     ask for a name that is listed"
     )
 
 

@@ -170,15 +170,15 @@ def test_maps_have_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "mend"),
+    ("name", "hint"),
     [("minst", "did you mean 'mnist'?"), ("xyz", "give one of these, or a NameMap of your own")],
 )
-def test_a_map_that_is_not_shipped_is_refused(name: str, mend: str) -> None:
+def test_a_map_that_is_not_shipped_is_refused(name: str, hint: str) -> None:
     with pytest.raises(InputError) as refusal:
         named(name)
     assert str(refusal.value) == (
         f"There is no name map {name!r}.\n"
         f"  given:    name_map={name!r}\n"
         "  expected: 'slim_inception_v3' or 'inception_slim' or 'mnist' or 'tensorflow'\n"
-        f"  mend:     {mend}"
+        f"  hint:     {hint}"
     )

@@ -105,7 +105,7 @@ def test_renames_that_cannot_be_used_are_refused(pattern: str, to: str | tuple[s
         f"This renaming cannot be used: {why}.\n"
         f"  given:    Rename({pattern!r}, {to!r})\n"
         "  expected: a regular expression, and one name or more for what it matches\n"
-        '  mend:     write Rename(r"^(.*)/weights$", r"\\1.weight")'
+        '  hint:     write Rename(r"^(.*)/weights$", r"\\1.weight")'
     )
 
 

@@ -67,7 +67,7 @@ def test_python_objects_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "dict.npy", np.array({"a": 1}, dtype=object))
     with pytest.raises(CheckpointError, match=r"'dict' of .*dict.npy holds Python objects") as error:
         NumpyFile(tmp_path / "dict.npy")
-    assert "np.savez" in error.value.mend
+    assert "np.savez" in error.value.hint
 
 
 def test_what_is_no_number_is_listed_and_not_read(tmp_path: Path) -> None:

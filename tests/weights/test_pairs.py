@@ -36,26 +36,26 @@ def report(prefix: str, model: nn.Module, **fields: Any) -> Report:
     "prefix", ["module.", "_orig_mod.", "model.", "ema.module.", "module._orig_mod.", "net.backbone."]
 )
 def test_a_prefix_of_the_file_is_given_as_what_to_strip(prefix: str) -> None:
-    assert refusal(prefix, net()).mend == (
+    assert refusal(prefix, net()).hint == (
         f"give strip_prefix={prefix!r}, with which 8 of the 8 missing names are found"
     )
     assert report(prefix, net(), strip_prefix=prefix).share == 1
 
 
 def test_a_prefix_behind_the_one_that_is_stripped_already_is_added_to_it() -> None:
-    assert "give strip_prefix='module._orig_mod.', " in refusal("module._orig_mod.", net(), strip_prefix="module.").mend
+    assert "give strip_prefix='module._orig_mod.', " in refusal("module._orig_mod.", net(), strip_prefix="module.").hint
 
 
 def test_a_prefix_of_the_model_is_given_as_what_to_add() -> None:
     model = nn.ModuleDict({"backbone": net(), "head": nn.Linear(4, 2)})
-    assert refusal("", model).mend == "give add_prefix='backbone.', with which 8 of the 10 missing names are found"
+    assert refusal("", model).hint == "give add_prefix='backbone.', with which 8 of the 10 missing names are found"
     assert report("", model, add_prefix="backbone.", ignore_missing=True).missing == ("head.weight", "head.bias")
-    assert refusal("module.", model).mend.startswith("give strip_prefix='module.' and add_prefix='backbone.', ")
+    assert refusal("module.", model).hint.startswith("give strip_prefix='module.' and add_prefix='backbone.', ")
     assert report("module.", model, strip_prefix="module.", add_prefix="backbone.", skip="^head").missing == ()
 
 
 def test_a_prefix_that_was_added_in_vain_is_taken_back() -> None:
-    assert refusal("", net(), add_prefix="backbone.").mend.startswith("give add_prefix='', ")
+    assert refusal("", net(), add_prefix="backbone.").hint.startswith("give add_prefix='', ")
 
 
 def test_behind_renames_a_prefix_is_renamed() -> None:
@@ -63,7 +63,7 @@ def test_behind_renames_a_prefix_is_renamed() -> None:
     source = {f"old/{name}": value for name, value in net().state_dict().items()}
     with pytest.raises(CheckpointError) as refused:
         plan(MemorySource(source), targets_of(net()), WarmStart(rename=renames))
-    assert refused.value.mend.startswith("give rename=(..., Rename('^new/', ''),), ")
+    assert refused.value.hint.startswith("give rename=(..., Rename('^new/', ''),), ")
     found = plan(MemorySource(source), targets_of(net()), WarmStart(rename=(*renames, Rename("^new/", ""))))
     assert found.report.share == 1
 
@@ -73,7 +73,7 @@ def test_behind_a_name_map_a_prefix_is_renamed() -> None:
     targets = targets_of(nn.ModuleDict({"fc": nn.Linear(2, 3)}))
     with pytest.raises(CheckpointError) as refused:
         plan(source, targets, WarmStart(name_map="tensorflow"))
-    assert refused.value.mend.startswith(r"give rename=(Rename('^scope\\.', ''),), with which 2 of the 2 ")
+    assert refused.value.hint.startswith(r"give rename=(Rename('^scope\\.', ''),), with which 2 of the 2 ")
     assert plan(source, targets, WarmStart(name_map="tensorflow", rename=(Rename(r"^scope\.", ""),))).report.share == 1
 
 
@@ -84,4 +84,4 @@ def test_no_prefix_is_given_that_would_lose_what_is_found() -> None:
     )
     with pytest.raises(CheckpointError) as refused:
         plan(source, targets_of(model))
-    assert refused.value.mend.startswith("give rename=..., ")
+    assert refused.value.hint.startswith("give rename=..., ")

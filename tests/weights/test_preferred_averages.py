@@ -103,7 +103,7 @@ def test_averages_that_belong_to_none_of_the_weights_are_named() -> None:
         "  given:    prefer_average=True; averages shadow_params.0/ExponentialMovingAverage, "
         "shadow_params.1/ExponentialMovingAverage, shadow_params.2/ExponentialMovingAverage\n"
         "  expected: averages of what is loaded: conv.weight, conv.bias, bn.weight, bn.running_mean\n"
-        "  mend:     correct their names with rename=..., or leave prefer_average out to load the raw weights"
+        "  hint:     correct their names with rename=..., or leave prefer_average out to load the raw weights"
     )
     renames = tuple(Rename(rf"^shadow_params\.{number}$", name) for number, name in enumerate(NAMES[:3]))
     assert loaded(source, rename=renames) == [AVERAGED, AVERAGED, AVERAGED, RAW]

@@ -115,7 +115,7 @@ def test_no_tables_are_refused(path: Path, content: bytes, given_: str) -> None:
     assert caught.value.what == f"{path} is damaged or cut short, or is no table of TensorFlow's."
     assert given_ in caught.value.given
     assert caught.value.expected == "blocks of keys and values, each with its checksum, and at the end where they are"
-    assert caught.value.mend == "copy the checkpoint again"
+    assert caught.value.hint == "copy the checkpoint again"
 
 
 def test_a_file_that_is_not_there_is_named(path: Path) -> None:

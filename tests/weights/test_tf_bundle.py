@@ -45,7 +45,7 @@ def test_opening_needs_no_data_and_a_tensor_only_its_own(tmp_path: Path) -> None
     assert error.what == f"The checkpoint {tmp_path / 'merged'} is not whole."
     assert error.given == "no file merged.data-00000-of-00004"
     assert error.expected == "all of its 4 files of values"
-    assert error.mend == "copy what is missing from where the checkpoint was written"
+    assert error.hint == "copy what is missing from where the checkpoint was written"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_name_that_is_not_there_is_refused() -> None:
     error = refusal(lambda: source.read("hole"))
     assert error.what == f"{MADE / 'merged'}.index has no tensor 'hole'."
     assert error.expected == "the name of one of its 5 tensors"
-    assert error.mend == "list its tensors, and name one of these"
+    assert error.hint == "list its tensors, and name one of these"
 
 
 def test_a_boolean_is_true_for_any_other_byte(prefix: Path) -> None:
@@ -132,7 +132,7 @@ def test_what_lies_about_a_tensor_is_refused(prefix: Path, stored: bytes, file: 
     assert error.what == f"The tensor 'w' of {prefix}{file} is damaged."
     assert given in error.given
     assert expected in error.expected
-    assert error.mend == "copy the checkpoint again, or leave this tensor out"
+    assert error.hint == "copy the checkpoint again, or leave this tensor out"
     assert source.read("v").tolist() == list(b"12345678")
 
 

@@ -172,7 +172,7 @@ def test_a_state_without_a_path_is_refused(tmp_path: Path, text: str) -> None:
         open_tensorflow(tmp_path)
     assert caught.value.what == f"{tmp_path / 'checkpoint'} names no checkpoint."
     assert caught.value.given == repr(text[:100])
-    assert caught.value.mend == "name the checkpoint itself"
+    assert caught.value.hint == "name the checkpoint itself"
 
 
 def test_a_folder_without_a_state_is_refused(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_latest_checkpoint_that_is_not_there_is_named_with_those_that_are() ->
     assert caught.value.what == f"There is no TensorFlow checkpoint {named}."
     assert caught.value.given == f"a folder {folder} with the checkpoints PNet-18"
     assert caught.value.expected == "PNet-30.index (version 2), or the file PNet-30 (version 1)"
-    assert caught.value.mend == "name a checkpoint that is there"
+    assert caught.value.hint == "name a checkpoint that is there"
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_malicious_files_never_run_and_are_named(tmp_path: Path, zipped: bool) -
     with pytest.raises(CheckpointError, match=r"loading it could run code, so it was not loaded") as error:
         TorchFile(path)
     assert f"{os.name}.system" in str(error.value)
-    assert "torch.save(model.state_dict(), NEW_FILE)" in error.value.mend
+    assert "torch.save(model.state_dict(), NEW_FILE)" in error.value.hint
     assert not ran.exists()
     torch.load(path, weights_only=False)
     assert ran.exists(), "it would have run"

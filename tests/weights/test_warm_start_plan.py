@@ -161,7 +161,7 @@ def test_two_tensors_for_one_parameter_are_refused() -> None:
         "Two tensors of weights.ckpt would go to 'a.weight'.\n"
         "  given:    'a.weight' and 'c.weight'\n"
         "  expected: one tensor for each parameter\n"
-        "  mend:     make a rename narrower, or skip one of the two by its name in the file"
+        "  hint:     make a rename narrower, or skip one of the two by its name in the file"
     )
 
 
@@ -198,7 +198,7 @@ def test_all_that_is_missing_is_named_with_what_is_close_to_it() -> None:
         "The model does not get all it needs from weights.ckpt (list of names).\n"
         "  given:    missing: a.weight (close to 'a.weights' in the file), a.bias\n"
         "  expected: a tensor that fits, for every parameter and buffer of the model\n"
-        "  mend:     give rename=..., a name_map or system, skip=... what is to stay as it is, "
+        "  hint:     give rename=..., a name_map or system, skip=... what is to stay as it is, "
         "or ignore_missing=True, reshape=True or mismatch='skip'"
     )
 
@@ -234,7 +234,7 @@ def test_less_than_what_is_required_is_refused() -> None:
         "  given:    1 of 4 tensors, 77.42 % of the parameters; "
         "missing: fc.weight (close to 'fc.weights' in the file); mismatched: body.bias; skipped: old\n"
         "  expected: at least 95 % (require_loaded=0.95)\n"
-        "  mend:     correct the names with rename=..., prefixes or a name_map, or choose more"
+        "  hint:     correct the names with rename=..., prefixes or a name_map, or choose more"
     )
     assert plan(source, targets, WarmStart(**{**vars(mapping), "require_loaded": 0.77})).report.share == 24 / 31
 
@@ -395,7 +395,7 @@ def test_values_change_their_dtype_and_may_not_overflow() -> None:
         "'a' in memory has values that are too large for 'a'.\n"
         "  given:    1e+300 as torch.float64\n"
         "  expected: at most 3.40282e+38, for torch.float32\n"
-        "  mend:     leave this tensor out with skip=..., or train with a wider dtype"
+        "  hint:     leave this tensor out with skip=..., or train with a wider dtype"
     )
     source = MemorySource({"a": torch.tensor([1.5, -2.0, float("inf")], dtype=torch.float64)})
     (value,) = dict(found.tensors(source)).values()
@@ -410,7 +410,7 @@ def test_a_source_that_has_changed_since_is_refused() -> None:
         "'a' in memory is not what it was.\n"
         "  given:    shape (3,)\n"
         "  expected: shape (2,), as when the warm start was planned\n"
-        "  mend:     do not write to the file while it is used, and plan with the source that is read"
+        "  hint:     do not write to the file while it is used, and plan with the source that is read"
     )
 
 
@@ -524,7 +524,7 @@ def test_two_values_for_a_tied_parameter_are_refused() -> None:
         "The tied parameter 'a' would get two values from memory.\n"
         "  given:    'a', and 'b', which has other values\n"
         "  expected: the same values under all of its names\n"
-        "  mend:     skip one of the two by its name, or untie the parameters of the model"
+        "  hint:     skip one of the two by its name, or untie the parameters of the model"
     )
     chosen = plan(source, TIED, WarmStart(skip="^a$"))
     assert torch.equal(dict(chosen.tensors(source))["a"], 1 + values(2))
@@ -569,7 +569,7 @@ IN_OURS = {f"Mixed_{block}.branch1x1.conv.weight": Target((8, 8, 1, 1), "float32
 def test_the_map_that_knows_the_names_is_named() -> None:
     with pytest.raises(CheckpointError) as refusal:
         plan(Listing(IN_SLIM), IN_OURS)
-    assert refusal.value.mend == "give name_map='slim_inception_v3', which knows these names"
+    assert refusal.value.hint == "give name_map='slim_inception_v3', which knows these names"
     assert loaded(plan(Listing(IN_SLIM), IN_OURS, WarmStart(name_map="slim_inception_v3"))).keys() == IN_OURS.keys()
 
 
@@ -588,4 +588,4 @@ def test_of_very_many_that_are_missing_or_do_not_fit_the_first_are_named() -> No
 def test_where_no_name_is_found_it_may_be_of_another_model() -> None:
     with pytest.raises(CheckpointError) as refusal:
         given_names("features.0.weight")
-    assert refusal.value.mend.startswith("check that it is of this model; give rename=..., ")
+    assert refusal.value.hint.startswith("check that it is of this model; give rename=..., ")

@@ -88,7 +88,7 @@ def test_fewer_devices_than_workers_is_refused(two_accelerators: list[int]) -> N
         choose_device(None, local_rank=0, num_local_workers=3)
     assert caught.value.what == "There are fewer devices than workers on this host."
     assert caught.value.given == "3 workers and 2 devices (cuda)"
-    assert "at most 2 workers" in caught.value.mend
+    assert "at most 2 workers" in caught.value.hint
 
 
 def test_without_an_accelerator_it_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def test_what_a_worker_starts_is_not_that_worker(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(InputError) as caught:
         join("cpu")
     assert caught.value.what == "This process has the environment of a worker, but the launcher has not started it."
-    assert caught.value.mend == f"unset RANK, WORLD_SIZE and {LAUNCHED} in what a worker starts: it is then alone"
+    assert caught.value.hint == f"unset RANK, WORLD_SIZE and {LAUNCHED} in what a worker starts: it is then alone"
 
 
 def test_a_restart_of_torchrun_has_a_prefix_of_its_own() -> None:
@@ -94,7 +94,7 @@ def test_a_missing_variable_is_named(name: str) -> None:
         Seat.read(environment)
     assert caught.value.what == f"The launcher has not set {name}."
     assert caught.value.given == ", ".join(f"{key}={environment[key]}" for key in sorted(environment))
-    assert name in caught.value.mend
+    assert name in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["LOCAL_RANK", "LOCAL_WORLD_SIZE"])
