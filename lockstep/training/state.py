@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lockstep.checkpoints.background import let_change
 from lockstep.checks import check_all, check_one_of, check_range, check_type, wrong_type
 from lockstep.errors import InputError
+from lockstep.listing import shorten
 from lockstep.losses.regularization import L1, L2
 from lockstep.optim.averages import MovingAverage
 from lockstep.optim.by_name import ByName
@@ -220,7 +221,7 @@ class TrainState:
                 f"An update of your own cannot change {name!r}.",
                 given=f"{name!r}: {'values that are not numbers' if fits else shape}",
                 expected="buffers by name, with new values of their shape: "
-                + ", ".join(f"{n!r} {tuple(b.shape)}" for n, b in list(self.buffers.items())[:8]),
+                + shorten([f"{name!r} {tuple(buffer.shape)}" for name, buffer in self.buffers.items()], 8),
                 hint="register what it changes with register_buffer in the model",
             )
         return buffer
