@@ -32,13 +32,12 @@ if TYPE_CHECKING:
     from lockstep.progress import Epochs, Hours, Interval, Progress, Steps
     from lockstep.runs.result import Result
     from lockstep.runs.running import run
-    from lockstep.training.hooks import every
+    from lockstep.training.attempt import LossAverage
     from lockstep.training.initialize import initialize
-    from lockstep.training.loop import batches, train, train_steps
+    from lockstep.training.loop import batches, every, train, train_steps
     from lockstep.training.resume import resume, save
     from lockstep.training.rollback import rollback
     from lockstep.training.saving import Saver
-    from lockstep.training.smoothing import LossAverage
     from lockstep.training.state import TrainState
     from lockstep.training.step import train_step
     from lockstep.training.warm_start import warm_start
@@ -65,13 +64,13 @@ _HOMES = {
     "lockstep.progress": ["Epochs", "Hours", "Interval", "Progress", "Steps"],
     "lockstep.runs.result": ["Result"],
     "lockstep.runs.running": ["run"],
-    "lockstep.training.hooks": ["every"],
+    "lockstep.training.loop": ["every"],
     "lockstep.training.initialize": ["initialize"],
     "lockstep.training.loop": ["batches", "train", "train_steps"],
     "lockstep.training.resume": ["resume", "save"],
     "lockstep.training.rollback": ["rollback"],
     "lockstep.training.saving": ["Saver"],
-    "lockstep.training.smoothing": ["LossAverage"],
+    "lockstep.training.attempt": ["LossAverage"],
     "lockstep.training.state": ["TrainState"],
     "lockstep.training.step": ["train_step"],
     "lockstep.training.warm_start": ["warm_start"],

@@ -17,9 +17,8 @@ from lockstep.parallel.backward import gradients, is_reentrant, own_gradients, r
 from lockstep.parallel.batch_norm import around_towers
 from lockstep.parallel.diagnosis import Finding, first_unfit
 from lockstep.parallel.random_streams import RandomStreams
-from lockstep.parallel.sparse import densified, sparse_parameters
 from lockstep.parallel.statistics import Statistics
-from lockstep.parallel.tower_losses import TowerLosses, objective
+from lockstep.parallel.tower_losses import TowerLosses, densified, objective, sparse_parameters
 from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import Summand, TreeSum, deal
 from lockstep.randomness import key_of, mix

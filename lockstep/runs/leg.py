@@ -20,8 +20,7 @@ from lockstep.runs.result import Reason
 from lockstep.runs.stages import Course
 from lockstep.runs.validation import SPLIT, Validation
 from lockstep.runs.workdir import Workdir
-from lockstep.training.hooks import every
-from lockstep.training.loop import Hook, train_steps
+from lockstep.training.loop import Hook, every, train_steps
 from lockstep.training.saving import Saver
 from lockstep.types import Refusal, StepReport
 from lockstep.workers.rank import Worker

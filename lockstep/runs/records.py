@@ -14,8 +14,7 @@ from lockstep.progress import Interval, Progress
 from lockstep.recipes.parts import Watch
 from lockstep.reporting.jsonl import MetricsFile
 from lockstep.reporting.summaries import Summaries
-from lockstep.training.hooks import every
-from lockstep.training.loop import Hook
+from lockstep.training.loop import Hook, every
 from lockstep.training.observe import ActivationSource, GradientSource, Observer, Source, VariableSource
 from lockstep.training.state import TrainState
 from lockstep.types import StepReport

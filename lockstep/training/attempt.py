@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
+
+from lockstep.checks import check_open_unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +58,81 @@ class Outcome(NamedTuple):
     def refused(self) -> bool:
         """Whether nothing has changed."""
         return bool(self.unfit)
+
+
+LARGEST, LEAST = 2.0**24, 1.0
+GROWTH_INTERVAL_STEPS = 2000
+
+
+class LossScale:
+    """A power of two that small gradients are lifted by: halved when they overflow, doubled after 2,000 good updates.
+
+    Powers of two change no bits but the exponent.
+    """
+
+    def __init__(self, value: float = 2.0**16, good_steps: int = 0) -> None:
+        self.value = value
+        self._good_steps = good_steps
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether an overflow may be the scale's fault."""
+        return self.value > LEAST
+
+    def shrink(self) -> None:
+        """The gradients overflowed."""
+        self.value, self._good_steps = max(LEAST, self.value / 2), 0
+
+    def grow(self) -> None:
+        """An update was made at this scale."""
+        self._good_steps += 1
+        if self._good_steps >= GROWTH_INTERVAL_STEPS:
+            self.value, self._good_steps = min(LARGEST, self.value * 2), 0
+
+    def values(self) -> dict[str, Any]:
+        """What has to be saved, as JSON."""
+        return {"value": self.value, "good_steps": self._good_steps}
+
+
+@dataclass(frozen=True)
+class LossAverage:
+    """average = decay * average + (1 - decay) * loss after each update, for each loss and their total, from 0."""
+
+    decay: float = 0.9
+    bias_correction: bool = True
+    """Divide by 1 - decay ** updates, which takes out the zero that it starts from (Kingma, Ba: Adam, 2015); the
+    Inception trainer did not, so that its first averages read a tenth of the loss."""
+
+    def __post_init__(self) -> None:
+        check_open_unit("decay", self.decay, hint="give a decay such as 0.9 or 0.99")
+
+
+class SmoothedLosses:
+    """The averages of one run."""
+
+    def __init__(self, value: LossAverage) -> None:
+        self._value = value
+        self._averages: dict[str, float] = {}
+        self._weight = 0.0
+
+    def update(self, losses: Mapping[str, float]) -> None:
+        """Take in the losses of one update."""
+        averages, decay = self._averages, self._value.decay
+        for name, loss in losses.items():
+            averages[name] = decay * averages.get(name, 0.0) + (1 - decay) * loss
+        averages["total"] = decay * averages.get("total", 0.0) + (1 - decay) * sum(losses.values())
+        self._weight = decay * self._weight + (1 - decay)
+
+    def now(self) -> dict[str, float]:
+        """The averages by name, and that of `total`."""
+        if not self._value.bias_correction:
+            return dict(self._averages)
+        return {name: average / self._weight for name, average in self._averages.items()}
+
+    def values(self) -> dict[str, Any]:
+        """What has to be saved, as JSON."""
+        return {"averages": dict(self._averages), "weight": self._weight}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Go on from averages that were saved."""
+        self._averages, self._weight = dict(saved["averages"]), saved["weight"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from lockstep.training.attempt import LossScale
 from lockstep.training.extra_state import extra_state, set_extra_state
-from lockstep.training.loss_scale import LossScale
 from lockstep.training.state import TrainState
 
 

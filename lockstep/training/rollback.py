@@ -8,9 +8,8 @@ from pathlib import Path
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError, InputError, NonFiniteError
-from lockstep.training.refusals import in_short
+from lockstep.training.nonfinite import check_finite, in_short
 from lockstep.training.resume import States, agreed, by_name, take_over
-from lockstep.training.unfit import check_finite
 from lockstep.types import Refusal
 from lockstep.workers.rank import join
 

@@ -22,15 +22,12 @@ from lockstep.optim.optimizers import Optimizer
 from lockstep.optim.transforms import BoundTransform, GradientTransform, bound
 from lockstep.parallel.statistics import changeable_buffers
 from lockstep.selection import Patterns
-from lockstep.training.attempt import Attempt, Outcome
-from lockstep.training.loss_scale import LossScale
-from lockstep.training.matches import matches
+from lockstep.training.attempt import Attempt, LossAverage, LossScale, Outcome, SmoothedLosses
+from lockstep.training.freezing import freeze, matches
+from lockstep.training.nonfinite import unfit_in_words, unfit_penalty
 from lockstep.training.saved import check_fits
-from lockstep.training.smoothing import LossAverage, SmoothedLosses
-from lockstep.training.trained import freeze
 from lockstep.training.trained_with import Resumed, of_state
 from lockstep.training.unchanged import layouts_of
-from lockstep.training.unfit import unfit_in_words, unfit_penalty
 
 Nonfinite = Literal["stop", "skip", "rollback", "off"]
 Update = Callable[[nn.Module, int], Mapping[str, Tensor]]

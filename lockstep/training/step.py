@@ -16,18 +16,17 @@ from lockstep.errors import InputError
 from lockstep.parallel.exchange import AllReduce, Exchange
 from lockstep.parallel.hosting import Terms, TowerHost
 from lockstep.parallel.meeting import Meeting
-from lockstep.parallel.sparse import rows_of
 from lockstep.parallel.statistics import put_back
+from lockstep.parallel.tower_losses import rows_of
 from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import Summand, TreeSum, deal
 from lockstep.progress import Progress
 from lockstep.training.attempt import Attempt, Outcome
+from lockstep.training.nonfinite import act, check_finite, explain
 from lockstep.training.preflight import check_fit, check_start
-from lockstep.training.refusals import act, explain
 from lockstep.training.state import TrainState
 from lockstep.training.trained_with import check_resumed, check_threads, of_step
 from lockstep.training.unchanged import check_buffers, check_parameters, check_training_mode
-from lockstep.training.unfit import check_finite
 from lockstep.types import BadExample, Batch, Refusal, StepReport
 from lockstep.workers.interrupts import interruptible, uninterrupted
 from lockstep.workers.rank import Worker, join

@@ -16,7 +16,7 @@ import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.losses import L1, L2
 from lockstep.readers.reader import Arrays
-from lockstep.training.smoothing import LossAverage
+from lockstep.training.attempt import LossAverage
 
 BATCH_SIZE = 32
 
