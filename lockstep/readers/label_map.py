@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from lockstep.durable import atomic_write
 from lockstep.errors import DataError
 from lockstep.readers.text_format import Field, Word, parse_text_format, quoted
-from lockstep.records.atomic import replacing
 from lockstep.records.shards import check_local
 
 BACKGROUND = "background"
@@ -84,7 +84,7 @@ def write_label_map(path: str | Path, label_map: LabelMap) -> None:
         DataError: the system refuses to write it.
     """
     check_local(path)
-    with replacing(Path(path)) as file:
+    with atomic_write(Path(path), parents=True, failure=DataError) as file:
         file.write("\n".join(map(_item, label_map.labels)).encode())
 
 

@@ -21,10 +21,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lockstep.durable import atomic_write
 from lockstep.errors import DataError, InputError
 from lockstep.readers.mnist_schema import mnist_records
 from lockstep.readers.reader import Reader
-from lockstep.records.atomic import replacing
 from lockstep.records.example import serialize_example
 from lockstep.records.shards import check_local
 from lockstep.records.tfrecord import write_records
@@ -149,7 +149,7 @@ def ensure_files(folder: Path, mirrors: Sequence[str] = MIRRORS) -> Path:
         path = folder / file.name
         if not path.exists():
             data = _fetched(file, folder, mirrors)
-            with replacing(path) as new:
+            with atomic_write(path, parents=True, failure=DataError) as new:
                 new.write(data)
         elif (given := _sha256(path.read_bytes())) != file.sha256:
             raise DataError(

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import DataError
-from lockstep.images.decode import Decoding
-from lockstep.images.encoded import EncodedImage
+from lockstep.images.decode import Decoding, EncodedImage
 from lockstep.listing import shorten
 from lockstep.readers.image_files import check_not_turned
 from lockstep.records.example import Float32s, Int64s, Values, scan_example

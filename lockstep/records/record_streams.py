@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lockstep.checks import check_one_of
+from lockstep.durable import atomic_write
 from lockstep.errors import DataError
-from lockstep.records.atomic import replacing
 from lockstep.records.compressed import Inflated, InflateError, compression_of, deflating
 from lockstep.records.framing import (
     FRAME_BYTES,
@@ -46,7 +46,7 @@ def write_records(path: str | Path, payloads: Iterable[bytes], compression: Comp
         check_one_of("compression", compression, ("gzip", "zlib"))
     deflate, rest = deflating(compression)
     count = 0
-    with replacing(Path(path)) as file:
+    with atomic_write(Path(path), parents=True, failure=DataError) as file:
         for payload in payloads:
             file.write(deflate(frame(payload)))
             count += 1

@@ -52,8 +52,8 @@ def explain(
 def suspects(host: TowerHost, sums: TreeSum) -> list[int]:
     """The towers of this worker whose losses are not finite; where all are, those in whose sums something is not."""
     towers = [tower for tower in host.values if _losses_of(host, tower)]
-    for node, summand in [] if towers else sums.nodes:
-        if not all(tensor.isfinite().all() for tensor in summand.tensors):
+    for node, partial in [] if towers else sums.nodes:
+        if not all(tensor.isfinite().all() for tensor in partial.tensors):
             towers += [tower for tower, place in host.places.items() if node.start <= place < node.start + node.span]
     return towers
 

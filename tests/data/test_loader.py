@@ -14,9 +14,8 @@ from lockstep.data.each_example import EachExample, ExampleDraws
 from lockstep.data.loader import Loader
 from lockstep.data.order import Sequential
 from lockstep.errors import DataError, InputError
-from lockstep.images.augment import RandomShift
+from lockstep.images.augment import HorizontalFlip, RandomShift
 from lockstep.images.erasing import RandomErasing
-from lockstep.images.flips import HorizontalFlip
 from lockstep.randomness import Draws
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
