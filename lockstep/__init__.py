@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from lockstep.training.state import TrainState
     from lockstep.training.step import train_step
     from lockstep.training.warm_start import warm_start
-    from lockstep.types import BadExample, Batch, Refusal, StepReport
+    from lockstep.types import BadExample, Batch, NonFiniteReport, StepReport
     from lockstep.workers.rank import Worker, join
 
 _HOMES = {

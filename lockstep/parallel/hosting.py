@@ -15,7 +15,7 @@ from lockstep.optim.gradients import Gradients
 from lockstep.optim.transforms import BoundTransform
 from lockstep.parallel.backward import gradients, is_reentrant, own_gradients, reentrant_gradients
 from lockstep.parallel.batch_norm import around_towers
-from lockstep.parallel.diagnosis import Finding, first_unfit
+from lockstep.parallel.diagnosis import Finding, first_nonfinite
 from lockstep.parallel.random_streams import RandomStreams
 from lockstep.parallel.statistics import Statistics
 from lockstep.parallel.tower_losses import TowerLosses, densified, objective, sparse_parameters
@@ -150,7 +150,7 @@ class TowerHost:
         with self._as_it_was():
             # Joined towers sum over the workers as they run, and the others do not run again.
             run = None if self._towers.joined else run_again
-            words, rows = first_unfit(self._plain_model, part, run, found)
+            words, rows = first_nonfinite(self._plain_model, part, run, found)
         size = batch.batch_size // self._towers.count
         first = batch.position + tower * size
         return Finding(words, tower, range(first, first + size * len(part.towers)), rows)

@@ -34,7 +34,7 @@ class Records:
         when_due = every(self._watch.metrics, self._metrics.write, start=start)
 
         def write(report: StepReport) -> None:
-            if report.refused and self._watch.metrics.amount:
+            if report.skipped and self._watch.metrics.amount:
                 self._metrics.write(report)  # a refused attempt is at the step of the one before, and never due
             else:
                 when_due(report)

@@ -49,15 +49,15 @@ class Outcome(NamedTuple):
     """Of the averaged gradients, regularisation included, before any transform."""
     losses: Mapping[str, float]
     """Those of the attempt, and the regularisation."""
-    unfit: tuple[str, ...] = ()
+    nonfinite: tuple[str, ...] = ()
     """What is not finite, in words: then the attempt was refused, and nothing has changed."""
     overflowed: bool = False
     """The gradients overflowed at the present loss scale: it was refused for that alone."""
 
     @property
-    def refused(self) -> bool:
+    def skipped(self) -> bool:
         """Whether nothing has changed."""
-        return bool(self.unfit)
+        return bool(self.nonfinite)
 
 
 LARGEST, LEAST = 2.0**24, 1.0

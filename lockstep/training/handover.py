@@ -29,6 +29,6 @@ def hand_over(before: TrainState, after: TrainState) -> None:
             average.copy_(old["average"].get(name, present[name]))
     set_extra_state(after.model, extra_state(before.model))
     after.step = after.first_step = before.step
-    after.num_refused = before.num_refused
+    after.num_skipped = before.num_skipped
     after.loss_scale = LossScale(**before.loss_scale.values())
     after.smoothed.load(before.smoothed.values())

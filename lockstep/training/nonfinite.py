@@ -13,13 +13,13 @@ from lockstep.checkpoints.tensors import not_finite
 from lockstep.errors import NonFiniteError
 from lockstep.listing import shorten
 from lockstep.optim.gradients import Gradients
-from lockstep.parallel.diagnosis import Again, Finding, unfit_losses
+from lockstep.parallel.diagnosis import Again, Finding, nonfinite_losses
 from lockstep.parallel.hosting import TowerHost
 from lockstep.parallel.statistics import put_back
 from lockstep.parallel.tree import TreeSum
 from lockstep.training.attempt import Outcome
 from lockstep.training.state import TrainState
-from lockstep.types import Batch, Refusal
+from lockstep.types import Batch, NonFiniteReport
 from lockstep.workers.rank import Worker
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ NO_TOWER = "no tower alone: the losses and gradients of each are finite"
 
 def explain(
     outcome: Outcome, host: TowerHost, losses: LossFunction, batch: Batch, sums: TreeSum, worker: Worker
-) -> Refusal:
+) -> NonFiniteReport:
     """Say what made an attempt unfit, and where, whoever hosts it; all workers come here together.
 
     Towers under suspicion compute their losses and gradients again, from the same values and random numbers.
@@ -46,7 +46,9 @@ def explain(
     guilty = [line for line in mine if line]
     found = [line for lines in worker.group.gather(guilty) for line in lines]
     # A copy: the batch itself is about to hold the report that holds this.
-    return Refusal(batch.position, outcome.unfit, tuple(found) or (NO_TOWER,), copy(batch) if guilty else None)
+    return NonFiniteReport(
+        batch.position, outcome.nonfinite, tuple(found) or (NO_TOWER,), copy(batch) if guilty else None
+    )
 
 
 def suspects(host: TowerHost, sums: TreeSum) -> list[int]:
@@ -58,7 +60,7 @@ def suspects(host: TowerHost, sums: TreeSum) -> list[int]:
     return towers
 
 
-def act(state: TrainState, outcome: Outcome, refusal: Refusal, *, is_chief: bool) -> None:
+def act(state: TrainState, outcome: Outcome, nonfinite: NonFiniteReport, *, is_chief: bool) -> None:
     """Do what the state was told to do about an attempt that was not finite.
 
     Raises:
@@ -69,24 +71,24 @@ def act(state: TrainState, outcome: Outcome, refusal: Refusal, *, is_chief: bool
             log.info("the gradients overflow in fp16: the loss scale is %g now", state.loss_scale.value)
         return
     skips, budget = state.nonfinite == "skip", state.nonfinite_budget
-    if skips and state.num_refused <= budget:
+    if skips and state.num_skipped <= budget:
         if is_chief:
-            count, why = f"{state.num_refused} of at most {budget}", in_short(refusal)
+            count, why = f"{state.num_skipped} of at most {budget}", in_short(nonfinite)
             log.warning("the update after step %d is not finite, and was skipped: %s (%s)", state.step, why, count)
         return
     spent = f" after {budget} that were skipped" if skips else ""
     raise NonFiniteError(
         f"The update after step {state.step} is not finite{spent}; nothing was changed.",
-        given=f"{', '.join(refusal.reasons)}; from {'; '.join(refusal.culprits)}",
+        given=f"{', '.join(nonfinite.reasons)}; from {'; '.join(nonfinite.culprits)}",
         expected="finite losses and gradients",
         hint=_hint(state),
-    ).about(refusal)
+    ).about(nonfinite)
 
 
-def in_short(refusal: Refusal) -> str:
+def in_short(nonfinite: NonFiniteReport) -> str:
     """What is not finite, and where that came from: enough for a line of the log."""
-    more = f" (and {len(refusal.reasons) - 1} more)" if len(refusal.reasons) > 1 else ""
-    return f"{refusal.reasons[0]}{more}; from {'; '.join(refusal.culprits)}"
+    more = f" (and {len(nonfinite.reasons) - 1} more)" if len(nonfinite.reasons) > 1 else ""
+    return f"{nonfinite.reasons[0]}{more}; from {'; '.join(nonfinite.culprits)}"
 
 
 def _hint(state: TrainState) -> str:
@@ -104,12 +106,12 @@ def _look_into(
     """What is wrong with a tower, in words; None where it is innocent: its own losses and gradients are finite."""
     again = Again(losses)
     finding = host.explain(again, batch, tower, sums)
-    unfit = _losses_of(host, tower) or ([again.unfit] if again.unfit else [])
-    said = [*unfit, finding.words] if finding.words else unfit
+    nonfinite = _losses_of(host, tower) or ([again.nonfinite] if again.nonfinite else [])
+    said = [*nonfinite, finding.words] if finding.words else nonfinite
     if again.error:
         said = [*said, f"run again, it raised {again.error!r}"]
-    elif again.unfit == "":
-        if not unfit:
+    elif again.nonfinite == "":
+        if not nonfinite:
             return None
         said = [*said, "run again, it is finite"]
     return _in_words(finding, "; ".join(said), batch, worker) if said else None
@@ -119,7 +121,7 @@ def _losses_of(host: TowerHost, tower: int) -> list[str]:
     """The losses of a tower that are not finite, in words; metrics may be what they like."""
     names = host.losses.names
     assert names is not None, "the towers ran"
-    return unfit_losses(dict(zip(names.losses, host.values[tower], strict=False)))
+    return nonfinite_losses(dict(zip(names.losses, host.values[tower], strict=False)))
 
 
 def _in_words(finding: Finding, what: str, batch: Batch, worker: Worker) -> str:
@@ -144,9 +146,9 @@ def _example_ids(batch: Batch, position: int, count: int) -> list[str]:
 MAX_NAMES = 8
 
 
-def unfit_in_words(losses: Mapping[str, float], gradients: Gradients, *, statistics_fit: bool) -> tuple[str, ...]:
+def describe_nonfinite(losses: Mapping[str, float], gradients: Gradients, *, statistics_fit: bool) -> tuple[str, ...]:
     """A part for each loss and gradient that is not finite, at most eight gradients, and for the statistics."""
-    words = unfit_losses(losses)
+    words = nonfinite_losses(losses)
     names = [
         f"gradient of {name!r}"
         for name, gradient in zip(gradients.names, gradients.tensors, strict=True)
@@ -158,12 +160,12 @@ def unfit_in_words(losses: Mapping[str, float], gradients: Gradients, *, statist
     return tuple(words or ["the gradients are finite, and their global norm is not"])
 
 
-def unfit_penalty(penalised: Mapping[str, Tensor]) -> NonFiniteError:
+def nonfinite_penalty(penalised: Mapping[str, Tensor]) -> NonFiniteError:
     """The error for penalties that are not finite on their own, for which no batch is to blame."""
-    unfit = [name for name, parameter in penalised.items() if not parameter.isfinite().all()]
+    nonfinite = [name for name, parameter in penalised.items() if not parameter.isfinite().all()]
     return NonFiniteError(
         "The penalty on the parameters is not finite; nothing was changed.",
-        given=", ".join(unfit) or "parameters whose squares overflow",
+        given=", ".join(nonfinite) or "parameters whose squares overflow",
         expected="finite parameters",
         hint="lower the learning rate; skipping a batch cannot help",
     )
@@ -182,7 +184,7 @@ def check_finite(state: TrainState, worker: Worker) -> None:
     )
     of_all = worker.group.gather(shorten(mine, MAX_NAMES))
     if any(of_all):
-        named = [f"worker {rank}: {unfit}" for rank, unfit in enumerate(of_all) if unfit]
+        named = [f"worker {rank}: {nonfinite}" for rank, nonfinite in enumerate(of_all) if nonfinite]
         raise NonFiniteError(
             f"The model is not finite after step {state.step}, so no batch is to blame.",
             given=shorten(mine, MAX_NAMES) if len(set(of_all)) == 1 else "; ".join(named),

@@ -74,7 +74,7 @@ class Observer:
     def __call__(self, report: StepReport) -> None:
         """Write what the attempt showed, if it was to be seen, and attach to the next one, if that is."""
         if self._is_due:
-            if not report.refused:
+            if not report.skipped:
                 self._summaries.write_histograms(*self._source.seen(), report.step)
                 self._is_due = False
             self._source.detach()

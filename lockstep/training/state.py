@@ -24,7 +24,7 @@ from lockstep.parallel.statistics import changeable_buffers
 from lockstep.selection import Patterns
 from lockstep.training.attempt import Attempt, LossAverage, LossScale, Outcome, SmoothedLosses
 from lockstep.training.freezing import freeze, matches
-from lockstep.training.nonfinite import unfit_in_words, unfit_penalty
+from lockstep.training.nonfinite import describe_nonfinite, nonfinite_penalty
 from lockstep.training.saved import check_fits
 from lockstep.training.trained_with import Resumed, of_state
 from lockstep.training.unchanged import layouts_of
@@ -128,7 +128,7 @@ class TrainState:
         self.tower_transforms = [bound(each, self.parameters) for each in tower_gradient_transforms]
         self._updates = tuple(updates)
         self.nonfinite, self.nonfinite_budget = nonfinite, nonfinite_budget
-        self.num_refused = 0
+        self.num_skipped = 0
         """Attempts that were not finite and changed nothing; overflows of the fp16 loss scale do not count."""
         self.loss_scale = LossScale()
         self.smoothed = SmoothedLosses(loss_average or LossAverage())
@@ -232,14 +232,14 @@ class TrainState:
             NonFiniteError: the penalty alone is not finite, for which no batch is to blame.
         """
         if self._regularization and attempt.is_finite():
-            raise unfit_penalty({name: self.parameters[name] for name in self.penalised})
+            raise nonfinite_penalty({name: self.parameters[name] for name in self.penalised})
         overflowed = self._has_overflowed(attempt, outcome.losses)
         if overflowed:
             self.loss_scale.shrink()
         else:
-            self.num_refused += 1
-        unfit = unfit_in_words(outcome.losses, gradients, statistics_fit=attempt.statistics_fit)
-        return outcome._replace(unfit=unfit, overflowed=overflowed)
+            self.num_skipped += 1
+        nonfinite = describe_nonfinite(outcome.losses, gradients, statistics_fit=attempt.statistics_fit)
+        return outcome._replace(nonfinite=nonfinite, overflowed=overflowed)
 
     def check_rows(self, names: Sequence[str]) -> None:
         """Refuse parameters with sparse gradients that the optimizer cannot take; see `BoundOptimizer`."""
@@ -300,7 +300,7 @@ class TrainState:
         return {
             "step": self.step,
             "smoothed": self.smoothed.values(),
-            "num_refused": self.num_refused,
+            "num_refused": self.num_skipped,
             "loss_scale": self.loss_scale.values(),
             "optimizer": self._optimizer.values(),
         }
@@ -321,7 +321,7 @@ class TrainState:
                     tensor.copy_(sections[section][name])
             self._optimizer.load(slots, values["optimizer"])
         self.step = int(values["step"])
-        self.num_refused = int(values["num_refused"])
+        self.num_skipped = int(values["num_refused"])
         self.loss_scale = LossScale(**values["loss_scale"])
         self.smoothed.load(values["smoothed"])
 

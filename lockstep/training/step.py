@@ -15,7 +15,6 @@ from lockstep.checks import check_type
 from lockstep.errors import InputError
 from lockstep.parallel.exchange import AllReduce, Exchange, Reducer
 from lockstep.parallel.hosting import StepInputs, TowerHost
-from lockstep.parallel.sparse import rows_of
 from lockstep.parallel.statistics import put_back
 from lockstep.parallel.tower_losses import rows_of
 from lockstep.parallel.towers import Towers
@@ -27,7 +26,7 @@ from lockstep.training.preflight import check_fit, check_start
 from lockstep.training.state import TrainState
 from lockstep.training.trained_with import check_resumed, check_threads, of_step
 from lockstep.training.unchanged import check_buffers, check_parameters, check_training_mode
-from lockstep.types import BadExample, Batch, Refusal, StepReport
+from lockstep.types import BadExample, Batch, NonFiniteReport, StepReport
 from lockstep.workers.interrupts import interruptible, uninterrupted
 from lockstep.workers.rank import Worker, join
 
@@ -152,7 +151,7 @@ class BoundStep:
         named, metrics, (missing, elapsed_seconds, stops, num_bad) = self._read(total.numbers)
         bad = self._told_of_bad(batch) if num_bad else ()
         outcome = state.apply(self._attempt(total, named, inputs.loss_scale, missing))
-        refusal = self._refusal(outcome, losses, batch, sums) if outcome.refused else None
+        nonfinite = self._refusal(outcome, losses, batch, sums) if outcome.skipped else None
         batch.attempted()
         batch.report = StepReport(
             progress=Progress(state.step, batch.position + batch.batch_size, batch.epoch_size, elapsed_seconds),
@@ -164,10 +163,10 @@ class BoundStep:
             num_examples=batch.batch_size,
             step_seconds=batch.wait_seconds + time.perf_counter() - began,
             wait_seconds=batch.wait_seconds,
-            refused=outcome.refused,
+            skipped=outcome.skipped,
             stop_requested=stops > 0,
             learning_rates=outcome.learning_rates,
-            refusal=refusal,
+            nonfinite=nonfinite,
             stage_seconds=batch.stage_seconds,
             queue_fill=batch.queue_fill,
             bad=bad,
@@ -234,15 +233,15 @@ class BoundStep:
             hint="give `batches` and `train_step` the same Towers",
         )
 
-    def _refusal(self, outcome: Outcome, losses: LossFunction, batch: Batch, sums: TreeSum) -> Refusal:
+    def _refusal(self, outcome: Outcome, losses: LossFunction, batch: Batch, sums: TreeSum) -> NonFiniteReport:
         """What made the attempt unfit, and where; see `refusals.act` and `check_finite` for what is raised."""
         if outcome.overflowed:
-            refusal = Refusal(batch.position, outcome.unfit)
+            nonfinite = NonFiniteReport(batch.position, outcome.nonfinite)
         else:
             check_finite(self._state, self.worker)
-            refusal = explain(outcome, self._host, losses, batch, sums, self.worker)
-        act(self._state, outcome, refusal, is_chief=self.worker.is_chief)
-        return refusal
+            nonfinite = explain(outcome, self._host, losses, batch, sums, self.worker)
+        act(self._state, outcome, nonfinite, is_chief=self.worker.is_chief)
+        return nonfinite
 
     def _read(self, values: list[float]) -> tuple[dict[str, float], dict[str, float], list[float]]:
         """Losses, metrics, and the numbers that follow them."""

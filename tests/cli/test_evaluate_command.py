@@ -140,10 +140,10 @@ class TestWhatIsSaidAndWritten:
         (workdir / "summaries-evaluation").touch()
         assert evaluate(workdir) == 0
         assert any(message.startswith("test accuracy") for message in caplog.messages)
-        refused = [message for message in caplog.messages if "are not written down" in message]
-        assert len(refused) == 2
-        assert f"{workdir}/evaluations.jsonl cannot be written: Is a directory." in refused[0]
-        assert f"{workdir}/summaries-evaluation/test-average cannot be written: Not a directory." in refused[1]
+        skipped = [message for message in caplog.messages if "are not written down" in message]
+        assert len(skipped) == 2
+        assert f"{workdir}/evaluations.jsonl cannot be written: Is a directory." in skipped[0]
+        assert f"{workdir}/summaries-evaluation/test-average cannot be written: Not a directory." in skipped[1]
 
     def test_a_run_that_is_over_is_followed_to_its_last_checkpoint(
         self, workdir: Path, caplog: pytest.LogCaptureFixture
@@ -214,7 +214,7 @@ def test_a_class_may_be_called_what_is_no_text(tmp_path: Path) -> None:
     assert table.read_text().splitlines()[0] == r"is / predicted,r\udcffd,ü"
 
 
-def refused(workdir: Path, *words: str) -> str:
+def skipped(workdir: Path, *words: str) -> str:
     """What the command says before any worker starts."""
     with pytest.raises(ls.InputError) as raised:
         scoring.plan(["evaluate", str(workdir), *words])
@@ -229,7 +229,7 @@ class TestRefusals:
         assert "examples to 10000 or less" in str(raised.value)
 
     def test_no_examples(self, workdir: Path) -> None:
-        assert "examples is out of range" in refused(workdir, "--examples", "0")
+        assert "examples is out of range" in skipped(workdir, "--examples", "0")
 
     @pytest.mark.parametrize(
         ("flag", "name", "ending"),
@@ -240,10 +240,10 @@ class TestRefusals:
     ) -> None:
         path = tmp_path / f"{name}{ending}"
         path.touch()
-        assert f"given:    --{flag} {path}" in refused(workdir, f"--{flag}", str(path))
-        assert "--force to overwrite it" in refused(workdir, f"--{flag}", str(path))
+        assert f"given:    --{flag} {path}" in skipped(workdir, f"--{flag}", str(path))
+        assert "--force to overwrite it" in skipped(workdir, f"--{flag}", str(path))
         scoring.plan(["evaluate", str(workdir), f"--{flag}", str(path), "--force"])
-        assert f"--{flag} {path}" in refused(workdir, f"--{flag}", str(path.with_suffix(".doc")))
+        assert f"--{flag} {path}" in skipped(workdir, f"--{flag}", str(path.with_suffix(".doc")))
 
     @pytest.mark.parametrize(
         ("words", "said"),
@@ -256,7 +256,7 @@ class TestRefusals:
         ids=["interval", "both", "negative", "nan"],
     )
     def test_times_that_say_nothing(self, workdir: Path, words: list[str], said: str) -> None:
-        assert said in refused(workdir, *words)
+        assert said in skipped(workdir, *words)
 
     @pytest.mark.parametrize(
         "words", [["--raw", "--average"], ["--follow", "--best"], ["--follow", "--step", "2"]], ids=" ".join
@@ -290,7 +290,7 @@ class TestWhatIsScored:
     def test_a_split_that_the_run_does_not_have(self, tmp_path: Path, words: list[str], split: str) -> None:
         whole = recipe("inception_v3")
         Workdir(tmp_path).write_recipe(replace(whole, data=replace(whole.data, train="x")))
-        said = refused(tmp_path, "--follow", *words)
+        said = skipped(tmp_path, "--follow", *words)
         assert f"The run in {tmp_path} has no {split} examples." in said
         assert f"lockstep evaluate {tmp_path} --split train" in said
 
@@ -308,7 +308,7 @@ class TestWhatIsScored:
 
     def test_a_run_without_a_checkpoint_is_waited_for(self, tmp_path: Path) -> None:
         Workdir(tmp_path).write_recipe(recipe("mnist"))
-        assert "add --follow to wait for it" in refused(tmp_path)
+        assert "add --follow to wait for it" in skipped(tmp_path)
         assert scoring.plan(["evaluate", str(tmp_path), "--follow", "--workers", "1", "--device", "cpu"])
 
     @pytest.mark.parametrize(

@@ -275,7 +275,7 @@ def test_a_refused_attempt_shows_nothing_and_the_next_one_does(tmp_path: Path, o
         return squared(model, batch)
 
     reports = run(state, hooks, range(3), losses=losses)
-    assert [report.refused for report in reports] == [False, True, False]
+    assert [report.skipped for report in reports] == [False, True, False]
     for tag in ["gradients/head.weight", "variables/head.weight", "activations/head"]:
         assert steps_of(tmp_path, tag) == [2]
     assert not [tag for tag in read(tmp_path).Tags()["scalars"] if tag.startswith("nonfinite/")]
