@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from lockstep.parallel.tower_losses import objective
+from lockstep.parallel.tower_outputs import objective
 from lockstep.types import Batch
 
 if TYPE_CHECKING:

@@ -1,24 +1,19 @@
-"""Attempts that were not finite: who is to blame, and what is done about it."""
+"""Attempts that are not finite: what is not, where it came from, and what the state's policy does about it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from copy import copy
 from typing import TYPE_CHECKING
-
-from torch import Tensor
 
 from lockstep.checkpoints.tensors import not_finite
 from lockstep.errors import NonFiniteError
 from lockstep.listing import shorten
-from lockstep.optim.gradients import Gradients
 from lockstep.parallel.diagnosis import Again, Finding, nonfinite_losses
 from lockstep.parallel.hosting import TowerHost
-from lockstep.parallel.statistics import put_back
+from lockstep.parallel.statistics import restored
 from lockstep.parallel.tree import TreeSum
 from lockstep.training.attempt import Outcome
-from lockstep.training.state import TrainState
 from lockstep.types import Batch, NonFiniteReport
 from lockstep.workers.rank import Worker
 
@@ -35,13 +30,19 @@ NO_TOWER = "no tower alone: the losses and gradients of each are finite"
 
 
 def explain(
-    outcome: Outcome, host: TowerHost, losses: LossFunction, batch: Batch, sums: TreeSum, worker: Worker
+    outcome: Outcome,
+    state: TrainState,
+    host: TowerHost,
+    losses: LossFunction,
+    batch: Batch,
+    sums: TreeSum,
+    worker: Worker,
 ) -> NonFiniteReport:
-    """Say what made an attempt unfit, and where, whoever hosts it; all workers come here together.
+    """Find what in an attempt is not finite, and where it came from, on any worker; all workers come here together.
 
-    Towers under suspicion compute their losses and gradients again, from the same values and random numbers.
+    The suspected towers compute their losses and gradients again, from the same values and random numbers.
     """
-    with put_back([buffer for state in TrainState.living for buffer in state.buffers.values()]):
+    with restored([*state.buffers.values(), *state.other_buffers()]):
         mine = [_look_into(host, losses, batch, tower, sums, worker) for tower in suspects(host, sums)]
     guilty = [line for line in mine if line]
     found = [line for lines in worker.group.gather(guilty) for line in lines]
@@ -52,11 +53,11 @@ def explain(
 
 
 def suspects(host: TowerHost, sums: TreeSum) -> list[int]:
-    """The towers of this worker whose losses are not finite; where all are, those in whose sums something is not."""
+    """This worker's towers with losses that are not finite; if there are none, those of sums that are not."""
     towers = [tower for tower in host.values if _losses_of(host, tower)]
     for node, partial in [] if towers else sums.nodes:
         if not all(tensor.isfinite().all() for tensor in partial.tensors):
-            towers += [tower for tower, place in host.places.items() if node.start <= place < node.start + node.span]
+            towers += [tower for tower, leaf in host.leaves.items() if node.start <= leaf < node.start + node.span]
     return towers
 
 
@@ -119,7 +120,7 @@ def _look_into(
 
 def _losses_of(host: TowerHost, tower: int) -> list[str]:
     """The losses of a tower that are not finite, in words; metrics may be what they like."""
-    names = host.losses.names
+    names = host.outputs.names
     assert names is not None, "the towers ran"
     return nonfinite_losses(dict(zip(names.losses, host.values[tower], strict=False)))
 
@@ -144,31 +145,6 @@ def _example_ids(batch: Batch, position: int, count: int) -> list[str]:
 
 
 MAX_NAMES = 8
-
-
-def describe_nonfinite(losses: Mapping[str, float], gradients: Gradients, *, statistics_fit: bool) -> tuple[str, ...]:
-    """A part for each loss and gradient that is not finite, at most eight gradients, and for the statistics."""
-    words = nonfinite_losses(losses)
-    names = [
-        f"gradient of {name!r}"
-        for name, gradient in zip(gradients.names, gradients.tensors, strict=True)
-        if gradient is not None and not gradient.isfinite().all()
-    ]
-    words += names[:MAX_NAMES] + ([f"{len(names) - MAX_NAMES} gradients more"] if len(names) > MAX_NAMES else [])
-    if not statistics_fit:
-        words.append("the batch-norm statistics")
-    return tuple(words or ["the gradients are finite, and their global norm is not"])
-
-
-def nonfinite_penalty(penalised: Mapping[str, Tensor]) -> NonFiniteError:
-    """The error for penalties that are not finite on their own, for which no batch is to blame."""
-    nonfinite = [name for name, parameter in penalised.items() if not parameter.isfinite().all()]
-    return NonFiniteError(
-        "The penalty on the parameters is not finite; nothing was changed.",
-        given=", ".join(nonfinite) or "parameters whose squares overflow",
-        expected="finite parameters",
-        hint="lower the learning rate; skipping a batch cannot help",
-    )
 
 
 def check_finite(state: TrainState, worker: Worker) -> None:
