@@ -14,8 +14,8 @@ from lockstep.data.reading import read_examples
 from lockstep.data.rows import Rows
 from lockstep.data.showing import NOTHING, Pipeline
 from lockstep.errors import DataError, InputError
-from lockstep.images.crops import RandomResizedCrop
-from lockstep.images.flips import HorizontalFlip
+from lockstep.images.augment import HorizontalFlip
+from lockstep.images.resized_crops import RandomResizedCrop
 from lockstep.images.slim_presets import SLIM_PRESETS, inception
 from lockstep.readers.open import KNOWN, open_source
 from lockstep.readers.reader import Reader

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from lockstep.errors import PeerLostError
 from lockstep.parallel.layout import Layout, packed, unpacked
-from lockstep.parallel.tree import Summand, TreeSum
+from lockstep.parallel.tree import PartialSum, TreeSum
 from lockstep.workers.group import timeout_seconds
 from lockstep.workers.rank import Worker
 
@@ -32,7 +32,7 @@ class CollectiveTransport:
         self._buckets: list[Tensor] = []
         self._views: list[Tensor] = []
 
-    def total(self, sums: TreeSum) -> Summand:
+    def total(self, sums: TreeSum) -> PartialSum:
         """The sum over all towers of what each worker added up; valid until the next call, never to be changed."""
         tensors = packed(sums.total(), self._worker.device)
         if not self._views:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.parallel.tree import Summand
+from lockstep.parallel.tree import PartialSum
 
 ALIGNMENT_BYTES = 64
 
@@ -58,11 +58,11 @@ class Layout:
         return views
 
 
-def packed(summand: Summand, device: torch.device | str = "cpu") -> list[Tensor]:
+def packed(partial: PartialSum, device: torch.device | str = "cpu") -> list[Tensor]:
     """The tensors of an operand, and last its numbers as one more (float64)."""
-    return [*summand.tensors, torch.tensor(summand.numbers, dtype=torch.float64, device=device)]
+    return [*partial.tensors, torch.tensor(partial.numbers, dtype=torch.float64, device=device)]
 
 
-def unpacked(tensors: Sequence[Tensor], *, owned: bool) -> Summand:
+def unpacked(tensors: Sequence[Tensor], *, owned: bool) -> PartialSum:
     """The operand that was packed; `owned` if no other worker reads it."""
-    return Summand(list(tensors[:-1]), tensors[-1].tolist(), owned=owned)
+    return PartialSum(list(tensors[:-1]), tensors[-1].tolist(), owned=owned)

@@ -21,7 +21,7 @@ from torch import Tensor
 from lockstep.errors import WorkerError
 from lockstep.parallel.barrier import SpinBarrier
 from lockstep.parallel.layout import Layout, packed, unpacked
-from lockstep.parallel.tree import Node, Summand, TreeSum, additions, aligned_nodes, deal
+from lockstep.parallel.tree import Node, PartialSum, TreeSum, additions, aligned_nodes, assign_towers
 from lockstep.workers.group import MEMORY_NAME
 from lockstep.workers.rank import Worker
 
@@ -33,7 +33,7 @@ class SharedMemoryTransport:
 
     def __init__(self, worker: Worker, num_towers: int) -> None:
         self._worker = worker
-        self._dealt = [aligned_nodes(towers) for towers in deal(num_towers, worker.num_workers)]
+        self._dealt = [aligned_nodes(towers) for towers in assign_towers(num_towers, worker.num_workers)]
         self._nodes: list[Node] = [node for owned in self._dealt for node in owned]
         self._plan = additions(self._nodes)
         self._first_row = sum(len(owned) for owned in self._dealt[: worker.rank])
@@ -42,7 +42,7 @@ class SharedMemoryTransport:
         self._shares: list[Callable[[], None]] = []
         self._barrier: SpinBarrier | None = None
 
-    def total(self, sums: TreeSum) -> Summand:
+    def total(self, sums: TreeSum) -> PartialSum:
         """The sum over all towers of what each worker added up; valid until the next call, never to be changed.
 
         Raises:
@@ -51,8 +51,8 @@ class SharedMemoryTransport:
         if self._barrier is None:
             self._open(Layout(packed(sums.nodes[0][1])))
         assert self._barrier is not None
-        for row, (_, summand) in zip(self._rows, sums.nodes, strict=True):
-            torch._foreach_copy_(row, packed(summand))
+        for row, (_, partial) in zip(self._rows, sums.nodes, strict=True):
+            torch._foreach_copy_(row, packed(partial))
         self._barrier.wait()
         for share in self._shares:
             share()

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.errors import DataError, InputError
-from lockstep.images.decode import Decoding
-from lockstep.images.encoded import EncodedImage
+from lockstep.images.decode import Decoding, EncodedImage
 from lockstep.listing import shorten
 from lockstep.now_reading import now_reading
 from lockstep.readers.reader import Int64s

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from lockstep.checks import wrong_type
 from lockstep.errors import DataError
-from lockstep.images.decode import AS_STORED, Decoding
-from lockstep.images.encoded import EncodedImage
+from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
 from lockstep.listing import shorten
 from lockstep.now_reading import now_reading
 from lockstep.readers.fingerprint import Fingerprint, named_parts
@@ -272,11 +271,10 @@ class ImageRecords:
         self._records = RecordFiles(paths, verify=verify)
         self._schema, self._features, self._decoding = schema, schema.features, decoding
         files = [str(file.path) for file in self._records.files]
-        others = [f"{len(files) - 1} more"] if len(files) > 1 else []
         # Looked up now: loader processes are forked from this one, and must find the decoder's library loaded.
         self.decoder = decoding.chosen
         """What decodes the images, with its version."""
-        _logger.info("Images in %s are decoded by %s", " and ".join(files[:1] + others) or "no files", self.decoder)
+        _logger.info("Images in %s are decoded by %s", shorten(files, 1) or "no files", self.decoder)
 
     def __len__(self) -> int:
         return len(self._records)

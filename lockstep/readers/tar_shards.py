@@ -17,8 +17,7 @@ import torch
 
 from lockstep.checks import wrong_type
 from lockstep.errors import DataError, InputError
-from lockstep.images.decode import AS_STORED, Decoding
-from lockstep.images.encoded import EncodedImage
+from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
 from lockstep.now_reading import now_reading
 from lockstep.readers import image_folder
 from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts

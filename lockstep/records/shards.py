@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lockstep.checks import check_type, wrong_type
 from lockstep.errors import DataError
+from lockstep.listing import shorten
 
 # TensorFlow's names of shards, such as train-00003-of-00128 or data-00000-of-00001.gz
 _SHARD = re.compile(r"(.*?(?<!\d))(\d{1,7})-of-(\d{1,7})(?!\d)(.*)", re.DOTALL)
@@ -121,12 +122,7 @@ def _matching(given: str | Path) -> list[Path]:
 def _held(folder: Path) -> str:
     if not folder.is_dir():
         return f"there is no folder {folder}"
-    return f"a folder that holds {_listed(sorted(path.name for path in folder.iterdir())) or 'nothing'}"
-
-
-def _listed(names: Iterable[str]) -> str:
-    first = list(islice(names, _MOST_NAMED + 1))
-    return ", ".join(first[:_MOST_NAMED]) + (" and more" if len(first) > _MOST_NAMED else "")
+    return f"a folder that holds {shorten(sorted(path.name for path in folder.iterdir())) or 'nothing'}"
 
 
 def _check_complete(files: Sequence[Path], pattern: str) -> None:
@@ -146,9 +142,12 @@ def _check_complete(files: Sequence[Path], pattern: str) -> None:
         names = (
             f"{before}{number:0{width}}-of-{count}{after}" for number in range(int(count)) if number not in numbers
         )
-        if missing := _listed(name for name in names if fnmatchcase(name, pattern)):
+        # A name can claim any number of shards: no more of them are looked at than are named.
+        missing = list(islice((name for name in names if fnmatchcase(name, pattern)), _MOST_NAMED + 1))
+        if missing:
+            more = ", ..." if len(missing) > _MOST_NAMED else ""
             raise DataError(
-                f"Shards are missing in {folder}: {missing}",
+                f"Shards are missing in {folder}: {', '.join(missing[:_MOST_NAMED])}{more}",
                 given=f"{len(numbers)} files that are named -of-{count}",
                 expected=f"all {int(count)} of them, or those that {pattern} stands for",
                 hint="copy the missing ones, or name fewer by the pattern, such as train-0000?-of-00128",

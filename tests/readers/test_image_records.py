@@ -17,8 +17,7 @@ from PIL import Image
 
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError, InputError
-from lockstep.images.decode import Decoding
-from lockstep.images.encoded import EncodedImage
+from lockstep.images.decode import Decoding, EncodedImage
 from lockstep.readers.combine import one_of
 from lockstep.readers.image_records import ImageRecords, ParsedExample, boxes_of
 from lockstep.readers.schemas import ImageNetSchema
