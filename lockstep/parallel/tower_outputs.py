@@ -1,7 +1,7 @@
 """What a tower returns: its losses are checked, its gradients laid out, and all of it packed as one operand of the sum.
 
-The tensors of an operand are the gradients, in the order of the parameters, then a mark for each row of the sparse ones,
-then the statistics. The numbers are the losses, the metrics, how many gradients are missing, then the extras. An
+The tensors of an operand are the gradients, in the order of the parameters, then a mark for each row of the sparse
+ones, then the statistics. The numbers are the losses, the metrics, how many gradients are missing, then the extras. An
 exchange adds them up without knowing what they mean.
 
 A sparse gradient (of an embedding) travels dense, with a 1 at each row that has values. So the order of addition stays

@@ -38,7 +38,7 @@ class KeptBatches:
         """Write this worker's part of a refused batch, and the report, which is the chief's to write.
 
         Args:
-            refusal: of the attempt.
+            nonfinite: what the attempt reported.
             step: updates completed before it.
         """
         folder = self._folder / f"position-{nonfinite.position:09d}"

@@ -24,7 +24,7 @@ class Attempt:
 
     gradients: Sequence[Tensor | None]
     """In the order of the parameters; None where no tower had one."""
-    statistics: Sequence[Tensor]
+    statistics: list[Tensor]
     """New values of the model's buffers, in their order; empty where they stay as they are."""
     losses: Mapping[str, float]
     rows: Mapping[int, Tensor] = field(default_factory=dict)

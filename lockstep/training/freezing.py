@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lockstep.errors import InputError
+from lockstep.listing import shorten
 from lockstep.losses.regularization import Regularizer
 from lockstep.parallel.batch_norm import keeps_batch_statistics
 from lockstep.selection import Patterns, selected
@@ -126,5 +127,4 @@ def _matched(value: Any, parameters: Mapping[str, Tensor]) -> Iterator[Match]:
 
 
 def _named(names: Sequence[str]) -> str:
-    more = f", and {len(names) - _MAX_NAMES_SHOWN} more" if len(names) > _MAX_NAMES_SHOWN else ""
-    return f"{len(names)} parameter{'s' if len(names) > 1 else ''} ({', '.join(names[:_MAX_NAMES_SHOWN])}{more})"
+    return f"{len(names)} parameter{'s' if len(names) > 1 else ''} ({shorten(names, _MAX_NAMES_SHOWN)})"

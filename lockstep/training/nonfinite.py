@@ -88,8 +88,7 @@ def act(state: TrainState, outcome: Outcome, nonfinite: NonFiniteReport, *, is_c
 
 def in_short(nonfinite: NonFiniteReport) -> str:
     """What is not finite, and where that came from: enough for a line of the log."""
-    more = f" (and {len(nonfinite.reasons) - 1} more)" if len(nonfinite.reasons) > 1 else ""
-    return f"{nonfinite.reasons[0]}{more}; from {'; '.join(nonfinite.culprits)}"
+    return f"{shorten(nonfinite.reasons, 1)}; from {'; '.join(nonfinite.culprits)}"
 
 
 def _hint(state: TrainState) -> str:
@@ -129,8 +128,7 @@ def _in_words(finding: Finding, what: str, batch: Batch, worker: Worker) -> str:
     first, count = finding.positions.start, len(finding.positions)
     examples = _example_ids(batch, first, count)
     guilty = [examples[row] for row in finding.rows] if finding.rows and examples else examples
-    more = f" and {len(guilty) - MAX_EXAMPLES_NAMED} more" if len(guilty) > MAX_EXAMPLES_NAMED else ""
-    named = f"; examples {', '.join(guilty[:MAX_EXAMPLES_NAMED])}{more}" if guilty else ""
+    named = f"; examples {shorten(guilty, MAX_EXAMPLES_NAMED)}" if guilty else ""
     where = f"tower {finding.tower} on {worker.name} (positions {first} to {first + count - 1} of the stream)"
     return f"{where}: {what}{named}"
 
