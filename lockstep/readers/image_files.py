@@ -15,7 +15,7 @@ from lockstep.errors import DataError, InputError
 from lockstep.images.decode import Decoding
 from lockstep.images.encoded import EncodedImage
 from lockstep.listing import shorten
-from lockstep.now_reading import now_reading
+from lockstep.tracing import now_reading
 from lockstep.readers.reader import Int64s
 
 _MOST_BYTES = 0x7FFF_F000  # what the system reads at once

@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.checks import wrong_type
 from lockstep.images.decode import AS_STORED, Decoding
-from lockstep.now_reading import now_reading
+from lockstep.tracing import now_reading
 from lockstep.readers.fingerprint import Fingerprint, named_parts
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.readers.schema import ParsedExample, Schema, check_decoding

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from lockstep.checks import wrong_type
-from lockstep.now_reading import now_reading
+from lockstep.tracing import now_reading
 from lockstep.readers.collate import Collation
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of
 from lockstep.readers.reader import NO_DECODER, Cost, Int64s, Reader

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from lockstep.checks import check_switch
 from lockstep.errors import InputError, LockstepError
-from lockstep.now_reading import now_reading
+from lockstep.tracing import now_reading
 from lockstep.readers.collate import Collation
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of_dataset, fingerprint_of_tensors
 

@@ -19,7 +19,7 @@ from lockstep.checks import wrong_type
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.images.encoded import EncodedImage
-from lockstep.now_reading import now_reading
+from lockstep.tracing import now_reading
 from lockstep.readers import image_folder
 from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts
 from lockstep.readers.reader import NO_DECODER, Cost, Int64s
