@@ -15,9 +15,8 @@ from tiny_images import image_folder, image_shards, photo
 from lockstep import tracing as stages
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.image_records import ImageRecords
-from lockstep.readers.imagenet_schema import ImageNetSchema
-from lockstep.readers.one_by_one import OneByOne
-from lockstep.readers.reader import TorchDataset
+from lockstep.readers.reader import OneByOne, TorchDataset
+from lockstep.readers.schemas import ImageNetSchema
 from lockstep.readers.tar_shards import TarShards
 from lockstep.tracing import listen, measure_stages, now_reading, sum_seconds, timed
 

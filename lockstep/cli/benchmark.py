@@ -18,10 +18,9 @@ from lockstep.data.advice import Advice, advise
 from lockstep.data.loader import Loader
 from lockstep.data.measuring import Measured, Pace, measure
 from lockstep.errors import InputError
-from lockstep.images.arguments import PLACES
-from lockstep.images.crops import RandomResizedCrop
-from lockstep.images.encoded import EncodedImage
-from lockstep.images.flips import HorizontalFlip
+from lockstep.images.augment import PLACES, HorizontalFlip
+from lockstep.images.decode import EncodedImage
+from lockstep.images.resized_crops import RandomResizedCrop
 from lockstep.images.slim_presets import SLIM_PRESETS
 from lockstep.parallel.launch import STOPPED
 from lockstep.readers.combine import OnlyFields

@@ -26,7 +26,7 @@ from lockstep.description import described
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of
-from lockstep.readers.one_by_one import ExampleReader, reader_of
+from lockstep.readers.reader import ExampleReader, reader_of
 from lockstep.tracing import StageSeconds
 from lockstep.types import BadExample, Batch
 

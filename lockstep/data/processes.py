@@ -45,10 +45,9 @@ from lockstep.data.patience import Patience, Whereabouts
 from lockstep.data.shared_memory import ReceivedMemories, SentMemories
 from lockstep.errors import LockstepError, WorkerError
 from lockstep.listing import shorten
-from lockstep.tracing import listen
 from lockstep.parallel.forkserver import status_fields
 from lockstep.screen import Lines
-from lockstep.tracing import measure_stages, timed
+from lockstep.tracing import listen, measure_stages, timed
 from lockstep.workers.signals import NOTICES
 
 _PR_SET_PDEATHSIG = 1

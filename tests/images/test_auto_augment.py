@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.errors import InputError
-from lockstep.images import policies
+from lockstep.images import auto_augment
 from lockstep.images.augment import Augment
-from lockstep.images.policies import RANDAUGMENT, TRIVIALAUGMENT, Operation, RandAugment, TrivialAugmentWide
+from lockstep.images.auto_augment import RANDAUGMENT, TRIVIALAUGMENT, Operation, RandAugment, TrivialAugmentWide
 from lockstep.randomness import Draws
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "policies_golden.npz")
@@ -120,8 +120,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[str, floa
 
         return operation._replace(apply=apply)
 
-    table = {called: recording(called, operation) for called, operation in getattr(policies, name).items()}
-    monkeypatch.setattr(policies, name, table)
+    table = {called: recording(called, operation) for called, operation in getattr(auto_augment, name).items()}
+    monkeypatch.setattr(auto_augment, name, table)
     return found
 
 

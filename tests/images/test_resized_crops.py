@@ -16,13 +16,20 @@ from torch import Tensor
 from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s
 from lockstep.errors import DataError, InputError
-from lockstep.images.augment import Augment
+from lockstep.images.augment import Augment, HorizontalFlip
 from lockstep.images.colour import ColourDraws
-from lockstep.images.crop_laws import DistortedLaw, Objects, Windows, central_region, resized_crop_windows
-from lockstep.images.crops import CentralCrop, DistortedCrop, RandomResizedCrop, Resize
-from lockstep.images.decode import Decoding
-from lockstep.images.encoded import EncodedImage
-from lockstep.images.flips import HorizontalFlip
+from lockstep.images.decode import Decoding, EncodedImage
+from lockstep.images.resized_crops import (
+    CentralCrop,
+    DistortedCrop,
+    DistortedLaw,
+    Objects,
+    RandomResizedCrop,
+    Resize,
+    Windows,
+    central_region,
+    resized_crop_windows,
+)
 from lockstep.images.resizing import resized
 from lockstep.randomness import Draws
 from lockstep.readers.reader import Cost

@@ -13,18 +13,17 @@ from PIL import Image
 from torch import Tensor
 
 from lockstep.errors import DataError, InputError
-from lockstep.images import decode, turbojpeg
+from lockstep.images import decode, jpeg
 from lockstep.images.decode import Decoding, Region
-from lockstep.images.jpeg_header import read_header
-from lockstep.images.turbojpeg import Part, TurboJpeg
+from lockstep.images.jpeg import Part, TurboJpeg, read_jpeg_header
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "images"
-PROBLEM = turbojpeg.turbojpeg().problem
+PROBLEM = jpeg.turbojpeg().problem
 needs_library = pytest.mark.skipif(bool(PROBLEM), reason=f"no libjpeg-turbo 3 with TurboJPEG: {PROBLEM}")
 PILLOW = Decoding("pillow")
 
 
-def jpeg(width: int, height: int, **options: object) -> bytes:
+def a_jpeg(width: int, height: int, **options: object) -> bytes:
     """Noise, so that each pixel depends on its neighbours; "L" is grey."""
     mode = str(options.pop("mode", "RGB"))
     noise = np.random.default_rng(1).integers(0, 256, (height, width, 3), dtype=np.uint8)
@@ -59,22 +58,22 @@ def cut(pixels: Tensor, part: Region) -> Tensor:
 @given(st.data())
 def test_a_part_has_the_pixels_of_the_whole_image(kind: str, data: st.DataObject) -> None:
     width, height = data.draw(st.tuples(st.integers(1, 90), st.integers(1, 70)))
-    content = jpeg(width, height, **KINDS[kind])
+    content = a_jpeg(width, height, **KINDS[kind])
     part = a_part(data, width, height)
-    pixels = turbojpeg.turbojpeg().decode(content, (width, height), part)
+    pixels = jpeg.turbojpeg().decode(content, (width, height), part)
     assert pixels is not None
     assert torch.equal(pixels, cut(PILLOW.decode(content, "x"), part))
 
 
 @needs_library
 def test_what_cannot_be_made_sure_of_is_left_to_another_decoder() -> None:
-    library = turbojpeg.turbojpeg()
+    library = jpeg.turbojpeg()
     part = Region(0, 0, 8, 8)
-    whole = jpeg(24, 16)
+    whole = a_jpeg(24, 16)
     for content, size in [
         (b"", (24, 16)),
         (b"\xff\xd8\xff", (24, 16)),
-        (jpeg(24, 16, mode="CMYK"), (24, 16)),
+        (a_jpeg(24, 16, mode="CMYK"), (24, 16)),
         (whole, (16, 24)),
         (whole[: len(whole) // 2], (24, 16)),
     ]:
@@ -86,7 +85,7 @@ def test_what_cannot_be_made_sure_of_is_left_to_another_decoder() -> None:
 @pytest.mark.parametrize("name", sorted(path.name for path in FIXTURES.glob("*.jpg")))
 def test_odd_images_are_judged_alike(name: str) -> None:
     content = (FIXTURES / name).read_bytes()
-    width, height = read_header(content).size
+    width, height = read_jpeg_header(content).size
     for part in (Region(0, 0, height, width), Region(height // 3, width // 3, height // 2, width // 2)):
         try:
             expected = PILLOW.decode(content, name, part)
@@ -102,7 +101,7 @@ def test_odd_images_are_judged_alike(name: str) -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_a_part_of_a_damaged_image_is_refused_or_of_its_size(kind: str, data: st.DataObject) -> None:
-    damaged = bytearray(jpeg(60, 40, **KINDS[kind]))
+    damaged = bytearray(a_jpeg(60, 40, **KINDS[kind]))
     for _ in range(data.draw(st.integers(1, 5))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     part = a_part(data, 60, 40)
@@ -115,7 +114,7 @@ def test_a_part_of_a_damaged_image_is_refused_or_of_its_size(kind: str, data: st
 
 @needs_library
 def test_threads_decode_beside_each_other() -> None:
-    contents = [jpeg(50 + number, 40) for number in range(8)]
+    contents = [a_jpeg(50 + number, 40) for number in range(8)]
     decoding = Decoding("turbojpeg")
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda content: decoding.decode(content, "x"), contents * 4))
@@ -143,7 +142,7 @@ def use(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_part_alone_is_asked_for(decoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use(library := Library(able=True), monkeypatch)
     part = Region(2, 4, 6, 8)
-    assert Decoding(decoder).decode(jpeg(24, 16), "x", part).tolist() == torch.full((3, 6, 8), 7).tolist()
+    assert Decoding(decoder).decode(a_jpeg(24, 16), "x", part).tolist() == torch.full((3, 6, 8), 7).tolist()
     assert library.parts == [part]
     assert Decoding(decoder).chosen.startswith("a stand-in; ")
     assert "a stand-in" not in Decoding("torchcodec" if decode._torchcodec().name else "pillow").chosen
@@ -151,14 +150,14 @@ def test_the_part_alone_is_asked_for(decoder: str, monkeypatch: pytest.MonkeyPat
 
 def test_what_it_leaves_is_decoded_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
     use(library := Library(able=False), monkeypatch)
-    content, part = jpeg(24, 16), Region(2, 4, 6, 8)
+    content, part = a_jpeg(24, 16), Region(2, 4, 6, 8)
     assert torch.equal(Decoding("turbojpeg").decode(content, "x", part), cut(PILLOW.decode(content, "x"), part))
     assert library.parts == [part]
 
 
 def test_a_part_of_a_file_that_was_cut_short_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     use(library := Library(able=True), monkeypatch)
-    content = jpeg(24, 16)[:-30]
+    content = a_jpeg(24, 16)[:-30]
     with pytest.raises(DataError, match=r"cannot be decoded"):
         Decoding("turbojpeg").decode(content, "x", Region(0, 0, 8, 8))
     assert not library.parts
@@ -168,7 +167,7 @@ def test_images_to_be_turned_are_asked_for_as_a_whole(monkeypatch: pytest.Monkey
     use(library := Library(able=True), monkeypatch)
     exif = Image.Exif()
     exif[0x0112] = 6
-    content = jpeg(24, 16, exif=exif)
+    content = a_jpeg(24, 16, exif=exif)
     assert Decoding("turbojpeg", exif=True).decode(content, "x", Region(2, 4, 6, 8)).shape == (3, 6, 8)
     assert Decoding("turbojpeg").decode(content, "x", Region(2, 4, 6, 8)).shape == (3, 6, 8)
     assert library.parts == [(0, 0, 16, 24), (2, 4, 6, 8)]
@@ -182,14 +181,14 @@ def test_images_to_be_turned_are_asked_for_as_a_whole(monkeypatch: pytest.Monkey
 def test_without_the_library_it_is_refused(
     names: tuple[str | None], problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turbojpeg, "_LIBRARIES", names)
-    turbojpeg.turbojpeg.cache_clear()
+    monkeypatch.setattr(jpeg, "_LIBRARIES", names)
+    jpeg.turbojpeg.cache_clear()
     try:
         with pytest.raises(InputError) as caught:
             Decoding("turbojpeg")
         assert "TurboJPEG" not in Decoding("auto").chosen
     finally:
-        turbojpeg.turbojpeg.cache_clear()
+        jpeg.turbojpeg.cache_clear()
     assert caught.value.what == "turbojpeg cannot be used."
     assert problem in str(caught.value.given)
     assert caught.value.expected == (
@@ -205,7 +204,7 @@ def test_columns_are_widened_to_those_coded_together(data: st.DataObject, column
     width = data.draw(st.integers(1, 100))
     part = a_part(data, width, 1)
     left, right = part.left, part.left + part.width
-    first, last = turbojpeg._widened(left, right, width, coded, reach)
+    first, last = jpeg._widened(left, right, width, coded, reach)
     assert first % coded == 0
     assert max(left - reach - coded + 1, 0) <= first <= max(left - reach, 0)
     assert last == min(right + reach, width)

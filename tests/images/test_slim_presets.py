@@ -19,8 +19,8 @@ from lockstep.data.order import Int64s
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
 from lockstep.images.colour import FAST_ORDERS, SLIM_ORDERS, centred, distort
-from lockstep.images.decode import Decoding
-from lockstep.images.encoded import EncodedImage
+from lockstep.images.crops import CropOrPad, RandomCrop, ShortSideCrop, scaled_sides
+from lockstep.images.decode import Decoding, EncodedImage
 from lockstep.images.normalisation import IMAGENET_MEAN, IMAGENET_STD, normalised, standardised
 from lockstep.images.resizing import resized
 from lockstep.images.slim_presets import (
@@ -33,7 +33,6 @@ from lockstep.images.slim_presets import (
     slim_preset,
     vgg,
 )
-from lockstep.images.unscaled_crops import CropOrPad, RandomCrop, ShortSideCrop, scaled_sides
 from lockstep.randomness import Draws
 from lockstep.readers.reader import Cost
 
