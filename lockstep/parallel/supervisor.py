@@ -116,7 +116,9 @@ class Supervisor:
         self._store.close()
         if all(failure.kind == "peer" for failure in self._failures):
             # Whoever has ended without an error is missed by the others, and says nothing itself.
-            self._failures[:0] = [watchdog.missed(each.place) for each in self._members if self._failures and each.is_done]
+            self._failures[:0] = [
+                watchdog.missed(each.place) for each in self._members if self._failures and each.is_done
+            ]
         return RunOutcome(self._failures, None if self._has_ended() else self._stopped_by, self._aborted, self._late)
 
     def _has_ended(self) -> bool:
