@@ -45,104 +45,100 @@ class Advice:
     """What would make it faster, the most effective first; and what else is worth knowing. Sentences."""
 
 
-def advise(measure_stages: Measured) -> Advice:
+def advise(measured: Measured) -> Advice:
     """Say what limits a run of this input, and this step if there is one."""
-    limit = _limit(measure_stages)
-    changes = (
-        _for_the_step(measure_stages) if limit == "step" else _for_the_input(measure_stages, _slowest(measure_stages))
-    )
-    notes = [*_from_storage(measure_stages), *_on_the_same_cores(measure_stages)]
-    return Advice(limit, _verdict(measure_stages, limit), (*changes, *notes))
+    limit = _limit(measured)
+    changes = _for_the_step(measured) if limit == "step" else _for_the_input(measured, _slowest(measured))
+    notes = [*_from_storage(measured), *_on_the_same_cores(measured)]
+    return Advice(limit, _verdict(measured, limit), (*changes, *notes))
 
 
-def _limit(measure_stages: Measured) -> Limit:
-    if measure_stages.step is None:
-        return _slowest(measure_stages)
-    ratio = measure_stages.loader.examples_per_second / measure_stages.step.examples_per_second
+def _limit(measured: Measured) -> Limit:
+    if measured.step is None:
+        return _slowest(measured)
+    ratio = measured.loader.examples_per_second / measured.step.examples_per_second
     if ratio >= _EVEN:
         return "step"
-    return "both" if ratio > 1 / _EVEN else _slowest(measure_stages)
+    return "both" if ratio > 1 / _EVEN else _slowest(measured)
 
 
-def _slowest(measure_stages: Measured) -> Limit:
+def _slowest(measured: Measured) -> Limit:
     """Of the input alone."""
-    loader = measure_stages.loader
+    loader = measured.loader
     if loader.queue_fill is not None and loader.queue_fill >= _FULL:
         return "handing over"
     return max(INPUT_STAGES, key=loader.share)
 
 
-def _verdict(measure_stages: Measured, limit: Limit) -> str:
-    loader = measure_stages.loader.examples_per_second
-    if measure_stages.step is None:
-        return f"The input gives {_rate(loader)} examples/s: {_of_the_input(measure_stages, _slowest(measure_stages))}."
-    given = (
-        f"The input gives {_rate(loader)} examples/s, the step takes {_rate(measure_stages.step.examples_per_second)}"
-    )
+def _verdict(measured: Measured, limit: Limit) -> str:
+    loader = measured.loader.examples_per_second
+    if measured.step is None:
+        return f"The input gives {_rate(loader)} examples/s: {_of_the_input(measured, _slowest(measured))}."
+    given = f"The input gives {_rate(loader)} examples/s, the step takes {_rate(measured.step.examples_per_second)}"
     if limit == "step":
         return f"{given}: the step is the limit."
     if limit == "both":
-        return f"{given}: they are about even. Of the input, {_of_the_input(measure_stages, _slowest(measure_stages))}."
-    return f"{given}: the input is the limit, and of it {_of_the_input(measure_stages, limit)}."
+        return f"{given}: they are about even. Of the input, {_of_the_input(measured, _slowest(measured))}."
+    return f"{given}: the input is the limit, and of it {_of_the_input(measured, limit)}."
 
 
-def _of_the_input(measure_stages: Measured, slowest: Limit) -> str:
+def _of_the_input(measured: Measured, slowest: Limit) -> str:
     if slowest == "handing over":
-        fill = measure_stages.loader.queue_fill or 0.0
+        fill = measured.loader.queue_fill or 0.0
         return f"handing over is the limit (what is read ahead is there, {_percent(fill)} of it, and has to wait)"
-    whose = "the loader's time" if measure_stages.num_readers else "the time to make a batch"
-    return f"{slowest} is the limit ({_percent(measure_stages.loader.share(slowest))} of {whose})"
+    whose = "the loader's time" if measured.num_readers else "the time to make a batch"
+    return f"{slowest} is the limit ({_percent(measured.loader.share(slowest))} of {whose})"
 
 
-def _for_the_step(measure_stages: Measured) -> Iterator[str]:
-    enough = _readers_for_the_step(measure_stages)
-    if enough < measure_stages.num_readers:
-        yield f"{_readers(measure_stages, enough)} {'is' if enough == 1 else 'are'} enough: {_flag(measure_stages, enough)}."
+def _for_the_step(measured: Measured) -> Iterator[str]:
+    enough = _readers_for_the_step(measured)
+    if enough < measured.num_readers:
+        yield f"{_readers(measured, enough)} {'is' if enough == 1 else 'are'} enough: {_flag(measured, enough)}."
     yield "A faster step, or more devices, makes the run faster; a faster input does not."
 
 
-def _for_the_input(measure_stages: Measured, slowest: Limit) -> Iterator[str]:
-    if measure_stages.in_memory:
+def _for_the_input(measured: Measured, slowest: Limit) -> Iterator[str]:
+    if measured.in_memory:
         yield "The examples lie in memory, and the training process reads them itself: large batches cost it least."
         yield from _HINTS[slowest] if slowest != "read" else ()
         return
     if slowest != "handing over":
-        yield _more_readers(measure_stages)
-        yield from _hindered(measure_stages)
+        yield _more_readers(measured)
+        yield from _hindered(measured)
     yield from _HINTS[slowest]
-    if slowest in ("collate", "handing over") and measure_stages.num_readers and not measure_stages.threads:
-        yield f"Threads hand over batches without a copy: --threads {measure_stages.num_readers}."
+    if slowest in ("collate", "handing over") and measured.num_readers and not measured.threads:
+        yield f"Threads hand over batches without a copy: --threads {measured.num_readers}."
 
 
-def _more_readers(measure_stages: Measured) -> str:
+def _more_readers(measured: Measured) -> str:
     """Whether they would help."""
     # The training process keeps one core busy.
-    idle = measure_stages.num_cores - 1 - measure_stages.num_readers
+    idle = measured.num_cores - 1 - measured.num_readers
     if idle <= 0:
-        return f"No core is idle ({measure_stages.num_cores} in all): more {_kind(measure_stages, 2)} would not help."
-    number = measure_stages.num_readers + idle
-    if measure_stages.step:
-        number = min(number, max(measure_stages.num_readers + 1, _readers_for_the_step(measure_stages)))
+        return f"No core is idle ({measured.num_cores} in all): more {_kind(measured, 2)} would not help."
+    number = measured.num_readers + idle
+    if measured.step:
+        number = min(number, max(measured.num_readers + 1, _readers_for_the_step(measured)))
     cores = "core is" if idle == 1 else "cores are"
-    return f"More {_kind(measure_stages, 2)}, for {idle} {cores} idle: {_flag(measure_stages, number)}."
+    return f"More {_kind(measured, 2)}, for {idle} {cores} idle: {_flag(measured, number)}."
 
 
-def _hindered(measure_stages: Measured) -> Iterator[str]:
-    times = measure_stages.loader.examples_per_second / measure_stages.alone.examples_per_second
-    if measure_stages.num_readers > 1 and times < _POOR * measure_stages.num_readers:
+def _hindered(measured: Measured) -> Iterator[str]:
+    times = measured.loader.examples_per_second / measured.alone.examples_per_second
+    if measured.num_readers > 1 and times < _POOR * measured.num_readers:
         yield (
-            f"{_readers(measure_stages, measure_stages.num_readers)} give {times:.1f} times what one process gives alone: "
+            f"{_readers(measured, measured.num_readers)} give {times:.1f} times what one process gives alone: "
             "something keeps the cores busy, or they are fewer than they seem."
         )
 
 
-def _from_storage(measure_stages: Measured) -> Iterator[str]:
+def _from_storage(measured: Measured) -> Iterator[str]:
     """What the loader gives as long as its files are not in memory, where that is less than is needed."""
-    first, again = measure_stages.first_read, measure_stages.read
+    first, again = measured.first_read, measured.read
     longer = max(0.0, 1 / first.examples_per_second - 1 / again.examples_per_second)
-    loader = measure_stages.loader.examples_per_second
-    from_storage = 1 / (1 / loader + longer / max(1, measure_stages.num_readers))
-    needed = loader if measure_stages.step is None else min(loader, measure_stages.step.examples_per_second)
+    loader = measured.loader.examples_per_second
+    from_storage = 1 / (1 / loader + longer / max(1, measured.num_readers))
+    needed = loader if measured.step is None else min(loader, measured.step.examples_per_second)
     if from_storage < _FROM_STORAGE * needed:
         yield (
             f"Read for the first time, examples came at {_rate(first.examples_per_second)} a second, and at "
@@ -152,31 +148,31 @@ def _from_storage(measure_stages: Measured) -> Iterator[str]:
         )
 
 
-def _on_the_same_cores(measure_stages: Measured) -> Iterator[str]:
-    if measure_stages.step and measure_stages.step_on_cpu and measure_stages.num_readers:
+def _on_the_same_cores(measured: Measured) -> Iterator[str]:
+    if measured.step and measured.step_on_cpu and measured.num_readers:
         yield "The step was measured alone, and computes on the cores that the loader needs: together both are slower."
 
 
-def _readers_for_the_step(measure_stages: Measured) -> int:
+def _readers_for_the_step(measured: Measured) -> int:
     """How many the step needs, if each gives what it gives now."""
-    if measure_stages.step is None:
-        return measure_stages.num_readers
-    each = measure_stages.loader.examples_per_second / max(1, measure_stages.num_readers)
-    return math.ceil(_EVEN * measure_stages.step.examples_per_second / each)
+    if measured.step is None:
+        return measured.num_readers
+    each = measured.loader.examples_per_second / max(1, measured.num_readers)
+    return math.ceil(_EVEN * measured.step.examples_per_second / each)
 
 
-def _kind(measure_stages: Measured, number: int) -> str:
-    if measure_stages.threads:
+def _kind(measured: Measured, number: int) -> str:
+    if measured.threads:
         return "loader thread" if number == 1 else "loader threads"
     return "loader process" if number == 1 else "loader processes"
 
 
-def _readers(measure_stages: Measured, number: int) -> str:
-    return f"{number} {_kind(measure_stages, number)}"
+def _readers(measured: Measured, number: int) -> str:
+    return f"{number} {_kind(measured, number)}"
 
 
-def _flag(measure_stages: Measured, number: int) -> str:
-    name = "threads" if measure_stages.threads else "processes"
+def _flag(measured: Measured, number: int) -> str:
+    name = "threads" if measured.threads else "processes"
     return f"--{name} {number}, in a recipe feed.num_{name}"
 
 
