@@ -24,8 +24,8 @@ from lockstep.training.preflight import check_data
 from lockstep.training.state import TrainState
 from lockstep.training.step import bind
 from lockstep.types import Batch, StepReport
-from lockstep.workers.interrupts import enter_body, stop_on_interrupt, tell_of_stop
 from lockstep.workers.rank import join
+from lockstep.workers.signals import enter_body, log_stop, stop_on_interrupt
 
 if TYPE_CHECKING:
     from lockstep.types import CountFunction, LossFunction
@@ -128,7 +128,7 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
             if until and until.reached(now, loader.batch_size):
                 break
             if is_stopped:
-                tell_of_stop(worker.pulse, now.step)
+                log_stop(worker.pulse, now.step)
                 break
             worker.pulse.at(now.step, "data")
     worker.pulse.at(now.step, "script")
