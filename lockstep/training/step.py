@@ -29,8 +29,8 @@ from lockstep.training.state import TrainState
 from lockstep.training.trained_with import check_resumed, check_threads, of_step
 from lockstep.training.unchanged import check_buffers, check_parameters, check_training_mode
 from lockstep.types import BadExample, Batch, NonFiniteReport, StepReport
-from lockstep.workers.interrupts import interruptible, uninterrupted
 from lockstep.workers.rank import Worker, join
+from lockstep.workers.signals import interruptible, uninterrupted
 
 if TYPE_CHECKING:
     from lockstep.types import CountFunction, LossFunction
@@ -151,8 +151,7 @@ class BoundStep:
         bad = self._gather_bad(batch) if num_bad else ()
         outcome = self._apply(totals, inputs.loss_scale, owned=owned)
         nonfinite = self._handle_nonfinite(outcome, losses, batch, sums) if outcome.skipped else None
-        batch.attempted()
-        batch.report = StepReport(
+        report = StepReport(
             progress=Progress(self._state.step, batch.position + batch.batch_size, batch.epoch_size, elapsed_seconds),
             losses=outcome.losses,
             smoothed=self._state.smoothed.now(),
@@ -170,8 +169,10 @@ class BoundStep:
             bad=bad,
             stop_requested=num_stops > 0,
         )
+        if batch.loader is not None:
+            batch.loader.commit(batch, report)
         self.worker.pulse.at(self._state.step, "loop body")
-        return batch.report
+        return report
 
     # The towers of this worker --------------------------------------------------------------------------------------
 
@@ -260,14 +261,15 @@ class BoundStep:
                 log.warning("no tower has a gradient for %s: %s", ", ".join(some), what_happens)
 
     def _gather_bad(self, batch: Batch) -> tuple[BadExample, ...]:
-        """The examples that could not be read on any worker; all of them come here together.
+        """Gather the examples that could not be read on any worker, and count them; all workers call it together.
 
         Raises:
             DataError: the budget of such examples is used up.
         """
         found = self.worker.group.gather([list(example) for example in batch.bad])
         bad = tuple(sorted(BadExample(*example) for examples in found for example in examples))
-        batch.quarantine(bad)
+        if batch.loader is not None:
+            batch.loader.add_bad(bad)
         return bad
 
     # The update -----------------------------------------------------------------------------------------------------
