@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
-from lockstep.stages import Seconds, measured
+from lockstep.timing import Seconds, measured
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

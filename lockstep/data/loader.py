@@ -27,7 +27,7 @@ from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of
 from lockstep.readers.one_by_one import ExampleReader, reader_of
-from lockstep.stages import Seconds
+from lockstep.timing import Seconds
 from lockstep.types import BadExample, Batch
 
 if TYPE_CHECKING:

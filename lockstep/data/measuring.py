@@ -22,7 +22,7 @@ from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s, Order
 from lockstep.data.reading import Leave, Reading
 from lockstep.data.rows import Due, TrainingRows
-from lockstep.stages import added
+from lockstep.timing import added
 from lockstep.types import Batch
 
 # Shares of the seconds that all of it may take.
@@ -40,7 +40,7 @@ class Pace:
     cpu_seconds: float | None = None
     """Of all cores; None where other processes worked too."""
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
-    """By stage, of all who worked; see `lockstep.stages`."""
+    """By stage, of all who worked; see `lockstep.timing`."""
     queue_fill: float | None = None
     """Mean share of what may be read ahead that was there when a batch was asked for; None where nothing is."""
 

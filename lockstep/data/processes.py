@@ -48,7 +48,7 @@ from lockstep.listing import shorten
 from lockstep.now_reading import listen
 from lockstep.parallel.forkserver import status_fields
 from lockstep.screen import Lines
-from lockstep.stages import measured, stage
+from lockstep.timing import measured, timed
 from lockstep.workers.signals import NOTICES
 
 _PR_SET_PDEATHSIG = 1
@@ -291,7 +291,7 @@ def _serve(
         try:
             with measured() as seconds:
                 result = read(job)
-                with stage("collate"):
+                with timed("collate"):
                     parcel, descriptor = memories.packed(result)
             # Before the trainer can take it: what is taken must have been counted.
             notes.num_finished = number

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from lockstep.images.decode import AS_STORED, Decoding, Region
-from lockstep.stages import stage
+from lockstep.timing import timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,5 +39,5 @@ class EncodedImage:
             DataError: it is damaged, of no known format, or too large.
             InputError: the region does not lie within the image.
         """
-        with stage("decode"):
+        with timed("decode"):
             return self.decoding.decode(self.data, self.source, region, at_least)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lockstep.stages import Seconds, added
+from lockstep.timing import Seconds, added
 from lockstep.types import StepReport
 
 

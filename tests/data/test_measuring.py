@@ -16,7 +16,7 @@ from lockstep.data.order import Int64s
 from lockstep.errors import DataError
 from lockstep.randomness import Draws
 from lockstep.readers.reader import Cost
-from lockstep.stages import stage
+from lockstep.timing import timed
 from lockstep.types import Batch
 
 
@@ -43,7 +43,7 @@ class Numbers:
 
 
 def decode(batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
-    with stage("decode"):
+    with timed("decode"):
         return {**batch, "decoded": batch["number"] + 1}
 
 

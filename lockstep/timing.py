@@ -1,7 +1,7 @@
-"""Where the time of a batch goes: seconds by stage, on the thread that spends them.
+"""Seconds by input stage (read, decode, augment, collate), on the thread that spends them.
 
-Whoever does the work of a stage names it; whoever wants to know measures around all of it. A stage within another
-takes its time from that one, so that the seconds add up. Where nobody measures, a stage costs a function call.
+The code of a stage runs within `timed`; `measured` around it collects the seconds. A stage within another takes its
+time from that one, so that the seconds add up. Where nothing is measured, a stage costs a function call.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ import time
 from collections.abc import Mapping
 from typing import Literal
 
-Stage = Literal["read", "decode", "augment", "collate"]
+InputStage = Literal["read", "decode", "augment", "collate"]
 Seconds = dict[str, float]
 
-STAGES: tuple[Stage, ...] = ("read", "decode", "augment", "collate")
-"""From files to a batch, in this order; what follows is the copy to the device, and the wait of who trains."""
+INPUT_STAGES: tuple[InputStage, ...] = ("read", "decode", "augment", "collate")
+"""From files to a batch, in this order; the copy to the device is counted apart."""
 
 
 class _Thread(threading.local):
     seconds: Seconds | None = None
-    stage: Stage | None = None
-    """The one that it is in."""
+    stage: InputStage | None = None
+    """The innermost one that is running."""
     since = 0.0
-    """When it came there."""
+    """When it began, or went on after one within it."""
 
 
 _thread = _Thread()
 
 
-class stage:  # noqa: N801 - used like a function; a generator would cost twice as much
-    """`with stage("decode"):` counts the time of the block, less that of stages within it."""
+class timed:  # noqa: N801 - used like a function; a generator would cost twice as much
+    """`with timed("decode"):` counts the time of the block, less that of stages within it."""
 
     __slots__ = ("_name", "_outer")
 
-    def __init__(self, name: Stage) -> None:
+    def __init__(self, name: InputStage) -> None:
         self._name = name
-        self._outer: Stage | None = None
+        self._outer: InputStage | None = None
 
     def __enter__(self) -> None:
         if _thread.seconds is not None:
@@ -49,7 +49,7 @@ class stage:  # noqa: N801 - used like a function; a generator would cost twice 
 
 
 class measured:  # noqa: N801
-    """`with measured() as seconds:` has the seconds of each stage that has run on this thread within the block."""
+    """`with measured() as seconds:` collects the seconds of each stage that runs on this thread within the block."""
 
     __slots__ = ("_before",)
 
@@ -63,11 +63,11 @@ class measured:  # noqa: N801
 
 
 def added(first: Mapping[str, float], second: Mapping[str, float]) -> Seconds:
-    """The sum of two, by stage."""
+    """The sums by stage."""
     return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in {**first, **second}}
 
 
-def _change_to(new: Stage | None) -> None:
+def _change_to(new: InputStage | None) -> None:
     now, here = time.perf_counter(), _thread
     if here.stage is not None and here.seconds is not None:
         here.seconds[here.stage] = here.seconds.get(here.stage, 0.0) + now - here.since
