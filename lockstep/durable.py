@@ -10,6 +10,8 @@ from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO
 
+from lockstep.errors import LockstepError
+
 
 def write_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Write a new file of these parts, one after another.
@@ -29,20 +31,38 @@ def _write_all(file: RawIOBase, part: bytes | memoryview) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(
+    path: Path, *, parents: bool = False, failure: type[LockstepError] | None = None
+) -> Iterator[BinaryIO]:
     """Yield a new file that becomes `path` when the block ends without an error; until then nobody sees it.
 
-    Several processes may do so at once: each writes its own, and the last one to end stays. What the system refuses
-    is an OSError, and leaves nothing behind.
+    Several processes may do so at once: each writes its own, and the last one to end stays. A failure leaves what was
+    there, and nothing else.
+
+    Args:
+        path: of the file.
+        parents: make its folder, and those above it, if they are missing.
+        failure: what to raise in place of the OSError with which the system refuses.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
+        if parents:
+            make_folder(path.parent)
         with temporary.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
         sync_folder(path.parent)
+    except OSError as error:
+        if failure is None:
+            raise
+        raise failure(
+            f"{path} cannot be written.",
+            given=str(error),
+            expected="a folder that may be written, on a disk with room",
+            hint="make room, or name another folder",
+        ) from error
     finally:
         with suppress(OSError):  # where the folder is none, or is not ours to write, the file was never made
             temporary.unlink(missing_ok=True)

@@ -27,7 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.durable import replacing
+from lockstep.durable import atomic_write
 from lockstep.errors import WorkdirError
 from lockstep.owner import Owner, this_process
 
@@ -78,7 +78,7 @@ class Lease:
             raise self._lost(_look(newest) if newest else None)
         self._renew()
 
-    def glance(self) -> None:
+    def check_if_stale(self) -> None:
         """Do what `check` does where there is reason to; for every step, because else it costs nothing."""
         # Of the clocks this one alone goes on while the host sleeps.
         if self._is_gone or abs(time.time() - self._renewed) > 3 * RENEW_SECONDS:
@@ -90,7 +90,7 @@ class Lease:
         try:
             mine = _look(self.path)
             if mine and mine.owner == self.owner:
-                with replacing(self.path) as file:
+                with atomic_write(self.path) as file:
                     file.write(replace(self.owner, released=True).encode())
         except OSError as error:
             log.info("%s cannot be released (%s); it is void without this process", self.path, error.strerror)

@@ -1,4 +1,4 @@
-"""Lists of names in messages: long ones are cut, and of possible names the closest is suggested."""
+"""Names in messages: long lists shortened, and the closest of the possible names."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 
-def shorten(names: Sequence[str], most: int = 5) -> str:
-    """The first few names, and how many more there are: `a, b and 3 more`."""
+def shorten(names: Sequence[str], most: int = 5, *, separator: str = ", ") -> str:
+    """Join the first `most` names, and say how many more there are: `a, b and 1,234 more`."""
     more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+    return separator.join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def did_you_mean(word: object, words: Iterable[str]) -> str:

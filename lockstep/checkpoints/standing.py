@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.checkpoints.manifest import MANIFEST, Manifest
-from lockstep.durable import replacing
+from lockstep.durable import atomic_write
 from lockstep.errors import CheckpointError
 
 PINNED = "pinned"
@@ -53,5 +53,5 @@ def rate(folder: Path, rated: Manifest) -> None:
     before = Manifest.read(folder)
     after = replace(before, scores=rated.scores, best_by=rated.best_by)
     if rated.scores and after != before:
-        with replacing(folder / MANIFEST) as file:
+        with atomic_write(folder / MANIFEST) as file:
             file.write(after.encode())

@@ -18,20 +18,19 @@ from lockstep.data.advice import Advice, advise
 from lockstep.data.loader import Loader
 from lockstep.data.measuring import Measured, Pace, measure
 from lockstep.errors import InputError
-from lockstep.images.arguments import PLACES
-from lockstep.images.crops import RandomResizedCrop
-from lockstep.images.encoded import EncodedImage
-from lockstep.images.flips import HorizontalFlip
+from lockstep.images.augment import PLACES, HorizontalFlip
+from lockstep.images.decode import EncodedImage
+from lockstep.images.resized_crops import RandomResizedCrop
 from lockstep.images.slim_presets import SLIM_PRESETS
 from lockstep.parallel.launch import STOPPED
 from lockstep.readers.combine import OnlyFields
 from lockstep.readers.reader import Reader
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.shipped import find
+from lockstep.recipes.shipped import recipe as find
 from lockstep.reporting.wording import rate
 from lockstep.runs.build import build
 from lockstep.screen import write_json, write_lines
-from lockstep.timing import INPUT_STAGES
+from lockstep.tracing import INPUT_STAGES
 from lockstep.training import choices
 from lockstep.training.step import bind
 from lockstep.types import Batch

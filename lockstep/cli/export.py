@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.cli.converting import size
-from lockstep.cli.target_file import check_target, target_file
+from lockstep.cli.target_file import check_target
+from lockstep.durable import atomic_write
+from lockstep.errors import InputError
 from lockstep.records.shards import check_local
 from lockstep.runs.export import FORMATS, check_packages, contents, trained_model
 from lockstep.screen import write_lines
@@ -22,7 +24,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     check_packages(path.suffix)
     trained = trained_model(arguments.run, average=arguments.average)
     parts = contents(trained, path.suffix)
-    with target_file(path) as file:
+    with atomic_write(path, failure=InputError) as file:
         num_bytes = sum(file.write(part) for part in parts)
     weights = "averaged" if arguments.average else "raw"
     write_lines([f"{path}: {weights} weights of step {trained.step} of {trained.recipe}, {size(num_bytes)}"])

@@ -10,7 +10,9 @@ import torch
 
 from lockstep.checkpoints.tensors import check, encoded
 from lockstep.cli.converting import size
-from lockstep.cli.target_file import check_target, target_file
+from lockstep.cli.target_file import check_target
+from lockstep.durable import atomic_write
+from lockstep.errors import InputError
 from lockstep.records.shards import check_local
 from lockstep.screen import write_lines
 from lockstep.training.run_weights import open_weights
@@ -37,7 +39,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     planned = plan(source, targets(source, mapping), mapping)
     tensors = dict(planned.tensors(source))
     check({"weights": tensors})
-    with target_file(path) as file:
+    with atomic_write(path, failure=InputError) as file:
         for part in encoded(tensors):
             file.write(part)
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())

@@ -10,7 +10,8 @@ from torch import nn
 
 from lockstep.cli.mistakes import mistakes_sheet
 from lockstep.cli.page import png_bytes
-from lockstep.cli.target_file import target_file
+from lockstep.durable import atomic_write
+from lockstep.errors import InputError
 from lockstep.evaluation.confusion_table import confusion_csv
 from lockstep.metrics.confusion import ConfusionMatrix
 from lockstep.metrics.metric import Metric
@@ -63,11 +64,11 @@ class Details:
         reader = open_reader()
         names = class_names(reader)
         if self._confusion is not None:
-            with target_file(self._confusion) as file:
+            with atomic_write(self._confusion, failure=InputError) as file:
                 # Classes are named by folders, which may be called what is no text.
                 file.write(confusion_csv(self._matrix.compute(), names).encode(errors="backslashreplace"))
         if self._mistakes is not None:
-            with target_file(self._mistakes) as file:
+            with atomic_write(self._mistakes, failure=InputError) as file:
                 file.write(png_bytes(mistakes_sheet(self._worst.compute(), reader, names)))
 
 

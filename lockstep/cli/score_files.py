@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lockstep.cli.target_file import target_file
-from lockstep.durable import make_folder
-from lockstep.errors import WorkdirError
+from lockstep.durable import atomic_write, make_folder
+from lockstep.errors import InputError, WorkdirError
 from lockstep.evaluation.evaluate import Evaluation
 from lockstep.reporting.append import append_line
 from lockstep.reporting.events import EventFile
@@ -47,7 +46,7 @@ def write_json(result: Evaluation, split: str, path: Path) -> None:
     Raises:
         InputError: it cannot be written.
     """
-    with target_file(path) as file:
+    with atomic_write(path, failure=InputError) as file:
         file.write(json.dumps(facts(result, split), indent=1).encode() + b"\n")
 
 

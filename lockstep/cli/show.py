@@ -11,8 +11,9 @@ from lockstep.checks import check_range
 from lockstep.cli.page import card, html_page, png_bytes
 from lockstep.cli.sheet import contact_sheet
 from lockstep.cli.subject import Subject, subject
-from lockstep.cli.target_file import check_target, target_file
+from lockstep.cli.target_file import check_target
 from lockstep.data.showing import examples
+from lockstep.durable import atomic_write
 from lockstep.errors import InputError
 from lockstep.images.drawing import printable
 from lockstep.parallel.launch import STOPPED
@@ -45,7 +46,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         return STOPPED["SIGINT"]
     title = _title(arguments, positions, chosen)
     page = html_page(title, cards) if path.suffix == ".html" else png_bytes(contact_sheet(title, cards, side))
-    with target_file(path) as file:
+    with atomic_write(path, failure=InputError) as file:
         file.write(page)
     bad = sum(bool(card.problem) for card in cards)
     write_lines([f"{path}: {_counted(len(cards), 'example')}" + (f", {bad} with a problem" if bad else "")])

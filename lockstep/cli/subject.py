@@ -14,11 +14,11 @@ from lockstep.data.reading import read_examples
 from lockstep.data.rows import Rows
 from lockstep.data.showing import NOTHING, Pipeline
 from lockstep.errors import DataError, InputError
-from lockstep.images.crops import RandomResizedCrop
-from lockstep.images.flips import HorizontalFlip
+from lockstep.images.augment import HorizontalFlip
+from lockstep.images.resized_crops import RandomResizedCrop
 from lockstep.images.slim_presets import SLIM_PRESETS, inception
 from lockstep.listing import did_you_mean
-from lockstep.readers.opening import KNOWN, open_source
+from lockstep.readers.open import KNOWN, open_source
 from lockstep.readers.reader import Reader
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe

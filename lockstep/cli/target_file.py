@@ -1,13 +1,10 @@
-"""The file that a command writes: what it may be called, and that it comes whole or not at all."""
+"""Checks of the file that a command is to write."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from pathlib import Path
-from typing import BinaryIO
 
-from lockstep.durable import replacing
 from lockstep.errors import InputError
 
 
@@ -46,22 +43,3 @@ def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: 
             expected="a name that is free",
             hint="give another name" + ("" if path.is_dir() else ", or --force to overwrite it"),
         )
-
-
-@contextmanager
-def target_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that is there, under its name, once it is whole; where writing fails, what was there stays.
-
-    Raises:
-        InputError: the system refuses it, for want of room or of rights.
-    """
-    try:
-        with replacing(path) as file:
-            yield file
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be written.",
-            given=str(error),
-            expected="a folder that may be written, on a disk with room",
-            hint="make room, or name another folder",
-        ) from error

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.convert.imagenet_example import Box
+from lockstep.durable import atomic_write
 from lockstep.errors import DataError
-from lockstep.readers.voc_xml import VocAnnotation, VocObject, read_voc_xml
-from lockstep.records.atomic import replacing
+from lockstep.readers.voc import VocAnnotation, VocObject, read_voc_xml
 
 Progress = Callable[[int, int], None]
 
@@ -68,7 +68,7 @@ def write_boxes(
     if not paths:
         raise _no_files(folder)
     num_images = num_boxes = num_skipped = 0
-    with replacing(output) as file:
+    with atomic_write(output, parents=True, failure=DataError) as file:
         for number, path in enumerate(paths, 1):
             annotation = None if synsets is not None and path.parent.name not in synsets else read_voc_xml(path)
             objects = annotation.objects if annotation else ()

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lockstep.durable import atomic_write
 from lockstep.errors import DataError
 from lockstep.listing import shorten
-from lockstep.records.atomic import replacing
 
 if sys.platform != "win32":
     import fcntl
@@ -68,7 +68,7 @@ class Manifest:
         """Write it, whole or not at all; raises as `add`."""
         finished = {str(number): asdict(shard) for number, shard in sorted(self.finished.items())}
         content = {"fingerprint": self.fingerprint, "finished": finished}
-        with replacing(self.path) as file:
+        with atomic_write(self.path, parents=True, failure=DataError) as file:
             file.write(json.dumps(content, indent=1).encode())
 
 

@@ -16,10 +16,10 @@ from lockstep.checks import check_range, check_type
 from lockstep.convert.crew import work_off
 from lockstep.convert.manifest import Manifest, Shard, Skipped, claim, fingerprint, held
 from lockstep.cores import usable_cores
+from lockstep.durable import atomic_write
 from lockstep.errors import DataError, InputError
-from lockstep.records.atomic import replacing
-from lockstep.records.framing import frame
 from lockstep.records.shards import check_local
+from lockstep.records.tfrecord import frame
 
 Item = TypeVar("Item")
 Progress = Callable[[int, int], None]
@@ -160,7 +160,7 @@ class _Conversion:
         """Write a shard; yields None or `Skipped` after each item, and at last that it is finished."""
         path = self.output / shard_name(self.base, number, self.num_shards)
         num_records, skipped = 0, []
-        with replacing(path) as file:
+        with atomic_write(path, parents=True, failure=DataError) as file:
             for index in self.range_of(number):
                 made = self.serialize(self.items[index])
                 if isinstance(made, Skipped):

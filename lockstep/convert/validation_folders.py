@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lockstep.checks import check_one_of
-from lockstep.durable import replacing
+from lockstep.durable import atomic_write
 from lockstep.errors import DataError
 
 Progress = Callable[[int, int], None]
@@ -103,7 +103,7 @@ def _is_there(source: Path, target: Path) -> bool:
 
 
 def _copy(source: Path, target: Path) -> None:
-    with source.open("rb") as original, replacing(target) as file:
+    with source.open("rb") as original, atomic_write(target) as file:
         shutil.copyfileobj(original, file)
 
 

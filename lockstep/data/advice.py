@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.data.measuring import Measured
-from lockstep.timing import INPUT_STAGES
+from lockstep.tracing import INPUT_STAGES
 
 Limit = Literal["step", "both", "handing over", "read", "decode", "augment", "collate"]
 

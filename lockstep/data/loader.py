@@ -26,8 +26,8 @@ from lockstep.description import described
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of
-from lockstep.readers.one_by_one import ExampleReader, reader_of
-from lockstep.timing import Seconds
+from lockstep.readers.reader import ExampleReader, reader_of
+from lockstep.tracing import StageSeconds
 from lockstep.types import BadExample, Batch
 
 if TYPE_CHECKING:
@@ -335,7 +335,7 @@ def _delivered(
             yield batch
 
 
-def _moved(rows: ReadRows, seconds: Seconds, device: torch.device) -> tuple[ReadRows, Seconds]:
+def _moved(rows: ReadRows, seconds: StageSeconds, device: torch.device) -> tuple[ReadRows, StageSeconds]:
     """The fields on the device, and the seconds that it took to have them on their way."""
     started = time.perf_counter()
     move = methodcaller("to", device, non_blocking=True)

@@ -45,10 +45,9 @@ from lockstep.data.patience import Patience, Whereabouts
 from lockstep.data.shared_memory import ReceivedMemories, SentMemories
 from lockstep.errors import LockstepError, WorkerError
 from lockstep.listing import shorten
-from lockstep.now_reading import listen
 from lockstep.parallel.forkserver import status_fields
 from lockstep.screen import Lines
-from lockstep.timing import measured, timed
+from lockstep.tracing import listen, measure_stages, timed
 from lockstep.workers.signals import NOTICES
 
 _PR_SET_PDEATHSIG = 1
@@ -289,7 +288,7 @@ def _serve(
         memories.use_again(unused)
         notes.reading = ""
         try:
-            with measured() as seconds:
+            with measure_stages() as seconds:
                 result = read(job)
                 with timed("collate"):
                     parcel, descriptor = memories.packed(result)

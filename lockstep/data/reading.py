@@ -14,10 +14,9 @@ from lockstep.data.order import Int64s
 from lockstep.data.rows import Due, Rows, RowsOf
 from lockstep.errors import DataError, LockstepError
 from lockstep.images.augment import turns
-from lockstep.now_reading import now_reading
 from lockstep.randomness import Draws
 from lockstep.readers.reader import draws_globally
-from lockstep.timing import timed
+from lockstep.tracing import now_reading, timed
 
 if TYPE_CHECKING:
     from lockstep.images.augment import Augment

@@ -1,22 +1,17 @@
 """Images: decoded on demand, cropped, resized, flipped and coloured by numbers that somebody else draws."""
 
-from lockstep.images.augment import Augment, RandomShift
+from lockstep.images.augment import Augment, HorizontalFlip, RandomShift
+from lockstep.images.auto_augment import RandAugment, TrivialAugmentWide
 from lockstep.images.colour import FAST_ORDERS, INCEPTION_ORDERS, SLIM_ORDERS, ColourDraws, centred, distort, scaled
-from lockstep.images.crops import CentralCrop, DistortedCrop, RandomResizedCrop, Resize
-from lockstep.images.decode import Decoding, Region
-from lockstep.images.decoded import Decode
-from lockstep.images.encoded import EncodedImage
+from lockstep.images.crops import CropOrPad, RandomCrop, ShortSideCrop
+from lockstep.images.decode import Decoding, EncodedImage, Region
 from lockstep.images.erasing import RandomErasing
-from lockstep.images.flips import HorizontalFlip
-from lockstep.images.grey import GreyDraws, greyed
-from lockstep.images.jitter import JitterDraws, jittered
-from lockstep.images.mask_outlines import MaskOutlines
-from lockstep.images.masks import DenseMasks, PngMasks
+from lockstep.images.jitter import GreyDraws, JitterDraws, greyed, jittered
+from lockstep.images.masks import DenseMasks, MaskOutlines, PngMasks
 from lockstep.images.mixing import MixDraws, mixed
 from lockstep.images.normalisation import IMAGENET_MEAN, IMAGENET_STD, normalised, standardised
-from lockstep.images.policies import RandAugment, TrivialAugmentWide
+from lockstep.images.resized_crops import CentralCrop, Decode, DistortedCrop, RandomResizedCrop, Resize
 from lockstep.images.slim_presets import Preset, slim_preset
-from lockstep.images.unscaled_crops import CropOrPad, RandomCrop, ShortSideCrop
 
 __all__ = [
     "FAST_ORDERS",

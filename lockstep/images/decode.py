@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
@@ -20,9 +20,9 @@ from torch import Tensor
 
 from lockstep.checks import check_one_of, check_range
 from lockstep.errors import DataError, InputError
-from lockstep.images import jpeg_header, pillow
-from lockstep.images.jpeg_header import JpegHeader
-from lockstep.images.turbojpeg import TurboJpeg, turbojpeg
+from lockstep.images import jpeg, pillow
+from lockstep.images.jpeg import JpegHeader, TurboJpeg, turbojpeg
+from lockstep.tracing import timed
 
 DECODERS = ("auto", "turbojpeg", "torchcodec", "pillow")
 
@@ -151,11 +151,11 @@ class Decoding:
             return pillow.raster_of(header.opened, part)
         fast = self._turbojpeg
         # What comes after the part would be missed by nobody.
-        if fast and (part == header.whole or jpeg_header.is_whole(data, header.opened)):
+        if fast and (part == header.whole or jpeg.is_whole(data, header.opened)):
             pixels = fast.decode(data, header.stored, part)
             if pixels is not None:
                 return pixels
-        data = jpeg_header.without_exif(data, header.opened)
+        data = jpeg.without_exif(data, header.opened)
         if library := self._torchcodec:
             whole = library.decode(torch.frombuffer(bytearray(data), dtype=torch.uint8))
             _check_size((whole.shape[2], whole.shape[1]), header.stored)
@@ -194,13 +194,13 @@ class _Header(NamedTuple):
 
 
 def _read_header(data: bytes, exif: bool) -> _Header:
-    if data.startswith(jpeg_header.START):
-        header = jpeg_header.read_header(data)
+    if data.startswith(jpeg.START):
+        header = jpeg.read_jpeg_header(data)
         content = data[slice(*header.exif[0])] if exif and header.exif else b""
-        return _Header(header.size, jpeg_header.orientation_of(content), header)
+        return _Header(header.size, jpeg.orientation_of(content), header)
     image = pillow.open_image(data)
     content = image.info.get("exif", b"") if exif else b""
-    return _Header(image.size, jpeg_header.orientation_of(content), image)
+    return _Header(image.size, jpeg.orientation_of(content), image)
 
 
 def _within(region: Region | None, size: tuple[int, int], source: str) -> Region:
@@ -288,3 +288,36 @@ def _naming(source: str) -> Iterator[None]:
 
 
 AS_STORED = Decoding()
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """The bytes of an image file, of any format that `Decoding` knows; one entry of a field of a batch."""
+
+    data: bytes = field(repr=False)
+    source: str
+    """The file, or the record and its file, as errors name it."""
+    decoding: Decoding = AS_STORED
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels, by the header alone.
+
+        Raises:
+            DataError: there is no whole header, of no known format, or it announces too many pixels.
+        """
+        return self.decoding.size(self.data, self.source)
+
+    def decode(self, region: Region | None = None, at_least: tuple[int, int] | None = None) -> Tensor:
+        """The image, or a region of it: uint8 of shape (3, height, width), red, green and blue.
+
+        Args:
+            region: the part wanted, in pixels of the whole image.
+            at_least: the height and width below which a JPEG must not be shrunk while it is decoded; see `Decoding`.
+
+        Raises:
+            DataError: it is damaged, of no known format, or too large.
+            InputError: the region does not lie within the image.
+        """
+        with timed("decode"):
+            return self.decoding.decode(self.data, self.source, region, at_least)

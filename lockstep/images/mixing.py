@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lockstep.checks import check_range
 from lockstep.errors import InputError
-from lockstep.images.arguments import check_probability, kind_of
+from lockstep.images.augment import check_probability, describe_field
 from lockstep.images.colour import as_floats
 from lockstep.randomness import Draws
 
@@ -74,7 +74,7 @@ class MixDraws:
         if not isinstance(images, Tensor) or images.ndim != 4:
             raise InputError(
                 f"MixDraws finds no decoded images in the field {self.field!r}.",
-                given=f"{self.field!r} is {kind_of(batch, self.field)}; the fields are {', '.join(batch)}",
+                given=f"{self.field!r} is {describe_field(batch, self.field)}; the fields are {', '.join(batch)}",
                 expected="a tensor of shape (batch, channels, height, width)",
                 hint="crop or resize encoded images first, or name their field: MixDraws(..., field=...)",
             )

@@ -15,13 +15,11 @@ import torch
 from torch import Tensor
 
 from lockstep.checks import check_one_of
-from lockstep.images.augment import Augment
-from lockstep.images.colour import FAST_ORDERS, SLIM_ORDERS, ColourDraws, centred, distort, scaled
-from lockstep.images.colour_orders import Order
-from lockstep.images.crops import RANDOM, CentralCrop, DistortedCrop
-from lockstep.images.flips import HorizontalFlip
+from lockstep.images.augment import Augment, HorizontalFlip
+from lockstep.images.colour import FAST_ORDERS, SLIM_ORDERS, ColourDraws, Order, centred, distort, scaled
+from lockstep.images.crops import CropOrPad, RandomCrop, ShortSideCrop
 from lockstep.images.normalisation import standardised
-from lockstep.images.unscaled_crops import CropOrPad, RandomCrop, ShortSideCrop
+from lockstep.images.resized_crops import RANDOM, CentralCrop, DistortedCrop
 
 _IMAGE, _COLOUR = "image", "image.colour"
 _VGG_MEANS = (123.68, 116.78, 103.94)  # of red, green and blue

@@ -21,11 +21,11 @@ from lockstep.parallel.sparse import densified, sparse_parameters
 from lockstep.parallel.statistics import Statistics
 from lockstep.parallel.tower_losses import TowerLosses, objective
 from lockstep.parallel.towers import Towers
-from lockstep.parallel.tree import Summand, TreeSum, deal
+from lockstep.parallel.tree import PartialSum, TreeSum, assign_towers
 from lockstep.randomness import key_of, mix
 from lockstep.types import Batch
-from lockstep.workers.interrupts import interruptible
 from lockstep.workers.rank import Worker
+from lockstep.workers.signals import interruptible
 
 if TYPE_CHECKING:
     from lockstep.types import LossFunction
@@ -35,7 +35,7 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
-class Terms:
+class StepInputs:
     """What of a step its towers have to know, besides their examples."""
 
     step: int = 0
@@ -94,7 +94,7 @@ class TowerHost:
         dtype = _AUTOCAST.get(towers.precision)
         self._precision: AbstractContextManager[object] = torch.autocast(device.type, dtype) if dtype else nullcontext()
         self._batch_norm = around_towers(model, towers, worker, still)
-        hosted = len(deal(towers.count, worker.num_workers)[worker.rank]) if towers.joined else 1
+        hosted = len(assign_towers(towers.count, worker.num_workers)[worker.rank]) if towers.joined else 1
         self._share = hosted / towers.count
         # With nothing to add to it, the update gets what the backward pass made, and may use it up once what is held
         # elsewhere is copied: to look for that costs more than it saves where there is little to use up.
@@ -106,7 +106,7 @@ class TowerHost:
         of those that miss a gradient or have none: then the tower runs again, since its graph is used up."""
         self._seed_gradients: dict[tuple[torch.dtype, float], Tensor] = {}
 
-    def run(self, losses: LossFunction, batch: Batch, terms: Terms) -> TreeSum:
+    def run(self, losses: LossFunction, batch: Batch, inputs: StepInputs) -> TreeSum:
         """The sum over this worker's towers of their shares of the mean.
 
         The tensors are the gradients, a mark for each row of the sparse ones, then the statistics; the numbers are
@@ -117,21 +117,21 @@ class TowerHost:
         self.absent.clear()
         self.values.clear()
         self.places.clear()
-        factors = {name: 1.0 / (count * self._share) if count else 0.0 for name, count in terms.counts.items()}
-        extras = terms.extras
+        factors = {name: 1.0 / (count * self._share) if count else 0.0 for name, count in inputs.counts.items()}
+        extras = inputs.extras
         with self._as_it_was():
             for place, tower, part in self.parts(batch):
                 self._seed(part, tower)
                 try:
-                    summand = self._tower(losses, part, place, tower, terms, factors)
+                    partial = self._tower(losses, part, place, tower, inputs, factors)
                 except _NowReentrant:
                     self._expect_reentrant()
                     self.statistics.put_back()
                     self._seed(part, tower)
-                    summand = self._tower(losses, part, place, tower, terms, factors)
+                    partial = self._tower(losses, part, place, tower, inputs, factors)
                 self.statistics.put_back()
-                summand.numbers.extend(extras)
-                sums.add(place, summand)
+                partial.numbers.extend(extras)
+                sums.add(place, partial)
                 extras = (0.0,) * len(extras)
         self.statistics.check()
         return sums
@@ -140,8 +140,8 @@ class TowerHost:
         """What was not finite first in a tower that has just run into these sums; its forward pass is run again."""
         part = next(part for _, first, part in self.parts(batch) if first == tower)
         place = self.places[tower]
-        summand = next(summand for node, summand in sums.nodes if node.start <= place < node.start + node.span)
-        found = dict(zip(self._names, summand.tensors, strict=False))
+        partial = next(partial for node, partial in sums.nodes if node.start <= place < node.start + node.span)
+        found = dict(zip(self._names, partial.tensors, strict=False))
 
         def run_again() -> None:
             self._seed(part, tower)
@@ -168,25 +168,31 @@ class TowerHost:
             self.statistics.put_back()
 
     def _tower(
-        self, losses: LossFunction, batch: Batch, place: int, tower: int, terms: Terms, factors: Mapping[str, float]
-    ) -> Summand:
+        self,
+        losses: LossFunction,
+        batch: Batch,
+        place: int,
+        tower: int,
+        inputs: StepInputs,
+        factors: Mapping[str, float],
+    ) -> PartialSum:
         with self._batch_norm:  # around the backward pass too: checkpointing runs parts of the model again in it
             with self._precision, interruptible():
                 returned = losses(self._model, batch)
             named, metrics = self.losses.checked(returned, factors)
             total = objective(named)
-            found, owned = self._backward(total, terms.loss_scale or 1.0)
+            found, owned = self._backward(total, inputs.loss_scale or 1.0)
         absent = [index for index, gradient in enumerate(found) if gradient is None]
         if absent and not self._is_reentrant and is_reentrant(total):
             raise _NowReentrant
         laid_out, marks = self._laid_out(found, absent)
         if self._transforms:
-            laid_out = self._transformed(laid_out, terms)
+            laid_out = self._transformed(laid_out, inputs)
         self.places[tower] = place
         values = self.values[tower] = _read((*named.values(), *metrics.values()))
         numbers = [*[value * self._share for value in values], float(len(absent))]
         tensors = [*laid_out, *marks, *self.statistics.shares(place, self._share)]
-        return Summand(tensors, numbers, owned=owned and not self._transforms)
+        return PartialSum(tensors, numbers, owned=owned and not self._transforms)
 
     def _backward(self, total: Tensor, loss_scale: float) -> tuple[Sequence[Tensor | None], bool]:
         """This tower's share of the mean's gradients, times the loss scale; with transforms, its own gradients.
@@ -255,13 +261,13 @@ class TowerHost:
                 hint="build the module with sparse=False",
             ) from None
 
-    def _transformed(self, found: list[Tensor], terms: Terms) -> list[Tensor]:
+    def _transformed(self, found: list[Tensor], inputs: StepInputs) -> list[Tensor]:
         """The share of the mean that a tower's gradients are after its transforms; as they are where not finite."""
-        scale = terms.loss_scale or 1.0
+        scale = inputs.loss_scale or 1.0
         own = Gradients(self._names, found, divisor=scale)
         if own.norm < float("inf"):  # not where it is NaN: a transform might hide what is wrong
             for transform in self._transforms:
-                transform(own, terms.step)
+                transform(own, inputs.step)
         own.divide(1.0 / (self._share * scale))
         return [g for g in own.tensors if g is not None]
 

@@ -23,7 +23,7 @@ class Node:
     span: int
 
 
-def deal(num_towers: int, num_workers: int) -> list[range]:
+def assign_towers(num_towers: int, num_workers: int) -> list[range]:
     """The towers of each worker: contiguous, in order, as even as can be (8 on 3 workers: 3 + 3 + 2)."""
     share, more = divmod(num_towers, num_workers)
     starts = [rank * share + min(rank, more) for rank in range(num_workers + 1)]
@@ -67,32 +67,32 @@ class TreeSum:
     """Sums of tensors and of numbers over towers that come in order, with log2(towers) + 1 of them alive at most."""
 
     def __init__(self) -> None:
-        self.nodes: list[tuple[Node, Summand]] = []
+        self.nodes: list[tuple[Node, PartialSum]] = []
         """The largest aligned nodes of what was added, in order."""
 
-    def add(self, tower: int, summand: Summand) -> None:
+    def add(self, tower: int, partial: PartialSum) -> None:
         """Add what one tower computed. Its tensors stay the caller's: none is changed in place."""
         node = Node(tower, 1)
         while self.nodes and self._merges(self.nodes[-1][0], node):
             left, sums = self.nodes.pop()
-            node, summand = Node(left.start, left.span * 2), sums.plus(summand)
-        self.nodes.append((node, summand))
+            node, partial = Node(left.start, left.span * 2), sums.plus(partial)
+        self.nodes.append((node, partial))
 
     @staticmethod
     def _merges(left: Node, right: Node) -> bool:
         return left.span == right.span and left.start % (2 * left.span) == 0
 
-    def total(self) -> Summand:
+    def total(self) -> PartialSum:
         """The tree finished over what was added: all the towers there are. The nodes stay as they are."""
         if len(self.nodes) == 1:
             return self.nodes[0][1]
-        sums = [Summand(summand.tensors, summand.numbers) for _, summand in self.nodes]
+        sums = [PartialSum(partial.tensors, partial.numbers) for _, partial in self.nodes]
         for i, j in additions([node for node, _ in self.nodes]):
             sums[i] = sums[i].plus(sums[j])
         return sums[0]
 
 
-class Summand:
+class PartialSum:
     """One operand of the tree: tensors, and plain numbers that travel with them."""
 
     __slots__ = ("numbers", "owned", "tensors")
@@ -102,12 +102,12 @@ class Summand:
         self.owned = owned
         """Nobody else holds the tensors: they are the tree's own. A tower's may be held: d(a + b) is one for both."""
 
-    def plus(self, other: Summand) -> Summand:
+    def plus(self, other: PartialSum) -> PartialSum:
         """The sum of two operands; the tensors of this one may be used up for it."""
         numbers = [a + b for a, b in zip(self.numbers, other.numbers, strict=True)]
         if not self.tensors:
-            return Summand([], numbers)
+            return PartialSum([], numbers)
         if not self.owned:
-            return Summand(list(torch._foreach_add(self.tensors, other.tensors)), numbers, owned=True)
+            return PartialSum(list(torch._foreach_add(self.tensors, other.tensors)), numbers, owned=True)
         torch._foreach_add_(self.tensors, other.tensors)
-        return Summand(self.tensors, numbers, owned=True)
+        return PartialSum(self.tensors, numbers, owned=True)

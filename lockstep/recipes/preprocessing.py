@@ -25,8 +25,7 @@ from lockstep.images import (
     jittered,
     normalised,
 )
-from lockstep.images.arguments import check_probability
-from lockstep.images.augment import Augment
+from lockstep.images.augment import Augment, check_probability
 from lockstep.images.slim_presets import Preset, cifarnet, inception, lenet, vgg
 
 _POLICIES: Mapping[str, tuple[Augment, ...]] = {

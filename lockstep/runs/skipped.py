@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lockstep.checkpoints.tensors import encoded
 from lockstep.data.loader import Loader
-from lockstep.durable import make_folder, replacing
+from lockstep.durable import atomic_write, make_folder
 from lockstep.runs.workdir import QUARANTINE, Workdir
 from lockstep.types import Batch, Refusal, StepReport
 from lockstep.workers.rank import Worker
@@ -72,7 +72,7 @@ class KeptBatches:
     def _write_batch(self, folder: Path, batch: Batch) -> None:
         name = f"worker-{self._worker.rank}"
         tensors = {field: value for field, value in batch.items() if isinstance(value, Tensor)}
-        with replacing(folder / f"{name}.safetensors") as file:
+        with atomic_write(folder / f"{name}.safetensors") as file:
             file.writelines(encoded(tensors))
         rest = {field: value for field, value in batch.items() if field not in tensors}
         about = {"position": batch.position, "batch_size": batch.batch_size, "towers": list(batch.towers)}
@@ -80,7 +80,7 @@ class KeptBatches:
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write((json.dumps(value, indent=1, default=_plain) + "\n").encode())
 
 

@@ -25,7 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lockstep.durable import replacing
+from lockstep.durable import atomic_write
 from lockstep.errors import WorkdirError
 from lockstep.lease import Lease, take
 from lockstep.listing import shorten
@@ -195,7 +195,7 @@ class Workdir:
                 if closely:
                     self._lease.check()
                 else:
-                    self._lease.glance()
+                    self._lease.check_if_stale()
 
     def note(self, event: str, **facts: Any) -> None:
         """Add a line to the run's history."""
@@ -232,7 +232,7 @@ class Workdir:
         Raises:
             WorkdirError: it cannot be written.
         """
-        with self._accessed(), replacing(self.path / name) as file:
+        with self._accessed(), atomic_write(self.path / name) as file:
             file.write(text.encode())
 
     @contextmanager

@@ -12,14 +12,14 @@ from lockstep.data.loader import Loader
 from lockstep.errors import InputError
 from lockstep.parallel.exchange import Exchange
 from lockstep.parallel.towers import Towers
-from lockstep.parallel.tree import deal
+from lockstep.parallel.tree import assign_towers
 from lockstep.progress import End, Epochs, Hours, Progress, Steps
 from lockstep.training.preflight import check_data
 from lockstep.training.state import TrainState
 from lockstep.training.step import bind
 from lockstep.types import Batch, StepReport
-from lockstep.workers.interrupts import enter_body, stop_on_interrupt, tell_of_stop
 from lockstep.workers.rank import join
+from lockstep.workers.signals import enter_body, log_stop, stop_on_interrupt
 
 if TYPE_CHECKING:
     from lockstep.types import CountFunction, LossFunction
@@ -99,7 +99,7 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
         if worker.is_chief:
             log.info("nothing to do: the run is at step %d (epoch %.2f), its end is %s", now.step, now.epochs, until)
         return
-    mine = deal(towers.count, worker.num_workers)[worker.rank]
+    mine = assign_towers(towers.count, worker.num_workers)[worker.rank]
     worker.pulse.at(now.step, "data")
 
     def is_past_the_end(position: int) -> bool:
@@ -121,7 +121,7 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
             if until and until.reached(now, loader.batch_size):
                 break
             if is_stopped:
-                tell_of_stop(worker.pulse, now.step)
+                log_stop(worker.pulse, now.step)
                 break
             worker.pulse.at(now.step, "data")
     worker.pulse.at(now.step, "script")

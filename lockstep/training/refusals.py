@@ -7,6 +7,7 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from lockstep.errors import NonFiniteError
+from lockstep.listing import shorten
 from lockstep.parallel.diagnosis import Again, Finding, unfit_losses
 from lockstep.parallel.hosting import TowerHost
 from lockstep.parallel.statistics import put_back
@@ -43,8 +44,8 @@ def explain(
 def suspects(host: TowerHost, sums: TreeSum) -> list[int]:
     """The towers of this worker whose losses are not finite; where all are, those in whose sums something is not."""
     towers = [tower for tower in host.values if _losses_of(host, tower)]
-    for node, summand in [] if towers else sums.nodes:
-        if not all(tensor.isfinite().all() for tensor in summand.tensors):
+    for node, partial in [] if towers else sums.nodes:
+        if not all(tensor.isfinite().all() for tensor in partial.tensors):
             towers += [tower for tower, place in host.places.items() if node.start <= place < node.start + node.span]
     return towers
 
@@ -76,8 +77,7 @@ def act(state: TrainState, outcome: Outcome, refusal: Refusal, *, is_chief: bool
 
 def in_short(refusal: Refusal) -> str:
     """What is not finite, and where that came from: enough for a line of the log."""
-    more = f" (and {len(refusal.reasons) - 1} more)" if len(refusal.reasons) > 1 else ""
-    return f"{refusal.reasons[0]}{more}; from {'; '.join(refusal.culprits)}"
+    return f"{shorten(refusal.reasons, 1)}; from {'; '.join(refusal.culprits)}"
 
 
 def _hint(state: TrainState) -> str:
@@ -117,8 +117,7 @@ def _in_words(finding: Finding, what: str, batch: Batch, worker: Worker) -> str:
     first, count = finding.positions.start, len(finding.positions)
     examples = _example_ids(batch, first, count)
     guilty = [examples[row] for row in finding.rows] if finding.rows and examples else examples
-    more = f" and {len(guilty) - MAX_EXAMPLES_NAMED} more" if len(guilty) > MAX_EXAMPLES_NAMED else ""
-    named = f"; examples {', '.join(guilty[:MAX_EXAMPLES_NAMED])}{more}" if guilty else ""
+    named = f"; examples {shorten(guilty, MAX_EXAMPLES_NAMED)}" if guilty else ""
     where = f"tower {finding.tower} on {worker.name} (positions {first} to {first + count - 1} of the stream)"
     return f"{where}: {what}{named}"
 

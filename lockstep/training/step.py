@@ -13,13 +13,12 @@ from torch import Tensor
 
 from lockstep.checks import check_type
 from lockstep.errors import InputError
-from lockstep.parallel.exchange import AllReduce, Exchange
-from lockstep.parallel.hosting import Terms, TowerHost
-from lockstep.parallel.meeting import Meeting
+from lockstep.parallel.exchange import AllReduce, Exchange, Reducer
+from lockstep.parallel.hosting import StepInputs, TowerHost
 from lockstep.parallel.sparse import rows_of
 from lockstep.parallel.statistics import put_back
 from lockstep.parallel.towers import Towers
-from lockstep.parallel.tree import Summand, TreeSum, deal
+from lockstep.parallel.tree import PartialSum, TreeSum, assign_towers
 from lockstep.progress import Progress
 from lockstep.training.attempt import Attempt, Outcome
 from lockstep.training.preflight import check_fit, check_start
@@ -29,8 +28,8 @@ from lockstep.training.trained_with import check_resumed, check_threads, of_step
 from lockstep.training.unchanged import check_buffers, check_parameters, check_training_mode
 from lockstep.training.unfit import check_finite
 from lockstep.types import BadExample, Batch, Refusal, StepReport
-from lockstep.workers.interrupts import interruptible, uninterrupted
 from lockstep.workers.rank import Worker, join
+from lockstep.workers.signals import interruptible, uninterrupted
 
 if TYPE_CHECKING:
     from lockstep.types import CountFunction, LossFunction
@@ -105,14 +104,14 @@ class BoundStep:
         if towers.channels_last:
             state.to_channels_last()
         self.towers, self.worker = towers, worker
-        self._mine = deal(towers.count, worker.num_workers)[worker.rank]
+        self._mine = assign_towers(towers.count, worker.num_workers)[worker.rank]
         # The state keeps its steps; it is to be gone with its last name, not when cycles are collected.
         self._state = cast("TrainState", weakref.proxy(state))
         self._host = TowerHost(
             state.model, state.parameters, towers, worker, state.name, state.tower_transforms, state.frozen.norms
         )
-        num_summands, mine = (worker.num_workers, [worker.rank]) if towers.joined else (towers.count, list(self._mine))
-        self._exchange = Meeting(exchange, worker, num_summands, mine)
+        num_leaves, mine = (worker.num_workers, [worker.rank]) if towers.joined else (towers.count, list(self._mine))
+        self._exchange = Reducer(exchange, worker, num_leaves, mine)
         self._told_missing: set[str] = set()
         self._started = time.perf_counter()
         self._resolved_for: tuple[int, int] | None = None
@@ -143,8 +142,8 @@ class BoundStep:
         check_training_mode(state)
         is_first = self._host.losses.names is None
         pulse.at(state.step, "first step" if is_first else "compute")
-        terms = self._terms(batch, counts, began)
-        sums = self._run_towers(losses, batch, terms)
+        inputs = self._step_inputs(batch, counts, began)
+        sums = self._run_towers(losses, batch, inputs)
         pulse.at(state.step, "exchange")
         if is_first:
             self.worker.group.agree("the names of losses and metrics", [list(n) for n in self._host.losses.names or ()])
@@ -152,7 +151,7 @@ class BoundStep:
             total = self._exchange.total(sums)
         named, metrics, (missing, elapsed_seconds, stops, num_bad) = self._read(total.numbers)
         bad = self._told_of_bad(batch) if num_bad else ()
-        outcome = state.apply(self._attempt(total, named, terms.loss_scale, missing))
+        outcome = state.apply(self._attempt(total, named, inputs.loss_scale, missing))
         refusal = self._refusal(outcome, losses, batch, sums) if outcome.refused else None
         batch.attempted()
         batch.report = StepReport(
@@ -194,16 +193,18 @@ class BoundStep:
                 log.info("%s", line)
         self._resolved_for = (batch.epoch_size, batch.batch_size)
 
-    def _terms(self, batch: Batch, counts: CountFunction | None, began: float) -> Terms:
+    def _step_inputs(self, batch: Batch, counts: CountFunction | None, began: float) -> StepInputs:
         elapsed_seconds = began - self._started if self.worker.is_chief else 0.0
-        return Terms(
+        return StepInputs(
             step=self._state.step,
             counts=self._exchange.counted([counts(part) for _, _, part in self._host.parts(batch)]) if counts else {},
             loss_scale=self._state.loss_scale.value if self.towers.precision == "fp16" else None,
             extras=(elapsed_seconds, float(self.worker.pulse.stop_requested is not None), float(len(batch.bad))),
         )
 
-    def _attempt(self, total: Summand, losses: dict[str, float], loss_scale: float | None, missing: float) -> Attempt:
+    def _attempt(
+        self, total: PartialSum, losses: dict[str, float], loss_scale: float | None, missing: float
+    ) -> Attempt:
         """What the update is made from, out of the sum over all towers."""
         num_gradients, sparse = len(self._state.parameters), self._host.sparse
         gradients: list[Tensor | None] = list(total.tensors[:num_gradients])
@@ -252,7 +253,7 @@ class BoundStep:
         metrics = dict(zip(names.metrics, values[len(losses) : first_extra], strict=True))
         return losses, metrics, values[first_extra:]
 
-    def _run_towers(self, losses: LossFunction, batch: Batch, terms: Terms) -> TreeSum:
+    def _run_towers(self, losses: LossFunction, batch: Batch, inputs: StepInputs) -> TreeSum:
         """Run this worker's towers; the buffers of other states' models, if the loss uses them, are put back.
 
         Raises:
@@ -260,11 +261,11 @@ class BoundStep:
         """
         try:
             if len(TrainState.living) == 1:
-                return self._host.run(losses, batch, terms)
+                return self._host.run(losses, batch, inputs)
             mine = self._state.model
             others = [b for other in TrainState.living if other.model is not mine for b in other.buffers.values()]
             with put_back(others):
-                return self._host.run(losses, batch, terms)
+                return self._host.run(losses, batch, inputs)
         except (RuntimeError, InputError):
             check_parameters(self._state)
             raise
@@ -274,7 +275,7 @@ class BoundStep:
         absent = [float(self._host.absent.get(index, 0)) for index in range(len(gradients))]
         # The first of this worker's leaves tells what all of them lack.
         of_each = [absent, *[[0.0] * len(absent)] * (len(self._host.places) - 1)]
-        everywhere = [count == self._exchange.num_summands for count in self._exchange.numbers(of_each)]
+        everywhere = [count == self._exchange.num_leaves for count in self._exchange.numbers(of_each)]
         without = [name for name, nowhere in zip(self._state.parameters, everywhere, strict=True) if nowhere]
         if new := [name for name in without if name not in self._told_missing]:
             self._told_missing.update(new)

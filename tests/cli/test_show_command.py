@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lockstep.cli import show, target_file
+from lockstep import durable
+from lockstep.cli import show
 from lockstep.cli.main import main
 from lockstep.cli.subject import subject
 from lockstep.data.showing import examples
@@ -266,10 +267,10 @@ def test_a_source_that_is_none_is_refused(
 def test_a_disk_that_refuses_is_an_error(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(path: Path) -> None:
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(target_file, "replacing", full)
+    monkeypatch.setattr(durable.os, "fsync", full)
     run(folder, "--positions", "0", "--to", tmp_path / "page.html", code=2)
     said = capsys.readouterr().err
     assert "page.html cannot be written." in said

@@ -13,7 +13,7 @@ from PIL import Image
 from lockstep.data.each_example import EachExample, ExampleDraws, Seeded
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError, InputError
-from lockstep.images.encoded import EncodedImage
+from lockstep.images.decode import EncodedImage
 from lockstep.randomness import Draws
 from lockstep.readers.reader import Arrays
 

@@ -14,9 +14,8 @@ from lockstep.data.each_example import EachExample, ExampleDraws
 from lockstep.data.loader import Loader
 from lockstep.data.order import Sequential
 from lockstep.errors import DataError, InputError
-from lockstep.images.augment import RandomShift
+from lockstep.images.augment import HorizontalFlip, RandomShift
 from lockstep.images.erasing import RandomErasing
-from lockstep.images.flips import HorizontalFlip
 from lockstep.randomness import Draws
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
@@ -169,10 +168,10 @@ def test_a_batch_that_does_not_divide_by_the_towers_is_refused(batch_size: int, 
     with pytest.raises(InputError) as caught:
         loader(batch_size=batch_size).batches(range(1), towers)
     assert str(caught.value) == (
-        f"A batch of {batch_size} examples cannot be cut into {towers} equal parts.\n"
-        f"  given:    batch size {batch_size}, {towers} towers\n"
-        "  expected: a batch size that divides by the number of towers\n"
-        f"  hint:     use a batch size of {near}, or another number of towers"
+        "The batch cannot be split evenly over the towers.\n"
+        f"  given:    batch_size={batch_size} over {towers} towers\n"
+        f"  expected: a batch size that {towers} divides\n"
+        f"  hint:     set batch_size to {near}, or change the towers"
     )
 
 

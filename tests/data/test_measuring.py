@@ -16,7 +16,7 @@ from lockstep.data.order import Int64s
 from lockstep.errors import DataError
 from lockstep.randomness import Draws
 from lockstep.readers.reader import Cost
-from lockstep.timing import timed
+from lockstep.tracing import timed
 from lockstep.types import Batch
 
 

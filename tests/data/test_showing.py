@@ -17,13 +17,12 @@ from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s
 from lockstep.data.showing import Pipeline, ShownExample, examples, with_marks
 from lockstep.errors import DataError, InputError
-from lockstep.images.augment import Augment, RandomShift
-from lockstep.images.crops import DistortedCrop, RandomResizedCrop, Resize
+from lockstep.images.augment import Augment, HorizontalFlip, RandomShift
+from lockstep.images.crops import RandomCrop
+from lockstep.images.decode import EncodedImage
 from lockstep.images.drawing import Marks, draw_marks
-from lockstep.images.encoded import EncodedImage
-from lockstep.images.flips import HorizontalFlip
+from lockstep.images.resized_crops import DistortedCrop, RandomResizedCrop, Resize
 from lockstep.images.slim_presets import cifarnet, inception, vgg
-from lockstep.images.unscaled_crops import RandomCrop
 from lockstep.readers.reader import Cost
 
 NUM_EXAMPLES = 7

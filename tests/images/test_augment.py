@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from lockstep.errors import InputError
-from lockstep.images.augment import RandomShift, turns
-from lockstep.images.flips import HorizontalFlip
+from lockstep.images.augment import HorizontalFlip, RandomShift, turns
 from lockstep.randomness import Draws
 
 DTYPES = [torch.uint8, torch.bool, torch.float32, torch.bfloat16, torch.int64]

@@ -16,11 +16,12 @@ from lockstep.images.colour import (
     OPERATIONS,
     SLIM_ORDERS,
     ColourDraws,
+    Order,
     centred,
     distort,
+    in_orders,
     scaled,
 )
-from lockstep.images.colour_orders import Order, in_orders
 from lockstep.randomness import Draws
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "preprocessing_golden.npz")

@@ -23,9 +23,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from lockstep.errors import DataError, InputError
-from lockstep.images import decode, pillow, turbojpeg
-from lockstep.images.decode import Decoding, Region
-from lockstep.images.encoded import EncodedImage
+from lockstep.images import decode, jpeg, pillow
+from lockstep.images.decode import Decoding, EncodedImage, Region
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "images"
 TURNED = FIXTURES / "padlock-406986_640_rotate_90.jpg"
@@ -404,12 +403,12 @@ def torchcodec(monkeypatch: pytest.MonkeyPatch) -> Iterator[Torchcodec]:
     module = Torchcodec()
     monkeypatch.setitem(sys.modules, "torchcodec", module)
     monkeypatch.setitem(sys.modules, "torchcodec.decoders", module.decoders)
-    monkeypatch.setattr(turbojpeg, "_LIBRARIES", ("no such library",))
+    monkeypatch.setattr(jpeg, "_LIBRARIES", ("no such library",))
     decode._torchcodec.cache_clear()
-    turbojpeg.turbojpeg.cache_clear()
+    jpeg.turbojpeg.cache_clear()
     yield module
     decode._torchcodec.cache_clear()
-    turbojpeg.turbojpeg.cache_clear()
+    jpeg.turbojpeg.cache_clear()
 
 
 @pytest.mark.parametrize("decoder", ["auto", "torchcodec"])

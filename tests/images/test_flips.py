@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lockstep.errors import InputError
-from lockstep.images.flips import HorizontalFlip
+from lockstep.images.augment import HorizontalFlip
 from lockstep.randomness import Draws
 
 

@@ -11,16 +11,13 @@ import torch
 from PIL import Image
 
 from lockstep.errors import InputError
-from lockstep.images.augment import Augment, RandomShift
+from lockstep.images.augment import Augment, HorizontalFlip, RandomShift
+from lockstep.images.auto_augment import RandAugment, TrivialAugmentWide
 from lockstep.images.colour import ColourDraws
-from lockstep.images.crops import CentralCrop, DistortedCrop, RandomResizedCrop, Resize
-from lockstep.images.decode import Decoding
-from lockstep.images.decoded import Decode
-from lockstep.images.encoded import EncodedImage
+from lockstep.images.crops import CropOrPad, RandomCrop, ShortSideCrop
+from lockstep.images.decode import Decoding, EncodedImage
 from lockstep.images.erasing import RandomErasing
-from lockstep.images.flips import HorizontalFlip
-from lockstep.images.policies import RandAugment, TrivialAugmentWide
-from lockstep.images.unscaled_crops import CropOrPad, RandomCrop, ShortSideCrop
+from lockstep.images.resized_crops import CentralCrop, Decode, DistortedCrop, RandomResizedCrop, Resize
 from lockstep.randomness import Draws
 
 CROPS: list[Augment] = [

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lockstep.images.jpeg_header import START, is_whole, orientation_of, read_header, without_exif
+from lockstep.images.jpeg import START, is_whole, orientation_of, read_jpeg_header, without_exif
 
 
 def jpeg(width: int = 5, height: int = 3, **options: object) -> bytes:
@@ -28,18 +28,18 @@ def exif_of(orientation: int) -> bytes:
 @settings(max_examples=20, deadline=None)
 @given(width=st.integers(1, 2000), height=st.integers(1, 40), progressive=st.booleans())
 def test_the_size_is_read(width: int, height: int, progressive: bool) -> None:
-    assert read_header(jpeg(width, height, progressive=progressive)).size == (width, height)
+    assert read_jpeg_header(jpeg(width, height, progressive=progressive)).size == (width, height)
 
 
 def test_what_lies_between_segments_is_skipped() -> None:
     data = jpeg()
     for between in (b"\0\1\2", b"\xff\xff\xff", b"\xff\0\xff\x01", b"\xff\xfe\0\2"):
-        assert read_header(data[:2] + between + data[2:]).size == (5, 3)
+        assert read_jpeg_header(data[:2] + between + data[2:]).size == (5, 3)
 
 
 def test_a_thumbnail_in_the_exif_segment_is_not_the_image() -> None:
     data = jpeg(exif=exif_of(1) + jpeg(160, 120))
-    assert read_header(data).size == (5, 3)
+    assert read_jpeg_header(data).size == (5, 3)
 
 
 @pytest.mark.parametrize(
@@ -47,21 +47,21 @@ def test_a_thumbnail_in_the_exif_segment_is_not_the_image() -> None:
 )
 def test_a_header_without_a_size_is_refused(rest: bytes) -> None:
     with pytest.raises(ValueError, match="no size in the header of a JPEG"):
-        read_header(START + rest)
+        read_jpeg_header(START + rest)
 
 
 @settings(max_examples=50)
 @given(st.binary(max_size=60))
 def test_any_header_has_a_size_or_is_refused(rest: bytes) -> None:
     with suppress(ValueError):
-        assert all(read_header(START + rest).size)
+        assert all(read_jpeg_header(START + rest).size)
 
 
 def test_the_end_of_a_thumbnail_is_not_that_of_the_image() -> None:
     data = jpeg(exif=exif_of(1) + jpeg(160, 120))
-    assert is_whole(data, read_header(data))
-    assert is_whole(data + b"more", read_header(data))
-    assert not is_whole(data[:-2], read_header(data))
+    assert is_whole(data, read_jpeg_header(data))
+    assert is_whole(data + b"more", read_jpeg_header(data))
+    assert not is_whole(data[:-2], read_jpeg_header(data))
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -88,10 +88,10 @@ def test_damaged_exif_does_no_harm(place: int, change: int, length: int) -> None
 
 def test_exif_is_hidden_and_nothing_else_is_changed() -> None:
     data = jpeg(exif=exif_of(6), xmp=b"<x/>")
-    hidden = without_exif(data, read_header(data))
+    hidden = without_exif(data, read_jpeg_header(data))
     differing = [place for place, (old, new) in enumerate(zip(data, hidden, strict=True)) if old != new]
     assert [data[place : place + 9] for place in differing] == [data[differing[0] :][:3] + b"Exif\0\0"]
-    assert not read_header(hidden).exif
+    assert not read_jpeg_header(hidden).exif
     with Image.open(BytesIO(hidden)) as image:
         assert not image.getexif()
         assert image.info["xmp"] == b"<x/>"
@@ -99,4 +99,4 @@ def test_exif_is_hidden_and_nothing_else_is_changed() -> None:
 
 def test_without_exif_the_same_bytes_are_given() -> None:
     data = jpeg()
-    assert without_exif(data, read_header(data)) is data
+    assert without_exif(data, read_jpeg_header(data)) is data

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.errors import DataError
-from lockstep.images.mask_outlines import MaskOutlines, packed_outline
+from lockstep.images.masks import MaskOutlines, packed_outline
 
 TESTS = Path(__file__).parent.parent
 GOLDEN = json.loads((TESTS / "golden" / "masks_golden.json").read_text())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.losses.classification import softmax_cross_entropy
-from lockstep.parallel.tree import deal
+from lockstep.parallel.tree import assign_towers
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
@@ -31,7 +31,7 @@ def train(name: str) -> list[float]:
     here = ls.join("cpu")
     state = ls.TrainState(reference.reference_net(run), ls.optim.SGD(run.learning_rate, run.momentum, nesterov=True))
     towers = ls.Towers(run.num_towers)
-    mine = deal(run.num_towers, here.num_workers)[here.rank]
+    mine = assign_towers(run.num_towers, here.num_workers)[here.rank]
     reported = []
     for step, (images, labels) in enumerate(reference.reference_batches(run)):
         size = len(labels) // run.num_towers

@@ -28,8 +28,7 @@ from lockstep.images import (
 )
 from lockstep.images.augment import Augment
 from lockstep.images.colour import SLIM_ORDERS
-from lockstep.images.decode import AS_STORED
-from lockstep.images.encoded import EncodedImage
+from lockstep.images.decode import AS_STORED, EncodedImage
 from lockstep.images.slim_presets import cifarnet, inception, lenet, vgg
 from lockstep.randomness import Draws
 from lockstep.recipes.preprocessing import Cifarnet, Inception, Lenet, ResizedCrop, Vgg

@@ -12,7 +12,7 @@ import torch
 from tiny_images import image_folder, image_shards
 
 from lockstep.errors import DataError, InputError, RecipeError
-from lockstep.images.crops import DistortedCrop
+from lockstep.images.resized_crops import DistortedCrop
 from lockstep.randomness import Draws
 from lockstep.readers.reader import decoder_of
 from lockstep.recipes.data import ImageData, MnistData

@@ -137,7 +137,7 @@ def test_a_run_that_is_rolled_back_equals_one_told_from_the_start(
     assert said[0].startswith(
         "The update after step 2 is not finite; nothing was changed. "
         "Going back to step 0, position 0, and on without the batch at position 8 (1 of at most 10): "
-        "loss 'square' is nan (and 6 more); from tower 1 on worker 0 (positions 10 to 11 of the stream): "
+        "loss 'square' is nan and 6 more; from tower 1 on worker 0 (positions 10 to 11 of the stream): "
     )
 
 
