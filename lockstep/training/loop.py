@@ -1,4 +1,10 @@
-"""The loop: a generator of reports, and the same with hooks."""
+"""The loop: a generator of reports, and the same with hooks.
+
+A step commits its batch to the loader that the batch comes from: the loader moves its position, within the same
+uninterrupted block as the update, and keeps the report. `batches` reads that report to know whether a stop was
+requested, and commits a batch itself if no step was made from it. So `for batch in ls.batches(loader):` needs no line
+of its own for this, and nothing is written to a batch.
+"""
 
 from __future__ import annotations
 
@@ -111,9 +117,10 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
             worker.pulse.at(now.step, "loop body")
             enter_body()
             yield batch
-            report = batch.report
+            if loader.position != batch.position + batch.batch_size:
+                loader.commit(batch)
+            report = loader.last_report
             if report is None:  # no step was made from it, in which workers could agree to stop
-                batch.attempted()
                 now = Progress(now.step + 1, batch.position + batch.batch_size, batch.epoch_size)
                 is_stopped = worker.num_workers == 1 and worker.pulse.stop_requested is not None
             else:
