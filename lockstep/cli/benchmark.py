@@ -26,7 +26,7 @@ from lockstep.parallel.launch import STOPPED
 from lockstep.readers.combine import OnlyFields
 from lockstep.readers.reader import Reader
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.shipped import recipe as find
+from lockstep.recipes.shipped import find
 from lockstep.reporting.wording import rate
 from lockstep.runs.build import build
 from lockstep.screen import write_json, write_lines
