@@ -19,7 +19,7 @@ from lockstep.checks import check_one_of, check_range
 from lockstep.errors import DataError, InputError
 from lockstep.images import jpeg, pillow
 from lockstep.images.jpeg import JpegDecoder, JpegHeader, check_raster_size, torchcodec, turbojpeg
-from lockstep.stages import stage
+from lockstep.tracing import timed
 
 DECODERS = ("auto", "turbojpeg", "torchcodec", "pillow")
 
@@ -177,7 +177,7 @@ class EncodedImage:
 
         Args and errors are those of `Decoding.decode`.
         """
-        with stage("decode"):
+        with timed("decode"):
             return self.decoding.decode(self.data, self.source, region, at_least)
 
 

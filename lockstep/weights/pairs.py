@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from lockstep.errors import InputError
+from lockstep.listing import shorten
 from lockstep.weights.names import Place, Rename, aligned, renamed
-from lockstep.weights.report import shortened
 from lockstep.weights.source import WeightSource
 from lockstep.weights.warm_start import WarmStart
 
@@ -129,6 +129,6 @@ def _matches_nothing(source: WeightSource, what: str, names: Iterable[str]) -> I
     return InputError(
         f"{what} matches no tensor of {source.path}.",
         given=what,
-        expected=f"what is found in one of {shortened(list(names)) or 'no names at all'}",
+        expected=f"what is found in one of {shorten(list(names)) or 'no names at all'}",
         hint="correct it, or leave it out",
     )

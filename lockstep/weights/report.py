@@ -9,9 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from lockstep.listing import shorten
 from lockstep.screen import one_line
-
-_NAMED_AT_MOST = 4
 
 
 @dataclass(frozen=True)
@@ -118,12 +117,12 @@ class Report:
         )
         lines = {
             "loaded": self._how(),
-            "missing": shortened(self.missing),
-            "mismatched": shortened([f"{each.target} ({each.reason})" for each in self.mismatched]),
+            "missing": shorten(self.missing),
+            "mismatched": shorten([f"{each.target} ({each.reason})" for each in self.mismatched]),
             "skipped": _by_reason(self.skipped),
-            "unexpected": shortened(self.unexpected),
+            "unexpected": shorten(self.unexpected),
             "ignored": _by_reason(self.ignored),
-            "nonfinite": shortened([str(each) for each in self.nonfinite or ()]),
+            "nonfinite": shorten([str(each) for each in self.nonfinite or ()]),
         }
         counts = self._counts()
         rows = (f"  {name:10} {counts[name]:6,}  {lines[name]}".rstrip() for name in counts)
@@ -152,14 +151,6 @@ def _nonfinite(name: str, tensor: Tensor) -> NonFinite | None:
     return NonFinite(name, num_nan, num_infinite) if num_nan or num_infinite else None
 
 
-def shortened(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
-    more = len(names) - _NAMED_AT_MOST
-    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more:,} more" if more > 0 else "")
-
-
 def _by_reason(left: Sequence[Left]) -> str:
     counts = Counter(each.reason for each in left)
-    return "; ".join(
-        f"{reason}: {shortened([each.name for each in left if each.reason == reason])}" for reason in counts
-    )
+    return "; ".join(f"{reason}: {shorten([each.name for each in left if each.reason == reason])}" for reason in counts)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
+from lockstep.listing import shorten
 from lockstep.weights.averages import AVERAGED_PARTS
 from lockstep.weights.file_errors import damaged, damaged_tensor, no_tensor, not_numbers, unreadable
 from lockstep.weights.name_maps import AVERAGE
@@ -209,7 +210,7 @@ def _foreign_pickle(path: Path, head: bytes) -> CheckpointError:
 
 
 def _without_tensors(path: Path, content: object) -> CheckpointError:
-    keys = ", ".join(map(str, list(content)[:5])) if isinstance(content, Mapping) else ""
+    keys = shorten([*map(str, content)]) if isinstance(content, Mapping) else ""
     return CheckpointError(
         f"{path} holds no tensors.",
         given=f"a {type(content).__name__}" + (f" with {keys}" if keys else ""),

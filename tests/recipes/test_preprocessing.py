@@ -26,7 +26,7 @@ from lockstep.images.slim_presets import cifarnet_preset, inception_preset, lene
 from lockstep.randomness import Draws
 from lockstep.recipes.preprocessing import Cifarnet, Inception, Lenet, ResizedCrop, Vgg
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 
 SIZE = 16
 
@@ -148,7 +148,7 @@ def test_inception_has_values_from_minus_1_to_1() -> None:
 )
 def test_numbers_out_of_range_are_refused_with_the_recipe(kind: str, setting: str, what: str, given_text: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        with_settings(recipe("flowers"), [f"data.preprocessing.kind={kind}", f"data.preprocessing.{setting}"])
+        with_settings(find("flowers"), [f"data.preprocessing.kind={kind}", f"data.preprocessing.{setting}"])
     assert (caught.value.what, caught.value.given) == (f"data.preprocessing in --set: {what}", given_text)
 
 
