@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lockstep.parallel.towers import InTurn, Towers
     from lockstep.progress import Epochs, Hours, Interval, Progress, Steps
     from lockstep.runs.result import Result
-    from lockstep.runs.running import run
+    from lockstep.runs.run import run
     from lockstep.training.attempt import LossAverage
     from lockstep.training.initialize import initialize
     from lockstep.training.loop import batches, every, train, train_steps
@@ -63,7 +63,7 @@ _HOMES = {
     "lockstep.parallel.towers": ["InTurn", "Towers"],
     "lockstep.progress": ["Epochs", "Hours", "Interval", "Progress", "Steps"],
     "lockstep.runs.result": ["Result"],
-    "lockstep.runs.running": ["run"],
+    "lockstep.runs.run": ["run"],
     "lockstep.training.initialize": ["initialize"],
     "lockstep.training.loop": ["batches", "every", "train", "train_steps"],
     "lockstep.training.resume": ["resume", "save"],

@@ -31,7 +31,7 @@ from lockstep.cli.scored_run import scored_run
 from lockstep.evaluation.follow import Patience
 from lockstep.progress import Interval
 from lockstep.recipes.parts import Evaluate, Stage
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
 from lockstep.runs.classification import CONFUSION, MISTAKES
 from lockstep.runs.workdir import Workdir
@@ -171,7 +171,7 @@ class TestWhatIsSaidAndWritten:
 def test_each_stage_of_a_run_is_scored(tmp_path: Path) -> None:
     """In the first one other parameters have averages than in the second."""
     shorten = replace(
-        recipe("mnist"),
+        find("mnist"),
         batch_size=24,
         average=ls.optim.MovingAverage(0.5),
         end=None,
@@ -214,7 +214,7 @@ def test_a_class_may_be_called_what_is_no_text(tmp_path: Path) -> None:
     assert table.read_text().splitlines()[0] == r"is / predicted,r\udcffd,ü"
 
 
-def skipped(workdir: Path, *words: str) -> str:
+def refused(workdir: Path, *words: str) -> str:
     """What the command says before any worker starts."""
     with pytest.raises(ls.InputError) as raised:
         scoring.plan(["evaluate", str(workdir), *words])
@@ -229,7 +229,7 @@ class TestRefusals:
         assert "examples to 10000 or less" in str(raised.value)
 
     def test_no_examples(self, workdir: Path) -> None:
-        assert "examples is out of range" in skipped(workdir, "--examples", "0")
+        assert "examples is out of range" in refused(workdir, "--examples", "0")
 
     @pytest.mark.parametrize(
         ("flag", "name", "ending"),
@@ -240,10 +240,10 @@ class TestRefusals:
     ) -> None:
         path = tmp_path / f"{name}{ending}"
         path.touch()
-        assert f"given:    --{flag} {path}" in skipped(workdir, f"--{flag}", str(path))
-        assert "--force to overwrite it" in skipped(workdir, f"--{flag}", str(path))
+        assert f"given:    --{flag} {path}" in refused(workdir, f"--{flag}", str(path))
+        assert "--force to overwrite it" in refused(workdir, f"--{flag}", str(path))
         scoring.plan(["evaluate", str(workdir), f"--{flag}", str(path), "--force"])
-        assert f"--{flag} {path}" in skipped(workdir, f"--{flag}", str(path.with_suffix(".doc")))
+        assert f"--{flag} {path}" in refused(workdir, f"--{flag}", str(path.with_suffix(".doc")))
 
     @pytest.mark.parametrize(
         ("words", "said"),
@@ -256,7 +256,7 @@ class TestRefusals:
         ids=["interval", "both", "negative", "nan"],
     )
     def test_times_that_say_nothing(self, workdir: Path, words: list[str], said: str) -> None:
-        assert said in skipped(workdir, *words)
+        assert said in refused(workdir, *words)
 
     @pytest.mark.parametrize(
         "words", [["--raw", "--average"], ["--follow", "--best"], ["--follow", "--step", "2"]], ids=" ".join
@@ -279,7 +279,7 @@ class TestWhatIsScored:
         ids=["both", "one"],
     )
     def test_the_test_examples_where_there_are_some(self, tmp_path: Path, given: dict[str, str], expected: str) -> None:
-        whole = recipe("inception_v3")
+        whole = find("inception_v3")
         Workdir(tmp_path).write_recipe(replace(whole, data=replace(whole.data, train="x", **given)))
         assert self.split(tmp_path) == expected
         assert self.split(tmp_path, "--split", "train") == "train"
@@ -288,9 +288,9 @@ class TestWhatIsScored:
         ("words", "split"), [([], "validation"), (["--split", "test"], "test")], ids=["by itself", "asked for"]
     )
     def test_a_split_that_the_run_does_not_have(self, tmp_path: Path, words: list[str], split: str) -> None:
-        whole = recipe("inception_v3")
+        whole = find("inception_v3")
         Workdir(tmp_path).write_recipe(replace(whole, data=replace(whole.data, train="x")))
-        said = skipped(tmp_path, "--follow", *words)
+        said = refused(tmp_path, "--follow", *words)
         assert f"The run in {tmp_path} has no {split} examples." in said
         assert f"lockstep evaluate {tmp_path} --split train" in said
 
@@ -307,8 +307,8 @@ class TestWhatIsScored:
         assert scored_run(parse(["evaluate", str(workdir), *words])).patience == expected
 
     def test_a_run_without_a_checkpoint_is_waited_for(self, tmp_path: Path) -> None:
-        Workdir(tmp_path).write_recipe(recipe("mnist"))
-        assert "add --follow to wait for it" in skipped(tmp_path)
+        Workdir(tmp_path).write_recipe(find("mnist"))
+        assert "add --follow to wait for it" in refused(tmp_path)
         assert scoring.plan(["evaluate", str(tmp_path), "--follow", "--workers", "1", "--device", "cpu"])
 
     @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ class TestWhatIsScored:
         ids=["none", "empty", "over", "resumed", "torn"],
     )
     def test_whether_the_run_is_over(self, tmp_path: Path, history: str | None, expected: bool) -> None:
-        Workdir(tmp_path).write_recipe(recipe("mnist"))
+        Workdir(tmp_path).write_recipe(find("mnist"))
         if history is not None:
             (tmp_path / "history.jsonl").write_text(history)
         assert scored_run(parse(["evaluate", str(tmp_path), "--follow"])).is_over() is expected

@@ -18,7 +18,7 @@ from lockstep.cli.main import main
 from lockstep.errors import InputError
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
 from lockstep.workers.rank import leave
 
@@ -39,7 +39,7 @@ def shards(tmp_path: Path) -> str:
 
 
 def small(*settings: str) -> Recipe:
-    return with_settings(recipe("inception_v3"), [*SMALL, *settings])
+    return with_settings(find("inception_v3"), [*SMALL, *settings])
 
 
 def words(path: Path, *settings: str) -> list[str]:
@@ -102,7 +102,7 @@ def test_the_command_says_which_record_has_a_label_past_the_classes(tmp_path: Pa
     assert "Traceback" not in ended.stderr
 
 
-def skipped(run: Callable[[list[str]], object], argv: list[str]) -> str:
+def refused(run: Callable[[list[str]], object], argv: list[str]) -> str:
     try:
         with pytest.raises(InputError) as caught:
             run(argv)
@@ -126,7 +126,7 @@ def test_a_path_that_is_none_is_refused_before_workers_start(
     shards: str, tmp_path: Path, settings: list[str], said: str
 ) -> None:
     given = [setting.format(tmp_path) for setting in settings]
-    assert said.format(tmp_path) in skipped(training.plan, words(tmp_path, *given))
+    assert said.format(tmp_path) in refused(training.plan, words(tmp_path, *given))
     assert not (tmp_path / "run").exists()
 
 
@@ -153,7 +153,7 @@ def test_data_that_will_not_do_is_refused_by_a_worker_at_its_start(
     given = [setting.format(tmp_path, FIXTURES) for setting in settings]
     argv = words(tmp_path, *given, "feed.order=sequential")
     training.plan(argv)
-    assert said.format(tmp_path) in skipped(training.work, argv)
+    assert said.format(tmp_path) in refused(training.work, argv)
 
 
 def test_unlabelled_records_may_be_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -170,7 +170,7 @@ def test_a_resumed_run_with_another_stage_says_what_differs(shards: str, tmp_pat
     file = tmp_path / "run/recipe.toml"
     file.write_text(to_toml(small(f"data.train={shards}", *stage, "end.count=2")))
     shutil.copy(file, tmp_path / "saved.toml")
-    said = skipped(training.plan, words(tmp_path, f"data.train={shards}", *stage, "stages.0.image_size=80"))
+    said = refused(training.plan, words(tmp_path, f"data.train={shards}", *stage, "stages.0.image_size=80"))
     assert said.startswith(f"The run in {tmp_path}/run has another recipe.\n")
     assert "given:    stages.0.image_size: saved None, given 80\n" in said
     assert file.read_text() == (tmp_path / "saved.toml").read_text()

@@ -13,34 +13,34 @@ WHAT = "Plans are drawn as one PNG or as a page."
 ENDINGS = (".png", ".html")
 
 
-def skipped(path: Path, *, overwrite: bool = False) -> str:
+def refused(path: Path, *, overwrite: bool = False) -> str:
     with pytest.raises(InputError) as caught:
         check_target(path, ENDINGS, WHAT, overwrite=overwrite)
     return str(caught.value)
 
 
 def test_another_ending(tmp_path: Path) -> None:
-    said = skipped(tmp_path / "plan.pdf")
+    said = refused(tmp_path / "plan.pdf")
     assert said.startswith(WHAT)
     assert "ends in .png or .html" in said
     assert f"--to {tmp_path / 'plan.png'}" in said
 
 
 def test_no_name() -> None:
-    assert "name a file" in skipped(Path())
+    assert "name a file" in refused(Path())
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    assert f"mkdir -p {tmp_path / 'gone'}" in skipped(tmp_path / "gone" / "plan.png")
+    assert f"mkdir -p {tmp_path / 'gone'}" in refused(tmp_path / "gone" / "plan.png")
 
 
 def test_a_file_that_is_there_may_be_overwritten_on_request_alone(tmp_path: Path) -> None:
     path = tmp_path / "plan.png"
     path.touch()
-    assert "--force to overwrite it" in skipped(path)
+    assert "--force to overwrite it" in refused(path)
     check_target(path, ENDINGS, WHAT, overwrite=True)
 
 
 def test_a_folder_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "plan.png").mkdir()
-    assert "There is a folder" in skipped(tmp_path / "plan.png", overwrite=True)
+    assert "There is a folder" in refused(tmp_path / "plan.png", overwrite=True)

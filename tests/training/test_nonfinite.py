@@ -70,7 +70,7 @@ def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
     return {"plain": model[0].bias.square().sum(), "square": (square * batch["weight"]).mean()}
 
 
-def skipped(state: ls.TrainState, loader: ls.data.Loader, function: Any = losses, **how: Any) -> ls.NonFiniteError:
+def refused(state: ls.TrainState, loader: ls.data.Loader, function: Any = losses, **how: Any) -> ls.NonFiniteError:
     """The error of the second attempt."""
     steps = ls.train_steps(state, function, loader, ls.Towers(TOWERS, **how))
     assert next(steps).step == 1
@@ -80,19 +80,19 @@ def skipped(state: ls.TrainState, loader: ls.data.Loader, function: Any = losses
 
 
 def bad_pixel() -> ls.NonFiniteError:
-    return skipped(make_state(), make_loader(x=(15, math.inf)))
+    return refused(make_state(), make_loader(x=(15, math.inf)))
 
 
 def huge_weight() -> ls.NonFiniteError:
-    return skipped(make_state(), make_loader(weight=(14, 3e38), y=(14, 100.0)))
+    return refused(make_state(), make_loader(weight=(14, 3e38), y=(14, 100.0)))
 
 
 def overflow() -> ls.NonFiniteError:
-    return skipped(make_state(Square()), make_loader(x=(15, 1e30)))
+    return refused(make_state(Square()), make_loader(x=(15, 1e30)))
 
 
 def bad_gradient() -> ls.NonFiniteError:
-    return skipped(make_state(Identity()), make_loader(x=(15, 1e7)))
+    return refused(make_state(Identity()), make_loader(x=(15, 1e7)))
 
 
 # The fault, what is said of the last tower, and how many towers are guilty on one worker and on two.
@@ -269,7 +269,7 @@ def test_a_metric_is_never_to_blame() -> None:
     def with_metric(model: nn.Module, batch: ls.Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         return losses(model, batch), {"ratio": torch.tensor(math.nan if batch.towers.start == 0 else 1.0)}
 
-    nonfinite = skipped(make_state(), make_loader(x=(15, math.inf)), with_metric).nonfinite
+    nonfinite = refused(make_state(), make_loader(x=(15, math.inf)), with_metric).nonfinite
     assert nonfinite is not None
     assert [line[:7] for line in nonfinite.culprits] == ["tower 3"]
 
@@ -283,7 +283,7 @@ def test_what_depends_on_random_numbers_meets_the_same_ones_again() -> None:
         return {"square": losses(model, batch)["square"] * (math.inf if is_bad else 1.0)}
 
     before = torch.random.get_rng_state()
-    nonfinite = skipped(make_state(), make_loader(), unlucky).nonfinite
+    nonfinite = refused(make_state(), make_loader(), unlucky).nonfinite
     unlucky_towers = [tower for tower in range(TOWERS) if draws[TOWERS + tower] > 0.5]
     assert nonfinite is not None
     assert 0 < len(unlucky_towers) < TOWERS
@@ -300,7 +300,7 @@ def test_what_does_not_come_again_is_said() -> None:
         is_bad = batch.towers.start == 1 and calls.count(BAD_BATCH) == 2
         return {"square": losses(model, batch)["square"] * (math.nan if is_bad else 1.0)}
 
-    error = skipped(make_state(), make_loader(), once)
+    error = refused(make_state(), make_loader(), once)
     assert "of the stream): loss 'square' is nan; run again, it is finite; examples 10, 11" in str(error)
 
 
@@ -313,7 +313,7 @@ def test_an_error_of_the_second_run_hides_nothing() -> None:
             raise LookupError("no second time")
         return losses(model, batch)
 
-    error = skipped(make_state(Square()), make_loader(x=(15, 1e30)), only_once)
+    error = refused(make_state(Square()), make_loader(x=(15, 1e30)), only_once)
     said = "loss 'square' is nan; run again, it raised LookupError('no second time'); examples 14, 15"
     assert f"tower 3 on worker 0 (positions 14 to 15 of the stream): {said}" in str(error)
 
@@ -386,7 +386,7 @@ def test_a_norm_that_overflows_blames_no_tower() -> None:
 
 def test_towers_that_run_as_one_are_named_without_another_run() -> None:
     middle = nn.Sequential(Identity(), nn.BatchNorm1d(4))
-    error = skipped(make_state(middle), make_loader(x=(15, 1e7)), batch_norm="sync")
+    error = refused(make_state(middle), make_loader(x=(15, 1e7)), batch_norm="sync")
     said = "tower 0 on worker 0 (positions 8 to 15 of the stream): the gradient of '0.bias' is not finite"
     assert said in str(error)
 
@@ -413,7 +413,7 @@ def test_a_refused_attempt_leaves_the_buffers_of_other_models() -> None:
     ],
 )
 def test_the_error_says_what_can_be_done(policy: str, hint: str) -> None:
-    assert hint in skipped(make_state(nonfinite=policy), make_loader(x=(15, math.inf))).hint
+    assert hint in refused(make_state(nonfinite=policy), make_loader(x=(15, math.inf))).hint
 
 
 def test_off_does_not_look() -> None:
