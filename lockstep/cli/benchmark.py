@@ -30,7 +30,7 @@ from lockstep.recipes.shipped import recipe as find
 from lockstep.reporting.wording import rate
 from lockstep.runs.build import build
 from lockstep.screen import write_json, write_lines
-from lockstep.stages import STAGES
+from lockstep.tracing import INPUT_STAGES
 from lockstep.training import choices
 from lockstep.training.step import bind
 from lockstep.types import Batch
@@ -165,7 +165,7 @@ def _rows(loader: Loader, measured: Measured) -> dict[str, Pace]:
 
 def _table(rows: Mapping[str, Pace]) -> Iterator[str]:
     """Names to the left, numbers to the right."""
-    stages = [stage for stage in (*STAGES, "copy") if any(pace.share(stage) for pace in rows.values())]
+    stages = [stage for stage in (*INPUT_STAGES, "copy") if any(pace.share(stage) for pace in rows.values())]
     lines = [["", "examples/s", "a CPU-second", *stages]]
     for name, pace in rows.items():
         shares = [f"{100 * pace.share(stage):.0f} %" if stage in pace.stage_seconds else "" for stage in stages]

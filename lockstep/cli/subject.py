@@ -17,7 +17,7 @@ from lockstep.errors import DataError, InputError
 from lockstep.images.augment import HorizontalFlip
 from lockstep.images.resized_crops import RandomResizedCrop
 from lockstep.images.slim_presets import SLIM_PRESETS, inception
-from lockstep.readers.opening import KNOWN, open_source
+from lockstep.readers.open import KNOWN, open_source
 from lockstep.readers.reader import Reader
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe

@@ -12,6 +12,7 @@ from typing import Any
 from lockstep.cli.crew import joined, num_workers, stopped_code
 from lockstep.cli.main import parse
 from lockstep.cli.scoring import tell
+from lockstep.owner import scratch_folder
 from lockstep.progress import End, Epochs, Hours, Steps
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
@@ -21,7 +22,6 @@ from lockstep.runs.result import Result
 from lockstep.runs.session import Session
 from lockstep.runs.without_files import check_needs_no_files
 from lockstep.runs.workdir import Workdir
-from lockstep.scratch import scratch_folder
 from lockstep.workers.rank import Worker
 
 log = logging.getLogger("lockstep")

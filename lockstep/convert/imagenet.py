@@ -25,7 +25,7 @@ from lockstep.durable import atomic_write
 from lockstep.errors import DataError
 from lockstep.listing import shorten
 from lockstep.readers.label_map import read_labels
-from lockstep.readers.voc_xml import VocAnnotation, VocObject, read_voc_xml
+from lockstep.readers.voc import VocAnnotation, VocObject, read_voc_xml
 
 _ENDING = ".JPEG"
 

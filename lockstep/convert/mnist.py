@@ -15,8 +15,9 @@ from lockstep.errors import DataError
 from lockstep.images.pillow import png_bytes
 from lockstep.readers.mnist import FILES, SPLITS, UInt8s, default_folder, ensure_files, load_idx, prepare_records
 from lockstep.records.example import serialize_example
+from lockstep.records.record_files import RecordFiles
 from lockstep.records.shards import check_local
-from lockstep.records.tfrecord import RecordFiles, write_records
+from lockstep.records.tfrecord import write_records
 
 LAYOUTS = ("raw", "png")
 

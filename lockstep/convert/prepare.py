@@ -21,7 +21,7 @@ from lockstep.images import jpeg, pillow
 from lockstep.images.decode import AS_STORED
 from lockstep.images.resizing import resized
 from lockstep.records.example import Float32s, Values, parse_example, serialize_example
-from lockstep.records.tfrecord import RecordFiles
+from lockstep.records.record_files import RecordFiles
 
 PREPARED = "image/prepared"
 """The feature that names the preparation of a record."""

@@ -22,7 +22,7 @@ from lockstep.checks import check_one_of, check_range
 from lockstep.errors import DataError, InputError
 from lockstep.images import jpeg, pillow
 from lockstep.images.jpeg import JpegHeader, TurboJpeg, turbojpeg
-from lockstep.stages import stage
+from lockstep.tracing import timed
 
 DECODERS = ("auto", "turbojpeg", "torchcodec", "pillow")
 
@@ -319,5 +319,5 @@ class EncodedImage:
             DataError: it is damaged, of no known format, or too large.
             InputError: the region does not lie within the image.
         """
-        with stage("decode"):
+        with timed("decode"):
             return self.decoding.decode(self.data, self.source, region, at_least)

@@ -10,7 +10,7 @@ from lockstep.checks import check_one_of
 from lockstep.data.loader import Loader
 from lockstep.errors import InputError
 from lockstep.optim import Cosine
-from lockstep.optim.schedules import resolved
+from lockstep.optim.resolution import resolve_schedule
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Steps
 from lockstep.recipes.recipe import Recipe
@@ -136,7 +136,7 @@ def schedule_mismatch(recipe: Recipe, epoch_size: int, what: str = "the run") ->
     given, end = getattr(recipe.optimizer, "lr", None), recipe.end
     if not isinstance(given, Cosine) or not isinstance(end, Steps | Epochs):
         return None
-    schedule = resolved(given, epoch_size, recipe.batch_size)
+    schedule = resolve_schedule(given, epoch_size, recipe.batch_size)
     assert isinstance(schedule, Cosine), "it stays one"
     last = end.count if isinstance(end, Steps) else end.steps(epoch_size, recipe.batch_size)
     if schedule.steps == last:

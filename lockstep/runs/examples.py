@@ -9,8 +9,7 @@ from lockstep.data.loader import Loader
 from lockstep.errors import DataError
 from lockstep.listing import shorten
 from lockstep.readers.combine import Subset
-from lockstep.readers.one_by_one import reader_of
-from lockstep.readers.reader import Reader
+from lockstep.readers.reader import Reader, reader_of
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
 

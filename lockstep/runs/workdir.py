@@ -196,7 +196,7 @@ class Workdir:
                 if closely:
                     self._lease.check()
                 else:
-                    self._lease.glance()
+                    self._lease.check_if_stale()
 
     def note(self, event: str, **facts: Any) -> None:
         """Add a line to the run's history."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lockstep.errors import NonFiniteError
@@ -37,8 +37,9 @@ def explain(
         mine = [_look_into(host, losses, batch, tower, sums, worker) for tower in suspects(host, sums)]
     guilty = [line for line in mine if line]
     found = [line for lines in worker.group.gather(guilty) for line in lines]
-    # A copy: the batch itself is about to hold the report that holds this.
-    return Refusal(batch.position, outcome.unfit, tuple(found) or (NO_TOWER,), copy(batch) if guilty else None)
+    # Without its loader, which is about to keep the report that holds this.
+    part = replace(batch, fields=batch, loader=None) if guilty else None
+    return Refusal(batch.position, outcome.unfit, tuple(found) or (NO_TOWER,), part)
 
 
 def suspects(host: TowerHost, sums: TreeSum) -> list[int]:
@@ -124,8 +125,10 @@ def _in_words(finding: Finding, what: str, batch: Batch, worker: Worker) -> str:
 
 def _example_ids(batch: Batch, position: int, count: int) -> list[str]:
     """The names; none where they cannot be had: the others wait for what this worker has to say."""
+    if batch.loader is None:
+        return []
     try:
-        return batch.example_ids(position, count)
+        return batch.loader.example_ids(position, count, batch.bad)
     except Exception as error:
         log.warning("the examples at positions %d to %d have no names: %r", position, position + count - 1, error)
         return []

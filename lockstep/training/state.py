@@ -20,7 +20,7 @@ from lockstep.optim.averages import MovingAverage
 from lockstep.optim.by_name import ByName
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.optimizers import Optimizer
-from lockstep.optim.transforms import BoundTransform, GradientTransform, bound
+from lockstep.optim.transforms import BoundTransform, GradientTransform, bind_transform
 from lockstep.parallel.statistics import changeable_buffers
 from lockstep.selection import Patterns
 from lockstep.training.attempt import Attempt, Outcome
@@ -128,8 +128,8 @@ class TrainState:
         self._regularization = [each.bind(self.parameters) for each in regularization]
         self.penalised = [name for each in self._regularization for name in each.parameter_names]
         """The parameters that a regularization is on."""
-        self._transforms = [bound(each, self.parameters) for each in gradient_transforms]
-        self.tower_transforms = [bound(each, self.parameters) for each in tower_gradient_transforms]
+        self._transforms = [bind_transform(each, self.parameters) for each in gradient_transforms]
+        self.tower_transforms = [bind_transform(each, self.parameters) for each in tower_gradient_transforms]
         self._updates = tuple(updates)
         self.nonfinite, self.nonfinite_budget = nonfinite, nonfinite_budget
         self.num_refused = 0

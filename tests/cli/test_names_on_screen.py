@@ -16,7 +16,7 @@ from lockstep.cli.main import main
 from lockstep.recipes.shipped import recipe
 from lockstep.recipes.toml import from_toml, to_toml
 from lockstep.records.example import serialize_example
-from lockstep.records.record_streams import write_records
+from lockstep.records.tfrecord import write_records
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\nerror: forged \u202egpj.\x9b\x7f"
 SHOWN = r"\x1b[2J\x1b]0;owned\x07\nerror: forged \u202egpj.\x9b\x7f"

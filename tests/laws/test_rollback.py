@@ -271,7 +271,7 @@ def test_the_position_moves_past_what_is_skipped_with_the_next_attempt() -> None
     batches = loader.batches(range(2), 2, stop=lambda position: position >= 12)
     positions = []
     for batch in batches:
-        batch.attempted()
+        loader.commit(batch)
         positions.append(loader.position)
     assert positions == [4, 12]
 

@@ -17,7 +17,7 @@ from lockstep.losses.regularization import L2
 from lockstep.models.inception_v3 import InceptionV3, InceptionV3Net
 from lockstep.models.torchvision_models import Torchvision
 from lockstep.optim import Constant, Exponential, MovingAverage, RMSProp
-from lockstep.optim.schedules import resolved
+from lockstep.optim.resolution import resolve_schedule
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Interval, Steps
 from lockstep.recipes.data import ImageData
@@ -94,7 +94,7 @@ def test_rates_fall_in_steps_after_so_many_epochs(name: str, steps: list[int], e
     """As the reference counts: int(1281167 / 256 * 30) updates made."""
     given = recipe(name).optimizer
     assert isinstance(given, RMSProp)
-    schedule = resolved(given.lr, IMAGENET_EXAMPLES, 256)
+    schedule = resolve_schedule(given.lr, IMAGENET_EXAMPLES, 256)
     assert [schedule(step) for step in steps] == pytest.approx(expected)
 
 

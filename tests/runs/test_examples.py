@@ -13,7 +13,7 @@ from tiny_images import image_folder, image_shards
 
 import lockstep as ls
 from lockstep.errors import DataError, InputError
-from lockstep.readers import opening
+from lockstep.readers import open as opening
 from lockstep.readers.reader import Arrays, Reader
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings

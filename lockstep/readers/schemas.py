@@ -11,11 +11,79 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_one_of, check_range, check_type, check_whole
+from lockstep.checks import check_one_of, check_range, check_switch, check_type, check_whole
 from lockstep.images.masks import DenseMasks, PngMasks, dense_masks
+from lockstep.readers.image_records import EDGES, ParsedExample, boxes_of, places_with_area
 from lockstep.readers.label_map import LabelMap
-from lockstep.readers.schema import EDGES, ParsedExample, boxes_of, places_with_area
 from lockstep.records.example import Float32s
+
+_CLASS_TEXT = "image/class/text"
+_NO_LABEL = -1
+_LARGEST_OFFSET = 2**31
+_INT64 = range(-(2**63), 2**63)
+
+
+@dataclass(frozen=True)
+class ImageNetSchema:
+    """A schema of `ImageRecords`: what inception's converters of ImageNet and of folders write, and slim's of flowers.
+
+    A batch is {"image": a list of `EncodedImage`, "label": int64 (batch,)}. The label of a record without one is -1; an
+    image it must have, where the reference systems take one of no bytes.
+
+    Raises:
+        InputError: an option is of another type, or out of range.
+    """
+
+    boxes: bool = False
+    """Also read "boxes": for each image float32 (boxes, 4) of top, left, bottom and right as shares of its height and
+    width; (0, 4) where it has none. `boxes_of` says which are refused; those without an area are left out."""
+    text: bool = False
+    """Also read "text": for each image the name of its class, "" where it has none."""
+    label_offset: int = 0
+    """What is taken off each label: with 1, ImageNet's labels 1 to 1000, whose 0 is the background, become 0 to 999."""
+    image_feature: str = "image/encoded"
+    label_feature: str = "image/class/label"
+
+    def __post_init__(self) -> None:
+        check_switch("boxes", self.boxes)
+        check_switch("text", self.text)
+        check_type("label_offset", self.label_offset, int, expected="a whole number", hint="give 0 or 1")
+        check_range("label_offset", self.label_offset, -_LARGEST_OFFSET, _LARGEST_OFFSET)
+        for name in ("image_feature", "label_feature"):
+            check_type(name, getattr(self, name), str, expected="the name of a feature", hint=f'give {name}="..."')
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The names of the features that are read."""
+        boxes = {_BOXES + edge for edge in EDGES} if self.boxes else set()
+        return frozenset({self.image_feature, self.label_feature, *boxes, *([_CLASS_TEXT] if self.text else [])})
+
+    def fields(self, examples: Sequence[ParsedExample]) -> dict[str, Any]:
+        """The fields of a batch of records.
+
+        Raises:
+            DataError: a record has no image, or a feature of another kind or number of values.
+        """
+        fields: dict[str, Any] = {
+            "image": [example.image(self.image_feature) for example in examples],
+            "label": torch.tensor([self._label(example) for example in examples], dtype=torch.int64),
+        }
+        if self.boxes:
+            boxes = fields["boxes"] = boxes_of(examples, _BOXES)
+            for row, places in places_with_area(boxes).items():
+                boxes[row] = boxes[row][places]
+        if self.text:
+            fields["text"] = [example.text(_CLASS_TEXT) for example in examples]
+        return fields
+
+    def _label(self, example: ParsedExample) -> int:
+        label = example.integer(self.label_feature, _NO_LABEL + self.label_offset) - self.label_offset
+        if label not in _INT64:
+            raise example.unusable(
+                self.label_feature, "a label that is an int64 once the offset is off", given=f"{label} then"
+            )
+        return label
+
 
 MASKS = ("none", "numerical", "png")
 
@@ -221,3 +289,45 @@ def _selected(values: Any, places: Sequence[int]) -> Any:
     if isinstance(values, DenseMasks | PngMasks):
         return values.selected(places) if len(values) else values
     return values[places] if isinstance(values, Tensor) else [values[place] for place in places]
+
+
+_MNIST_PIXELS = 28
+
+_CLASS_LABEL = "image/class/label"
+
+
+@dataclass(frozen=True)
+class MnistSchema:
+    """A schema of `ImageRecords` for slim's records of MNIST, whose images are grey PNGs of 28 x 28 pixels.
+
+    The images are decoded at once: a batch is {"image": uint8 (batch, 1, 28, 28), "label": int64 (batch,)}, as of the
+    records with raw pixels. Both are required: slim takes a record without a label for a zero.
+    """
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The names of the features that are read."""
+        return frozenset({_IMAGE, _CLASS_LABEL})
+
+    def fields(self, examples: Sequence[ParsedExample]) -> dict[str, Any]:
+        """The fields of a batch of records.
+
+        Raises:
+            DataError: a record has no label, or no grey image of this size.
+        """
+        labels = torch.tensor([example.integer(_CLASS_LABEL) for example in examples], dtype=torch.int64)
+        return {"image": torch.stack([_pixels_of(example) for example in examples]), "label": labels}
+
+
+def _pixels_of(example: ParsedExample) -> Tensor:
+    """Shape (1, 28, 28)."""
+    image = example.image(_IMAGE)
+    if image.size != (_MNIST_PIXELS, _MNIST_PIXELS):
+        width, height = image.size
+        raise example.unusable(
+            _IMAGE, f"an image of {_MNIST_PIXELS} x {_MNIST_PIXELS} pixels", given=f"one of {width} x {height}"
+        )
+    colours = image.decode()
+    if not torch.equal(colours, colours[:1].expand_as(colours)):
+        raise example.unusable(_IMAGE, "a grey image", given="one in colour")
+    return colours[:1]

@@ -14,18 +14,16 @@ from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.listing import shorten
 from lockstep.readers.coco import Coco
-from lockstep.readers.detection_schema import DetectionSchema
 from lockstep.readers.image_folder import ENDINGS, ImageFolder
 from lockstep.readers.image_records import ImageRecords
-from lockstep.readers.imagenet_schema import ImageNetSchema
-from lockstep.readers.mnist_schema import mnist_records
+from lockstep.readers.mnist import mnist_records
 from lockstep.readers.reader import Reader
+from lockstep.readers.schemas import DetectionSchema, ImageNetSchema
 from lockstep.readers.tar_shards import TarShards
 from lockstep.readers.voc import Voc
-from lockstep.records.braces import expand_braces
 from lockstep.records.example import Values, parse_example
-from lockstep.records.record_streams import read_all
-from lockstep.records.shards import check_local, find_shards
+from lockstep.records.shards import check_local, expand_braces, find_shards
+from lockstep.records.tfrecord import read_all
 
 KNOWN = (
     "a folder with a folder of images for each class; TFRecord files or tar shards, their folder or a pattern; "

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.owner import this_process
-from lockstep.scratch import scratch_folder
+from lockstep.owner import scratch_folder, this_process
 
 KILLED = """
 import os, signal
-from lockstep.scratch import scratch_folder
+from lockstep.owner import scratch_folder
 with scratch_folder("try-") as folder:
     (folder / "run").mkdir()
     (folder / "run" / "file").write_text("left")

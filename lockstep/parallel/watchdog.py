@@ -71,7 +71,7 @@ class _Seen:
     shown: bool = False
 
 
-class Watch:
+class Watchdog:
     """Decides who has been silent or stuck for too long, on a clock of its own. Knows nothing of processes."""
 
     def __init__(self, num_workers: int, limits: Limits, now: float) -> None:
@@ -147,7 +147,7 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerStatus:
     """A worker, and where it was when it was last heard of."""
 
     rank: int
@@ -168,7 +168,7 @@ FailureKind = Literal["error", "input", "peer"]
 
 
 @dataclass(frozen=True)
-class Trouble:
+class Failure:
     """Something that ends the run."""
 
     text: str
@@ -176,34 +176,34 @@ class Trouble:
     """`input`: what was given cannot be used; `peer`: seen from a worker, another one is gone, so never the cause."""
 
 
-def failed(place: Place, kind: FailureKind, text: str) -> Trouble:
+def failed(place: WorkerStatus, kind: FailureKind, text: str) -> Failure:
     """A worker's main function has raised."""
-    return Trouble(f"worker {place.rank} failed {place.where}:\n{text.rstrip()}", kind)
+    return Failure(f"worker {place.rank} failed {place.where}:\n{text.rstrip()}", kind)
 
 
-def died(place: Place, status: int) -> Trouble:
+def died(place: WorkerStatus, status: int) -> Failure:
     """A worker has ended without a word."""
     if status >= 0:
-        return Trouble(f"{place} ended with exit code {status} {place.where}")
-    return Trouble(f"{place} was killed by {signal.Signals(-status).name} {place.where}")
+        return Failure(f"{place} ended with exit code {status} {place.where}")
+    return Failure(f"{place} was killed by {signal.Signals(-status).name} {place.where}")
 
 
-def killed(place: Place, verdict: Verdict) -> Trouble:
+def killed(place: WorkerStatus, verdict: Verdict) -> Failure:
     """A worker was killed because it was stopped, silent or stuck."""
     if verdict.reason == "stuck":
-        return Trouble(
+        return Failure(
             f"{place} has been {place.where} for {verdict.seconds:.0f} s, and was killed; its stack is shown above."
             " Where this may take so long, raise watch.hang_seconds in the recipe, or --hang-seconds (0: no limit)"
         )
     why = "was stopped (SIGSTOP)" if verdict.reason == "stopped" else "gave no sign of life"
-    return Trouble(f"{place} {why} for {verdict.seconds:.1f} s {place.where}, and was killed")
+    return Failure(f"{place} {why} for {verdict.seconds:.1f} s {place.where}, and was killed")
 
 
-def missed(place: Place) -> Trouble:
+def missed(place: WorkerStatus) -> Failure:
     """A worker has ended without an error, and the others wait for it."""
-    return Trouble(f"{place} ended with exit code 0 {place.where}, before the others, which needed it")
+    return Failure(f"{place} ended with exit code 0 {place.where}, before the others, which needed it")
 
 
-def cause(troubles: Sequence[Trouble]) -> Trouble:
+def cause(failures: Sequence[Failure]) -> Failure:
     """The one to show, of all that were noticed, in order: what survivors say of a lost peer only if nothing else."""
-    return next((trouble for trouble in troubles if trouble.kind != "peer"), troubles[0])
+    return next((failure for failure in failures if failure.kind != "peer"), failures[0])

@@ -21,11 +21,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import TypeVar
 
 import google_crc32c
 
-from lockstep.errors import DataError
+from lockstep.records.open_files import Version
 
 Index = TypeVar("Index")
 
@@ -34,34 +34,6 @@ _CRC = struct.Struct("<I")
 _ANYBODY_WRITES = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 _logger = logging.getLogger("lockstep")
-
-
-class Version(NamedTuple):
-    """What a file was when its index was made."""
-
-    size_bytes: int
-    mtime_ns: int
-
-
-def version_of(file: BinaryIO) -> Version:
-    """What an open file is now."""
-    status = os.fstat(file.fileno())
-    return Version(status.st_size, status.st_mtime_ns)
-
-
-def check_version(file: BinaryIO, path: Path, version: Version) -> None:
-    """Refuse a file that is not what it was when its index was made.
-
-    Raises:
-        DataError: it has another size, or was changed at another time.
-    """
-    if (now := version_of(file)) != version:
-        raise DataError(
-            f"{path} has changed since its index was made.",
-            given=f"{now.size_bytes} bytes, changed at {now.mtime_ns} ns",
-            expected=f"{version.size_bytes} bytes, changed at {version.mtime_ns} ns",
-            hint="start again, and leave the files alone while they are read",
-        )
 
 
 def kept_index(path: Path, kind: bytes, version: Version, decode: Callable[[bytes], Index | None]) -> Index | None:

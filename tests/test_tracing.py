@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import tarfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,67 @@ import pytest
 import torch
 from tiny_images import image_folder, image_shards, photo
 
-from lockstep.now_reading import listen, now_reading
+from lockstep import tracing as stages
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.image_records import ImageRecords
-from lockstep.readers.imagenet_schema import ImageNetSchema
-from lockstep.readers.one_by_one import OneByOne
-from lockstep.readers.reader import TorchDataset
+from lockstep.readers.reader import OneByOne, TorchDataset
+from lockstep.readers.schemas import ImageNetSchema
 from lockstep.readers.tar_shards import TarShards
+from lockstep.tracing import listen, measure_stages, now_reading, sum_seconds, timed
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock is one second after the one before."""
+    ticks: Iterator[float] = iter(range(1000))
+    monkeypatch.setattr(stages.time, "perf_counter", lambda: float(next(ticks)))
+
+
+def test_a_stage_within_another_takes_its_time_from_it() -> None:
+    with measure_stages() as seconds, timed("augment"), timed("decode"):
+        pass
+    assert seconds == {"augment": 2.0, "decode": 1.0}
+
+
+def test_the_same_stage_again_adds_up() -> None:
+    with measure_stages() as seconds:
+        for _ in range(3):
+            with timed("read"):
+                pass
+    assert seconds == {"read": 3.0}
+
+
+def test_an_error_ends_its_stages() -> None:
+    with measure_stages() as seconds:
+        with pytest.raises(ValueError, match="torn"), timed("augment"), timed("decode"):
+            raise ValueError("torn")
+        with timed("read"):
+            pass
+    assert seconds == {"augment": 2.0, "decode": 1.0, "read": 1.0}
+
+
+def test_where_nobody_measures_nothing_is_kept() -> None:
+    with timed("read"):
+        pass
+    with measure_stages() as seconds:
+        pass
+    assert seconds == {}
+
+
+def test_threads_are_measured_apart() -> None:
+    with measure_stages() as here, timed("read"):
+        other = threading.Thread(target=timed("decode").__enter__)
+        other.start()
+        other.join()
+    assert here == {"read": 1.0}
+
+
+def test_seconds_add_by_stage() -> None:
+    assert sum_seconds({"read": 1.0, "decode": 2.0}, {"decode": 0.5, "collate": 1.0}) == {
+        "read": 1.0,
+        "decode": 2.5,
+        "collate": 1.0,
+    }
 
 
 class Examples:

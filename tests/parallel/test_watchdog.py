@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.parallel import watch
-from lockstep.parallel.watch import Limits, Place, Trouble, Verdict, Watch
+from lockstep.parallel import watchdog
+from lockstep.parallel.watchdog import Failure, Limits, Verdict, Watchdog, WorkerStatus
 
 LIMITS = Limits()
-PLACE = Place(rank=1, pid=123, step=57, phase="exchange")
+PLACE = WorkerStatus(rank=1, pid=123, step=57, phase="exchange")
 
 
 def running(rank: int) -> bool:
     return False
 
 
-def looks(watch: Watch, start: float, seconds: float, stopped: bool = False) -> list[tuple[float, Verdict]]:
+def looks(watch: Watchdog, start: float, seconds: float, stopped: bool = False) -> list[tuple[float, Verdict]]:
     """What is decided when the launcher looks ten times a second, and when (in seconds after the start)."""
     decided = []
     for tick in range(1, round(seconds * 10) + 1):
@@ -26,14 +26,14 @@ def looks(watch: Watch, start: float, seconds: float, stopped: bool = False) -> 
     return decided
 
 
-def at(phase: str) -> Watch:
+def at(phase: str) -> Watchdog:
     """One worker that told at time 0 that it is in this phase, and nothing since."""
-    watch = Watch(1, LIMITS, now=0.0)
+    watch = Watchdog(1, LIMITS, now=0.0)
     watch.heard(0, 0, phase, 1)
     return watch
 
 
-def beating(watch: Watch, start: float, seconds: float, places: list[tuple[int, str, int]]) -> list[Verdict]:
+def beating(watch: Watchdog, start: float, seconds: float, places: list[tuple[int, str, int]]) -> list[Verdict]:
     """What is decided while all workers say ten times a second that they are still at these places."""
     decided = []
     for tick in range(1, round(seconds * 10) + 1):
@@ -82,7 +82,7 @@ def test_the_pause_of_the_launcher_is_nobodys_silence() -> None:
 
 
 def test_only_the_silent_one_is_judged() -> None:
-    watch = Watch(3, LIMITS, now=0.0)
+    watch = Watchdog(3, LIMITS, now=0.0)
     for tick in range(1, 40):
         for rank in (0, 2):
             watch.heard(rank, 1, "exchange", tick)
@@ -102,7 +102,7 @@ def test_a_worker_that_has_ended_is_silent_for_good() -> None:
 
 @given(st.lists(st.floats(min_value=0.01, max_value=1.9), max_size=50))
 def test_who_speaks_often_enough_is_left_alone(silences: list[float]) -> None:
-    watch, now = Watch(1, LIMITS, now=0.0), 0.0
+    watch, now = Watchdog(1, LIMITS, now=0.0), 0.0
     for count, seconds in enumerate(silences):
         now += seconds
         assert watch.look(now, lambda rank: True) == []
@@ -117,7 +117,7 @@ def test_a_worker_that_beats_but_stands_still_shows_its_stack_and_is_killed_late
 
 
 def test_without_a_limit_it_is_never_killed() -> None:
-    watch = Watch(1, replace(LIMITS, hang_seconds=0), now=0.0)
+    watch = Watchdog(1, replace(LIMITS, hang_seconds=0), now=0.0)
     assert [verdict.action for verdict in beating(watch, 0.0, 5000.0, [(0, "compute", 1)])] == ["show"]
 
 
@@ -140,17 +140,17 @@ def test_at_the_same_step_and_phase_a_count_that_grows_is_no_hang() -> None:
 
 @pytest.mark.parametrize("call", ["exchange", "gather"])
 def test_who_waits_for_all_others_is_not_to_blame(call: str) -> None:
-    watch = Watch(3, LIMITS, now=0.0)
+    watch = Watchdog(3, LIMITS, now=0.0)
     verdicts = beating(watch, 0.0, 605.0, [(5, call, 9), (5, "compute", 8), (5, call, 9)])
     assert [(verdict.rank, verdict.action) for verdict in verdicts] == [(1, "show"), (1, "kill")]
     # Nor is it when the last one comes at last.
-    watch = Watch(2, LIMITS, now=0.0)
+    watch = Watchdog(2, LIMITS, now=0.0)
     beating(watch, 0.0, 500.0, [(5, "exchange", 9), (5, "compute", 8)])
     assert beating(watch, 500.0, 9.0, [(5, "exchange", 9), (5, "exchange", 9)]) == []
 
 
 def test_where_all_wait_in_the_exchange_all_are_stuck() -> None:
-    verdicts = beating(Watch(2, LIMITS, now=0.0), 0.0, 700.0, [(5, "exchange", 9)] * 2)
+    verdicts = beating(Watchdog(2, LIMITS, now=0.0), 0.0, 700.0, [(5, "exchange", 9)] * 2)
     assert [(verdict.rank, verdict.action) for verdict in verdicts] == [
         (0, "show"),
         (1, "show"),
@@ -161,7 +161,7 @@ def test_where_all_wait_in_the_exchange_all_are_stuck() -> None:
 
 def test_code_of_a_script_outside_of_any_loop_may_take_its_time() -> None:
     assert beating(at("script"), 0.0, 50_000.0, [(0, "script", 1)]) == []
-    watch = Watch(2, LIMITS, now=0.0)
+    watch = Watchdog(2, LIMITS, now=0.0)
     assert beating(watch, 0.0, 5_000.0, [(0, "script", 1), (0, "script", 1)]) == []
     show, kill = beating(watch, 5_000.0, 3_605.0, [(0, "script", 1), (0, "gather", 2)])
     assert [(each.rank, each.action, round(each.seconds)) for each in (show, kill)] == [
@@ -182,8 +182,8 @@ def test_how_long_a_worker_waits_for_all_others_is_counted() -> None:
 
 
 def test_a_failure_is_told_with_its_place_and_its_text_last() -> None:
-    trouble = watch.failed(PLACE, "error", "Traceback ...\nValueError: bad\n")
-    assert trouble.text == "worker 1 failed at step 57 (phase exchange):\nTraceback ...\nValueError: bad"
+    failure = watchdog.failed(PLACE, "error", "Traceback ...\nValueError: bad\n")
+    assert failure.text == "worker 1 failed at step 57 (phase exchange):\nTraceback ...\nValueError: bad"
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_failure_is_told_with_its_place_and_its_text_last() -> None:
     ],
 )
 def test_a_death_is_told_with_its_signal_or_exit_code(status: int, text: str) -> None:
-    assert watch.died(PLACE, status) == Trouble(text)
+    assert watchdog.died(PLACE, status) == Failure(text)
 
 
 @pytest.mark.parametrize(
@@ -211,15 +211,15 @@ def test_a_death_is_told_with_its_signal_or_exit_code(status: int, text: str) ->
     ],
 )
 def test_a_kill_is_told_with_its_reason(reason: Literal["stopped", "silent", "stuck"], text: str) -> None:
-    assert watch.killed(PLACE, Verdict(1, "kill", reason, 2.1)) == Trouble(text)
+    assert watchdog.killed(PLACE, Verdict(1, "kill", reason, 2.1)) == Failure(text)
 
 
 def test_who_is_missed_is_told_with_its_place() -> None:
     said = "worker 1 (pid 123) ended with exit code 0 at step 57 (phase exchange), before the others, which needed it"
-    assert watch.missed(PLACE) == Trouble(said)
+    assert watchdog.missed(PLACE) == Failure(said)
 
 
 def test_the_cause_is_the_first_that_is_not_a_lost_peer() -> None:
-    lost, first, second = Trouble("worker 0 lost worker 1", "peer"), Trouble("bad", "input"), Trouble("worse")
-    assert watch.cause([lost, first, second]) is first
-    assert watch.cause([lost]) is lost
+    lost, first, second = Failure("worker 0 lost worker 1", "peer"), Failure("bad", "input"), Failure("worse")
+    assert watchdog.cause([lost, first, second]) is first
+    assert watchdog.cause([lost]) is lost
