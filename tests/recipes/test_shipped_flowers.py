@@ -14,10 +14,10 @@ from lockstep.models.squeezenet import SqueezeNet
 from lockstep.recipes.parts import CrossEntropy
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 from lockstep.runs.build import build_state, check_told, task
 from lockstep.runs.classification import Classification
-from lockstep.runs.running import run
+from lockstep.runs.run import run
 from lockstep.training.warm_start import warm_start
 from lockstep.types import Batch
 from lockstep.workers.rank import join
@@ -36,7 +36,7 @@ def small(tmp_path: Path) -> Recipe:
     photos = str(tmp_path / "photos")
     told = [f"data.train={photos}", f"data.test={photos}", f"warm_start.path={WEIGHTS}"]
     smaller = ["data.image_size=48", "batch_size=2", "model.num_classes=2", "feed.num_processes=0", "device=cpu"]
-    return with_settings(recipe("flowers_small"), told + smaller)
+    return with_settings(find("flowers_small"), told + smaller)
 
 
 def test_two_photographs_are_known_after_a_few_steps_and_a_run_resumed_is_one_run(
@@ -66,7 +66,7 @@ def test_the_first_layers_stay_the_last_learn_slowly_and_the_classifier_is_new(s
 
 
 def test_where_data_and_weights_are_must_be_told(small: Recipe) -> None:
-    given = recipe("flowers_small")
+    given = find("flowers_small")
     with pytest.raises(InputError, match="has not been told where its train images are"):
         check_told(given)
     with pytest.raises(InputError, match="starts from trained weights, and has not been told which"):
@@ -75,12 +75,12 @@ def test_where_data_and_weights_are_must_be_told(small: Recipe) -> None:
 
 def test_images_come_as_caffe_has_them() -> None:
     """Blue first, from 0 to 255 less the mean colour: https://github.com/BVLC/caffe, of its models of ImageNet."""
-    grey = recipe("flowers_small").data.inputs({"image": torch.full((1, 3, 2, 2), 128, dtype=torch.uint8)})
+    grey = find("flowers_small").data.inputs({"image": torch.full((1, 3, 2, 2), 128, dtype=torch.uint8)})
     torch.testing.assert_close(grey[0, :, 0, 0], torch.tensor([128 - 103.939, 128 - 116.779, 128 - 123.68]))
     red = torch.zeros(1, 3, 2, 2, dtype=torch.uint8)
     red[:, 0] = 255
     torch.testing.assert_close(
-        recipe("flowers_small").data.inputs({"image": red})[0, 2], torch.full((2, 2), 255 - 123.68)
+        find("flowers_small").data.inputs({"image": red})[0, 2], torch.full((2, 2), 255 - 123.68)
     )
 
 
@@ -101,10 +101,10 @@ def test_with_flip_an_image_is_scored_with_its_mirror_image() -> None:
 
 
 def test_the_recipe_says_whether_images_are_flipped() -> None:
-    given = recipe("flowers_small")
+    given = find("flowers_small")
     assert task(given).flip
     assert not task(with_settings(given, ["evaluate.flip=false"])).flip
 
 
 def test_the_model_is_squeezenet_with_means_of_its_last_blocks() -> None:
-    assert recipe("flowers_small").model == SqueezeNet(num_classes=5, fires_seen=3)
+    assert find("flowers_small").model == SqueezeNet(num_classes=5, fires_seen=3)

@@ -16,10 +16,10 @@ import lockstep as ls
 from lockstep.errors import CheckpointError
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 from lockstep.runs import stages
 from lockstep.runs.build import Parts
-from lockstep.runs.session import Session
+from lockstep.runs.run import Run
 from lockstep.workers.rank import Worker
 
 
@@ -44,11 +44,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     def start(workdir: Path, *settings: str, fork_from: str | None = None) -> dict[str, bytes]:
         torch.set_num_threads(1)
         given = with_settings(
-            recipe("mnist"),
+            find("mnist"),
             ["batch_size=4", "num_towers=1", "evaluate.every=0", "watch.metrics=1 steps", "watch.summaries=0",
              "checkpoints.every=2 steps", "end.kind=steps", "end.count=6", *settings],
         )  # fmt: skip
-        Session(given, workdir, ls.join("cpu"), fork_from=fork_from).run()
+        Run(given, workdir, ls.join("cpu"), fork_from=fork_from).run()
         newest = max((workdir / "checkpoints").iterdir())
         return {path.name: path.read_bytes() for path in newest.iterdir() if path.name != "manifest.json"}
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_session_refusals import history, make_build, make_recipe, run
+from test_run_nonfinite import history, make_build, make_recipe, run
 
 from lockstep.errors import WorkdirError
 from lockstep.owner import this_process

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_session_refusals import BATCH_SIZE, STEPS, make_build, make_recipe
+from test_run_nonfinite import BATCH_SIZE, STEPS, make_build, make_recipe
 from torch import nn
 
 import lockstep as ls
 from lockstep.cli import training
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import recipe as find
+from lockstep.recipes.shipped import find
 from lockstep.runs import stages
 from lockstep.runs.build import Parts, check_told
 from lockstep.runs.result import Result
-from lockstep.runs.session import Session
+from lockstep.runs.run import Run
 from lockstep.version import __version__
 from lockstep.workers.rank import Worker
 
@@ -52,7 +52,7 @@ def start(
 
     before, stages.build = stages.build, build
     try:
-        session = Session(given, workdir, ls.join("cpu"))
+        session = Run(given, workdir, ls.join("cpu"))
         return session.run()
     finally:
         stages.build = before
@@ -141,7 +141,7 @@ def test_it_names_the_weights_that_were_scored(tmp_path: Path, caplog: pytest.Lo
     given = with_settings(find("mnist"), ["average.decay=0.9", "evaluate.weights=average", "evaluate.examples=8",
                                           "evaluate.every=1 steps", "batch_size=4", "num_towers=1",
                                           "end.kind=steps", "end.count=1"])  # fmt: skip
-    result = Session(given, tmp_path, ls.join("cpu")).run()
+    result = Run(given, tmp_path, ls.join("cpu")).run()
     assert result.evaluation is not None
     assert written(tmp_path)["evaluations"]["test"]["weights"] == "average"
     assert f"step 1: validation top1 {written_top1(tmp_path):.4f} over 8 examples with averaged weights" in (
@@ -164,9 +164,9 @@ def test_evaluations_and_saving_are_no_training_time(
     """An attempt takes a second, an evaluation and a checkpoint a thousand."""
     caplog.set_level(logging.INFO)
     clock = SimpleNamespace(now=0.0)
-    for module in ("training.step", "data.loader", "runs.session"):
+    for module in ("training.step", "data.loader", "runs.run"):
         monkeypatch.setattr(f"lockstep.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
-    monkeypatch.setattr("lockstep.runs.leg.Saver.save", lambda *_, **__: pass_time(1000.0))
+    monkeypatch.setattr("lockstep.runs.segment.Saver.save", lambda *_, **__: pass_time(1000.0))
 
     def pass_time(seconds: float) -> None:
         clock.now += seconds

@@ -13,11 +13,10 @@ from lockstep.progress import End, Progress
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import to_toml
 from lockstep.reporting.console import Console
-from lockstep.runs.kept_batches import KeptBatches
-from lockstep.runs.quarantine import QuarantineList
-from lockstep.runs.records import Records
+from lockstep.runs.metrics_logger import MetricsLogger
 from lockstep.runs.result import Reason
-from lockstep.runs.stages import Course
+from lockstep.runs.skipped import KeptBatches, QuarantineList
+from lockstep.runs.stages import Stages
 from lockstep.runs.validation import SPLIT, Validation
 from lockstep.runs.workdir import Workdir
 from lockstep.training.hooks import every
@@ -38,7 +37,7 @@ class Files:
     saver: Saver
 
 
-class Leg:
+class Segment:
     """One leg of a run, on one worker; every worker makes one, and runs it once.
 
     Args:
@@ -55,7 +54,7 @@ class Leg:
     def __init__(
         self,
         recipe: Recipe,
-        course: Course,
+        stages: Stages,
         worker: Worker,
         files: Files | None,
         *,
@@ -64,9 +63,9 @@ class Leg:
         saves_first_step: bool,
         history: Mapping[int, float],
     ) -> None:
-        self._recipe, self._course, self._worker, self._files = recipe, course, worker, files
+        self._recipe, self._stages, self._worker, self._files = recipe, stages, worker, files
         self._end, self._totals, self._saves_first_step = end, totals, saves_first_step
-        self._state, self._loader = course.parts.state, course.parts.loader
+        self._state, self._loader = stages.parts.state, stages.parts.loader
         self._latest = self._start = Progress(self._state.step, self._loader.position, self._loader.epoch_size)
         self._history = history
         self._saved: tuple[int, Mapping[str, float]] | None = None
@@ -86,11 +85,11 @@ class Leg:
             NonFiniteError: an attempt has ended it; its batch is kept.
         """
         with ExitStack() as stack:
-            self._records = self._open_records(stack)
+            self._logger = self._open_logger(stack)
             self.validation = self._validation()
             self._mark(event, **facts, **self._lost_lines())
             if self._recipe.stages and self._worker.is_chief:
-                log.info("%s", self._course.in_words())
+                log.info("%s", self._stages.in_words())
             if self._files:
                 stack.enter_context(self._files.saver)
             if event == "resume" and self.validation.is_owed(self._start):
@@ -109,12 +108,12 @@ class Leg:
         return reason
 
     def _validation(self) -> Validation:
-        course = self._course
-        return Validation(course.now.recipe, course.parts, self._worker, self._records, self._history)
+        stages = self._stages
+        return Validation(stages.now.recipe, stages.parts, self._worker, self._logger, self._history)
 
     def _train(self, hooks: Sequence[Hook]) -> None:
         """Make attempts, and call the hooks after each, until the leg is over."""
-        parts, exchange = self._course.parts, self._recipe.exchange
+        parts, exchange = self._stages.parts, self._recipe.exchange
         steps = train_steps(self._state, parts.task.losses, self._loader, parts.towers, exchange, until=self._end)
         try:
             with closing(steps):
@@ -133,7 +132,7 @@ class Leg:
         """Whether no further attempt belongs to this leg; at the end of the run the steps themselves say so."""
         if self._is_stopped or self.validation.is_out_of_patience:
             return True
-        return self._course.now.is_over(self._state.step) and not self._is_at_end()
+        return self._stages.now.is_over(self._state.step) and not self._is_at_end()
 
     def _is_at_end(self) -> bool:
         return self._end is not None and self._end.reached(self._latest, self._loader.batch_size)
@@ -143,11 +142,11 @@ class Leg:
             return "stopped"
         if self.validation.is_out_of_patience:
             return "patience"
-        return "end" if self._is_at_end() or self._course.is_at_last else None
+        return "end" if self._is_at_end() or self._stages.is_at_last else None
 
     def _hooks(self, stack: ExitStack) -> list[Hook]:
         """In this order: what a checkpoint stands for is on the disk before it."""
-        recipe, parts, start = self._recipe, self._course.parts, self._start
+        recipe, parts, start = self._recipe, self._stages.parts, self._start
         hooks: list[Hook] = [self._look, *self._totals]
         if self._worker.is_chief:
             quarantine = QuarantineList(self._files.workdir if self._files else None, self._loader)
@@ -155,9 +154,9 @@ class Leg:
             console = Console(recipe.watch.console, batch_size=recipe.batch_size, end=self._end)
             stack.callback(console.close)
             hooks += [quarantine, console]
-        if self._records:
-            hooks += self._records.hooks(start)
-            hooks += self._records.observe(self._state, parts.towers, start, self._loader.batch_size)
+        if self._logger:
+            hooks += self._logger.hooks(start)
+            hooks += self._logger.observe(self._state, parts.towers, start, self._loader.batch_size)
         if parts.examples.has(SPLIT):
             hooks.append(every(recipe.evaluate.every, lambda _: self._validate(), start=start))
         if self._files:
@@ -190,30 +189,30 @@ class Leg:
         if self._files and what != self._saved:
             self._saved = what
             self._files.workdir.check_held()
-            if self._records:
-                self._records.flush()
-                self._files.workdir.note_save(self._state.step, self._loader.position, self._records.num_lines)
+            if self._logger:
+                self._logger.flush()
+                self._files.workdir.note_save(self._state.step, self._loader.position, self._logger.num_lines)
             self._files.saver.save(self._state, self._loader, scores=self.validation.scores)
-            if self._records:
-                self._records.mark("save", self._state.step)
+            if self._logger:
+                self._logger.mark("save", self._state.step)
 
-    def _open_records(self, stack: ExitStack) -> Records | None:
+    def _open_logger(self, stack: ExitStack) -> MetricsLogger | None:
         if self._files is None or not self._worker.is_chief:
             return None
         watch, step = self._recipe.watch, self._start.step
-        records = Records(self._files.workdir.path, watch, self._start)
-        stack.callback(records.close)
-        records.describe(to_toml(self._recipe), str(self._state.model), step)
+        logger = MetricsLogger(self._files.workdir.path, watch, self._start)
+        stack.callback(logger.close)
+        logger.describe(to_toml(self._recipe), str(self._state.model), step)
         if watch.images:
-            records.show_images(self._loader, watch.images, step)
-        return records
+            logger.show_images(self._loader, watch.images, step)
+        return logger
 
     def _lost_lines(self) -> dict[str, int]:
         """Warn of lines that metrics.jsonl had when the checkpoint was saved, and has no more; for the history."""
-        if not (self._files and self._records):
+        if not (self._files and self._logger):
             return {}
         found, saved = (
-            self._records.num_lines,
+            self._logger.num_lines,
             self._files.workdir.metrics_lines(self._start.step, self._start.position),
         )
         if saved is None or found >= saved:
@@ -228,7 +227,7 @@ class Leg:
         return {"lost_metrics_lines": saved - found}
 
     def _mark(self, event: str, **facts: object) -> None:
-        if self._files and self._records:
+        if self._files and self._logger:
             workdir, step = self._files.workdir, self._state.step
             workdir.note(event, step=step, workers=self._worker.num_workers, **workdir.holder, **facts)
-            self._records.mark(event, step)
+            self._logger.mark(event, step)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import from_toml, to_toml
 
 INCEPTION_TRAIN = {
@@ -64,7 +64,7 @@ def test_a_flag_of_slims_trainer_is_a_field(flag: str) -> None:
 
 def check(setting: str) -> None:
     """It stands there in the file of the run, which is read back."""
-    changed = with_settings(recipe("inception_v3"), ["num_towers=1", "data.image_size=224", setting])
+    changed = with_settings(find("inception_v3"), ["num_towers=1", "data.image_size=224", setting])
     text = to_toml(changed)
     assert from_toml(text, "text") == changed
     path, _, given = setting.partition("=")
@@ -76,10 +76,10 @@ def check(setting: str) -> None:
 
 def test_all_of_inception_trains_flags_fit_together() -> None:
     settings = [setting for flag, setting in INCEPTION_TRAIN.items() if flag != "num_readers"]
-    assert with_settings(recipe("inception_v3"), settings).warm_start is not None
+    assert with_settings(find("inception_v3"), settings).warm_start is not None
 
 
 def test_all_of_slims_flags_fit_together() -> None:
     settings = [setting for flag, setting in SLIM_TRAIN.items() if flag != "num_readers"]
-    changed = with_settings(recipe("inception_v3"), [*settings, "model.num_classes=5"])
+    changed = with_settings(find("inception_v3"), [*settings, "model.num_classes=5"])
     assert (changed.loss.label_smoothing, changed.data.split) == (0, "validation")

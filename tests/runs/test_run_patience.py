@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_session_refusals import BATCH_SIZE, STEPS, history, make_build, make_recipe
+from test_run_nonfinite import BATCH_SIZE, STEPS, history, make_build, make_recipe
 from torch import nn
 
 import lockstep as ls
@@ -21,7 +21,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.runs import stages
 from lockstep.runs.result import Result
-from lockstep.runs.session import Session
+from lockstep.runs.run import Run
 from lockstep.runs.validation import num_in_vain
 from lockstep.workers.rank import leave
 
@@ -64,7 +64,7 @@ def start(
 
     before, stages.build = stages.build, make_build([], attempted=attempted, score=score)
     try:
-        session = Session(given, workdir, worker)
+        session = Run(given, workdir, worker)
         return session.run()
     finally:
         stages.build = before

@@ -17,10 +17,10 @@ import lockstep as ls
 from lockstep.errors import DataError
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 from lockstep.runs import stages
 from lockstep.runs.build import Parts, build
-from lockstep.runs.session import Session
+from lockstep.runs.run import Run
 from lockstep.workers.rank import Worker
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
@@ -59,13 +59,13 @@ def tiny(given: Recipe, worker: Worker, reader: None) -> Parts:
 def run(workdir: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) -> None:
     monkeypatch.setattr(stages, "build", tiny)
     given = with_settings(
-        recipe("mnist"),
+        find("mnist"),
         [
             "batch_size=4", "num_towers=1", "evaluate.every=0", "watch.metrics=1 steps", "end.kind=steps",
             "end.count=5", "feed.order=sequential", "feed.bad_examples=skip", *settings,
         ],
     )  # fmt: skip
-    Session(given, workdir, ls.join("cpu")).run()
+    Run(given, workdir, ls.join("cpu")).run()
 
 
 def test_bad_examples_are_named_counted_and_listed(
@@ -97,7 +97,7 @@ def test_a_budget_that_is_used_up_ends_the_run(tmp_path: Path, monkeypatch: pyte
 
 def test_the_split_and_the_feed_of_a_recipe_make_the_loader() -> None:
     given = with_settings(
-        recipe("mnist"),
+        find("mnist"),
         ["data.split=validation", "feed.order.kind=block_shuffled", "feed.order.block_size=16", "feed.prefetch=3"],
     )
     loader = build(given, ls.join("cpu")).loader
@@ -108,4 +108,4 @@ def test_the_split_and_the_feed_of_a_recipe_make_the_loader() -> None:
 
 def test_a_feed_of_processes_and_threads_is_refused() -> None:
     with pytest.raises(ls.errors.InputError, match=r"feed in --set: Either processes or threads read ahead\."):
-        with_settings(recipe("mnist"), ["feed.num_processes=1", "feed.num_threads=1"])
+        with_settings(find("mnist"), ["feed.num_processes=1", "feed.num_threads=1"])

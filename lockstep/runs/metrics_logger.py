@@ -21,7 +21,7 @@ from lockstep.training.state import TrainState
 from lockstep.types import StepReport
 
 
-class Records:
+class MetricsLogger:
     """The records of one start; those of an earlier one are cut where this one takes up the run."""
 
     def __init__(self, folder: Path, watch: Watch, start: Progress) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_session_refusals import STEPS, make_build, make_recipe
+from test_run_nonfinite import STEPS, make_build, make_recipe
 from torch import nn
 
 import lockstep as ls
@@ -19,7 +19,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.runs import stages
 from lockstep.runs.build import build
-from lockstep.runs.session import Session
+from lockstep.runs.run import Run
 from lockstep.runs.workdir import Workdir
 from lockstep.workers.rank import leave
 
@@ -57,7 +57,7 @@ def start(
 
     monkeypatch.setattr(stages, "build", make_build([], score=score))
     best = ["checkpoints.retention.best=validation/top1", "checkpoints.retention.newest=1", "evaluate.every=2 steps"]
-    started = Session(make_recipe("stop", *best, "checkpoints.every=0", *settings), workdir, worker)
+    started = Run(make_recipe("stop", *best, "checkpoints.every=0", *settings), workdir, worker)
     started.run(conclude=False)
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from test_session_refusals import BATCH_SIZE, STEPS, contents, events, history, make_build, make_recipe
+from test_run_nonfinite import BATCH_SIZE, STEPS, contents, events, history, make_build, make_recipe
 from torch import nn
 
 import lockstep as ls
 from lockstep.runs import stages
 from lockstep.runs.result import Result
-from lockstep.runs.session import Session
+from lockstep.runs.run import Run
 from lockstep.workers.rank import leave
 
 Place = tuple[str, int]
@@ -43,7 +43,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
 
         build = make_build([], attempted=lambda position: pass_by("step", position), score=score)
         monkeypatch.setattr(stages, "build", build)
-        started = Session(make_recipe("stop", "evaluate.every=2 steps"), workdir, worker)
+        started = Run(make_recipe("stop", "evaluate.every=2 steps"), workdir, worker)
         return started.run()
 
     return begin

@@ -25,7 +25,7 @@ from lockstep.recipes.parts import CrossEntropy, Evaluate, InitialWeights, Stage
 from lockstep.recipes.preprocessing import Inception
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import from_toml, to_toml
 from lockstep.runs.build import build_state, check_told, example_input, task
 from lockstep.selection import selected
@@ -44,14 +44,14 @@ def rmsprop(lr: float | Exponential) -> RMSProp:
 
 
 def state_of(name: str, *settings: str) -> TrainState:
-    return build_state(with_settings(recipe(name), [*SMALL, *settings]), join("cpu"))
+    return build_state(with_settings(find(name), [*SMALL, *settings]), join("cpu"))
 
 
 # On ImageNet ----------------------------------------------------------------------------------------------------------
 
 
 def test_inception_v3_is_that_of_the_multi_gpu_trainer() -> None:
-    given = recipe("inception_v3")
+    given = find("inception_v3")
     assert given.model == InceptionV3(1001)
     assert given.data == ImageData(image_size=299, preprocessing=Inception(crop_by_boxes=True), labels_offset=0)
     assert given.optimizer == rmsprop(Exponential(0.1, decay_steps=Epochs(30), factor=0.16, staircase=True))
@@ -74,7 +74,7 @@ def test_its_networks_details_are_those_of_inception_slim() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_scored_is_the_average_for_precision_at_1_and_recall_at_5(name: str) -> None:
-    given = recipe(name)
+    given = find(name)
     weights: Weights = "raw" if name == "flowers_two_stages" else "average"  # slim's script keeps no averages
     assert given.evaluate == Evaluate(Interval(1, "epochs"), weights=weights, top=(1, 5))
     assert (given.average is None) == (weights == "raw")
@@ -92,14 +92,14 @@ def test_what_is_scored_is_the_average_for_precision_at_1_and_recall_at_5(name: 
 )
 def test_rates_fall_in_steps_after_so_many_epochs(name: str, steps: list[int], expected: list[float]) -> None:
     """As the reference counts: int(1281167 / 256 * 30) updates made."""
-    given = recipe(name).optimizer
+    given = find(name).optimizer
     assert isinstance(given, RMSProp)
     schedule = resolve_schedule(given.lr, IMAGENET_EXAMPLES, 256)
     assert [schedule(step) for step in steps] == pytest.approx(expected)
 
 
 def test_the_distributed_preset_differs_in_its_rate_and_length_alone() -> None:
-    given, base = recipe("inception_v3_distributed"), recipe("inception_v3")
+    given, base = find("inception_v3_distributed"), find("inception_v3")
     assert given.optimizer == rmsprop(Exponential(0.045, decay_steps=Epochs(2), factor=0.94))
     assert replace(given, name=base.name, optimizer=base.optimizer, end=base.end) == base
 
@@ -108,7 +108,7 @@ def test_the_distributed_preset_differs_in_its_rate_and_length_alone() -> None:
 
 
 def test_flowers_have_fresh_last_layers_and_a_small_rate() -> None:
-    given = recipe("flowers")
+    given = find("flowers")
     assert given.model == InceptionV3(num_classes=6)
     assert given.data == ImageData()
     assert given.optimizer == rmsprop(Exponential(0.001, decay_steps=Epochs(30), factor=0.16))
@@ -118,7 +118,7 @@ def test_flowers_have_fresh_last_layers_and_a_small_rate() -> None:
 
 
 def test_flowers_in_two_stages_train_the_heads_first() -> None:
-    given, heads = recipe("flowers_two_stages"), (r"^fc\.", r"^AuxLogits\.")
+    given, heads = find("flowers_two_stages"), (r"^fc\.", r"^AuxLogits\.")
     assert given.stages == (
         Stage(Steps(1_000), optimizer=rmsprop(0.01), train_only=heads),
         Stage(Steps(500), optimizer=rmsprop(0.0001)),
@@ -135,7 +135,7 @@ def test_what_is_fresh_is_what_has_a_number_for_each_class() -> None:
         return {name: parameter.shape for name, parameter in model.named_parameters()}
 
     ours, theirs = built(6), built(1001)
-    mapping = recipe("flowers").warm_start
+    mapping = find("flowers").warm_start
     assert mapping is not None
     fresh = selected("skip", mapping.mapping.skip, ours)
     assert [*fresh] == [name for name in ours if ours[name] != theirs[name]]
@@ -177,12 +177,12 @@ def test_statistics_have_averages(state: TrainState) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_path_says_how_to_build_the_shards(name: str) -> None:
     with pytest.raises(InputError, match=r"`lockstep convert imagenet --help`"):
-        check_told(recipe(name))
+        check_told(find(name))
 
 
 @pytest.mark.parametrize("name", ["flowers", "flowers_two_stages"])
 def test_a_missing_checkpoint_says_how_to_name_one(name: str, tmp_path: Path) -> None:
-    told = with_settings(recipe(name), [f"data.train={tmp_path}", f"data.validation={tmp_path}"])
+    told = with_settings(find(name), [f"data.train={tmp_path}", f"data.validation={tmp_path}"])
     with pytest.raises(InputError, match="and has not been told which") as caught:
         check_told(told)
     assert "--set warm_start.path=PATH" in caught.value.hint
@@ -192,13 +192,13 @@ def test_a_missing_checkpoint_says_how_to_name_one(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_input_is_what_the_net_takes(name: str) -> None:
-    assert example_input(recipe(name), 2).shape == (2, 3, 299, 299)
+    assert example_input(find(name), 2).shape == (2, 3, 299, 299)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_as_toml_it_says_every_number_and_is_read_back(name: str) -> None:
-    text = to_toml(recipe(name))
-    assert from_toml(text, "text") == recipe(name)
+    text = to_toml(find(name))
+    assert from_toml(text, "text") == find(name)
     smoothing = "0.0" if name == "flowers_two_stages" else "0.1"
     losses = f"label_smoothing = {smoothing}", "auxiliary_weight = 0.4"
     for line in ("alpha = 0.9", "momentum = 0.9", "eps = 1.0", *losses):
@@ -214,7 +214,7 @@ def test_as_toml_it_says_every_number_and_is_read_back(name: str) -> None:
 )
 def test_images_too_small_for_the_stem_are_refused(settings: list[str], size: int, where: str) -> None:
     with pytest.raises(InputError) as caught:
-        with_settings(recipe("flowers_two_stages"), settings)
+        with_settings(find("flowers_two_stages"), settings)
     assert str(caught.value) == (
         "--set: The images are too small for InceptionV3.\n"
         f"  given:    {where}={size}\n"
@@ -224,7 +224,7 @@ def test_images_too_small_for_the_stem_are_refused(settings: list[str], size: in
 
 
 def test_images_too_small_for_the_auxiliary_head_of_torchvisions_are_refused() -> None:
-    whole = recipe("inception_v3")
+    whole = find("inception_v3")
     with pytest.raises(InputError, match=r"set data.image_size to 299 or more \(299 is usual\)"):
         replace(whole, model=Torchvision("inception_v3"), data=replace(whole.data, image_size=224))
 
@@ -233,33 +233,33 @@ def test_images_too_small_for_the_auxiliary_head_of_torchvisions_are_refused() -
 def test_images_too_large_for_the_preprocessing_are_refused(setting: str) -> None:
     vgg = ["data.preprocessing.kind=vgg", "data.image_size=256"]
     with pytest.raises(InputError, match=r"short_side is out of range") as caught:
-        with_settings(recipe("flowers_two_stages"), [*vgg, setting])
+        with_settings(find("flowers_two_stages"), [*vgg, setting])
     assert caught.value.given == "short_side=(256, 512), size=257"
-    with_settings(recipe("flowers_two_stages"), vgg)
+    with_settings(find("flowers_two_stages"), vgg)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_of_few_classes_has_no_top_5(name: str) -> None:
     with pytest.raises(InputError) as caught:
-        with_settings(recipe(name), ["model.num_classes=4"])
+        with_settings(find(name), ["model.num_classes=4"])
     assert str(caught.value) == (
         "--set: A model with 4 classes has no top 5.\n"
         "  given:    evaluate.top=[1, 5]\n"
         "  expected: numbers of 4 at most\n"
         "  hint:     set evaluate.top=[1]"
     )
-    with_settings(recipe(name), ["model.num_classes=4", "evaluate.top=[1, 4]"])
+    with_settings(find(name), ["model.num_classes=4", "evaluate.top=[1, 4]"])
 
 
 def test_a_score_that_is_none_is_refused_before_the_run(tmp_path: Path) -> None:
     told = [f"data.train={tmp_path}", f"data.validation={tmp_path}", "checkpoints.retention.best=validation/top3"]
     with pytest.raises(InputError, match=r"checkpoints.retention.best cannot be 'validation/top3'") as caught:
-        check_told(with_settings(recipe("inception_v3"), told))
+        check_told(with_settings(find("inception_v3"), told))
     assert caught.value.expected == "'validation/top1' or 'validation/top5'"
 
 
 def test_the_smallest_images_are_not_refused() -> None:
-    given = with_settings(recipe("flowers_two_stages"), ["data.image_size=75", "stages.0.image_size=75"])
+    given = with_settings(find("flowers_two_stages"), ["data.image_size=75", "stages.0.image_size=75"])
     assert isinstance(given, Recipe)
     assert isinstance(given.optimizer, RMSProp)
     assert not isinstance(given.optimizer.lr, Constant)

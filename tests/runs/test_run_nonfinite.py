@@ -20,11 +20,11 @@ from torch import Tensor, nn
 import lockstep as ls
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import recipe
-from lockstep.runs import kept_batches, stages
+from lockstep.recipes.shipped import find
+from lockstep.runs import skipped, stages
 from lockstep.runs.build import Parts
 from lockstep.runs.result import Result
-from lockstep.runs.session import Session
+from lockstep.runs.run import Run
 from lockstep.workers.rank import Worker
 
 BATCH_SIZE, STEPS = 4, 9
@@ -75,7 +75,7 @@ def make_build(bad: Sequence[int], skipped: Sequence[int] = (), attempted: Any =
 
 def make_recipe(policy: str, *more: str) -> Recipe:
     return with_settings(
-        recipe("mnist"),
+        find("mnist"),
         [
             f"nonfinite={policy}", f"batch_size={BATCH_SIZE}", "num_towers=2", "evaluate.every=0",
             "watch.metrics=1 steps", "watch.summaries=1 steps", "checkpoints.every=3 steps", "exchange.exact=true",
@@ -88,7 +88,7 @@ def run(workdir: Path | None, given: Recipe, build: Any) -> Result:
     """A start of a run on this worker."""
     before, stages.build = stages.build, build
     try:
-        return Session(given, workdir, ls.join("cpu")).run()
+        return Run(given, workdir, ls.join("cpu")).run()
     finally:
         stages.build = before
 
@@ -197,7 +197,7 @@ def test_the_budget_ends_the_run(tmp_path: Path) -> None:
 
 def test_hours_go_on_whatever_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0.0)
-    for module in ("training.step", "runs.session"):
+    for module in ("training.step", "runs.run"):
         monkeypatch.setattr(f"lockstep.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
     positions: list[int] = []
 
@@ -266,7 +266,7 @@ def test_only_so_many_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(kept_batches, "MAX_KEPT", 2)
+    monkeypatch.setattr(skipped, "MAX_KEPT", 2)
     run(tmp_path, make_recipe("skip"), make_build(BAD))
     assert len(list((tmp_path / "refused").iterdir())) == 2
     assert f"{tmp_path / 'refused'} holds 2 refused batches; this one is not kept" in caplog.text
@@ -288,7 +288,7 @@ def test_fields_of_any_kind_are_kept(tmp_path: Path) -> None:
     batch = ls.Batch(fields, position=4, batch_size=2, towers=range(1))
     loader = ls.data.Loader(Named(), batch_size=2, order="sequential")
     refusal = SimpleNamespace(position=4, reasons=("a",), culprits=("b",), batch=batch)
-    kept_batches.KeptBatches(tmp_path, loader, ls.join("cpu")).keep(refusal, 1)  # type: ignore[arg-type]
+    skipped.KeptBatches(tmp_path, loader, ls.join("cpu")).keep(refusal, 1)  # type: ignore[arg-type]
     folder = tmp_path / "position-000000004"
     tensors = load_file(folder / "worker-0.safetensors")
     assert tensors["empty"].shape == (2, 0)

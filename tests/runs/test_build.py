@@ -17,14 +17,13 @@ from lockstep.readers import open as opening
 from lockstep.readers.reader import Arrays, Reader
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import recipe
-from lockstep.runs.build import build, check_told
-from lockstep.runs.examples import Examples
+from lockstep.recipes.shipped import find
+from lockstep.runs.build import Examples, build, check_told
 
 
 def make_recipe(*settings: str) -> Recipe:
     usual = ["warm_start=none", "feed.num_processes=0", "batch_size=4", "data.image_size=75"]
-    return with_settings(recipe("flowers"), [*usual, "model.depth_multiplier=0.05", *settings])
+    return with_settings(find("flowers"), [*usual, "model.depth_multiplier=0.05", *settings])
 
 
 @pytest.fixture

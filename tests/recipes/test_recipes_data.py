@@ -18,7 +18,7 @@ from lockstep.readers.reader import decoder_of
 from lockstep.recipes.data import ImageData, MnistData
 from lockstep.recipes.preprocessing import Inception, Preprocessing, ResizedCrop, Vgg
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 
 
 def said_by(call: Any, *given: Any) -> str:
@@ -50,7 +50,7 @@ def test_a_path_that_nobody_told_says_how_to_build_the_data(split: Any) -> None:
 def test_an_empty_path_is_none_at_all(split: str) -> None:
     """A variable of the shell that is not set makes one: it would be the folder that one is in."""
     with pytest.raises(RecipeError, match=f"data in --set: This recipe has not been told where its {split} images"):
-        with_settings(recipe("flowers"), [f"data.{split}="])
+        with_settings(find("flowers"), [f"data.{split}="])
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
@@ -135,7 +135,7 @@ def test_labels_of_records_count_with_a_background_or_without(tmp_path: Path, of
 
 def test_images_are_decoded_as_the_recipe_says(tmp_path: Path) -> None:
     changed = with_settings(
-        recipe("flowers"), [f"data.train={image_folder(tmp_path / 'a')}", 'data.decoding.decoder="pillow"']
+        find("flowers"), [f"data.train={image_folder(tmp_path / 'a')}", 'data.decoding.decoder="pillow"']
     )
     assert isinstance(changed.data, ImageData)
     assert decoder_of(changed.data.reader("train", 6)).startswith("pillow ")

@@ -11,7 +11,7 @@ from lockstep.parallel.exchange import Alone
 from lockstep.progress import Epochs, Interval, Steps
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 
 
 @pytest.mark.parametrize(
@@ -167,4 +167,4 @@ def test_a_pattern_in_quotes_is_one_key(key: str) -> None:
         f'optimizer.optimizers.{key}.kind="sgd"',
         f"optimizer.optimizers.{key}.lr=0.2",
     ]
-    assert with_settings(recipe("mnist"), settings).optimizer == ByName({r"^conv1\.": SGD(0.2)})
+    assert with_settings(find("mnist"), settings).optimizer == ByName({r"^conv1\.": SGD(0.2)})
