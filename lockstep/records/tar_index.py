@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from lockstep.errors import DataError
 from lockstep.listing import shorten
-from lockstep.records.kept_index import Version, keep_index, kept_index, version_of
-from lockstep.records.record_streams import opened, read_at
+from lockstep.records.index_cache import keep_index, kept_index
+from lockstep.records.open_files import Version, opened, read_at, version_of
 from lockstep.records.tar_headers import BLOCK_BYTES, FILES, FOLDERS, header_crc
 from lockstep.records.tar_members import Member, members_of, shown
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from lockstep.errors import CheckpointError
 from lockstep.listing import shorten
-from lockstep.records.framing import HEAD_BYTES, is_head
+from lockstep.records.tfrecord import HEAD_BYTES, is_head
 from lockstep.weights import sstable, zip_files
 from lockstep.weights.file_errors import unreadable
 from lockstep.weights.keras_h5 import KerasH5

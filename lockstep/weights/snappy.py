@@ -5,7 +5,7 @@ As described in Snappy's `format_description.txt`.
 
 from __future__ import annotations
 
-from lockstep.records.wire import MalformedError, read_varint
+from lockstep.records.protobuf import MalformedError, read_varint
 
 # A copy of 64 bytes takes 3: nothing expands to more than this.
 _MOST_EXPANSION = 22

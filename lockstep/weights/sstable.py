@@ -21,8 +21,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from lockstep.records.framing import masked_crc32c
-from lockstep.records.wire import MalformedError, Span, read_varint
+from lockstep.records.protobuf import MalformedError, Span, read_varint
+from lockstep.records.tfrecord import masked_crc32c
 from lockstep.weights.file_errors import damaged, unreadable
 from lockstep.weights.snappy import decompress
 

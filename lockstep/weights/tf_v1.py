@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
-from lockstep.records.wire import MalformedError
+from lockstep.records.protobuf import MalformedError
 from lockstep.weights.file_errors import check_version, damaged, damaged_tensor, no_tensor, not_numbers
 from lockstep.weights.source import TensorInfo
 from lockstep.weights.sstable import Table

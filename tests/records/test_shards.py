@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from lockstep.errors import DataError, InputError
-from lockstep.records.braces import expand_braces
-from lockstep.records.shards import check_local, find_shards
+from lockstep.records.shards import check_local, expand_braces, find_shards
 
 
 def touch(folder: Path, *names: str) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tf_files import varint
 
-from lockstep.records.wire import MalformedError
+from lockstep.records.protobuf import MalformedError
 from lockstep.weights.snappy import decompress
 
 Copy = tuple[int, int, int]
