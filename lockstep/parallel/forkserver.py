@@ -247,4 +247,3 @@ def _children() -> list[int]:
     mine = str(os.getpid())
     pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdecimal()]
     return [pid for pid in pids if process_fields(pid)[1:2] == [mine]]
-

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.parallel import watchdog
 from lockstep.owner import process_fields
+from lockstep.parallel import watchdog
 from lockstep.parallel.forkserver import Event, ForkServer
 from lockstep.parallel.watchdog import Failure, Limits, Verdict, Watchdog, WorkerStatus
 from lockstep.screen import Lines
