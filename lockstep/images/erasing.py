@@ -1,4 +1,4 @@
-"""Random erasing: a rectangle of some images is painted over.
+"""Random erasing: paint over a rectangle of some of the images.
 
 Zhong et al., Random erasing data augmentation, 2017; rectangles by the law of torchvision's `RandomErasing`.
 """
@@ -44,11 +44,7 @@ class RandomErasing(Checked):
     field: str = "image"
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
-        """Return the batch with some of its images changed; the images given stay as they are.
-
-        Raises:
-            InputError: the field holds no decoded images.
-        """
+        """Return the batch with some of its images changed; the images given stay as they are."""
         images = colour_images(batch, self.field, self).clone()
         column = f"RandomErasing {self.field}"
         rectangles = self._rectangles(images.shape[2], images.shape[3], draws, column)
@@ -66,16 +62,16 @@ class RandomErasing(Checked):
         return torch.tensor(_COLOURS[self.fill], dtype=torch.uint8)[:, None, None]
 
     def _rectangles(self, height: int, width: int, draws: Draws, column: str) -> _Int64s:
-        """Top, left, height and width in pixels, shape (4, batch); 0 where none of the attempts fits in the image."""
+        """Draw top, left, height and width in pixels, shape (4, batch); all 0 where no attempt is within the image."""
         found = np.zeros((4, len(draws.positions)), dtype=np.int64)
         for attempt in range(_ATTEMPTS):
             area = _between(draws, f"{column} {attempt} area", *self.scale) * height * width
             ratio = np.exp(_between(draws, f"{column} {attempt} ratio", *np.log(self.ratio)))
             rows, columns = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
-            fits = (found[2] == 0) & (rows < height) & (columns < width) & (rows > 0) & (columns > 0)
+            taken = (found[2] == 0) & (rows < height) & (columns < width) & (rows > 0) & (columns > 0)
             top = np.floor(draws.uniform(f"{column} {attempt} top") * (height - rows + 1))
             left = np.floor(draws.uniform(f"{column} {attempt} left") * (width - columns + 1))
-            found = np.where(fits, np.stack([top, left, rows, columns]).astype(np.int64), found)
+            found = np.where(taken, np.stack([top, left, rows, columns]).astype(np.int64), found)
         return found
 
 
@@ -84,6 +80,6 @@ def _between(draws: Draws, column: str, low: float, high: float) -> _Floats:
 
 
 def _noise(key: int, count: int) -> Tensor:
-    """Bytes that depend on the key alone."""
+    """Draw bytes that depend on the key alone."""
     hashes = mix_arrays(key, np.arange(-(-count // 8), dtype=np.uint64))
     return torch.from_numpy(hashes.astype("<u8").view(np.uint8)[:count])
