@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from lockstep.checks import check_range, check_type
+from lockstep.checks import Checked, NonNegativeInt, PositiveInt, check_range, check_type
 from lockstep.convert.conversion_state import (
     ConversionState,
     Shard,
@@ -59,23 +59,17 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Checked):
     """How a conversion runs. The bytes of the shards do not depend on it."""
 
-    num_processes: int | None = None
+    num_processes: PositiveInt | None = None
     """By default one for each usable core."""
-    max_skipped: int | None = None
+    max_skipped: NonNegativeInt | None = None
     """Items that may be skipped; None: any number."""
     overwrite: bool = False
     """Overwrite the shards of another conversion."""
     progress: Progress | None = None
     """Called after each item with the numbers of items done and of all items."""
-
-    def __post_init__(self) -> None:
-        if self.num_processes is not None:
-            check_range("num_processes", self.num_processes, 1)
-        if self.max_skipped is not None:
-            check_range("max_skipped", self.max_skipped, 0)
 
 
 DEFAULT = Settings()

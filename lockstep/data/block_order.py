@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from lockstep.checks import check_range, check_type
+from lockstep.checks import Checked, PositiveInt
 from lockstep.data.permutation import Int64s, permuted
 from lockstep.randomness import UInt64s, key_of, mix, mix_arrays
 
 
 @dataclass(frozen=True)
-class BlockShuffled:
+class BlockShuffled(Checked):
     """Blocks of consecutive examples in shuffled order; the examples are shuffled within a window of blocks.
 
     For storage that is slow at single examples: while a window lasts, nothing but its `window_blocks` blocks is read,
@@ -30,14 +29,9 @@ class BlockShuffled:
         InputError: one of them is below 1.
     """
 
-    block_size: int
-    window_blocks: int = 64
+    block_size: PositiveInt
+    window_blocks: PositiveInt = 64
     is_exactly_once: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        for name, value in (("block_size", self.block_size), ("window_blocks", self.window_blocks)):
-            check_type(name, value, int, expected="a whole number", hint=f"give {name} a whole number above 0")
-            check_range(name, value, 1, math.inf)
 
     def epoch_size(self, size: int) -> int:
         """As many as there are examples."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
-from lockstep.checks import check_range, check_type, check_whole
+from lockstep.checks import Checked, NonNegativeFloat, NonNegativeInt, PositiveInt, check_type
 from lockstep.cores import usable_cores
 from lockstep.data.ahead import Job, Result, Timed, read_here
 from lockstep.data.patience import Patience
@@ -19,27 +19,24 @@ _MOST_PROCESSES = 8
 
 
 @dataclass(frozen=True)
-class Crew:
+class Crew(Checked):
     """How many loader processes or threads each worker has, and how far ahead they are.
 
     Raises:
         InputError: a number is out of range, both are asked for, or processes where the system has no memfd.
     """
 
-    num_processes: int | None = None
+    num_processes: NonNegativeInt | None = None
     """0 for none; None: the worker's share of the cores that are left over, 1 to 8."""
-    num_threads: int = 0
+    num_threads: NonNegativeInt = 0
     """In place of processes."""
-    prefetch: int = 2
+    prefetch: PositiveInt = 2
     """Batches that each of them is ahead."""
-    timeout_seconds: float = 600.0
+    timeout_seconds: NonNegativeFloat = 600.0
     """The longest that the trainer waits for a batch of theirs; 0: for ever."""
 
     def __post_init__(self) -> None:
-        for name, least in (("num_processes", 0), ("num_threads", 0), ("prefetch", 1)):
-            if (given := getattr(self, name)) is not None:
-                check_whole(name, given, least=least)
-        check_range("timeout_seconds", self.timeout_seconds, 0)
+        super().__post_init__()
         if self.num_threads and self.num_processes:
             raise InputError(
                 "Either processes or threads read ahead.",

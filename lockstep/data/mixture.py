@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
-from lockstep.checks import check_range, check_type
+from lockstep.checks import Checked, Hint, PositiveInt, Range, check_type, check_value
 from lockstep.data.permutation import Int64s
 from lockstep.data.repeating_orders import check_number_of_examples, walked
 from lockstep.errors import InputError
@@ -20,7 +20,7 @@ _MOST_POSITIONS = 2**31  # The products of two places stay below 2 ** 63.
 
 
 @dataclass(frozen=True)
-class Mixture:
+class Mixture(Checked):
     """The order of a `Concatenated` reader that mixes its sources by weight.
 
     An epoch has `length` positions, whatever the sizes. Each source gets its `quotas` of them, spread evenly: among any
@@ -39,15 +39,14 @@ class Mixture:
 
     sizes: Mapping[str, int]
     weights: Mapping[str, float]
-    length: int
+    length: Annotated[int, Range(ge=1, lt=_MOST_POSITIONS), Hint("give the positions of an epoch")]
     is_exactly_once: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_type("length", self.length, int, expected="a whole number", hint="give the positions of an epoch")
-        check_range("length", self.length, 1, _MOST_POSITIONS)
+        super().__post_init__()
         self._check_weights()
         for name, size in self.sizes.items():
-            check_range(f"sizes[{name!r}]", size, 1, math.inf)
+            check_value(f"sizes[{name!r}]", size, PositiveInt)
         for name, quota in self.quotas.items():
             if not quota:
                 raise self._too_short(name)

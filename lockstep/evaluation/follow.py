@@ -10,7 +10,7 @@ from typing import Literal
 
 from lockstep.checkpoints.manifest import DamagedError, FileEntry, Manifest
 from lockstep.checkpoints.store import Checkpoint, Store
-from lockstep.checks import check_range
+from lockstep.checks import Checked, NonNegativeFloat
 from lockstep.errors import CheckpointError
 from lockstep.workers.rank import join
 
@@ -23,22 +23,17 @@ LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Patience:
+class Patience(Checked):
     """How often a run is scored that is followed, and how long it may keep silent.
 
     Raises:
         InputError: a time is negative, or no number.
     """
 
-    interval_seconds: float = 60.0
+    interval_seconds: NonNegativeFloat = 60.0
     """From the start of one scoring to the start of the next, at least."""
-    timeout_seconds: float | None = None
+    timeout_seconds: NonNegativeFloat | None = None
     """Without a new checkpoint, counted from the end of the last scoring; None waits as long as the run goes on."""
-
-    def __post_init__(self) -> None:
-        check_range("interval_seconds", self.interval_seconds, 0)
-        if self.timeout_seconds is not None:
-            check_range("timeout_seconds", self.timeout_seconds, 0)
 
 
 _USUAL = Patience()

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lockstep.checks import check_range, check_whole
+from lockstep.checks import Checked, Fraction, PositiveInt, Range
 from lockstep.models.image_checks import check_images
 from lockstep.models.initial_weights import without_memory
 
@@ -23,29 +23,18 @@ _NUM_FIRES = 8
 
 
 @dataclass(frozen=True)
-class SqueezeNet:
-    """SqueezeNet 1.1 as a value of a recipe.
-
-    Raises:
-        InputError: a field is out of range.
-    """
+class SqueezeNet(Checked):
+    """SqueezeNet 1.1 as a value of a recipe."""
 
     image_size: ClassVar[int] = 224
     smallest_image: ClassVar[int] = 17
 
-    num_classes: int = 1000
-    dropout: float = 0.5
+    num_classes: PositiveInt = 1000
+    dropout: Fraction = 0.5
     """The share of the values before the last layer that are left out in training."""
-    fires_seen: int | None = None
+    fires_seen: Annotated[int, Range(ge=1, le=_NUM_FIRES)] | None = None
     """The last layer sees the means of all channels of so many Fire modules, the last ones, normalised together: from
     few images it learns more than the published one, None, which sees the last map place by place."""
-
-    def __post_init__(self) -> None:
-        check_whole("num_classes", self.num_classes, least=1)
-        check_range("dropout", self.dropout, 0, 1)
-        if self.fires_seen is not None:
-            check_whole("fires_seen", self.fires_seen, least=1)
-            check_range("fires_seen", self.fires_seen, 1, _NUM_FIRES + 1)
 
     def build(self, seed: int) -> SqueezeNetNet:
         """The net with its initial weights, which depend on the seed alone; no random stream is touched."""

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import ClassVar, cast
+from typing import Annotated, ClassVar, cast
 
 import torch
 from torch import nn
 
-from lockstep.checks import check_type, check_whole
+from lockstep.checks import Checked, Hint, PositiveInt, check_type
 from lockstep.errors import InputError
 from lockstep.listing import shorten
 from lockstep.models.inception_v3 import InceptionV3
@@ -36,8 +36,11 @@ _DEFAULTS: Mapping[str, Mapping[str, Option]] = {
 }
 
 
+_Name = Annotated[str, Hint('write name="resnet50"')]
+
+
 @dataclass(frozen=True)
-class Torchvision:
+class Torchvision(Checked):
     """A classifier of torchvision, by the name that `torchvision.models.get_model` knows it by.
 
     Its weights are torchvision's initial ones, never downloaded ones. What sizes of images it takes is its own affair;
@@ -47,15 +50,14 @@ class Torchvision:
         InputError: a field is of the wrong type, or an option is one that is said elsewhere.
     """
 
-    name: str
+    name: _Name
     """As in "resnet50"."""
-    num_classes: int = 1000
+    num_classes: PositiveInt = 1000
     options: Mapping[str, Option] = field(default_factory=dict)
     """What the function of that name takes besides: {"dropout": 0.3}."""
 
     def __post_init__(self) -> None:
-        _check_name(self.name)
-        check_whole("num_classes", self.num_classes, least=1)
+        super().__post_init__()
         check_type("options", self.options, Mapping, expected="a table", hint='write options={"dropout": 0.3}')
         for option in _SAID_ELSEWHERE.keys() & self.options:
             raise InputError(
@@ -92,7 +94,7 @@ class Torchvision:
 
 
 @dataclass(frozen=True)
-class Timm:
+class Timm(Checked):
     """A classifier of timm, by the name that `timm.create_model` knows it by, without weights.
 
     Raises:
@@ -102,13 +104,9 @@ class Timm:
     image_size: ClassVar[int] = 224
     smallest_image: ClassVar[int] = 1
 
-    name: str
+    name: _Name
     """As in "resnet50", or with the tag of some weights, "resnet50.a1_in1k": it loads none of them."""
-    num_classes: int = 1000
-
-    def __post_init__(self) -> None:
-        _check_name(self.name)
-        check_whole("num_classes", self.num_classes, least=1)
+    num_classes: PositiveInt = 1000
 
     def build(self, seed: int) -> nn.Module:
         """The net with its initial weights, which depend on the seed alone; no random stream of torch's is touched.
@@ -120,10 +118,6 @@ class Timm:
         # Names such as hf-hub:... are none of the list: they would fetch what they name.
         _check_known("timm", self.name.partition(".")[0], timm.list_models(include_tags=False))
         return _built(self, seed, lambda: timm.create_model(self.name, pretrained=False, num_classes=self.num_classes))
-
-
-def _check_name(name: object) -> None:
-    check_type("name", name, str, expected="the name of a model", hint='write name="resnet50"')
 
 
 def _torchvision_models() -> ModuleType:
