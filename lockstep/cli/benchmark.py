@@ -7,12 +7,12 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
-from lockstep.checks import check_one_of, check_range
+from lockstep.checks import Range, check_one_of, check_value
 from lockstep.cli.subject import is_recipe, open_data
 from lockstep.data.advice import Advice, advise
 from lockstep.data.loader import Loader
@@ -54,7 +54,7 @@ class _Subject:
 
 def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     """Measure, and write a table with a verdict, or JSON; what is measured at the moment goes to the log."""
-    check_range("seconds", arguments.seconds, _LEAST_SECONDS)
+    check_value("seconds", arguments.seconds, Annotated[float, Range(ge=_LEAST_SECONDS)])
     threads = torch.get_num_threads()
     try:
         recipe = _recipe(arguments) if is_recipe(arguments.what) else None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.checks import check_range
+from lockstep.checks import NonNegativeFloat, check_value
 from lockstep.errors import InputError
 from lockstep.parallel.launch import is_worker, launch
 
@@ -32,7 +32,7 @@ def plan(argv: list[str]) -> dict[str, Any]:
     from lockstep.cli.main import parse
 
     arguments = parse(argv)
-    check_range("--hang-seconds", arguments.hang_seconds, 0.0)
+    check_value("--hang-seconds", arguments.hang_seconds, NonNegativeFloat)
     workers = num_workers(arguments.workers, arguments.device, None)
     return {"workers": workers, "hang_seconds": arguments.hang_seconds}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.checkpoints.store import Store
-from lockstep.checks import check_range
+from lockstep.checks import NonNegativeFloat, check_value
 from lockstep.cli.target_file import check_target
 from lockstep.errors import InputError, WorkdirError
 from lockstep.evaluation.evaluate import Weights
@@ -99,7 +99,7 @@ def _patience(arguments: argparse.Namespace) -> Patience | None:
     given = {"--interval": arguments.interval, "--timeout": arguments.timeout}
     said = {flag: seconds for flag, seconds in given.items() if seconds is not None}
     for flag, seconds in said.items():
-        check_range(flag, seconds, 0)
+        check_value(flag, seconds, NonNegativeFloat)
     if not arguments.follow:
         _check_unsaid(said)
         return None

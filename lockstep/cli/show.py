@@ -6,8 +6,9 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from lockstep.checks import check_range
+from lockstep.checks import Range, check_value
 from lockstep.cli.page import card, html_page, png_bytes
 from lockstep.cli.sheet import contact_sheet
 from lockstep.cli.subject import Subject, subject
@@ -28,7 +29,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     path = Path(arguments.to)
     what = "Examples are shown as a page of HTML or as one PNG."
     check_target(path, _SIDE_PIXELS, what, overwrite=arguments.force)
-    check_range("repeat", arguments.repeat, 1, _MOST_PICTURES + 1)
+    check_value("repeat", arguments.repeat, Annotated[int, Range(ge=1, le=_MOST_PICTURES)])
     positions = _positions(arguments.positions, arguments.repeat)
     try:
         chosen = subject(arguments.source, arguments.augment, arguments.size, arguments.order, arguments.seed)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from lockstep.checks import check_positive
+from lockstep.checks import Hint, Range, check_value
 from lockstep.parallel.launch import is_worker, launch
 from lockstep.parallel.watchdog import Limits
 
@@ -28,9 +28,8 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     if is_worker():
         return work(list(argv))
     if arguments.grace is not None:
-        check_positive(
-            "--grace", arguments.grace, hint="give the seconds between the signal and the end of the machine"
-        )
+        hint = Hint("give the seconds between the signal and the end of the machine")
+        check_value("--grace", arguments.grace, Annotated[float, Range(gt=0, finite=False), hint])
     limits = Limits(stop_seconds=arguments.grace)
     return launch(argv, plan=plan, main=work, preload=PRELOAD, limits=limits, requeue=arguments.requeue)
 

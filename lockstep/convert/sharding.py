@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from lockstep.checks import Checked, NonNegativeInt, PositiveInt, check_range, check_type
+from lockstep.checks import Checked, NonNegativeInt, PositiveInt, check_type, check_value
 from lockstep.convert.conversion_state import (
     ConversionState,
     Shard,
@@ -192,7 +192,7 @@ def _write_missing(conversion: _Conversion, state: ConversionState, settings: Se
 def _check(num_items: int, output: Path, base: str, num_shards: int) -> None:
     check_local(output)
     check_type("num_shards", num_shards, int, expected="a whole number", hint="give the number of files to write")
-    check_range("num_shards", num_shards, 1)
+    check_value("num_shards", num_shards, PositiveInt)
     if num_items < num_shards:
         raise InputError(
             f"There are too few items for {num_shards} shards of {base}.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_whole
+from lockstep.checks import PositiveInt, check_value
 from lockstep.errors import InputError
 
 
@@ -17,7 +17,7 @@ class ConfusionMatrix:
     """
 
     def __init__(self, num_classes: int) -> None:
-        check_whole("num_classes", num_classes, least=1)
+        check_value("num_classes", num_classes, PositiveInt)
         self.num_classes = num_classes
         self.reset()
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from lockstep.checks import check_type, check_whole, wrong_type
+from lockstep.checks import NonNegativeInt, check_type, check_value, wrong_type
 from lockstep.selection import assigned
 from lockstep.weights.initializers import Initializer, fill
 
@@ -34,7 +34,7 @@ def initialize(model: nn.Module, initializers: Mapping[str, Initializer], seed: 
     """
     check_type("model", model, nn.Module, expected="a torch.nn.Module", hint="pass the module before its state is made")
     check_type("initializers", initializers, Mapping, expected="initializers by pattern", hint=_HINT)
-    check_whole("seed", seed, least=0)
+    check_value("seed", seed, NonNegativeInt)
     for pattern, initializer in initializers.items():
         if isinstance(initializer, type) or not callable(initializer):
             name = f"The initializer of {pattern!r}"

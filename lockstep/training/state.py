@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.checkpoints.background import let_change
-from lockstep.checks import check_all, check_one_of, check_range, check_type, wrong_type
+from lockstep.checks import NonNegativeInt, check_all, check_one_of, check_type, check_value, wrong_type
 from lockstep.errors import InputError, NonFiniteError
 from lockstep.listing import shorten
 from lockstep.losses.regularization import L1, L2
@@ -101,7 +101,7 @@ class TrainState:
         check_all("gradient_transforms", gradient_transforms, object, hint=_TRANSFORMS_HINT)
         check_all("tower_gradient_transforms", tower_gradient_transforms, object, hint=_TRANSFORMS_HINT)
         check_one_of("nonfinite", nonfinite, get_args(Nonfinite))
-        check_range("nonfinite_budget", nonfinite_budget, 0)
+        check_value("nonfinite_budget", nonfinite_budget, NonNegativeInt)
         self.made_with = of_state(locals())
         self.step = 0
         self.first_step = 0
