@@ -21,7 +21,7 @@ _EACH_EPOCH, _NEVER = Interval(1, "epochs"), Interval(0, "steps")
 
 
 @dataclass(frozen=True)
-class Feed:
+class DataLoading:
     """How the examples to train on reach a worker; who reads ahead changes nothing in what is read."""
 
     order: Literal["shuffled", "sequential"] | BlockShuffled = "shuffled"
@@ -112,7 +112,7 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
-class Watch:
+class Monitoring:
     """How often a run tells what it does, and how long it may stand still."""
 
     console: Interval = _TEN_STEPS

@@ -47,7 +47,16 @@ from lockstep.parallel.exchange import AllReduce, Alone
 from lockstep.parallel.towers import Towers
 from lockstep.progress import End, Interval
 from lockstep.recipes.data import ImageData, MnistData
-from lockstep.recipes.parts import Checkpoints, CrossEntropy, Evaluate, Feed, InitialWeights, Stage, Watch, check_counts
+from lockstep.recipes.parts import (
+    Checkpoints,
+    CrossEntropy,
+    DataLoading,
+    Evaluate,
+    InitialWeights,
+    Monitoring,
+    Stage,
+    check_counts,
+)
 from lockstep.training.smoothing import LossAverage
 from lockstep.training.state import Nonfinite
 
@@ -99,7 +108,7 @@ class Recipe:
     """What happens to the averaged gradients before the update, in this order."""
     average: MovingAverage | None = None
     """Moving average of the parameters, kept beside them."""
-    feed: Feed = field(default_factory=Feed)
+    feed: DataLoading = field(default_factory=DataLoading)
     """How the examples reach the workers."""
     loss_average: LossAverage = field(default_factory=LossAverage)
     """How the losses that are reported beside the raw ones are smoothed."""
@@ -123,7 +132,7 @@ class Recipe:
     stages: tuple[Stage, ...] = ()
     """What the run goes through, one after another; none: it is all of one piece."""
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
-    watch: Watch = field(default_factory=Watch)
+    watch: Monitoring = field(default_factory=Monitoring)
     evaluate: Evaluate = field(default_factory=Evaluate)
 
     def __post_init__(self) -> None:
