@@ -40,22 +40,22 @@ if TYPE_CHECKING:
     from lockstep.progress import Steps as Steps
     from lockstep.runs.result import Result as Result
     from lockstep.runs.run import run as run
-    from lockstep.training.hooks import every as every
+    from lockstep.training.attempt import LossAverage as LossAverage
     from lockstep.training.initialize import initialize as initialize
     from lockstep.training.loop import batches as batches
+    from lockstep.training.loop import every as every
     from lockstep.training.loop import train as train
     from lockstep.training.loop import train_steps as train_steps
     from lockstep.training.resume import resume as resume
     from lockstep.training.resume import save as save
     from lockstep.training.rollback import rollback as rollback
     from lockstep.training.saving import Saver as Saver
-    from lockstep.training.smoothing import LossAverage as LossAverage
     from lockstep.training.state import TrainState as TrainState
     from lockstep.training.step import train_step as train_step
     from lockstep.training.warm_start import warm_start as warm_start
     from lockstep.types import BadExample as BadExample
     from lockstep.types import Batch as Batch
-    from lockstep.types import Refusal as Refusal
+    from lockstep.types import NonFiniteReport as NonFiniteReport
     from lockstep.types import StepReport as StepReport
     from lockstep.workers.rank import Worker as Worker
     from lockstep.workers.rank import join as join

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
-import logging
 import math
 import re
 import shutil
@@ -33,8 +32,7 @@ from lockstep.checkpoints.values import JSON, decode_values, encode_values
 from lockstep.durable import make_folder, sync_folder, write_file
 from lockstep.errors import CheckpointError
 from lockstep.listing import shorten
-
-log = logging.getLogger("lockstep")
+from lockstep.screen import log
 
 _NAME = re.compile(r"step-(\d{8,})")
 _USUAL = Retention()

@@ -7,7 +7,6 @@ No lock is held, so that this works on network file systems too.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import shutil
@@ -16,8 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from lockstep.owner import host, started
-
-log = logging.getLogger("lockstep")
+from lockstep.screen import log
 
 ABANDONED_SECONDS = 3600.0
 """What nobody has touched for so long is nobody's, where the process itself cannot be seen (on another host)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +17,7 @@ from lockstep.data.advice import Advice, advise
 from lockstep.data.loader import Loader
 from lockstep.data.measuring import Measured, Pace, measure
 from lockstep.errors import InputError
-from lockstep.images.augment import PLACES, HorizontalFlip
+from lockstep.images.augment import LOCATION_FIELDS, HorizontalFlip
 from lockstep.images.decode import EncodedImage
 from lockstep.images.resized_crops import RandomResizedCrop
 from lockstep.images.slim_presets import SLIM_PRESETS
@@ -29,14 +28,12 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
 from lockstep.reporting.wording import rate
 from lockstep.runs.build import build
-from lockstep.screen import write_json, write_lines
+from lockstep.screen import log, write_json, write_lines
 from lockstep.tracing import INPUT_STAGES
 from lockstep.training import choices
 from lockstep.training.step import bind
 from lockstep.types import Batch
 from lockstep.workers.rank import Worker, join
-
-log = logging.getLogger("lockstep")
 
 _BATCH_SIZE = 64
 _CROP_SIZE = 224
@@ -130,7 +127,8 @@ def _of_path(arguments: argparse.Namespace) -> _Subject:
 def _without_places(reader: Reader) -> Reader:
     """The reader without the places of objects, which crops would leave wrong."""
     names = reader.read_batch(np.zeros(1, np.int64)).keys() if len(reader) else set()
-    return OnlyFields(reader, [name for name in names if name not in PLACES]) if names & {*PLACES} else reader
+    kept = [name for name in names if name not in LOCATION_FIELDS]
+    return OnlyFields(reader, kept) if len(kept) < len(names) else reader
 
 
 def _has_images(reader: Reader) -> bool:

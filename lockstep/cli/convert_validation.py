@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from pathlib import Path
 
 from lockstep.cli.converting import showing
-
-_logger = logging.getLogger("lockstep")
+from lockstep.screen import log
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -25,8 +23,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Put each image into its folder."""
-    from lockstep.convert.validation_folders import sort_validation
+    from lockstep.convert.imagenet import sort_validation
 
     with showing("validation images") as show:
         num_images = sort_validation(arguments.folder, arguments.labels, arguments.to, arguments.how, progress=show)
-    _logger.info("%d images in folders of their classes in %s", num_images, arguments.to)
+    log.info("%d images in folders of their classes in %s", num_images, arguments.to)

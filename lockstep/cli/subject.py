@@ -16,7 +16,7 @@ from lockstep.data.showing import NOTHING, Pipeline
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import HorizontalFlip
 from lockstep.images.resized_crops import RandomResizedCrop
-from lockstep.images.slim_presets import SLIM_PRESETS, inception
+from lockstep.images.slim_presets import SLIM_PRESETS, inception_preset
 from lockstep.listing import did_you_mean
 from lockstep.readers.open import KNOWN, open_source
 from lockstep.readers.reader import Reader
@@ -134,7 +134,7 @@ def _pipeline_of_preset(name: str, size: int | None, reader: Reader) -> Pipeline
         return Pipeline((crop, HorizontalFlip()), fields=(_IMAGE,))
     options: dict[str, Any] = {} if size is None else {"size": size}
     if name == "inception" and _has_boxes(reader):
-        preset = inception(**options, boxes_field=_BOXES)
+        preset = inception_preset(**options, boxes_field=_BOXES)
         return Pipeline(preset.train, preset.inputs, (_IMAGE, _BOXES))
     preset = SLIM_PRESETS[name](**options)
     return Pipeline(preset.train, preset.inputs, (_IMAGE,))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from lockstep.errors import WorkerError
-from lockstep.screen import Lines
+from lockstep.screen import Lines, log
 
 Found = TypeVar("Found")
 
@@ -17,8 +16,6 @@ _WARN_SECONDS = 10.0
 _WARN_FACTOR = 10.0
 _LOOK_SECONDS = 0.5
 _END_SECONDS = 10.0
-
-_logger = logging.getLogger("lockstep")
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class Patience:
 
 
 def _warn(there: Whereabouts, seconds: float) -> None:
-    _logger.warning(
+    log.warning(
         "the trainer has waited %.3g s for %s: %s is at %s\n%s",
         seconds,
         there.batch,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -13,11 +12,9 @@ from dataclasses import dataclass
 from lockstep.parallel import watchdog
 from lockstep.parallel.forkserver import Event, ForkServer, status_fields
 from lockstep.parallel.watchdog import Failure, Limits, Verdict, Watchdog, WorkerStatus
-from lockstep.screen import Lines
+from lockstep.screen import Lines, log
 from lockstep.workers.channel import Channel, Message
 from lockstep.workers.store_server import LAUNCHED, StoreServer
-
-log = logging.getLogger("lockstep")
 
 TICK_SECONDS = 0.1
 _ANSWER_SECONDS = 0.5

@@ -57,7 +57,7 @@ from lockstep.recipes.parts import (
     Stage,
     check_counts,
 )
-from lockstep.training.smoothing import LossAverage
+from lockstep.training.attempt import LossAverage
 from lockstep.training.state import Nonfinite
 
 CLASSES_OF: Mapping[Any, tuple[type, ...]] = {

@@ -7,7 +7,6 @@ Only headers are read, not what lies between them.
 
 from __future__ import annotations
 
-import logging
 import struct
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from lockstep.records.index_cache import keep_index, kept_index
 from lockstep.records.open_files import Version, opened, read_at, version_of
 from lockstep.records.tar_headers import BLOCK_BYTES, FILES, FOLDERS, header_crc
 from lockstep.records.tar_members import Member, members_of, shown
+from lockstep.screen import log
 
 Int64s = npt.NDArray[np.int64]
 
@@ -30,8 +30,6 @@ _WORTH_KEEPING_BYTES = 1 << 20
 
 _KIND = b"LSTARIX2"
 _COUNTS = struct.Struct("<qqqq")
-
-_logger = logging.getLogger("lockstep")
 
 
 class TarIndex(NamedTuple):
@@ -79,7 +77,7 @@ def tar_index_of(path: Path) -> TarIndex:
         if version.size_bytes >= _WORTH_KEEPING_BYTES:
             keep_index(path, _KIND, index.version, _encoded(index))
     if names := index.not_read.split(b"\0")[:-1]:
-        _logger.warning("Not read in %s: %s", path, shorten([shown(name) for name in names]))
+        log.warning("Not read in %s: %s", path, shorten([shown(name) for name in names]))
     return index
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from typing import TYPE_CHECKING, TextIO
@@ -11,6 +10,7 @@ from lockstep.progress import End, Interval, Progress
 from lockstep.reporting import wording
 from lockstep.reporting.log import is_terminal
 from lockstep.reporting.pace import Pace, last_step, moment_before, seconds_left
+from lockstep.screen import log
 from lockstep.types import StepReport
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 _SECONDS_BETWEEN_DRAWINGS = 0.2
 _FADE = 0.95
 """Of the bar's rates at every drawing: they look back about four seconds."""
-
-_logger = logging.getLogger("lockstep")
 
 
 class Console:
@@ -69,7 +67,7 @@ class Console:
 
     def _write_line(self, report: StepReport) -> None:
         parts = (self._place(report), wording.measures(report, self._pace), self._time_left(report))
-        _logger.info("%s", " | ".join(part for part in parts if part))
+        log.info("%s", " | ".join(part for part in parts if part))
         self._pace.clear()
         self._unseen = None
 

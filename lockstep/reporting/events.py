@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import socket
 import time
@@ -13,12 +12,11 @@ from typing import TYPE_CHECKING
 
 from lockstep.errors import DataError
 from lockstep.reporting.append import AppendOnly
+from lockstep.screen import log
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
-
-_logger = logging.getLogger("lockstep")
 
 
 class EventFile:
@@ -78,7 +76,7 @@ def cut_events(path: Path, from_step: int) -> set[str]:
             if event.step == from_step:
                 tags.update(value.tag for value in event.summary.value)
     except (DataError, DecodeError) as error:
-        _logger.warning("%s: no event after byte %d can be read (%s)", path, size, str(error).splitlines()[0])
+        log.warning("%s: no event after byte %d can be read (%s)", path, size, str(error).splitlines()[0])
     if 0 < size < path.stat().st_size:
         file = AppendOnly(path)
         file.cut(size)

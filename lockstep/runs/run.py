@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -29,6 +28,7 @@ from lockstep.runs.stages import Stages
 from lockstep.runs.start import begin, resolve_choices
 from lockstep.runs.validation import SPLIT, score_split
 from lockstep.runs.workdir import Workdir
+from lockstep.screen import log
 from lockstep.training.resume import save
 from lockstep.training.rollback import check_may_roll_back, go_back, last_checkpoint
 from lockstep.training.saving import Saver
@@ -112,9 +112,6 @@ def _with_function(recipe: Recipe, reader: ReaderFunction) -> Recipe:
     named = reader.func if isinstance(reader, partial) else reader
     name = getattr(named, "__qualname__", type(named).__qualname__)
     return replace(recipe, data=replace(recipe.data, function=name))
-
-
-log = logging.getLogger("lockstep")
 
 
 class Run:
@@ -261,14 +258,14 @@ class Run:
         Returns:
             What the history is to say.
         """
-        refusal, from_step, before = error.refusal, self.step, self._stages.parts
-        if self._files is None or refusal is None or self._recipe.nonfinite != "rollback":
+        nonfinite, from_step, before = error.nonfinite, self.step, self._stages.parts
+        if self._files is None or nonfinite is None or self._recipe.nonfinite != "rollback":
             raise error
         check_may_roll_back(before.state, before.loader, error)
         checkpoint = last_checkpoint(self._files.store, error)
         self._stages.turn_to(checkpoint)
         go_back(checkpoint, self._stages.parts.state, self._stages.parts.loader, error)
-        return {"from_step": from_step, "skipped": refusal.position, "why": [*refusal.reasons, *refusal.culprits]}
+        return {"from_step": from_step, "skipped": nonfinite.position, "why": [*nonfinite.reasons, *nonfinite.culprits]}
 
     def _spend(self, seconds: float) -> None:
         """Take the time of a leg off what is left of an end in hours: the clock begins anew with the next."""
