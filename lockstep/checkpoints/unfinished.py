@@ -14,14 +14,8 @@ import time
 from pathlib import Path
 from typing import Literal
 
-<<<<<<< HEAD
-from lockstep.screen import log
-from lockstep.owner import host, started
-from lockstep.screen import log
-=======
 from lockstep.owner import host_name, start_ticks
-
->>>>>>> main
+from lockstep.screen import log
 
 ABANDONED_SECONDS = 3600.0
 """What nobody has touched for so long is nobody's, where the process itself cannot be seen (on another host)."""

@@ -44,13 +44,8 @@ from lockstep.data.patience import Patience, Whereabouts
 from lockstep.data.shared_memory import ReceivedMemories, SentMemories
 from lockstep.errors import LockstepError, WorkerError
 from lockstep.listing import shorten
-<<<<<<< HEAD
-from lockstep.parallel.forkserver import status_fields
-from lockstep.screen import Lines, log
-=======
 from lockstep.owner import process_fields
-from lockstep.screen import Lines
->>>>>>> main
+from lockstep.screen import Lines, log
 from lockstep.tracing import listen, measure_stages, timed
 from lockstep.workers.signals import NOTICES
 

@@ -22,13 +22,8 @@ from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.parallel.entry import reference
 from lockstep.parallel.forkserver import ForkServer
 from lockstep.parallel.supervisor import STOPPED_EARLY, TICK_SECONDS, RunOutcome, Supervisor
-<<<<<<< HEAD
-from lockstep.parallel.watchdog import Limits, cause
-from lockstep.screen import Lines, log, outlive_terminal
-=======
 from lockstep.parallel.watchdog import Limits, root_cause
-from lockstep.screen import Lines, outlive_terminal
->>>>>>> main
+from lockstep.screen import Lines, log, outlive_terminal
 from lockstep.workers.channel import Channel
 from lockstep.workers.signals import notices
 
