@@ -8,8 +8,8 @@ from typing import Literal
 from lockstep.checkpoints.retention import Retention
 from lockstep.checks import check_all, check_range, check_type, check_whole
 from lockstep.data.bad_examples import Policy
-from lockstep.data.block_order import BlockShuffled
-from lockstep.data.crew import Crew
+from lockstep.data.order import BlockShuffled
+from lockstep.data.prefetch import LoaderPool
 from lockstep.errors import InputError
 from lockstep.evaluation.evaluate import Weights
 from lockstep.optim.optimizers import Optimizer
@@ -39,7 +39,7 @@ class Feed:
     """More examples than this must not be replaced."""
 
     def __post_init__(self) -> None:
-        Crew(self.num_processes, self.num_threads, self.prefetch)
+        LoaderPool(self.num_processes, self.num_threads, self.prefetch)
         check_counts(0, bad_budget=self.bad_budget)
 
 

@@ -42,7 +42,7 @@ def settle(recipe: Recipe, parts: Parts, worker: Worker, workdir: Workdir | None
     if worker.is_chief:
         log.info("%s: %s", _crew(worker, parts.towers.count), now)
         if parts.loader.reader.cost == "decode":
-            log.info("%s", parts.loader.crew.describe(worker.num_local_workers))
+            log.info("%s", parts.loader.pool.describe(worker.num_local_workers))
     return before or now, changed
 
 
