@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lockstep.checks import check_whole
 from lockstep.errors import InputError
-from lockstep.images.augment import check_no_places, colour_images
+from lockstep.images.augment import check_no_locations, colour_images
 from lockstep.images.jitter import grey
 from lockstep.randomness import Draws
 
@@ -55,7 +55,7 @@ class RandAugment:
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images changed; the images given stay as they are."""
         images = colour_images(batch, self.field, self)
-        check_no_places(batch, self)
+        check_no_locations(batch, self)
         strengths = np.full(len(images), self.magnitude / (self.num_bins - 1))
         for number in range(self.num_ops):
             images = _augmented(images, RANDAUGMENT, strengths, draws, f"RandAugment {self.field} {number}")
@@ -79,7 +79,7 @@ class TrivialAugmentWide:
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images changed; the images given stay as they are."""
         images = colour_images(batch, self.field, self)
-        check_no_places(batch, self)
+        check_no_locations(batch, self)
         column = f"TrivialAugmentWide {self.field}"
         strengths = draws.integers(f"{column} strength", 0, self.num_bins) / (self.num_bins - 1)
         return {**batch, self.field: _augmented(images, TRIVIALAUGMENT, strengths, draws, column)}

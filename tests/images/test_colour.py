@@ -17,11 +17,10 @@ from lockstep.images.colour import (
     SLIM_ORDERS,
     ColourDraws,
     Order,
-    centred,
     distort,
     in_orders,
-    scaled,
 )
+from lockstep.images.normalisation import centred, scaled
 from lockstep.randomness import Draws
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "preprocessing_golden.npz")
