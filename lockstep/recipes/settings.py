@@ -43,17 +43,17 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
 
 def _changed(hint: Any, value: Any, settings: Sequence[_Setting], path: FieldPath) -> Any:
     """Apply settings to the value of a field: of a part, only the fields that they name are made anew."""
-    is_part = type(value) in field_type(hint).classes.values()
-    if not is_part or any(setting.keys[:1] in ([], ["kind"]) for setting in settings):
+    cls: type = type(value)
+    if cls not in field_type(hint).classes.values() or any(setting.keys[:1] in ([], ["kind"]) for setting in settings):
         plain = write(hint, value, path) if settings[0].keys else None
         for setting in settings:
             plain = _with(plain, setting.keys, setting.value, path)
         return read(hint, plain, path)
-    hints = field_hints(type(value))
+    hints = field_hints(cls)
     by_field: dict[str, list[_Setting]] = {}
     for (name, *rest), given in settings:
         if name not in hints:
-            raise unknown_field(type(value), name, path)
+            raise unknown_field(cls, name, path)
         by_field.setdefault(name, []).append(_Setting(rest, given))
     fields = {name: _changed(hints[name], getattr(value, name), each, path.at(name)) for name, each in by_field.items()}
     return made(lambda: replace(value, **fields), path)

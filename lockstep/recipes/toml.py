@@ -202,7 +202,8 @@ def _class_of(field: FieldType, table: Mapping[str, Any], path: FieldPath) -> ty
 
 
 def _write_part(field: FieldType, part: Any, path: FieldPath) -> dict[str, Any]:
-    kind, hints = kind_name(type(part)), field_hints(type(part))
+    cls: type = type(part)
+    kind, hints = kind_name(cls), field_hints(cls)
     is_said_by_name = len(field.classes) == 1 and path.name in (kind, "")
     given = {name: getattr(part, name) for name in hints}
     return ({} if is_said_by_name else {"kind": kind}) | {
