@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockstep.errors import InputError
-from lockstep.readers.fingerprint import changes
+from lockstep.readers.fingerprint import fingerprint_changes
 
 
 def check_same_stream(saved: Mapping[str, Any], here: Mapping[str, Any], *, accept_data_change: bool) -> list[str]:
@@ -23,7 +23,7 @@ def check_same_stream(saved: Mapping[str, Any], here: Mapping[str, Any], *, acce
     Raises:
         InputError: naming what differs.
     """
-    changed = changes(saved["data"], here["data"]) if "data" in saved else []
+    changed = fingerprint_changes(saved["data"], here["data"]) if "data" in saved else []
     for name in ("seed", "num_examples", "epoch_size"):
         if saved.get(name, here[name]) != here[name]:
             raise InputError(
