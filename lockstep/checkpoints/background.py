@@ -24,8 +24,8 @@ from lockstep.checkpoints.store import Store
 from lockstep.checkpoints.tensors import Tensors, check
 from lockstep.checkpoints.values import JSON
 from lockstep.errors import CheckpointError
-from lockstep.workers.interrupts import interruptible
 from lockstep.workers.pulse import of_this_process
+from lockstep.workers.signals import interruptible
 
 log = logging.getLogger("lockstep")
 

@@ -202,7 +202,7 @@ def _pixels(fields: Fields) -> Tensor:
         return pixels.expand(3, -1, -1)
     raise InputError(
         f"There is no image to show in the field {_IMAGE!r}.",
-        given=f"{_IMAGE!r} is {describe_field(fields, _IMAGE)}; the fields are {', '.join(fields)}",
+        given=describe_field(fields, _IMAGE),
         expected="encoded images, or uint8 of shape (batch, 1 or 3, height, width)",
         hint="show data with images, augmented by what leaves them in whole numbers from 0 to 255",
     )

@@ -1,31 +1,38 @@
-"""Colour: numbers drawn where images are read, and applied to whole batches where they are used, on any device.
+"""Colour distortion: numbers are drawn where images are read, and applied to whole batches on their device.
 
 The operations and their orders are those of the reference systems (TensorFlow's `tf.image.adjust_*`): brightness is
-added, contrast is about the mean of each channel, saturation and hue are those of HSV. Nothing is clipped in between.
+added, contrast is about the mean of each channel, saturation and hue are those of HSV; nothing is clipped in between.
+`jitter` has the operations of torchvision.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_all, check_one_of, check_range
+from lockstep.checks import Checked, NonNegativeFloat, Range, check_all, check_one_of, ordered
 from lockstep.errors import InputError
-from lockstep.images.augment import pair_of
+from lockstep.images.normalisation import as_floats
 from lockstep.randomness import Draws
+
+Order = tuple[str, ...]
+"""Names of operations."""
+
+Operations = Mapping[str, Callable[[Tensor, Tensor], Tensor]]
+"""By name, in the order of their columns: each maps images of shape (batch, 3, height, width) and numbers of shape
+(batch, 1, 1, 1) to images."""
 
 INCEPTION_ORDERS: tuple[Order, ...] = (
     ("brightness", "saturation", "hue", "contrast"),
     ("brightness", "contrast", "saturation", "hue"),
 )
-"""Of the Inception system, whose reading threads took them in turn."""
+"""The Inception system's, whose reading threads took them in turn."""
 
 SLIM_ORDERS: tuple[Order, ...] = (
     ("brightness", "saturation", "hue", "contrast"),
@@ -33,39 +40,31 @@ SLIM_ORDERS: tuple[Order, ...] = (
     ("contrast", "hue", "brightness", "saturation"),
     ("hue", "saturation", "contrast", "brightness"),
 )
-"""Of slim's Inception preprocessing when it is not fast."""
+"""Those of slim's Inception preprocessing when it is not fast."""
 
 FAST_ORDERS: tuple[Order, ...] = (("brightness", "saturation"),)
-"""Of slim's Inception preprocessing in its fast mode, the default there."""
+"""That of slim's Inception preprocessing in its fast mode, the default there."""
+
+
+_Factors = Annotated[tuple[NonNegativeFloat, NonNegativeFloat], ordered]
 
 
 @dataclass(frozen=True)
-class ColourDraws:
+class ColourDraws(Checked):
     """Add the numbers that `distort` needs to a batch: float32 (batch, 5) in the field `into`.
 
     Its columns: the brightness to add (of a range of 1), the factors of contrast and saturation, the turn of the hue
     (1 is all around), and where among the orders to choose one: 0 is the first, just below 1 the last.
-
-    Raises:
-        InputError: a parameter is out of range.
     """
 
-    brightness: float = 32 / 255
+    brightness: NonNegativeFloat = 32 / 255
     """The most that is added or taken away."""
-    contrast: tuple[float, float] = (0.5, 1.5)
-    saturation: tuple[float, float] = (0.5, 1.5)
-    hue: float = 0.2
-    """The most that the hue is turned either way, up to 0.5."""
+    contrast: _Factors = (0.5, 1.5)
+    saturation: _Factors = (0.5, 1.5)
+    hue: Annotated[float, Range(ge=0, le=0.5)] = 0.2
+    """The most that the hue is turned either way."""
     field: str = "image"
     """The images that are coloured; it is not read."""
-
-    def __post_init__(self) -> None:
-        check_range("brightness", self.brightness, 0)
-        check_range("hue", self.hue, 0, math.nextafter(0.5, 1))
-        for name in ("contrast", "saturation"):
-            low, high = pair_of(name, getattr(self, name))
-            check_range(f"the least {name}", low, 0)
-            check_range(f"the most {name}", high, low)
 
     @property
     def into(self) -> str:
@@ -81,8 +80,7 @@ class ColourDraws:
             "hue": (-self.hue, self.hue),
             "order": (0.0, 1.0),
         }
-        columns = [low + draws.uniform(f"{self.into} {name}") * (high - low) for name, (low, high) in bounds.items()]
-        return {**batch, self.into: torch.from_numpy(np.stack(columns, axis=1)).float()}
+        return {**batch, self.into: drawn_numbers(draws, self.into, bounds)}
 
 
 def distort(images: Tensor, numbers: Tensor, orders: tuple[Order, ...] = INCEPTION_ORDERS) -> Tensor:
@@ -96,31 +94,7 @@ def distort(images: Tensor, numbers: Tensor, orders: tuple[Order, ...] = INCEPTI
     Raises:
         InputError: the shapes do not fit, an order names no operation, or is shorter than another.
     """
-    check_colours(images, numbers, orders, OPERATIONS, "ColourDraws")
-    return in_chosen_orders(as_floats(images), numbers, orders, OPERATIONS).clamp_(0, 1)
-
-
-def as_floats(images: Tensor) -> Tensor:
-    """float32 in [0, 1], from uint8 or from floats in that range."""
-    return scaled(images) if images.dtype == torch.uint8 else images.float()
-
-
-def scaled(images: Tensor) -> Tensor:
-    """From uint8 to float32 in [0, 1]."""
-    return images.float().mul_(1 / 255)
-
-
-def mean_in_steps(values: Tensor) -> Tensor:
-    """The mean over the last two dimensions, which stay with length 1: of floats of shape (..., rows, columns).
-
-    A mean to a single number is split among threads, and rounded by their number; means of rows are not.
-    """
-    return values.mean(-1, keepdim=True).mean(-2, keepdim=True)
-
-
-def centred(values: Tensor) -> Tensor:
-    """From [0, 1] to [-1, 1], as the Inception networks expect."""
-    return (values - 0.5) * 2
+    return in_chosen_orders(images, numbers, orders, OPERATIONS, drawn_by="ColourDraws").clamp_(0, 1)
 
 
 def _brightened(values: Tensor, delta: Tensor) -> Tensor:
@@ -154,7 +128,7 @@ def turned_hue(values: Tensor, turn: Tensor) -> Tensor:
 
 
 def _bounds(red: Tensor, green: Tensor, blue: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest channel; several times as fast as a reduction over them."""
+    """Return the smallest and the largest channel; several times as fast as a reduction over them."""
     low = torch.minimum(torch.minimum(red, green), blue)
     return low, torch.maximum(torch.maximum(red, green), blue)
 
@@ -168,25 +142,33 @@ OPERATIONS: Operations = {
 """As `ColourDraws` orders its numbers."""
 
 
-Order = tuple[str, ...]
+def drawn_numbers(draws: Draws, field: str, bounds: Mapping[str, tuple[float, float]]) -> Tensor:
+    """Draw a number within each pair of bounds for each example: float32 (batch, bounds)."""
+    columns = [low + draws.uniform(f"{field} {name}") * (high - low) for name, (low, high) in bounds.items()]
+    return torch.from_numpy(np.stack(columns, axis=1)).float()
 
-Operations = Mapping[str, Callable[[Tensor, Tensor], Tensor]]
-"""By name: from images of shape (batch, 3, height, width) and numbers of shape (batch, 1, 1, 1) to images."""
 
+def in_chosen_orders(
+    images: Tensor, numbers: Tensor, orders: tuple[Order, ...], operations: Operations, drawn_by: str
+) -> Tensor:
+    """Apply the operations to each image in the order that the image has chosen; float32 of the same shape.
 
-def in_chosen_orders(values: Tensor, numbers: Tensor, orders: tuple[Order, ...], operations: Operations) -> Tensor:
-    """The images after all operations of the order that each has chosen.
-
-    On a device that runs on its own no order is looked up: each step computes every operation that stands there in
-    one of the orders, and nobody waits for the device.
+    An accelerator looks up no order: each step computes every operation that stands there in one of the orders, and
+    nobody waits for the device.
 
     Args:
-        values: floats of shape (batch, 3, height, width); they stay as they are.
-        numbers: for each image one number for each of the operations, and last where among the orders to choose one: 0
-            is the first, just below 1 the last.
-        orders: names of operations.
+        images: uint8 of shape (batch, 3, height, width), or floats in [0, 1]; they stay as they are.
+        numbers: shape (batch, operations + 1): for each image one number for each of the operations, and last where
+            among the orders to choose one: 0 is the first, just below 1 the last.
+        orders: names of operations; all of the same length.
         operations: as the columns of the numbers are ordered.
+        drawn_by: the augmentation that draws such numbers, for an error.
+
+    Raises:
+        InputError: the shapes do not fit, an order names no operation, or is shorter than another.
     """
+    _check(images, numbers, orders, operations, drawn_by)
+    values = as_floats(images)
     # In 32 bits a number just below 1 may have become 1.
     chosen = (numbers[:, -1] * len(orders)).int().clamp_(0, len(orders) - 1)
     if values.device.type != "cpu":
@@ -202,7 +184,7 @@ def in_chosen_orders(values: Tensor, numbers: Tensor, orders: tuple[Order, ...],
 def in_orders(
     values: Tensor, numbers: Tensor, chosen: Tensor, orders: tuple[Order, ...], operations: Operations
 ) -> Tensor:
-    """The same without a look at what was chosen: whole numbers of shape (batch,)."""
+    """Apply the operations by the numbers of the chosen orders, shape (batch,), without reading these back."""
     columns = {name: numbers[:, column, None, None, None] for column, name in enumerate(operations)}
     for names in zip(*orders, strict=True):
         first, *others = dict.fromkeys(names)
@@ -215,26 +197,12 @@ def in_orders(
 
 
 def _takers(chosen: Tensor, places: list[int]) -> Tensor:
-    """Which images have chosen one of these orders."""
+    """Say which images have chosen one of these orders."""
     # Compared one by one: a tensor of the places would have to be copied to the device first.
     return reduce(torch.logical_or, [chosen == place for place in places])[:, None, None, None]
 
 
-def check_colours(
-    images: Tensor, numbers: Tensor, orders: tuple[Order, ...], operations: Operations, drawn_by: str
-) -> None:
-    """Refuse what `in_chosen_orders` cannot work on; images may be uint8 here.
-
-    Args:
-        images: of shape (batch, 3, height, width).
-        numbers: of shape (batch, operations + 1).
-        orders: all of the same length.
-        operations: those that there are.
-        drawn_by: what draws such numbers, for the error.
-
-    Raises:
-        InputError: the shapes do not fit, an order names no operation, or is shorter than another.
-    """
+def _check(images: Tensor, numbers: Tensor, orders: tuple[Order, ...], operations: Operations, drawn_by: str) -> None:
     check_all("orders", orders, tuple, hint="give tuples of names of operations")
     for name in (name for order in orders for name in order):
         check_one_of("an operation", name, [*operations])

@@ -1,58 +1,57 @@
 """Crops that keep the scale of an image, or at least its aspect: how slim's LeNet, CIFAR and VGG networks see images.
 
 Each takes a field of `EncodedImage`s, or of decoded images of one size, to a tensor of shape (batch, channels, size,
-size). What lies outside of an image is black.
+size). What lies outside of an image is black. `Decode` takes all of each image.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_one_of, check_whole
+from lockstep.checks import Checked, NonNegativeInt, OneOf, PositiveInt, ordered
 from lockstep.errors import DataError, InputError
-from lockstep.images.augment import check_no_places, pair_of
+from lockstep.images.augment import check_no_locations, encoded_images
 from lockstep.images.decode import AS_STORED, EncodedImage
-from lockstep.images.resized_crops import encoded_images
-from lockstep.images.resizing import ANTIALIASED, LEGACY_METHODS, resized
+from lockstep.images.resizing import ANTIALIASED, METHODS, resized
 from lockstep.randomness import Draws
 
 Fields = dict[str, Any]
 Int64s = npt.NDArray[np.int64]
 
-_METHODS = (ANTIALIASED, *LEGACY_METHODS)
+
+@dataclass(frozen=True)
+class Decode:
+    """All of each image at its own size: for models that take images of several sizes, as detectors do.
+
+    The field becomes a list of uint8 tensors of shape (3, height, width). To have one size, crop or resize instead.
+    """
+
+    field: str = "image"
+
+    def __call__(self, batch: Fields, draws: Draws) -> Fields:
+        """Return the batch with its images decoded; nothing is drawn."""
+        return {**batch, self.field: [image.decode() for image in encoded_images(batch, self.field, self)]}
 
 
 @dataclass(frozen=True)
-class CropOrPad:
-    """The middle of each image, with black around it where it is too small: `resize_image_with_crop_or_pad`.
+class CropOrPad(Checked):
+    """The middle of each image, with black around it where it is too small: `resize_image_with_crop_or_pad`."""
 
-    Raises:
-        InputError: a parameter is out of range.
-    """
-
-    size: int
+    size: PositiveInt
     """Height and width of the result, in pixels."""
     field: str = "image"
 
-    def __post_init__(self) -> None:
-        check_whole("size", self.size, least=1)
-
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
-        """Return the batch with its images decoded and cropped; nothing is drawn.
-
-        Raises:
-            InputError: the field holds no images; or there are places of objects: boxes, masks, keypoints.
-            DataError: an image cannot be decoded.
-        """
+        """Return the batch with its images decoded and cropped; nothing is drawn."""
         images = _images(batch, self.field, self)
-        check_no_places(batch, self)
+        check_no_locations(batch, self)
         sides = _sides(images)
         # Towards 0: of an odd rest the larger part is cut off, or added, at the bottom and at the right.
         corners = np.trunc((sides - self.size) / 2).astype(np.int64)
@@ -60,32 +59,19 @@ class CropOrPad:
 
 
 @dataclass(frozen=True)
-class RandomCrop:
-    """A part of each image at a random place, once black is put around the image.
+class RandomCrop(Checked):
+    """A part of each image at a random place, once black is put around the image."""
 
-    Raises:
-        InputError: a parameter is out of range.
-    """
-
-    size: int
+    size: PositiveInt
     """Height and width of the result, in pixels."""
-    padding: int = 0
+    padding: NonNegativeInt = 0
     """How much black is put at each side, in pixels."""
     field: str = "image"
 
-    def __post_init__(self) -> None:
-        check_whole("size", self.size, least=1)
-        check_whole("padding", self.padding, least=0)
-
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
-        """Return the batch with its images decoded and cropped.
-
-        Raises:
-            InputError: the field holds no images; or there are places of objects: boxes, masks, keypoints.
-            DataError: an image cannot be decoded, or is too small even with the black around it.
-        """
+        """Return the batch with its images decoded and cropped."""
         images = _images(batch, self.field, self)
-        check_no_places(batch, self)
+        check_no_locations(batch, self)
         sides = _sides(images)
         room = sides + 2 * self.padding - self.size
         if (room < 0).any():
@@ -104,31 +90,21 @@ class RandomCrop:
 
 
 @dataclass(frozen=True)
-class ShortSideCrop:
-    """Each image resized to a short side of so many pixels, and a part of it: how VGG networks see images.
+class ShortSideCrop(Checked):
+    """Each image resized to a short side of so many pixels, and a part of it: how VGG networks see images."""
 
-    Raises:
-        InputError: a parameter is out of range.
-    """
-
-    size: int
+    size: PositiveInt
     """Height and width of the result, in pixels."""
-    short_side: tuple[int, int] = (256, 512)
+    short_side: Annotated[tuple[PositiveInt, PositiveInt], ordered] = (256, 512)
     """The least and the most pixels of the short side; each whole number between them is drawn as often."""
-    place: str = "random"
-    """"random", or "middle"."""
-    resize: str = ANTIALIASED
+    place: Literal["random", "middle"] = "random"
+    resize: Annotated[str, OneOf(METHODS)] = ANTIALIASED
     """"antialiased"; or "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias."""
     field: str = "image"
 
     def __post_init__(self) -> None:
-        check_whole("size", self.size, least=1)
-        check_one_of("place", self.place, ("random", "middle"))
-        check_one_of("resize", self.resize, _METHODS)
-        least, most = pair_of("short_side", self.short_side)
-        check_whole("the least short side", least, least=1)
-        check_whole("the most short side", most, least=1)
-        if not self.size <= least <= most:
+        super().__post_init__()
+        if self.size > self.short_side[0]:
             raise InputError(
                 "short_side is out of range.",
                 given=f"short_side={self.short_side}, size={self.size}",
@@ -140,12 +116,11 @@ class ShortSideCrop:
         """Return the batch with its images decoded, resized and cropped.
 
         Raises:
-            InputError: the field holds no images; or there are places of objects: boxes, masks, keypoints.
-            DataError: an image cannot be decoded, or is so thin that it had more than `max_pixels` of its `Decoding`
-                once it is resized.
+            DataError: an image cannot be decoded, or is so thin that, resized, it had more pixels than the `max_pixels`
+                of its `Decoding`.
         """
         images = _images(batch, self.field, self)
-        check_no_places(batch, self)
+        check_no_locations(batch, self)
         column = f"ShortSideCrop {self.field}"
         short = draws.integers(f"{column} side", self.short_side[0], self.short_side[1] + 1)
         sides = scaled_sides(_sides(images), short)
@@ -175,14 +150,14 @@ class ShortSideCrop:
 
 
 def scaled_sides(sides: Int64s, short: Int64s) -> Int64s:
-    """Heights and widths, shape (batch, 2), once the shorter of both has so many pixels; rounded as slim does."""
+    """Scale heights and widths, shape (batch, 2), so that the shorter has `short` pixels; rounded as slim does."""
     scale = short.astype(np.float32) / sides.min(1).astype(np.float32)
     scaled: Int64s = np.rint(sides.astype(np.float32) * scale[:, None]).astype(np.int64)
     return scaled
 
 
 def _images(batch: Fields, field: str, wanted_by: object) -> Sequence[EncodedImage | Tensor]:
-    """The images of a field: encoded, or those of a tensor."""
+    """Look up the images of a field, encoded or decoded."""
     images = batch.get(field)
     if isinstance(images, Tensor) and images.ndim == 4:
         return images.unbind()
@@ -190,7 +165,7 @@ def _images(batch: Fields, field: str, wanted_by: object) -> Sequence[EncodedIma
 
 
 def _sides(images: Sequence[EncodedImage | Tensor]) -> Int64s:
-    """Heights and widths in pixels, shape (batch, 2)."""
+    """Return heights and widths in pixels, shape (batch, 2)."""
     sides = [image.size[::-1] if isinstance(image, EncodedImage) else image.shape[1:] for image in images]
     return np.array(sides, dtype=np.int64).reshape(-1, 2)
 
@@ -204,20 +179,20 @@ def _raster(image: EncodedImage | Tensor) -> Tensor:
 
 
 def _corners(room: Int64s, draws: Draws, column: str) -> Int64s:
-    """Whole numbers from 0 to the room that there is, shape (batch, 2)."""
+    """Draw whole numbers from 0 to the room that there is, shape (batch, 2)."""
     shares = np.stack([draws.uniform(f"{column} top"), draws.uniform(f"{column} left")], axis=1)
     corners: Int64s = np.floor(shares * (room + 1)).astype(np.int64)
     return corners
 
 
 def _windows(images: Iterable[Tensor], corners: Int64s, size: int) -> list[Tensor]:
-    """The square of each image from its top and left on, which may lie outside of it."""
+    """Cut a square from each image, from its top and left corner on, which may lie outside of it."""
     places = corners.tolist()
     return [_window(image, top, left, size) for image, (top, left) in zip(images, places, strict=True)]
 
 
 def _stacked(crops: list[Tensor], batch: Fields, crop: CropOrPad | RandomCrop | ShortSideCrop) -> Tensor:
-    """Shape (batch, channels, size, size), for a batch without examples, too."""
+    """Stack to shape (batch, channels, size, size), also in a batch without examples."""
     if crops:
         return torch.stack(crops)
     given = batch[crop.field]
@@ -226,6 +201,7 @@ def _stacked(crops: list[Tensor], batch: Fields, crop: CropOrPad | RandomCrop | 
 
 
 def _window(image: Tensor, top: int, left: int, size: int) -> Tensor:
+    """Cut a square from an image, black where it lies outside."""
     height, width = image.shape[1:]
     window = image.new_zeros(len(image), size, size)
     (from_top, to_bottom), (from_left, to_right) = (

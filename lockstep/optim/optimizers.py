@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Annotated, Any, Protocol
 
 from torch import Tensor
 
-from lockstep.checks import check_range
-from lockstep.errors import CheckpointError, InputError
+from lockstep.checks import NonNegativeFloat, check_value
+from lockstep.errors import CheckpointError
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.resolution import describe_schedule, resolve_schedule
-from lockstep.optim.schedules import Constant, Schedule, check_schedule, rate_at
+from lockstep.optim.schedules import Constant, LearningRate, Schedule, rate_at
 
-WeightDecay = float | Mapping[str, float]
+
+def _check_weight_decay(name: str, decay: object) -> None:
+    for pattern, each in decay.items() if isinstance(decay, Mapping) else [("", decay)]:
+        check_value(f"{name} of {pattern!r}" if pattern else name, each, NonNegativeFloat)
+
+
+WeightDecay = Annotated[float | Mapping[str, float], _check_weight_decay]
 """One number for all parameters, or one a pattern: those that no pattern matches have none."""
-
-LearningRate = float | Schedule
 
 
 class BoundOptimizer(Protocol):
@@ -102,12 +106,19 @@ class Optimizer(Protocol):
 
 
 class Scheduled:
-    """The part of a bound optimizer that follows one schedule."""
+    """The part of a bound optimizer that follows one schedule.
 
-    def __init__(self, lr: LearningRate) -> None:
+    Args:
+        lr: a rate, or a schedule of it.
+        check_rate: refuses a rate that the update that makes a step cannot use: called with both.
+    """
+
+    def __init__(self, lr: LearningRate, check_rate: Callable[[float, int], None] = lambda lr, step: None) -> None:
         self._given: Schedule = Constant(lr) if isinstance(lr, int | float) else lr
         self._schedule = self._given
+        self._check_rate = check_rate
         self._latest: tuple[int, float] | None = None
+        """The last step that was asked for, and its rate: both the report and the update ask for it."""
 
     def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
         """Turn lengths in epochs into steps; says how, a line for each."""
@@ -120,10 +131,12 @@ class Scheduled:
         """The rate of the update that follows `step` completed ones.
 
         Raises:
-            InputError: the schedule gives what is no rate.
+            InputError: the schedule gives what is no rate, or none that the optimizer can use.
         """
-        if self._latest is None or self._latest[0] != step:  # asked for twice a step: for the report, and to use it
-            self._latest = (step, rate_at(self._schedule, step))
+        if self._latest is None or self._latest[0] != step:
+            rate = rate_at(self._schedule, step)
+            self._check_rate(rate, step + 1)
+            self._latest = (step, rate)
         return self._latest[1]
 
     def learning_rates(self, step: int) -> dict[str, float]:
@@ -139,32 +152,3 @@ def of_another(given: str, expected: str) -> CheckpointError:
         expected=expected,
         hint="resume with the optimizer of the run, or train in another workdir",
     )
-
-
-def check_rates(lr: Any, weight_decay: Any) -> None:
-    """Refuse what is no learning rate or no weight decay.
-
-    Raises:
-        InputError: one of them is of the wrong type or out of range.
-    """
-    check_schedule("lr", lr)
-    decays = weight_decay if isinstance(weight_decay, Mapping) else {"": weight_decay}
-    for pattern, decay in decays.items():
-        check_range(f"weight_decay of {pattern!r}" if pattern else "weight_decay", decay, 0.0)
-
-
-def check_betas(betas: object) -> None:
-    """Refuse what is not two decays of running means: 0 or more, below 1.
-
-    Raises:
-        InputError: it is no pair, or one of them is out of range.
-    """
-    if not isinstance(betas, Sequence) or isinstance(betas, str) or len(betas) != 2:
-        raise InputError(
-            "betas are not two numbers.",
-            given=f"betas={betas!r}",
-            expected="the decays of the means of the gradients and of their squares",
-            hint="write betas=(0.9, 0.999)",
-        )
-    for index, beta in enumerate(betas):
-        check_range(f"betas[{index}]", beta, 0.0, 1.0)

@@ -11,11 +11,12 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.checks import plain
+from lockstep.checks import Checked, plain
 from lockstep.errors import InputError
 from lockstep.optim import kernels
 from lockstep.optim.gradients import Gradients
-from lockstep.optim.optimizers import LearningRate, Scheduled, WeightDecay, check_rates, of_another
+from lockstep.optim.optimizers import Scheduled, WeightDecay, of_another
+from lockstep.optim.schedules import LearningRate
 from lockstep.selection import assigned, selected
 
 _CACHED_ELEMENTS = 1 << 18
@@ -40,7 +41,7 @@ class Chunk(NamedTuple):
         return list(torch._foreach_add(self.gradients, self.parameters, alpha=self.weight_decay))
 
 
-class Rule(ABC):
+class Rule(Checked, ABC):
     """An optimizer whose update is a function of parameter, gradient, slots, learning rate and step."""
 
     lr: LearningRate
@@ -52,7 +53,7 @@ class Rule(ABC):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr", plain(self.lr))
-        check_rates(self.lr, self.weight_decay)
+        super().__post_init__()
 
     @property
     def takes_rows(self) -> bool:
@@ -67,7 +68,7 @@ class Rule(ABC):
     def apply(self, chunk: Chunk, lr: float, step: int) -> None:
         """Update parameters and slots in place; `step` counts this update too, so the first is 1."""
 
-    def check_rate(self, lr: float, step: int) -> None:  # noqa: B027
+    def check_rate(self, lr: float, step: int) -> None:
         """Refuse a rate that the update that makes `step` cannot use, though it is finite and 0 or more.
 
         Raises:
@@ -99,7 +100,7 @@ class _Group:
         given = [g for g in mine if g is not None]
         whole = self.all
         if len(given) == len(mine) and not rows:
-            return whole._replace(gradients=given, divisor=divisor)
+            return Chunk(whole.parameters, given, whole.slots, whole.weight_decay, whole.fused, divisor)
         kept = [k for k, i in enumerate(self.indices) if gradients[i] is not None and i not in rows]
         return whole._replace(
             parameters=[whole.parameters[k] for k in kept],
@@ -113,7 +114,7 @@ class BoundRule(Scheduled):
     """A rule with its parameters, in groups that are updated together, and their slots."""
 
     def __init__(self, rule: Rule, parameters: Mapping[str, Tensor]) -> None:
-        super().__init__(rule.lr)
+        super().__init__(rule.lr, rule.check_rate)
         self._rule = rule
         self._names = list(parameters)
         self._parameters = list(parameters.values())
@@ -128,16 +129,6 @@ class BoundRule(Scheduled):
     def kernels(self) -> str:
         """Torch's fused kernel, or foreach operations."""
         return "fused" if self._fused else "foreach"
-
-    def rate(self, step: int) -> float:
-        """The rate of the update that follows `step` completed ones.
-
-        Raises:
-            InputError: the schedule gives what is no rate, or none for this rule.
-        """
-        lr = super().rate(step)
-        self._rule.check_rate(lr, step + 1)
-        return lr
 
     def matched(self) -> Iterator[tuple[str, list[str]]]:
         """The patterns of the weight decay."""

@@ -17,12 +17,12 @@ from lockstep.checks import wrong_type
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
 from lockstep.listing import shorten
-from lockstep.now_reading import now_reading
 from lockstep.readers.fingerprint import Fingerprint, named_parts
 from lockstep.readers.image_files import check_not_turned
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.records.example import Float32s, Values, parse_example, scan_example
 from lockstep.records.record_files import RecordFiles
+from lockstep.tracing import now_reading
 
 EDGES = ("ymin", "xmin", "ymax", "xmax")
 

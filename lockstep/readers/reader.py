@@ -14,8 +14,8 @@ from torch.utils.data import Dataset, IterableDataset
 
 from lockstep.checks import check_switch, wrong_type
 from lockstep.errors import DataError, InputError, LockstepError
-from lockstep.now_reading import now_reading
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of, fingerprint_of_dataset, fingerprint_of_tensors
+from lockstep.tracing import now_reading
 
 Int64s = npt.NDArray[np.int64]
 Cost = Literal["memory", "decode"]

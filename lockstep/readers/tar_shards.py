@@ -18,7 +18,6 @@ import torch
 from lockstep.checks import wrong_type
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
-from lockstep.now_reading import now_reading
 from lockstep.readers import image_folder
 from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts
 from lockstep.readers.reader import NO_DECODER, Cost, Int64s
@@ -26,6 +25,7 @@ from lockstep.records.open_files import OpenFiles
 from lockstep.records.shards import expand_braces, find_shards, list_of_paths
 from lockstep.records.tar_index import key_and_ending, tar_index_of
 from lockstep.records.tar_members import BLOCK_BYTES, header_crc, readable_name
+from lockstep.tracing import now_reading
 
 Kind = Literal["image", "label", "json", "text", "bytes"]
 

@@ -7,10 +7,11 @@ A field that may be None is None by default: in TOML it is left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+from lockstep.checks import Checked
 from lockstep.errors import InputError
 from lockstep.losses.regularization import L1, L2
 from lockstep.models import InceptionV3, LeNet, Mnist, SqueezeNet, Timm, Torchvision
@@ -45,10 +46,20 @@ from lockstep.optim.schedules import Schedule
 from lockstep.optim.transforms import GradientTransform
 from lockstep.parallel.exchange import AllReduce, Alone
 from lockstep.parallel.towers import Towers
-from lockstep.progress import End
+from lockstep.progress import End, Interval
 from lockstep.recipes.data import ImageData, MnistData
-from lockstep.recipes.parts import Checkpoints, CrossEntropy, Evaluate, Feed, InitialWeights, Stage, Watch, check_counts
-from lockstep.training.smoothing import LossAverage
+from lockstep.recipes.parts import (
+    Checkpoints,
+    CrossEntropy,
+    Evaluate,
+    Feed,
+    InitialWeights,
+    NonNegativeInt64,
+    PositiveInt64,
+    Stage,
+    Watch,
+)
+from lockstep.training.attempt import LossAverage
 from lockstep.training.state import Nonfinite
 
 CLASSES_OF: Mapping[Any, tuple[type, ...]] = {
@@ -65,7 +76,7 @@ Model = Mnist | LeNet | InceptionV3 | SqueezeNet | Torchvision | Timm
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Checked):
     """Everything that decides what a run does.
 
     Raises:
@@ -81,9 +92,9 @@ class Recipe:
     """What is made small, beside the regularization."""
     warm_start: InitialWeights | None = None
     """Where the first weights come from; None: the model's own."""
-    batch_size: int = 128
+    batch_size: PositiveInt64 = 128
     """Examples an update, over all towers."""
-    seed: int = 0
+    seed: NonNegativeInt64 = 0
     """Of the initial weights, the order of the examples, the augmentation and the towers' random streams."""
     frozen: tuple[str, ...] = ()
     """Patterns of parameters that are not trained."""
@@ -106,13 +117,13 @@ class Recipe:
     nonfinite: Nonfinite = "stop"
     """What a loss or gradient that is not finite does: end the run, have this one attempt change nothing, go back to
     the last checkpoint and leave its examples out, or nothing."""
-    nonfinite_budget: int = 10
+    nonfinite_budget: NonNegativeInt64 = 10
     """So many attempts may be skipped, or rolled back from, before the run ends after all."""
-    num_towers: int | None = None
+    num_towers: PositiveInt64 | None = None
     """Slices of the batch; None: as many as the workers of the first start, and from then on that number."""
     towers: Towers = field(default_factory=Towers)
     """How each tower computes; how many there are is said in `num_towers` alone."""
-    num_workers: int | None = None
+    num_workers: PositiveInt64 | None = None
     """Processes, one device each; None: one for each accelerator, on a CPU as many as towers and cores allow."""
     device: str | None = None
     """"cpu", or None for accelerators where there are any."""
@@ -127,9 +138,8 @@ class Recipe:
     evaluate: Evaluate = field(default_factory=Evaluate)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_name()
-        check_counts(0, seed=self.seed, nonfinite_budget=self.nonfinite_budget)
-        check_counts(1, batch_size=self.batch_size, num_towers=self.num_towers, num_workers=self.num_workers)
         self._check_towers()
         self._check_best()
         self._check_patience()
@@ -233,3 +243,63 @@ class Recipe:
                 expected="two images or more a tower",
                 hint='lower num_towers, raise batch_size, or set towers.batch_norm="sync" or model.auxiliary=false',
             )
+
+
+HARMLESS = (
+    "name",
+    "num_workers",
+    "device",
+    "end",
+    "checkpoints",
+    "data.folder",
+    "watch",
+    "evaluate.every",
+    "evaluate.patience",
+    "feed.num_processes",
+    "feed.num_threads",
+    "feed.prefetch",
+    "feed.bad_budget",
+)
+"""Fields, or parts as a whole, that change nothing in what is trained: a resumed run may have others."""
+_PLACES = ("data.train", "data.validation", "data.test")
+"""One path for another may be the same data, moved. A resume compares the training data itself by its fingerprint."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field in which two recipes differ, or a part, where the two are of different classes."""
+
+    path: str
+    saved: Any
+    given: Any
+    harmless: bool
+    """A resumed run may differ in it without more ado."""
+
+    def __str__(self) -> str:
+        return f"{self.path}: saved {self.saved}, given {self.given}"
+
+
+def differences(saved: Recipe, given: Recipe) -> list[Difference]:
+    """Where the recipe of a run and the one given to go on with it differ, in the order of the fields.
+
+    Towers that are not counted in `given` are those of `saved`: the first start has settled their number.
+    """
+    if given.num_towers is None:
+        saved = replace(saved, num_towers=None)
+    return list(_differences("", saved, given))
+
+
+def _differences(path: str, saved: Any, given: Any) -> Iterator[Difference]:
+    if saved == given:
+        return
+    if is_dataclass(saved) and type(saved) is type(given) and not isinstance(saved, Interval):
+        for name in [each.name for each in fields(saved)]:
+            inner = f"{path}.{name}" if path else name
+            yield from _differences(inner, getattr(saved, name), getattr(given, name))
+    elif isinstance(saved, tuple) and isinstance(given, tuple) and len(saved) == len(given):
+        for index, (before, now) in enumerate(zip(saved, given, strict=True)):
+            yield from _differences(f"{path}.{index}", before, now)
+    else:
+        moved = path in _PLACES and None not in (saved, given)
+        harmless = moved or f"{path}.".startswith(tuple(f"{outer}." for outer in HARMLESS))
+        yield Difference(path, saved, given, harmless)

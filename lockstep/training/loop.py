@@ -1,4 +1,10 @@
-"""The loop: a generator of reports, and the same with hooks."""
+"""The loop: a generator of reports, and the same with hooks.
+
+A step commits its batch to the loader that the batch comes from: the loader moves its position, within the same
+uninterrupted block as the update, and keeps the report. `batches` reads that report to know whether a stop was
+requested, and commits a batch itself if no step was made from it. So `for batch in ls.batches(loader):` needs no line
+of its own for this, and nothing is written to a batch.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +19,17 @@ from lockstep.errors import InputError
 from lockstep.parallel.exchange import Exchange
 from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import assign_towers
-from lockstep.progress import End, Epochs, Hours, Progress, Steps
+from lockstep.progress import End, Epochs, Hours, Interval, Progress, Steps
 from lockstep.training.preflight import check_data
 from lockstep.training.state import TrainState
 from lockstep.training.step import bind
 from lockstep.types import Batch, StepReport
-from lockstep.workers.interrupts import enter_body, stop_on_interrupt, tell_of_stop
 from lockstep.workers.rank import join
+from lockstep.workers.signals import enter_body, log_stop, stop_on_interrupt
 
 if TYPE_CHECKING:
     from lockstep.types import CountFunction, LossFunction
+
 
 log = logging.getLogger("lockstep")
 
@@ -111,9 +118,10 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
             worker.pulse.at(now.step, "loop body")
             enter_body()
             yield batch
-            report = batch.report
+            if loader.position != batch.position + batch.batch_size:
+                loader.commit(batch)
+            report = loader.last_report
             if report is None:  # no step was made from it, in which workers could agree to stop
-                batch.attempted()
                 now = Progress(now.step + 1, batch.position + batch.batch_size, batch.epoch_size)
                 is_stopped = worker.num_workers == 1 and worker.pulse.stop_requested is not None
             else:
@@ -121,7 +129,7 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
             if until and until.reached(now, loader.batch_size):
                 break
             if is_stopped:
-                tell_of_stop(worker.pulse, now.step)
+                log_stop(worker.pulse, now.step)
                 break
             worker.pulse.at(now.step, "data")
     worker.pulse.at(now.step, "script")
@@ -141,3 +149,27 @@ def _no_batch_fits(until: End, loader: Loader) -> InputError:
 def _check(loader: Loader, until: End | None) -> None:
     check_type("loader", loader, Loader, expected="ls.data.Loader", hint="write ls.data.Loader(reader, batch_size=64)")
     check_type("until", until, (Steps, Epochs, Hours, NoneType), expected="an end, or None", hint="write ls.Steps(500)")
+
+
+def every(interval: Interval | str | int, hook: Hook, *, start: Progress | None = None) -> Hook:
+    """The hook, called only where a whole multiple of the interval has passed since the report before.
+
+    Every worker calls it at the same step, whatever the unit: the clock is the chief's.
+
+    Args:
+        interval: an `Interval`, its text ("20 steps", "600 s", "1 epochs"), or a number of steps; 0 is never.
+        hook: what to call.
+        start: where the run resumed, so that nothing is called twice; its beginning by default.
+    """
+    if not isinstance(interval, Interval):
+        interval = Interval.parse(interval) if isinstance(interval, str) else Interval(interval)
+    before = start or Progress(0, 0, 0)
+
+    def call_when_due(report: StepReport) -> None:
+        nonlocal before
+        due = interval.passed(before, report.progress)
+        before = report.progress
+        if due:
+            hook(report)
+
+    return call_when_due

@@ -146,7 +146,7 @@ def test_a_reader_of_single_examples_is_read() -> None:
     assert batch["image"].tolist() == [[k, k] for k in range(5)]
     assert batch["label"].tolist() == [0, 1, 0, 1, 0]
     assert loader.reader.cost == "decode"
-    assert batch.example_ids(0, 2) == ["0", "1"]
+    assert loader.example_ids(0, 2) == ["0", "1"]
 
 
 def test_it_may_say_more_of_itself() -> None:

@@ -18,20 +18,20 @@ from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
-from lockstep.images.colour import FAST_ORDERS, SLIM_ORDERS, centred, distort
+from lockstep.images.colour import FAST_ORDERS, SLIM_ORDERS, distort
 from lockstep.images.crops import CropOrPad, RandomCrop, ShortSideCrop, scaled_sides
 from lockstep.images.decode import Decoding, EncodedImage
-from lockstep.images.normalisation import IMAGENET_MEAN, IMAGENET_STD, normalised, standardised
+from lockstep.images.normalisation import IMAGENET_MEAN, IMAGENET_STD, centred, normalised, standardised
 from lockstep.images.resizing import resized
 from lockstep.images.slim_presets import (
     PRESET_OF_NETWORK,
     SLIM_PRESETS,
     Preset,
-    cifarnet,
-    inception,
-    lenet,
+    cifarnet_preset,
+    inception_preset,
+    lenet_preset,
     slim_preset,
-    vgg,
+    vgg_preset,
 )
 from lockstep.randomness import Draws
 from lockstep.readers.reader import Cost
@@ -39,11 +39,11 @@ from lockstep.readers.reader import Cost
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "presets_golden.npz")
 PARTS = [name for name in GOLDEN if name.startswith("part")]
 PRESETS = {
-    "lenet": lenet(8),
-    "cifarnet": cifarnet(8),
-    "vgg": vgg(8, (9, 12)),
-    "inception": inception(8),
-    "slow inception": inception(8, fast=False),
+    "lenet": lenet_preset(8),
+    "cifarnet": cifarnet_preset(8),
+    "vgg": vgg_preset(8, (9, 12)),
+    "inception": inception_preset(8),
+    "slow inception": inception_preset(8, fast=False),
 }
 
 
@@ -99,13 +99,13 @@ def test_sides_are_scaled_as_in_slim() -> None:
 
 
 def test_lenet_gives_the_numbers_of_tensorflow() -> None:
-    found = inputs(lenet(8), golden_batch())
+    found = inputs(lenet_preset(8), golden_batch())
     torch.testing.assert_close(found[0], first_channels(GOLDEN["lenet"]), rtol=0, atol=0)
-    assert lenet(8).train == lenet(8).evaluate
+    assert lenet_preset(8).train == lenet_preset(8).evaluate
 
 
 def test_cifarnet_gives_the_numbers_of_tensorflow() -> None:
-    preset = cifarnet(8)
+    preset = cifarnet_preset(8)
     batch = applied(preset.evaluate, golden_batch(), draws(1))
     expected = first_channels(GOLDEN["cifarnet"])
     torch.testing.assert_close(preset.inputs(batch)[0], expected[0], rtol=0, atol=1e-5)
@@ -149,18 +149,18 @@ def test_what_cannot_be_standardised_is_refused(images: torch.Tensor) -> None:
 
 
 def test_vgg_gives_the_numbers_of_tensorflow_but_for_the_rounding() -> None:
-    found = inputs(vgg(7, (9, 12)), golden_batch())
+    found = inputs(vgg_preset(7, (9, 12)), golden_batch())
     torch.testing.assert_close(found[0], first_channels(GOLDEN["vgg"]), rtol=0, atol=0.501)
 
 
 def test_inception_gives_the_numbers_of_tensorflow_but_for_the_rounding() -> None:
-    found = inputs(inception(7), golden_batch())
+    found = inputs(inception_preset(7), golden_batch())
     torch.testing.assert_close(found[0], first_channels(GOLDEN["inception"]), rtol=0, atol=0.501 * 2 / 255)
 
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_inception_trains_with_colours_and_takes_all_orders_unless_it_is_fast(fast: bool) -> None:
-    preset = inception(8, fast=fast, boxes_field="boxes")
+    preset = inception_preset(8, fast=fast, boxes_field="boxes")
     batch = {"image": some_images(8), "boxes": [torch.tensor([[0.2, 0.2, 0.7, 0.7]])] * 8}
     batch = applied(preset.train, batch, draws(8))
     assert [*batch] == ["image", "image.colour"]
@@ -289,8 +289,8 @@ def test_presets_can_be_sent_to_other_processes(name: str) -> None:
 
 def test_every_network_of_slim_has_its_preset() -> None:
     assert {*PRESET_OF_NETWORK.values()} == {*SLIM_PRESETS}
-    assert slim_preset("resnet_v2_50", 8).train == vgg(8).train
-    assert slim_preset("mobilenet_v1", 8).train == slim_preset("inception", 8).train == inception(8).train
+    assert slim_preset("resnet_v2_50", 8).train == vgg_preset(8).train
+    assert slim_preset("mobilenet_v1", 8).train == slim_preset("inception", 8).train == inception_preset(8).train
     with pytest.raises(InputError, match="preset cannot be 'alexnet'"):
         slim_preset("alexnet", 8)
 
@@ -347,14 +347,14 @@ def test_what_are_no_images_is_refused(augment: Augment) -> None:
         (lambda: RandomCrop(8, padding=-1), "padding is out of range"),
         (lambda: ShortSideCrop(8, (7, 9)), "short_side is out of range"),
         (lambda: ShortSideCrop(8, (9, 8)), "short_side is out of range"),
-        (lambda: ShortSideCrop(8, (8.5, 9)), "the least short side is of the wrong type"),  # type: ignore[arg-type]
+        (lambda: ShortSideCrop(8, (8.5, 9)), r"short_side\[0\] is of the wrong type"),  # type: ignore[arg-type]
         (lambda: ShortSideCrop(8, place="left"), "place cannot be 'left'"),
         (lambda: ShortSideCrop(8, resize="random"), "resize cannot be 'random'"),
         (lambda: ShortSideCrop(224, 256), "short_side is of the wrong type"),  # type: ignore[arg-type]
-        (lambda: ShortSideCrop(224, (256,)), "short_side is out of range"),  # type: ignore[arg-type]
-        (lambda: vgg(224, 256), "short_side is of the wrong type"),  # type: ignore[arg-type]
-        (lambda: vgg(224, (256,)), "short_side is out of range"),  # type: ignore[arg-type]
-        (lambda: vgg(300), "short_side is out of range"),
+        (lambda: ShortSideCrop(224, (256,)), "short_side is of the wrong length"),  # type: ignore[arg-type]
+        (lambda: vgg_preset(224, 256), "short_side is of the wrong type"),  # type: ignore[arg-type]
+        (lambda: vgg_preset(224, (256,)), "short_side is of the wrong length"),  # type: ignore[arg-type]
+        (lambda: vgg_preset(300), "short_side is out of range"),
         (lambda: slim_preset("lenet", 0), "size is out of range"),
     ],
 )

@@ -29,6 +29,7 @@ from staged_run import (
 
 import lockstep as ls
 from lockstep.recipes.parts import Checkpoints, Stage, Watch
+from lockstep.training.state import _states
 
 POSITIONS = [step * BATCH_SIZE for step in range(STEPS)]
 
@@ -133,8 +134,8 @@ def test_the_stages_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_stage_that_is_over_leaves_no_state_behind(tmp_path: Path) -> None:
-    before, living = len(ls.TrainState.living), set[int]()
-    run(tmp_path, make_recipe(), Disturbance(attempted=lambda _: living.add(len(ls.TrainState.living) - before)))
+    before, living = len(_states), set[int]()
+    run(tmp_path, make_recipe(), Disturbance(attempted=lambda _: living.add(len(_states) - before)))
     assert living == {1}
 
 
@@ -245,12 +246,12 @@ def run_here(workdir: Path, what: Disturbance) -> str:
     from staged_run import make_build
 
     from lockstep.runs import stages
-    from lockstep.runs.session import Session
+    from lockstep.runs.run import Run
 
     stages.build, stages.build_state = make_build(what), make_state
     worker = ls.join("cpu")
     worker.pulse.stop_requested = None
-    return Session(make_recipe(), workdir, worker).run().reason
+    return Run(make_recipe(), workdir, worker).run().reason
 
 
 def test_two_workers_stop_at_a_boundary_and_go_on(
@@ -263,7 +264,7 @@ def test_two_workers_stop_at_a_boundary_and_go_on(
 def test_hours_are_those_of_the_whole_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts of ten minutes: the first that begins after 54 is the last, as in a run without stages."""
     clock = SimpleNamespace(now=0.0)
-    for module in ("training.step", "runs.session"):
+    for module in ("training.step", "runs.run"):
         monkeypatch.setattr(f"lockstep.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
 
     def ten_minutes(position: int) -> None:

@@ -72,7 +72,7 @@ def test_measures(make_report) -> None:
     report = make_report(1, losses={"loss": 0.5}, smoothed={"total": 0.25}, learning_rate=0.0498)
     pace = Pace(num_steps=10, num_examples=1280, seconds=0.5, wait_seconds=0.005)
     assert wording.measures(report, pace) == ("loss 0.5 (smoothed 0.25) | lr 0.0498 | 2560 examples/s | data wait 1 %")
-    pace.num_refused = 1
+    pace.num_skipped = 1
     assert wording.measures(report, pace).endswith(" | 1 attempt refused")
-    pace.num_refused = 2
+    pace.num_skipped = 2
     assert wording.measures(report, pace).endswith(" | 2 attempts refused")

@@ -1,0 +1,209 @@
+"""The launcher's decisions, as values and pure functions: which worker is silent or stuck, and what failed first."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+# A launcher that was itself paused, together with its workers, polls much later than it meant to. Its pause is no
+# worker's silence: at most this much is counted between two polls.
+_LONGEST_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a worker may be silent or stand still, and how long the others may live when one has failed."""
+
+    stopped_seconds: float = 2.0
+    """Silent, and the system says that the process is stopped."""
+    show_seconds: float = 10.0
+    """Silent, or at the same place: its stack is shown."""
+    silent_seconds: float = 60.0
+    """Silent but running: it is killed."""
+    hang_seconds: float = 600.0
+    """At the same place, after its stack was shown: it is killed; 0 for never."""
+    usual_factor: float = 10.0
+    """The stack of a worker at the same place is not shown before this many times the longest such phase so far."""
+    grace_seconds: float = 1.0
+    """For the others to end by themselves when one has failed."""
+    stop_seconds: float | None = None
+    """For all of them to save and end when a signal has asked for it; None: as long as it takes."""
+
+
+_LONG = 6.0
+_PHASE_FACTORS = {
+    "start": _LONG,
+    "script": _LONG,
+    "first step": _LONG,  # it may compile, and look for the fastest kernels
+    "data": 1.5,  # the loader reports first: it can say more
+    "loop body": _LONG,
+    "save": _LONG,
+    "evaluate": _LONG,
+    "end": _LONG,
+}
+"""By how much the limits are longer in phases that take long."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to do about a worker that is stopped, silent (it sends no beats) or stuck (its beats say the same)."""
+
+    rank: int
+    action: Literal["show", "kill"]
+    reason: Literal["stopped", "silent", "stuck"]
+    seconds: float
+
+
+@dataclass
+class _Record:
+    """What the watchdog knows of one worker; times in seconds of its own clock."""
+
+    heard: float
+    since: float
+    """When the worker came to this place."""
+    step: int = 0
+    phase: str = "start"
+    count: int = 0
+    waits: bool = False
+    waits_since: float = 0.0
+    shown: bool = False
+
+
+class Watchdog:
+    """Decides which workers have been silent or stuck for too long, on a clock of its own. Knows no processes."""
+
+    def __init__(self, num_workers: int, limits: Limits, now: float) -> None:
+        self._limits = limits
+        self._clock, self._polled = 0.0, now
+        self._workers = {rank: _Record(heard=0.0, since=0.0) for rank in range(num_workers)}
+        self._longest: dict[str, float] = {}
+        """The longest stay so far, by phase."""
+
+    def record_beat(self, rank: int, step: int, phase: str, count: int, *, waits: bool = False) -> None:
+        """Record where a worker is; `count` grows with each place that it reports, though it be the same one."""
+        worker = self._workers.get(rank)
+        if worker is None:
+            return
+        if (worker.step, worker.phase, worker.count) == (step, phase, count):
+            worker.heard = self._clock
+            if waits and not worker.waits:
+                worker.waits_since = self._clock
+            worker.waits = waits
+            return
+        if worker.phase != "script":
+            self._longest[worker.phase] = max(self._longest.get(worker.phase, 0.0), self._clock - worker.since)
+        self._workers[rank] = _Record(self._clock, self._clock, step, phase, count, waits, self._clock)
+
+    def forget(self, rank: int) -> None:
+        """Watch a worker no longer: it has ended."""
+        self._workers.pop(rank, None)
+
+    def longest_wait(self) -> float:
+        """Seconds for which a worker has waited for all others in one call."""
+        return max((self._clock - each.waits_since for each in self._workers.values() if each.waits), default=0.0)
+
+    def poll(self, now: float, is_stopped: Callable[[int], bool]) -> list[Verdict]:
+        """Decide what to do now; a worker is killed once, and its stack is shown once while it stands still."""
+        self._clock += min(now - self._polled, _LONGEST_POLL_SECONDS)
+        self._polled = now
+        self._excuse_waiting()
+        verdicts = [self._judge(rank, worker, is_stopped) for rank, worker in self._workers.items()]
+        for verdict in filter(None, verdicts):
+            if verdict.action == "kill":
+                self.forget(verdict.rank)
+            else:
+                self._workers[verdict.rank].shown = True
+        return [verdict for verdict in verdicts if verdict]
+
+    def _excuse_waiting(self) -> None:
+        """Reset the time of workers that wait for all others: only those waited for may be stuck."""
+        waiting = [worker for worker in self._workers.values() if worker.waits]
+        if len(waiting) < len(self._workers):
+            for worker in waiting:
+                worker.since = self._clock
+
+    def _judge(self, rank: int, worker: _Record, is_stopped: Callable[[int], bool]) -> Verdict | None:
+        limits = self._limits
+        factor = _PHASE_FACTORS.get(worker.phase, 1.0)
+        silent, still = self._clock - worker.heard, self._clock - worker.since
+        if worker.phase == "script":  # the script's own code may take its time, until others wait for this worker
+            still = min(still, self.longest_wait())
+        show_still = max(limits.show_seconds * factor, limits.usual_factor * self._longest.get(worker.phase, 0.0))
+        if silent >= limits.stopped_seconds and is_stopped(rank):
+            return Verdict(rank, "kill", "stopped", silent)
+        if silent >= limits.silent_seconds * factor:
+            return Verdict(rank, "kill", "silent", silent)
+        if worker.shown and limits.hang_seconds and still >= limits.hang_seconds * factor:
+            return Verdict(rank, "kill", "stuck", still)
+        if worker.shown:
+            return None
+        if silent >= limits.show_seconds * factor:
+            return Verdict(rank, "show", "silent", silent)
+        if still >= show_still and silent < limits.stopped_seconds:  # else its silence says more
+            return Verdict(rank, "show", "stuck", still)
+        return None
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """A worker, and where it was when it was last heard of."""
+
+    rank: int
+    pid: int
+    step: int
+    phase: str
+
+    def __str__(self) -> str:
+        return f"worker {self.rank} (pid {self.pid})"
+
+    @property
+    def where(self) -> str:
+        """The place in the run, in words."""
+        return f"at step {self.step} (phase {self.phase})"
+
+
+FailureKind = Literal["error", "input", "peer"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Something that ends the run."""
+
+    text: str
+    kind: FailureKind = "error"
+    """`input`: the user gave what cannot be used; `peer`: a worker misses another one, so this is never the cause."""
+
+
+def raised(worker: WorkerStatus, kind: FailureKind, text: str) -> Failure:
+    """The failure of a worker whose main function has raised."""
+    return Failure(f"worker {worker.rank} failed {worker.where}:\n{text.rstrip()}", kind)
+
+
+def died(worker: WorkerStatus, exit_status: int) -> Failure:
+    """The failure of a worker that has ended without a word."""
+    if exit_status >= 0:
+        return Failure(f"{worker} ended with exit code {exit_status} {worker.where}")
+    return Failure(f"{worker} was killed by {signal.Signals(-exit_status).name} {worker.where}")
+
+
+def killed(worker: WorkerStatus, verdict: Verdict) -> Failure:
+    """The failure of a worker that was killed because it was stopped, silent or stuck."""
+    if verdict.reason == "stuck":
+        return Failure(
+            f"{worker} has been {worker.where} for {verdict.seconds:.0f} s, and was killed; its stack is shown above."
+            " Where this may take so long, raise watch.hang_seconds in the recipe, or --hang-seconds (0: no limit)"
+        )
+    why = "was stopped (SIGSTOP)" if verdict.reason == "stopped" else "gave no sign of life"
+    return Failure(f"{worker} {why} for {verdict.seconds:.1f} s {worker.where}, and was killed")
+
+
+def left(worker: WorkerStatus) -> Failure:
+    """The failure of a worker that has ended without an error while the others wait for it."""
+    return Failure(f"{worker} ended with exit code 0 {worker.where}, before the others, which needed it")
+
+
+def root_cause(failures: Sequence[Failure]) -> Failure:
+    """The failure to show, of all as they were noticed: a lost peer only where there is nothing else."""
+    return next((failure for failure in failures if failure.kind != "peer"), failures[0])
