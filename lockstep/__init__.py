@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from lockstep.runs.result import Result
     from lockstep.runs.running import run
     from lockstep.training.hooks import every
-    from lockstep.training.initialize import initialize
     from lockstep.training.loop import batches, train, train_steps
     from lockstep.training.resume import resume, save
     from lockstep.training.rollback import rollback
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from lockstep.training.step import train_step
     from lockstep.training.warm_start import warm_start
     from lockstep.types import BadExample, Batch, Refusal, StepReport
+    from lockstep.weights.initializers import initialize
     from lockstep.workers.rank import Worker, join
 
 _HOMES = {
@@ -66,7 +66,7 @@ _HOMES = {
     "lockstep.runs.result": ["Result"],
     "lockstep.runs.running": ["run"],
     "lockstep.training.hooks": ["every"],
-    "lockstep.training.initialize": ["initialize"],
+    "lockstep.weights.initializers": ["initialize"],
     "lockstep.training.loop": ["batches", "train", "train_steps"],
     "lockstep.training.resume": ["resume", "save"],
     "lockstep.training.rollback": ["rollback"],

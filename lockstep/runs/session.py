@@ -15,8 +15,7 @@ from lockstep.evaluation.evaluate import Evaluation
 from lockstep.progress import Hours, Progress
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import to_toml
-from lockstep.reporting.input_totals import InputTotals
-from lockstep.reporting.pace import Pace
+from lockstep.reporting.throughput import InputTotals, Throughput
 from lockstep.runs.beginning import begin
 from lockstep.runs.examples import ReaderFunction
 from lockstep.runs.leg import Files, Leg
@@ -72,7 +71,7 @@ class Session:
         self._course = Course(recipe, worker, reader)
         self._end = self._course.end
         self._files = _files(workdir, recipe) if workdir else None
-        self._input, self._pace = InputTotals(), Pace()
+        self._input, self._pace = InputTotals(), Throughput()
 
     @property
     def step(self) -> int:

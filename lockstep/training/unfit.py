@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lockstep.checkpoints.tensors import not_finite
+from lockstep.checkpoints.encoding import not_finite
 from lockstep.errors import NonFiniteError
 from lockstep.listing import shorten
 from lockstep.optim.gradients import Gradients
