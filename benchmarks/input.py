@@ -29,9 +29,8 @@ from input_peers import PEERS
 from measuring import ALLOCATOR, WARM_UP_ROUNDS, Line, record
 
 from lockstep.records.example import serialize_example
-from lockstep.records.framing import FRAME_BYTES
 from lockstep.records.record_index import build_index
-from lockstep.records.record_streams import write_records
+from lockstep.records.tfrecord import FRAME_BYTES, write_records
 
 SCRIPT = Path(__file__).with_name("input_peers.py")
 NUM_IMAGES, NUM_SHARDS, NUM_PROCESSES, BATCH_SIZE = 1000, 8, 2, 64

@@ -64,7 +64,7 @@ def ours(
     decoding = ls.images.Decoding(decoder)
     reader = ls.data.ImageRecords(folder / "train-*-of-*", ls.data.ImageNetSchema(), decoding=decoding)
     draws = ls.images.JitterDraws(brightness=JITTER, contrast=JITTER, saturation=JITTER)
-    augment: list[ls.images.Augment] = [ls.images.RandomResizedCrop(SIZE), ls.images.HorizontalFlip()]
+    augment: list[Any] = [ls.images.RandomResizedCrop(SIZE), ls.images.HorizontalFlip()]
     augment += [draws] if coloured else []
     who = {"num_threads" if threads else "num_processes": num_processes}
     loader = ls.data.Loader(reader, batch_size=batch_size, augment=augment, **who)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lockstep.parallel.towers import InTurn, Towers
     from lockstep.progress import Epochs, Hours, Interval, Progress, Steps
     from lockstep.runs.result import Result
-    from lockstep.runs.running import run
+    from lockstep.runs.run import run
     from lockstep.training.hooks import every
     from lockstep.training.loop import batches, train, train_steps
     from lockstep.training.resume import resume, save
@@ -64,7 +64,7 @@ _HOMES = {
     "lockstep.parallel.towers": ["InTurn", "Towers"],
     "lockstep.progress": ["Epochs", "Hours", "Interval", "Progress", "Steps"],
     "lockstep.runs.result": ["Result"],
-    "lockstep.runs.running": ["run"],
+    "lockstep.runs.run": ["run"],
     "lockstep.training.hooks": ["every"],
     "lockstep.weights.initializers": ["initialize"],
     "lockstep.training.loop": ["batches", "train", "train_steps"],

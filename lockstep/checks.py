@@ -41,6 +41,18 @@ def check_range(name: str, value: float, low: float, high: float = math.inf) -> 
         )
 
 
+def check_even_split(batch_size: int, num_towers: int) -> None:
+    """Refuse a batch that cannot be split evenly over the towers."""
+    if batch_size % num_towers:
+        below = batch_size - batch_size % num_towers
+        raise InputError(
+            "The batch cannot be split evenly over the towers.",
+            given=f"batch_size={batch_size} over {num_towers} towers",
+            expected=f"a batch size that {num_towers} divides",
+            hint=f"set batch_size to {f'{below} or ' if below else ''}{below + num_towers}, or change the towers",
+        )
+
+
 def check_whole(name: str, value: int, *, least: int) -> None:
     """Refuse what is no whole number, and one below the least.
 

@@ -78,7 +78,7 @@ class Lease:
             raise self._lost(_look(newest) if newest else None)
         self._renew()
 
-    def glance(self) -> None:
+    def check_if_stale(self) -> None:
         """Do what `check` does where there is reason to; for every step, because else it costs nothing."""
         # Of the clocks this one alone goes on while the host sleeps.
         if self._is_gone or abs(time.time() - self._renewed) > 3 * RENEW_SECONDS:

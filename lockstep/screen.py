@@ -6,11 +6,15 @@ that turns the direction of writing. So what is not printable is escaped as `rep
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import PurePath
+from typing import Any, TextIO
 
 
 def one_line(text: object) -> str:
@@ -53,3 +57,35 @@ def write_json(value: object) -> None:
     """Write a value as JSON to the standard output, in printable characters of ASCII alone."""
     text = json.dumps(value, indent=1, allow_nan=False)
     sys.stdout.write(text.replace("\x7f", "\\u007f") + "\n")
+
+
+class _Terminal(io.FileIO):
+    """A terminal that takes what is written after it is closed, in place of an error."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return len(memoryview(data))
+
+
+def outlive_terminal() -> None:
+    """Have `sys.stdout` and `sys.stderr` of this process raise nothing when their terminal is closed, or missing."""
+    while (nowhere := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass  # What was closed is open now; else a file that is opened later would be taken for the screen.
+    os.close(nowhere)
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        stream: TextIO | None = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, os.fdopen(descriptor, "w", closefd=False))
+            continue
+        if not stream.isatty():
+            continue
+        stream.flush()
+        raw = _Terminal(descriptor, "w", closefd=False)
+        lasting = io.TextIOWrapper(
+            io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=True
+        )
+        setattr(sys, name, lasting)

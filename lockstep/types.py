@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lockstep.progress import Progress
 
@@ -20,63 +21,65 @@ if TYPE_CHECKING:
     """`score(model, batch)` returns named tensors of shape (batch,), one number an example; or what a metric takes."""
 
 
+class BatchSource(Protocol):
+    """Loader of a batch, as a step sees it: names examples, and is told what became of the batch."""
+
+    def example_ids(self, position: int, count: int, bad: Sequence[BadExample] = ()) -> list[str]:
+        """Names of `count` examples from `position` of the stream on; for bad ones, of what was read instead."""
+
+    def add_bad(self, bad: Sequence[BadExample]) -> None:
+        """Count bad examples of all workers against the budget, before an update is made from their batch."""
+
+    def commit(self, batch: Batch, report: StepReport | None) -> None:
+        """Move the stream's position past a batch whose attempt is over."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Batch(dict[str, Any]):
     """Examples of one attempt, by field: tensors with the batch first, or lists of that length.
 
-    A worker's batch holds the examples of its own towers alone, in the order of the stream.
+    A worker's batch holds the examples of its own towers alone, in the order of the stream. The fields are those of a
+    dict; everything else about the batch is fixed when it is made.
     """
 
-    def __init__(
-        self,
-        fields: Mapping[str, Any],
-        *,
-        position: int,
-        batch_size: int,
-        towers: range,
-        seed: int = 0,
-        epoch_size: int = 0,
-    ) -> None:
-        super().__init__(fields)
-        self.seed = seed
-        """Of the stream; the towers' own random streams are keyed by it."""
-        self.position = position
-        """Place in the stream of the first example of the attempt (of tower 0)."""
-        self.batch_size = batch_size
-        """Examples of the attempt over all towers."""
-        self.towers = towers
-        """The towers whose examples are in here."""
-        self.epoch_size = epoch_size
-        """Examples in an epoch of the stream; 0 where it has none."""
-        self.wait_seconds = 0.0
-        """How long the training loop waited for this batch."""
-        self.stage_seconds: Mapping[str, float] = {}
-        """Where the time of this worker's part went, by stage: read, decode, augment, collate, copy."""
-        self.queue_fill: float | None = None
-        """Share of what may be read ahead that was there when this was asked for; None where nothing is."""
-        self.bad: Sequence[BadExample] = ()
-        """The examples of this worker's part that could not be read, and what stands in for them."""
-        self.quarantine: Callable[[Sequence[BadExample]], None] = lambda found: None
-        """Told of the bad examples of all workers, before anything is made of the batch."""
-        self.example_ids: Callable[[int, int], list[str]] = lambda position, count: []
-        """Names of so many examples from a position of the stream on."""
-        self.attempted: Callable[[], None] = lambda: None
-        """Called once the attempt is over: the stream's position moves past it."""
-        self.report: StepReport | None = None
-        """What the last attempt made of this batch did."""
+    fields: InitVar[Mapping[str, Any]]
+    _: KW_ONLY
+    position: int
+    """Place in the stream of the first example of the attempt (of tower 0)."""
+    batch_size: int
+    """Examples of the attempt over all towers."""
+    towers: range
+    """The towers whose examples are in here."""
+    seed: int = 0
+    """Of the stream; the towers' own random streams are keyed by it."""
+    epoch_size: int = 0
+    """Examples in an epoch of the stream; 0 where it has none."""
+    bad: Sequence[BadExample] = ()
+    """The examples of this worker's part that could not be read, and what stands in for them."""
+    wait_seconds: float = 0.0
+    """How long the training loop waited for this batch."""
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Where the time of this worker's part went, by stage: read, decode, augment, collate, copy."""
+    queue_fill: float | None = None
+    """Share of the prefetched batches that were ready when this one was asked for; None without prefetching."""
+    loader: BatchSource | None = None
+    """The loader that the batch comes from, to which a step commits it; None for a batch made by hand."""
+
+    def __post_init__(self, fields: Mapping[str, Any]) -> None:
+        self.update(fields)
 
     def rows(self, rows: slice, towers: range) -> Batch:
         """The part of the batch that belongs to some of its towers."""
-        fields = {name: value[rows] for name, value in self.items()}
-        part = Batch(
-            fields,
+        return Batch(
+            {name: value[rows] for name, value in self.items()},
             position=self.position,
             batch_size=self.batch_size,
             towers=towers,
             seed=self.seed,
             epoch_size=self.epoch_size,
+            bad=self.bad,
+            loader=self.loader,
         )
-        part.example_ids = self.example_ids
-        return part
 
 
 class BadExample(NamedTuple):
@@ -129,7 +132,7 @@ class StepReport(NamedTuple):
     stage_seconds: Mapping[str, float] = MappingProxyType({})
     """Where the time of this worker's part of the batch went, by stage; most of it while earlier steps were made."""
     queue_fill: float | None = None
-    """Share of what may be read ahead that was there when the batch was asked for; None where nothing is."""
+    """Share of the prefetched batches that were ready when this one was asked for; None without prefetching."""
     bad: tuple[BadExample, ...] = ()
     """Examples of all workers that could not be read, and what was read in their place."""
     stop_requested: bool = False

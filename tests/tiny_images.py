@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from lockstep.records.example import serialize_example
-from lockstep.records.record_streams import write_records
+from lockstep.records.tfrecord import write_records
 
 HEIGHT, WIDTH = 24, 32
 

@@ -23,8 +23,8 @@ from torch import Tensor
 from lockstep.checkpoints.encoding import JSON, Tensors, check
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError
-from lockstep.workers.interrupts import interruptible
 from lockstep.workers.pulse import of_this_process
+from lockstep.workers.signals import interruptible
 
 log = logging.getLogger("lockstep")
 

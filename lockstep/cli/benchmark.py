@@ -18,20 +18,19 @@ from lockstep.data.advice import Advice, advise
 from lockstep.data.loader import Loader
 from lockstep.data.measuring import Measured, Pace, measure
 from lockstep.errors import InputError
-from lockstep.images.arguments import PLACES
-from lockstep.images.crops import RandomResizedCrop
-from lockstep.images.encoded import EncodedImage
-from lockstep.images.flips import HorizontalFlip
+from lockstep.images.augment import LOCATION_FIELDS, HorizontalFlip
+from lockstep.images.decode import EncodedImage
+from lockstep.images.resized_crops import RandomResizedCrop
 from lockstep.images.slim_presets import SLIM_PRESETS
 from lockstep.parallel.launch import STOPPED
 from lockstep.readers.combine import OnlyFields
 from lockstep.readers.reader import Reader
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.shipped import recipe as find
+from lockstep.recipes.shipped import find
 from lockstep.reporting.console import format_rate
 from lockstep.runs.build import build
 from lockstep.screen import write_json, write_lines
-from lockstep.stages import STAGES
+from lockstep.tracing import INPUT_STAGES
 from lockstep.training import choices
 from lockstep.training.step import bind
 from lockstep.types import Batch
@@ -131,7 +130,8 @@ def _of_path(arguments: argparse.Namespace) -> _Subject:
 def _without_places(reader: Reader) -> Reader:
     """The reader without the places of objects, which crops would leave wrong."""
     names = reader.read_batch(np.zeros(1, np.int64)).keys() if len(reader) else set()
-    return OnlyFields(reader, [name for name in names if name not in PLACES]) if names & {*PLACES} else reader
+    kept = [name for name in names if name not in LOCATION_FIELDS]
+    return OnlyFields(reader, kept) if len(kept) < len(names) else reader
 
 
 def _has_images(reader: Reader) -> bool:
@@ -166,7 +166,7 @@ def _rows(loader: Loader, measured: Measured) -> dict[str, Pace]:
 
 def _table(rows: Mapping[str, Pace]) -> Iterator[str]:
     """Names to the left, numbers to the right."""
-    stages = [stage for stage in (*STAGES, "copy") if any(pace.share(stage) for pace in rows.values())]
+    stages = [stage for stage in (*INPUT_STAGES, "copy") if any(pace.share(stage) for pace in rows.values())]
     lines = [["", "examples/s", "a CPU-second", *stages]]
     for name, pace in rows.items():
         shares = [f"{100 * pace.share(stage):.0f} %" if stage in pace.stage_seconds else "" for stage in stages]

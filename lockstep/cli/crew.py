@@ -51,5 +51,7 @@ def joined(device: str | None) -> Iterator[Worker]:
 def stopped_code(worker: Worker, *, requeue: bool) -> int:
     """What a worker returns that was asked to stop: 0 to our launcher, which knows; else the exit code that says so."""
     return (
-        0 if worker.pulse.launched else launch.stopped_code(worker.pulse.stop_requested or "SIGTERM", requeue=requeue)
+        0
+        if worker.pulse.launched
+        else launch.exit_code_of_stop(worker.pulse.stop_requested or "SIGTERM", requeue=requeue)
     )

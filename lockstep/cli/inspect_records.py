@@ -11,12 +11,10 @@ import numpy as np
 
 from lockstep.cli.converting import size
 from lockstep.errors import DataError
-from lockstep.records.compressed import compression_of
-from lockstep.records.example import Values
-from lockstep.records.framing import HEAD_BYTES, Source, is_head
-from lockstep.records.record_streams import opened, read_all
-from lockstep.records.sequence_example import parse_sequence_example
+from lockstep.records.example import Values, parse_sequence_example
+from lockstep.records.open_files import opened
 from lockstep.records.shards import find_shards
+from lockstep.records.tfrecord import HEAD_BYTES, Source, compression_of, is_head, read_all
 
 _MOST_VALUES, _MOST_CHARACTERS = 4, 40
 

@@ -21,8 +21,7 @@ from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
 from lockstep.evaluation.follow import Patience, follow
 from lockstep.readers.reader import Reader
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs.build import build_state, prepared, task
-from lockstep.runs.examples import Examples
+from lockstep.runs.build import Examples, build_state, prepared, task
 from lockstep.runs.stages import recipe_at, recipe_at_start
 from lockstep.runs.workdir import Workdir
 from lockstep.training.resume import agreed, restore

@@ -14,17 +14,16 @@ from lockstep.data.reading import read_examples
 from lockstep.data.rows import Rows
 from lockstep.data.showing import NOTHING, Pipeline
 from lockstep.errors import DataError, InputError
-from lockstep.images.crops import RandomResizedCrop
-from lockstep.images.flips import HorizontalFlip
-from lockstep.images.slim_presets import SLIM_PRESETS, inception
-from lockstep.readers.opening import KNOWN, open_source
+from lockstep.images.augment import HorizontalFlip
+from lockstep.images.resized_crops import RandomResizedCrop
+from lockstep.images.slim_presets import SLIM_PRESETS, inception_preset
+from lockstep.listing import did_you_mean
+from lockstep.readers.open import KNOWN, open_source
 from lockstep.readers.reader import Reader
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.shipped import names
-from lockstep.recipes.shipped import recipe as find
-from lockstep.recipes.wording import suggestion
-from lockstep.runs.examples import Examples
+from lockstep.recipes.shipped import find, names
+from lockstep.runs.build import Examples
 
 _CROP, _CROP_PIXELS = "crop", 224
 _IMAGE, _BOXES = "image", "boxes"
@@ -92,7 +91,7 @@ def open_data(source: str, *, everything: bool = False) -> Reader:
             f"There is neither a recipe nor data called {source}.",
             given=source,
             expected=f"a recipe ({', '.join(names())}, or a file.toml), or a path: {KNOWN}",
-            hint=suggestion(source, names()) or "check the path",
+            hint=did_you_mean(source, names()) or "check the path",
         )
     return open_source(source, everything=everything)
 
@@ -116,7 +115,7 @@ def _pipeline(augment: str | None, size: int | None, recipe: Recipe | None, read
         f"There is no augmentation called {augment!r}.",
         given=f"--augment {augment}",
         expected=f"{', '.join(choices)}, or a recipe's file.toml",
-        hint=suggestion(augment, choices) or "give one of these",
+        hint=did_you_mean(augment, choices) or "give one of these",
     )
 
 
@@ -135,7 +134,7 @@ def _pipeline_of_preset(name: str, size: int | None, reader: Reader) -> Pipeline
         return Pipeline((crop, HorizontalFlip()), fields=(_IMAGE,))
     options: dict[str, Any] = {} if size is None else {"size": size}
     if name == "inception" and _has_boxes(reader):
-        preset = inception(**options, boxes_field=_BOXES)
+        preset = inception_preset(**options, boxes_field=_BOXES)
         return Pipeline(preset.train, preset.inputs, (_IMAGE, _BOXES))
     preset = SLIM_PRESETS[name](**options)
     return Pipeline(preset.train, preset.inputs, (_IMAGE,))

@@ -12,7 +12,7 @@ from typing import Any
 
 from lockstep.checks import check_positive
 from lockstep.parallel.launch import is_worker, launch
-from lockstep.parallel.watch import Limits
+from lockstep.parallel.watchdog import Limits
 
 PRELOAD = ("torch", "lockstep.cli.training")
 

@@ -12,16 +12,15 @@ from typing import Any
 from lockstep.cli.crew import joined, num_workers, stopped_code
 from lockstep.cli.main import parse
 from lockstep.cli.scoring import tell
+from lockstep.owner import scratch_folder
 from lockstep.progress import End, Epochs, Hours, Steps
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import recipe as find
+from lockstep.recipes.shipped import find
 from lockstep.runs.build import check_told
 from lockstep.runs.result import Result
-from lockstep.runs.session import Session
-from lockstep.runs.without_files import check_needs_no_files
+from lockstep.runs.run import Run, check_needs_no_files
 from lockstep.runs.workdir import Workdir
-from lockstep.scratch import scratch_folder
 from lockstep.workers.rank import Worker
 
 log = logging.getLogger("lockstep")
@@ -50,7 +49,7 @@ def work(argv: list[str]) -> int:
         recipe = replace(recipe, num_towers=recipe.num_towers or worker.num_workers)
         if arguments.rehearse:
             return _rehearse(recipe, worker)
-        session = Session(
+        run = Run(
             recipe,
             path,
             worker,
@@ -58,7 +57,7 @@ def work(argv: list[str]) -> int:
             accept_data_change=arguments.accept_data_change,
             fork_from=arguments.fork_from,
         )
-        result = session.run()
+        result = run.run()
         if result.reason == "stopped":
             if worker.is_chief:
                 saved = ", and saved: the same command goes on from there" if path else "; nothing was saved"
@@ -93,8 +92,8 @@ def _rehearse(recipe: Recipe, worker: Worker) -> int:
     with ExitStack() as stack:
         made = str(stack.enter_context(scratch_folder("lockstep-rehearsal-"))) if worker.is_chief else None
         scratch = Path(worker.group.broadcast(made))
-        Session(replace(recipe, end=Steps(2)), scratch / "run", worker).run(conclude=False)
-        result = Session(replace(recipe, end=Steps(3)), scratch / "run", worker).run()
+        Run(replace(recipe, end=Steps(2)), scratch / "run", worker).run(conclude=False)
+        result = Run(replace(recipe, end=Steps(3)), scratch / "run", worker).run()
         if worker.is_chief:
             _tell(result)
         worker.group.barrier("the rehearsal is over")

@@ -13,7 +13,7 @@ from pathlib import Path
 from lockstep.convert.imagenet_example import Box
 from lockstep.durable import atomic_write
 from lockstep.errors import DataError
-from lockstep.readers.voc_xml import VocAnnotation, VocObject, read_voc_xml
+from lockstep.readers.voc import VocAnnotation, VocObject, read_voc_xml
 
 Progress = Callable[[int, int], None]
 

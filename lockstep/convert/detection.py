@@ -18,8 +18,7 @@ from lockstep.readers.coco import Coco
 from lockstep.readers.combine import Concatenated
 from lockstep.readers.label_map import Label, LabelMap, read_label_map, write_label_map
 from lockstep.readers.reader import Reader
-from lockstep.readers.voc import Voc
-from lockstep.readers.voc_files import annotation_files, folder_of_year
+from lockstep.readers.voc import Voc, annotation_files, folder_of_year
 from lockstep.records.shards import check_local
 
 YEARS = {"VOC2007": (2007,), "VOC2012": (2012,), "merged": (2007, 2012)}

@@ -14,8 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from lockstep.errors import InputError
-from lockstep.images import jpeg_header
-from lockstep.images.encoded import EncodedImage
+from lockstep.images import jpeg
+from lockstep.images.decode import EncodedImage
 from lockstep.records.example import Values, serialize_example
 
 PNG_START = b"\x89PNG\r\n\x1a\n"
@@ -61,7 +61,7 @@ def _features_of_image(image: EncodedImage, source_id: str | None) -> dict[str, 
     width, height = image.size
     name = os.path.basename(image.source)  # noqa: PTH119 - a source need not be a path
     data, kind = image.data, b"png"
-    if data.startswith(jpeg_header.START):
+    if data.startswith(jpeg.START):
         kind = b"jpeg"
     elif not data.startswith(PNG_START):
         data = png_of(Image.fromarray(image.decode().permute(1, 2, 0).numpy()))

@@ -15,6 +15,7 @@ from lockstep.convert.imagenet_example import LabelledImage, Synset, image_recor
 from lockstep.convert.jpeg_repair import DECODING
 from lockstep.convert.sharding import DEFAULT, Settings, Summary, convert
 from lockstep.errors import DataError
+from lockstep.listing import shorten
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.records.shards import check_local
 
@@ -108,13 +109,13 @@ def find_sets(folder: Path) -> dict[str, Path]:
     if not any(found.values()) or any(len(names) > 1 for names in found.values()):
         raise DataError(
             f"{folder} does not hold sets of images.",
-            given=", ".join(folders[:10]) or "no folders",
+            given=shorten(folders, 10) or "no folders",
             expected="the folders train, and validation or val, one of them at least",
             hint="name the folder above them; where it holds the folders of the classes, say which share validates",
         )
     taken = [name for names in found.values() for name in names]
     if others := [name for name in folders if name not in taken]:
-        _logger.warning("Not converted in %s: %s", folder, ", ".join(others))
+        _logger.warning("Not converted in %s: %s", folder, shorten(others))
     return {name: folder / names[0] for name, names in found.items() if names}
 
 
@@ -151,7 +152,7 @@ def _check_alike(folder: Path, readers: Mapping[str, ImageFolder]) -> None:
     if others := sorted(classes[0] ^ classes[-1]):
         raise DataError(
             f"The sets of images in {folder} have different classes.",
-            given=f"in one of them alone: {', '.join(others[:10])}",
+            given=f"in one of them alone: {shorten(others, 10)}",
             expected="a folder for each class in all of them: its label is its place among them",
             hint="give a file of labels, or each set the missing folders",
         )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from PIL import Image
 from torch import Tensor
 
-from lockstep.images import jpeg_header, pillow
+from lockstep.images import jpeg, pillow
 from lockstep.images.decode import Decoding
 
 DECODING = Decoding("pillow")
@@ -38,7 +38,7 @@ def colour_jpeg(data: bytes, source: str) -> Jpeg:
     """
     raster = DECODING.decode(data, source)
     _, height, width = raster.shape
-    if not data.startswith(jpeg_header.START) or pillow.open_image(data).mode == _CMYK:
+    if not data.startswith(jpeg.START) or pillow.open_image(data).mode == _CMYK:
         data = _encoded(raster)
     return Jpeg(data, height, width)
 

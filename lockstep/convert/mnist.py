@@ -15,8 +15,9 @@ from lockstep.checks import check_one_of
 from lockstep.errors import DataError
 from lockstep.readers.mnist import FILES, SPLITS, UInt8s, default_folder, ensure_files, load_idx, prepare_records
 from lockstep.records.example import serialize_example
+from lockstep.records.record_files import RecordFiles
 from lockstep.records.shards import check_local
-from lockstep.records.tfrecord import RecordFiles, write_records
+from lockstep.records.tfrecord import write_records
 
 LAYOUTS = ("raw", "png")
 

@@ -12,7 +12,7 @@ from lockstep.convert.prepared_record import Preparation, prepared_record
 from lockstep.convert.sharding import DEFAULT, Settings, Summary, convert
 from lockstep.errors import InputError
 from lockstep.images.decode import AS_STORED
-from lockstep.records.tfrecord import RecordFiles
+from lockstep.records.record_files import RecordFiles
 
 _SHARD = re.compile(r"(.+)-\d+-of-\d+")
 

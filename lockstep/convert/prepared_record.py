@@ -13,7 +13,7 @@ from torch import Tensor
 from lockstep.checks import check_one_of, check_range, check_type
 from lockstep.convert.detection_example import png_of
 from lockstep.errors import DataError
-from lockstep.images import jpeg_header, pillow
+from lockstep.images import jpeg, pillow
 from lockstep.images.decode import AS_STORED
 from lockstep.images.resizing import resized
 from lockstep.records.example import Float32s, Values, parse_example, serialize_example
@@ -125,10 +125,10 @@ def _format(features: Features) -> bytes:
 
 
 def _orientation(data: bytes) -> int:
-    if data.startswith(jpeg_header.START):
-        segments = jpeg_header.read_header(data).exif
-        return jpeg_header.orientation_of(data[slice(*segments[0])] if segments else b"")
-    return jpeg_header.orientation_of(pillow.open_image(data).info.get("exif", b""))
+    if data.startswith(jpeg.START):
+        segments = jpeg.read_jpeg_header(data).exif
+        return jpeg.orientation_of(data[slice(*segments[0])] if segments else b"")
+    return jpeg.orientation_of(pillow.open_image(data).info.get("exif", b""))
 
 
 def _jpeg(raster: Tensor, preparation: Preparation, orientation: int) -> bytes:

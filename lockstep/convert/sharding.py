@@ -18,8 +18,8 @@ from lockstep.convert.manifest import Manifest, Shard, Skipped, claim, fingerpri
 from lockstep.cores import usable_cores
 from lockstep.durable import atomic_write
 from lockstep.errors import DataError, InputError
-from lockstep.records.framing import frame
 from lockstep.records.shards import check_local
+from lockstep.records.tfrecord import frame
 
 Item = TypeVar("Item")
 Progress = Callable[[int, int], None]

@@ -9,17 +9,14 @@ from lockstep.data.order import Order, Sequential, Shuffled
 from lockstep.data.repeating_orders import Balanced, Weighted
 from lockstep.readers.coco import Coco
 from lockstep.readers.combine import Concatenated, OnlyFields, Subset, one_of, split
-from lockstep.readers.detection_schema import DetectionSchema
 from lockstep.readers.image_folder import ImageFolder
-from lockstep.readers.image_records import ImageRecords
-from lockstep.readers.imagenet_schema import ImageNetSchema
+from lockstep.readers.image_records import ImageRecords, Schema
 from lockstep.readers.label_map import Label, LabelMap, read_label_map, read_labels, write_label_map
-from lockstep.readers.mnist import mnist_reader
-from lockstep.readers.mnist_schema import MnistSchema, mnist_records
-from lockstep.readers.opening import open_source
+from lockstep.readers.mnist import mnist_reader, mnist_records
+from lockstep.readers.open import open_source
 from lockstep.readers.reader import Arrays, Reader, TorchDataset
 from lockstep.readers.records import Records
-from lockstep.readers.schema import Schema
+from lockstep.readers.schemas import DetectionSchema, ImageNetSchema, MnistSchema
 from lockstep.readers.tar_shards import TarShards
 from lockstep.readers.voc import Voc
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.data.measuring import Measured
-from lockstep.stages import STAGES
+from lockstep.tracing import INPUT_STAGES
 
 Limit = Literal["step", "both", "handing over", "read", "decode", "augment", "collate"]
 
@@ -67,7 +67,7 @@ def _slowest(measured: Measured) -> Limit:
     loader = measured.loader
     if loader.queue_fill is not None and loader.queue_fill >= _FULL:
         return "handing over"
-    return max(STAGES, key=loader.share)
+    return max(INPUT_STAGES, key=loader.share)
 
 
 def _verdict(measured: Measured, limit: Limit) -> str:

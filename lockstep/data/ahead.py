@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
-from lockstep.stages import Seconds, measured
+from lockstep.tracing import StageSeconds, measure_stages
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -16,7 +16,7 @@ class Timed(NamedTuple, Generic[Result]):
     """A result, and how it came about."""
 
     result: Result
-    seconds: Seconds
+    seconds: StageSeconds
     """By stage, of whoever read it."""
     queue_fill: float | None = None
     """The share of what may be read ahead that was there when this was asked for; None where nothing is."""
@@ -24,7 +24,7 @@ class Timed(NamedTuple, Generic[Result]):
 
 def timed(read: Callable[[Job], Result], job: Job) -> Timed[Result]:
     """Read it here and now."""
-    with measured() as seconds:
+    with measure_stages() as seconds:
         result = read(job)
     return Timed(result, seconds)
 

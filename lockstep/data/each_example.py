@@ -16,9 +16,9 @@ import numpy as np
 from lockstep.checks import check_type
 from lockstep.data.generators import generators_put_back, seed_generators
 from lockstep.errors import DataError, InputError, LockstepError
-from lockstep.images.encoded import EncodedImage
+from lockstep.images.decode import EncodedImage
 from lockstep.randomness import Draws
-from lockstep.readers.collate import Collation
+from lockstep.readers.reader import Collation
 
 Fields = dict[str, Any]
 

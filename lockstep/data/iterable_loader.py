@@ -15,9 +15,8 @@ from lockstep.data.loader import EvaluationBatch, Loader
 from lockstep.data.order import Int64s
 from lockstep.errors import DataError, InputError, LockstepError
 from lockstep.images.augment import Augment
-from lockstep.readers.collate import Collation
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of
-from lockstep.readers.reader import Cost
+from lockstep.readers.reader import Collation, Cost
 from lockstep.types import Batch
 from lockstep.workers.rank import join
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count, filterfalse, takewhile
 from operator import methodcaller
@@ -26,9 +27,9 @@ from lockstep.description import described
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of
-from lockstep.readers.one_by_one import ExampleReader, reader_of
-from lockstep.stages import Seconds
-from lockstep.types import BadExample, Batch
+from lockstep.readers.reader import ExampleReader, reader_of
+from lockstep.tracing import StageSeconds
+from lockstep.types import BadExample, Batch, StepReport
 
 if TYPE_CHECKING:
     from lockstep.readers.reader import Reader
@@ -38,10 +39,11 @@ _CPU = torch.device("cpu")
 AnyBatch = TypeVar("AnyBatch", bound=Batch)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class EvaluationBatch(Batch):
     """One micro-batch of an evaluation, always of the full shape."""
 
-    valid = 0
+    valid: int = 0
     """The first so many rows count; the rest repeat the last example."""
 
 
@@ -113,6 +115,8 @@ class Loader:
         self._moves = 0
         self.position = 0
         """The next example due: everything before it was attempted, whatever has been read ahead."""
+        self.last_report: StepReport | None = None
+        """Of the step made from the batch that was committed last; None where it was used otherwise."""
         self.skipped: list[int] = []
         """Where the batches start that are left out of the stream, ascending; see `skip`."""
 
@@ -162,6 +166,7 @@ class Loader:
         """
         changed = check_same_stream(state, self.state(), accept_data_change=accept_data_change)
         self.position = state["position"]
+        self.last_report = None
         self._moves += 1
         self.skipped = sorted({*self.skipped, *state.get("skipped", ())})
         self.quarantine.load({} if changed else state.get("quarantine", {}))
@@ -178,7 +183,7 @@ class Loader:
         """Yield this worker's rows of every batch from `position` on but the skipped ones, without end.
 
         A batch is cut into `num_towers` equal slices in stream order; the rows are those of `towers`. Close the
-        generator to end its loader processes. `position` moves when `batch.attempted()` is called, never before.
+        generator to end its loader processes. `position` moves when a batch is committed, as each step does.
 
         Args:
             towers: the towers of this worker.
@@ -241,54 +246,64 @@ class Loader:
         source = self._source(EvaluationRows(micro_batch, size), LeftOut(size), iter(starts), num_workers)
         return _delivered(source, starts, device, partial(self._evaluation_batch, micro_batch))
 
-    def example_ids(self, position: int, count: int) -> list[str]:
-        """Names of the `count` examples from `position` of the stream on, whether they can be read or not."""
-        return [self.reader.example_id(int(index)) for index in self._indices(np.arange(position, position + count))]
+    def example_ids(self, position: int, count: int, bad: Sequence[BadExample] = ()) -> list[str]:
+        """Names of the `count` examples from `position` of the stream on; for `bad` ones, of what was read instead."""
+        instead = {example.position: example.replaced_by for example in bad}
+        indices = self._indices(np.arange(position, position + count)).tolist()
+        names = enumerate(map(self.reader.example_id, indices), position)
+        return [instead.get(place, name) for place, name in names]
 
-    def _indices(self, positions: Int64s) -> Int64s:
-        return self.order.indices(positions, len(self.reader), self.seed)
+    def add_bad(self, bad: Sequence[BadExample]) -> None:
+        """Count examples of a batch, of any worker's part, that could not be read.
 
-    def _training_batch(self, towers: range, rows: ReadRows, position: int) -> Batch:
-        batch = self._batch(Batch, rows, position, self.batch_size, towers)
-        batch.example_ids = partial(self._names, batch.bad) if batch.bad else self.example_ids
-        batch.attempted = partial(self._attempted, position + self.batch_size, batch.bad)
-        batch.quarantine = self._quarantine
-        return batch
-
-    # Not of the batch itself: a batch that holds its own name is freed late, and its memory with it.
-    def _attempted(self, next_position: int, bad: Sequence[BadExample]) -> None:
-        self._quarantine(bad)
-        self.position = next_position
-
-    def _quarantine(self, bad: Sequence[BadExample]) -> None:
+        Raises:
+            DataError: the budget is used up.
+        """
         if bad:
             indices = self._indices(np.array([example.position for example in bad]))
             self.quarantine.add(dict(zip(indices.tolist(), bad, strict=True)))
 
-    def _names(self, bad: Sequence[BadExample], position: int, count: int) -> list[str]:
-        """The names of what was read."""
-        instead = {example.position: example.replaced_by for example in bad}
-        due = self.example_ids(position, count)
-        return [instead.get(place, name) for place, name in enumerate(due, position)]
+    def commit(self, batch: Batch, report: StepReport | None = None) -> None:
+        """Move `position` past a batch, and count its bad examples.
 
-    def _evaluation_batch(self, micro_batch: int, rows: ReadRows, position: int) -> EvaluationBatch:
-        batch = self._batch(EvaluationBatch, rows, position, micro_batch, range(1))
-        batch.valid = min(micro_batch, len(self.reader) - position) - len(batch.bad)
-        batch.bad = [example._replace(replaced_by="") for example in batch.bad]
-        return batch
+        Args:
+            batch: of this loader; whatever was made of it is over.
+            report: of the step that was made from it, kept as `last_report`; None where it was used otherwise.
+        """
+        self.add_bad(batch.bad)
+        self.position = batch.position + batch.batch_size
+        self.last_report = report
 
-    def _batch(self, kind: type[AnyBatch], rows: ReadRows, position: int, batch_size: int, towers: range) -> AnyBatch:
-        batch = kind(
+    def _indices(self, positions: Int64s) -> Int64s:
+        return self.order.indices(positions, len(self.reader), self.seed)
+
+    def _training_batch(self, towers: range, rows: ReadRows, position: int, times: dict[str, Any]) -> Batch:
+        return Batch(
             rows.fields,
             position=position,
-            batch_size=batch_size,
+            batch_size=self.batch_size,
             towers=towers,
             seed=self.seed,
             epoch_size=self.epoch_size,
+            bad=[self._bad_example(found) for found in rows.bad],
+            loader=self,
+            **times,
         )
-        if rows.bad:
-            batch.bad = [self._bad_example(found) for found in rows.bad]
-        return batch
+
+    def _evaluation_batch(
+        self, micro_batch: int, rows: ReadRows, position: int, times: dict[str, Any]
+    ) -> EvaluationBatch:
+        return EvaluationBatch(
+            rows.fields,
+            position=position,
+            batch_size=micro_batch,
+            towers=range(1),
+            seed=self.seed,
+            epoch_size=self.epoch_size,
+            bad=[self._bad_example(found)._replace(replaced_by="") for found in rows.bad],
+            valid=min(micro_batch, len(self.reader) - position) - len(rows.bad),
+            **times,
+        )
 
     def _bad_example(self, found: Found) -> BadExample:
         name, instead = map(self.reader.example_id, (found.index, found.read_instead))
@@ -319,7 +334,7 @@ def _delivered(
     source: Generator[Timed[ReadRows], None, None],
     positions: Iterable[int],
     device: torch.device,
-    batch_of: Callable[[ReadRows, int], AnyBatch],
+    batch_of: Callable[[ReadRows, int, dict[str, Any]], AnyBatch],
 ) -> Generator[AnyBatch, None, None]:
     """Yield a batch for each position, on the device, and close the source in the end."""
     with closing(source):
@@ -328,14 +343,12 @@ def _delivered(
             rows, seconds, queue_fill = next(source)
             if device.type != "cpu":
                 rows, seconds = _moved(rows, seconds, device)
-            batch = batch_of(rows, position)
-            batch.stage_seconds = seconds
-            batch.queue_fill = queue_fill
-            batch.wait_seconds = time.perf_counter() - started
-            yield batch
+            wait_seconds = time.perf_counter() - started
+            times = {"wait_seconds": wait_seconds, "stage_seconds": seconds, "queue_fill": queue_fill}
+            yield batch_of(rows, position, times)
 
 
-def _moved(rows: ReadRows, seconds: Seconds, device: torch.device) -> tuple[ReadRows, Seconds]:
+def _moved(rows: ReadRows, seconds: StageSeconds, device: torch.device) -> tuple[ReadRows, StageSeconds]:
     """The fields on the device, and the seconds that it took to have them on their way."""
     started = time.perf_counter()
     move = methodcaller("to", device, non_blocking=True)

@@ -22,7 +22,7 @@ from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s, Order
 from lockstep.data.reading import Leave, Reading
 from lockstep.data.rows import Due, TrainingRows
-from lockstep.stages import added
+from lockstep.tracing import sum_seconds
 from lockstep.types import Batch
 
 # Shares of the seconds that all of it may take.
@@ -40,7 +40,7 @@ class Pace:
     cpu_seconds: float | None = None
     """Of all cores; None where other processes worked too."""
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
-    """By stage, of all who worked; see `lockstep.stages`."""
+    """By stage, of all who worked; see `lockstep.tracing`."""
     queue_fill: float | None = None
     """Mean share of what may be read ahead that was there when a batch was asked for; None where nothing is."""
 
@@ -179,7 +179,7 @@ def loading_pace(loader: Loader, seconds: float, device: torch.device = _CPU, nu
         while not num_batches or time.perf_counter() < started + seconds:
             for batch in islice(batches, size):
                 num_batches += 1
-                stages = added(stages, batch.stage_seconds)
+                stages = sum_seconds(stages, batch.stage_seconds)
                 fills += [] if batch.queue_fill is None else [batch.queue_fill]
         now, cpu_now = time.perf_counter(), time.process_time()
     return Pace(

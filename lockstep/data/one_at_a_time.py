@@ -11,7 +11,7 @@ from torch import Tensor
 from lockstep.data.generators import generators_put_back, seed_generators
 from lockstep.data.rows import Rows
 from lockstep.errors import DataError
-from lockstep.now_reading import now_reading
+from lockstep.tracing import now_reading
 
 if TYPE_CHECKING:
     from lockstep.readers.reader import Reader

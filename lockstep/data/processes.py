@@ -45,10 +45,9 @@ from lockstep.data.patience import Patience, Whereabouts
 from lockstep.data.shared_memory import ReceivedMemories, SentMemories
 from lockstep.errors import LockstepError, WorkerError
 from lockstep.listing import shorten
-from lockstep.now_reading import listen
 from lockstep.parallel.forkserver import status_fields
 from lockstep.screen import Lines
-from lockstep.stages import measured, stage
+from lockstep.tracing import listen, measure_stages, timed
 from lockstep.workers.signals import NOTICES
 
 _PR_SET_PDEATHSIG = 1
@@ -289,9 +288,9 @@ def _serve(
         memories.use_again(unused)
         notes.reading = ""
         try:
-            with measured() as seconds:
+            with measure_stages() as seconds:
                 result = read(job)
-                with stage("collate"):
+                with timed("collate"):
                     parcel, descriptor = memories.packed(result)
             # Before the trainer can take it: what is taken must have been counted.
             notes.num_finished = number

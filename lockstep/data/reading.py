@@ -14,10 +14,9 @@ from lockstep.data.order import Int64s
 from lockstep.data.rows import Due, Rows, RowsOf
 from lockstep.errors import DataError, LockstepError
 from lockstep.images.augment import turns
-from lockstep.now_reading import now_reading
 from lockstep.randomness import Draws
 from lockstep.readers.reader import draws_globally
-from lockstep.stages import stage
+from lockstep.tracing import now_reading, timed
 
 if TYPE_CHECKING:
     from lockstep.images.augment import Augment
@@ -100,12 +99,12 @@ class Reading:
         Raises:
             LockstepError: something cannot be.
         """
-        with stage("read"):
+        with timed("read"):
             fields = read_examples(self.reader, rows, self._seed)
         now_reading("")
         if self._augment:
             draws = Draws(self._seed, rows.positions)
-            with stage("augment"):
+            with timed("augment"):
                 for augment, turn in self._augment:
                     fields = _checked(augment(fields, draws.again(turn)), len(rows), augment)
         return fields

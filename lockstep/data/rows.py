@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
+from lockstep.checks import check_even_split
 from lockstep.data.order import Int64s, Order
-from lockstep.errors import InputError
 
 # The order of this many rows is computed at once: numpy's price per call is then spread over many batches.
 _ROWS_AT_ONCE = 8192
@@ -98,14 +98,6 @@ def offsets_of(batch_size: int, towers: range, num_towers: int) -> Int64s:
     Raises:
         InputError: the batch size does not divide by the number of towers.
     """
-    if batch_size % num_towers:
-        below = batch_size // num_towers * num_towers
-        near = f"{below} or {below + num_towers}" if below else f"{num_towers}"
-        raise InputError(
-            f"A batch of {batch_size} examples cannot be cut into {num_towers} equal parts.",
-            given=f"batch size {batch_size}, {num_towers} towers",
-            expected="a batch size that divides by the number of towers",
-            hint=f"use a batch size of {near}, or another number of towers",
-        )
+    check_even_split(batch_size, num_towers)
     share = batch_size // num_towers
     return (np.asarray(towers, dtype=np.int64)[:, None] * share + np.arange(share)).ravel()

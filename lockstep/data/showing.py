@@ -16,11 +16,10 @@ from lockstep.data.order import Order, order_of
 from lockstep.data.reading import Fields, read_examples
 from lockstep.data.rows import Rows
 from lockstep.errors import DataError, InputError
-from lockstep.images.arguments import kind_of
-from lockstep.images.augment import Augment, turns
-from lockstep.images.crop_laws import Windows
+from lockstep.images.augment import Augment, describe_field, turns
+from lockstep.images.decode import EncodedImage
 from lockstep.images.drawing import Marks, draw_marks
-from lockstep.images.encoded import EncodedImage
+from lockstep.images.resized_crops import Windows
 from lockstep.randomness import Draws
 
 if TYPE_CHECKING:
@@ -203,7 +202,7 @@ def _pixels(fields: Fields) -> Tensor:
         return pixels.expand(3, -1, -1)
     raise InputError(
         f"There is no image to show in the field {_IMAGE!r}.",
-        given=f"{_IMAGE!r} is {kind_of(fields, _IMAGE)}; the fields are {', '.join(fields)}",
+        given=describe_field(fields, _IMAGE),
         expected="encoded images, or uint8 of shape (batch, 1 or 3, height, width)",
         hint="show data with images, augmented by what leaves them in whole numbers from 0 to 255",
     )

@@ -28,7 +28,7 @@ import torch
 from lockstep.data.ahead import Job, Result, Timed, timed
 from lockstep.data.patience import Patience, Whereabouts
 from lockstep.listing import shorten
-from lockstep.now_reading import listen
+from lockstep.tracing import listen
 
 _logger = logging.getLogger("lockstep")
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from lockstep.checks import check_range, check_type
 from lockstep.data.loader import Loader
 from lockstep.errors import InputError
-from lockstep.parallel.batch_norm import keeps_batch_statistics
-from lockstep.parallel.batch_norm_calls import BatchNormCall, BatchNormMode, moments
+from lockstep.parallel.batch_norm import BatchNormCall, BatchNormMode, keeps_batch_statistics, moments
 from lockstep.workers.rank import Worker
 
 if TYPE_CHECKING:

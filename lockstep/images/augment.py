@@ -1,22 +1,31 @@
-"""Augmentations: values that change a whole batch at once, with every random number from the stream's own draws."""
+"""Augmentations change a whole batch at once, with every random number from the stream's own draws.
+
+Here are their protocol, the two that only move pixels, and the checks that all of them share.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
-from lockstep.checks import check_type
+from lockstep.checks import check_all, check_range, check_type
 from lockstep.errors import InputError
-from lockstep.images.arguments import check_no_places
+from lockstep.images.decode import EncodedImage
 from lockstep.randomness import Draws
+
+LOCATION_FIELDS = ("boxes", "masks", "keypoints", "keypoint_visibility", "area")
+"""The fields that say where objects are on an image, or how much of it they take."""
 
 
 class Augment(Protocol):
-    """What a `Loader` accepts as an augmentation; a frozen dataclass with this method is one.
+    """Whatever a `Loader` accepts as an augmentation; a frozen dataclass with this method is one.
 
     It may run in the trainer's process or in a loader process, on any part of a batch. So an example's result may
     depend on the example and on its own row of `draws` alone: on no other random number, no other example, no state.
@@ -30,7 +39,7 @@ class Augment(Protocol):
 
 
 def turns(augmentations: Sequence[Augment]) -> list[int]:
-    """For each augmentation, how many before it in the list are equal to it: its turn for `Draws.again`.
+    """Count for each augmentation how many before it in the list are equal to it: its turn for `Draws.again`.
 
     Two equal flips with the same numbers would undo each other.
     """
@@ -45,6 +54,31 @@ def _are_equal(one: Augment, other: Augment) -> bool:
         return one is other or (type(one) is type(other) and bool(one == other))
     except Exception:  # a dataclass that holds an array or a tensor cannot be compared
         return False
+
+
+@dataclass(frozen=True)
+class HorizontalFlip:
+    """Exchange left and right of some of the images.
+
+    The field holds images of shape (batch, channels, height, width) and any dtype.
+    """
+
+    p: float = 0.5
+    """The probability that an image is flipped, from 0 to 1."""
+    field: str = "image"
+
+    def __post_init__(self) -> None:
+        check_probability("p", self.p)
+
+    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """Return the batch with some of its images flipped; the images given stay as they are."""
+        images = image_tensor(batch, self.field, self)
+        check_no_locations(batch, self)
+        flipped = images.clone()
+        # Row by row: to gather and scatter them at once takes several times as long.
+        for row in np.flatnonzero(draws.uniform(f"HorizontalFlip {self.field}") < self.p).tolist():
+            flipped[row] = images[row].flip(-1)
+        return {**batch, self.field: flipped}
 
 
 @dataclass(frozen=True)
@@ -68,14 +102,9 @@ class RandomShift:
             )
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
-        """Return the batch with its images shifted.
-
-        Raises:
-            InputError: the batch has no such field, or it holds no images of four dimensions; or there are places of
-                objects: boxes, masks, keypoints.
-        """
-        images = self._images(batch)
-        check_no_places(batch, self)
+        """Return the batch with its images shifted."""
+        images = image_tensor(batch, self.field, self)
+        check_no_locations(batch, self)
         height, width = images.shape[2:]
         padded = pad(images, [self.pixels] * 4)
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (batch, channels, shifts, shifts, height, width)
@@ -85,16 +114,125 @@ class RandomShift:
         )
         return {**batch, self.field: windows[torch.arange(len(images)), :, top, left]}
 
-    def _images(self, batch: dict[str, Any]) -> torch.Tensor:
-        images = batch.get(self.field)
-        if isinstance(images, torch.Tensor) and images.ndim == 4:
-            return images
-        found = (
-            f"a tensor of shape {tuple(images.shape)}" if isinstance(images, torch.Tensor) else type(images).__name__
-        )
+
+def encoded_images(batch: dict[str, Any], field: str, wanted_by: object) -> list[EncodedImage]:
+    """Look up the encoded images in a field of a batch.
+
+    Raises:
+        InputError: there are none; the class of `wanted_by` is named.
+    """
+    images = batch.get(field)
+    if isinstance(images, list) and all(isinstance(image, EncodedImage) for image in images):
+        return images
+    name = type(wanted_by).__name__
+    raise InputError(
+        f"{name} finds no encoded images in the field {field!r}.",
+        given=describe_field(batch, field),
+        expected="a list of encoded images, as ImageFolder reads them",
+        hint=f"name their field: {name}(..., field=...); let one augmentation alone decode them",
+    )
+
+
+def image_tensor(batch: dict[str, Any], field: str, wanted_by: object) -> Tensor:
+    """Look up the images in a field of a batch: shape (batch, channels, height, width), any dtype.
+
+    Raises:
+        InputError: there are none; the class of `wanted_by` is named.
+    """
+    images = batch.get(field)
+    if isinstance(images, Tensor) and images.ndim == 4:
+        return images
+    raise _no_decoded_images(batch, field, wanted_by, "a tensor of shape (batch, channels, height, width)")
+
+
+def colour_images(batch: dict[str, Any], field: str, wanted_by: object) -> Tensor:
+    """Look up the decoded images in a field of a batch: uint8 of shape (batch, 3, height, width).
+
+    Raises:
+        InputError: there are none; the class of `wanted_by` is named.
+    """
+    images = batch.get(field)
+    if isinstance(images, Tensor) and images.dtype == torch.uint8 and images.ndim == 4 and images.shape[1] == 3:
+        return images
+    raise _no_decoded_images(batch, field, wanted_by, "a uint8 tensor of shape (batch, 3, height, width)")
+
+
+def _no_decoded_images(batch: dict[str, Any], field: str, wanted_by: object, expected: str) -> InputError:
+    name = type(wanted_by).__name__
+    return InputError(
+        f"{name} finds no decoded images in the field {field!r}.",
+        given=describe_field(batch, field),
+        expected=expected,
+        hint=f"crop or resize encoded images first, or name their field: {name}(..., field=...)",
+    )
+
+
+def describe_field(batch: dict[str, Any], field: str) -> str:
+    """Say for an error what a field of a batch holds, and which fields there are."""
+    value = batch.get(field)
+    if isinstance(value, Tensor):
+        found = f"a tensor of shape {tuple(value.shape)}, {value.dtype}"
+    elif isinstance(value, list) and value:
+        found = f"a list of {', '.join(sorted({type(item).__name__ for item in value}))}"
+    else:
+        found = type(value).__name__ if field in batch else "missing"
+    return f"{field!r} is {found}; the fields are {', '.join(batch)}"
+
+
+def check_no_locations(batch: dict[str, Any], moved_by: object, consumed: str | None = None) -> None:
+    """Refuse locations of objects, which would be wrong after an augmentation that moves what is on the images.
+
+    Fields that only say that an object is there may stay, and so may fields of one number for each image.
+
+    Args:
+        batch: given to the augmentation.
+        moved_by: the augmentation.
+        consumed: a field that the augmentation takes out of the batch.
+
+    Raises:
+        InputError: the fields and the class of `moved_by` are named.
+    """
+    wrong = [name for name in LOCATION_FIELDS if name in batch and name != consumed and not _one_each(batch[name])]
+    if wrong:
+        name, kept = type(moved_by).__name__, [f'"{name}"' for name in batch if name not in wrong]
         raise InputError(
-            f"RandomShift finds no images in the field {self.field!r}.",
-            given=f"{self.field!r} is {found if self.field in batch else 'missing'}; the fields are {', '.join(batch)}",
-            expected="a tensor of shape (batch, channels, height, width)",
-            hint="name the field of the images: RandomShift(pixels, field=...)",
+            f"{name} would leave {', '.join(wrong)} where they are, and move the images.",
+            given=f"a batch of {', '.join(batch)}",
+            expected=f"no places of objects on the images, none of {', '.join(LOCATION_FIELDS)}",
+            hint=f"read the fields wanted alone: ls.data.OnlyFields(reader, [{', '.join(kept)}])",
+        )
+
+
+def _one_each(values: object) -> bool:
+    return isinstance(values, Tensor) and values.ndim == 1
+
+
+def check_probability(name: str, value: float) -> None:
+    """Refuse a number that is not from 0 to 1, both of them allowed."""
+    check_range(name, value, 0, math.nextafter(1, 2))
+
+
+def pair_of(name: str, bounds: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Refuse bounds that are not two numbers, else return them."""
+    check_all(name, bounds, (int, float), hint=f"give {name}=(least, most)")
+    if len(bounds) != 2:
+        raise InputError(
+            f"{name} is out of range.",
+            given=f"{name}={bounds}",
+            expected="two numbers",
+            hint=f"give {name}=(least, most)",
+        )
+    return bounds
+
+
+def check_bounds(name: str, bounds: tuple[float, float], most: float = math.inf) -> None:
+    """Refuse bounds that are not two finite numbers, 0 < least <= greatest <= most."""
+    low, high = pair_of(name, bounds)
+    if not 0 < low <= high <= most or high == math.inf:
+        limit = f" <= {most:g}" if most < math.inf else ", finite"
+        raise InputError(
+            f"{name} is out of range.",
+            given=f"{name}={bounds}",
+            expected=f"0 < least <= most{limit}",
+            hint=f"give {name} within these bounds",
         )

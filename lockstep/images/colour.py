@@ -1,29 +1,40 @@
-"""Colour: numbers drawn where images are read, and applied to whole batches where they are used, on any device.
+"""Colour distortion: numbers are drawn where images are read, and applied to whole batches on their device.
 
 The operations and their orders are those of the reference systems (TensorFlow's `tf.image.adjust_*`): brightness is
-added, contrast is about the mean of each channel, saturation and hue are those of HSV. Nothing is clipped in between.
+added, contrast is about the mean of each channel, saturation and hue are those of HSV; nothing is clipped in between.
+`jitter` has the operations of torchvision.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_range
-from lockstep.images.arguments import pair_of
-from lockstep.images.colour_orders import Operations, Order, check_colours, in_chosen_orders
+from lockstep.checks import check_all, check_one_of, check_range
+from lockstep.errors import InputError
+from lockstep.images.augment import pair_of
+from lockstep.images.normalisation import as_floats
 from lockstep.randomness import Draws
+
+Order = tuple[str, ...]
+"""Names of operations."""
+
+Operations = Mapping[str, Callable[[Tensor, Tensor], Tensor]]
+"""By name, in the order of their columns: each maps images of shape (batch, 3, height, width) and numbers of shape
+(batch, 1, 1, 1) to images."""
 
 INCEPTION_ORDERS: tuple[Order, ...] = (
     ("brightness", "saturation", "hue", "contrast"),
     ("brightness", "contrast", "saturation", "hue"),
 )
-"""Of the Inception system, whose reading threads took them in turn."""
+"""The Inception system's, whose reading threads took them in turn."""
 
 SLIM_ORDERS: tuple[Order, ...] = (
     ("brightness", "saturation", "hue", "contrast"),
@@ -31,10 +42,10 @@ SLIM_ORDERS: tuple[Order, ...] = (
     ("contrast", "hue", "brightness", "saturation"),
     ("hue", "saturation", "contrast", "brightness"),
 )
-"""Of slim's Inception preprocessing when it is not fast."""
+"""Those of slim's Inception preprocessing when it is not fast."""
 
 FAST_ORDERS: tuple[Order, ...] = (("brightness", "saturation"),)
-"""Of slim's Inception preprocessing in its fast mode, the default there."""
+"""That of slim's Inception preprocessing in its fast mode, the default there."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +54,6 @@ class ColourDraws:
 
     Its columns: the brightness to add (of a range of 1), the factors of contrast and saturation, the turn of the hue
     (1 is all around), and where among the orders to choose one: 0 is the first, just below 1 the last.
-
-    Raises:
-        InputError: a parameter is out of range.
     """
 
     brightness: float = 32 / 255
@@ -79,8 +87,7 @@ class ColourDraws:
             "hue": (-self.hue, self.hue),
             "order": (0.0, 1.0),
         }
-        columns = [low + draws.uniform(f"{self.into} {name}") * (high - low) for name, (low, high) in bounds.items()]
-        return {**batch, self.into: torch.from_numpy(np.stack(columns, axis=1)).float()}
+        return {**batch, self.into: drawn_numbers(draws, self.into, bounds)}
 
 
 def distort(images: Tensor, numbers: Tensor, orders: tuple[Order, ...] = INCEPTION_ORDERS) -> Tensor:
@@ -89,36 +96,12 @@ def distort(images: Tensor, numbers: Tensor, orders: tuple[Order, ...] = INCEPTI
     Args:
         images: uint8 of shape (batch, 3, height, width), or floats in [0, 1].
         numbers: as `ColourDraws` draws them, on the same device.
-        orders: the operations of each order; all of the same length. See `colour_orders`.
+        orders: the operations of each order; all of the same length. See `in_chosen_orders`.
 
     Raises:
         InputError: the shapes do not fit, an order names no operation, or is shorter than another.
     """
-    check_colours(images, numbers, orders, OPERATIONS, "ColourDraws")
-    return in_chosen_orders(as_floats(images), numbers, orders, OPERATIONS).clamp_(0, 1)
-
-
-def as_floats(images: Tensor) -> Tensor:
-    """float32 in [0, 1], from uint8 or from floats in that range."""
-    return scaled(images) if images.dtype == torch.uint8 else images.float()
-
-
-def scaled(images: Tensor) -> Tensor:
-    """From uint8 to float32 in [0, 1]."""
-    return images.float().mul_(1 / 255)
-
-
-def mean_in_steps(values: Tensor) -> Tensor:
-    """The mean over the last two dimensions, which stay with length 1: of floats of shape (..., rows, columns).
-
-    A mean to a single number is split among threads, and rounded by their number; means of rows are not.
-    """
-    return values.mean(-1, keepdim=True).mean(-2, keepdim=True)
-
-
-def centred(values: Tensor) -> Tensor:
-    """From [0, 1] to [-1, 1], as the Inception networks expect."""
-    return (values - 0.5) * 2
+    return in_chosen_orders(images, numbers, orders, OPERATIONS, drawn_by="ColourDraws").clamp_(0, 1)
 
 
 def _brightened(values: Tensor, delta: Tensor) -> Tensor:
@@ -152,7 +135,7 @@ def turned_hue(values: Tensor, turn: Tensor) -> Tensor:
 
 
 def _bounds(red: Tensor, green: Tensor, blue: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest channel; several times as fast as a reduction over them."""
+    """Return the smallest and the largest channel; several times as fast as a reduction over them."""
     low = torch.minimum(torch.minimum(red, green), blue)
     return low, torch.maximum(torch.maximum(red, green), blue)
 
@@ -164,3 +147,85 @@ OPERATIONS: Operations = {
     "hue": turned_hue,
 }
 """As `ColourDraws` orders its numbers."""
+
+
+def drawn_numbers(draws: Draws, field: str, bounds: Mapping[str, tuple[float, float]]) -> Tensor:
+    """Draw a number within each pair of bounds for each example: float32 (batch, bounds)."""
+    columns = [low + draws.uniform(f"{field} {name}") * (high - low) for name, (low, high) in bounds.items()]
+    return torch.from_numpy(np.stack(columns, axis=1)).float()
+
+
+def in_chosen_orders(
+    images: Tensor, numbers: Tensor, orders: tuple[Order, ...], operations: Operations, drawn_by: str
+) -> Tensor:
+    """Apply the operations to each image in the order that the image has chosen; float32 of the same shape.
+
+    An accelerator looks up no order: each step computes every operation that stands there in one of the orders, and
+    nobody waits for the device.
+
+    Args:
+        images: uint8 of shape (batch, 3, height, width), or floats in [0, 1]; they stay as they are.
+        numbers: shape (batch, operations + 1): for each image one number for each of the operations, and last where
+            among the orders to choose one: 0 is the first, just below 1 the last.
+        orders: names of operations; all of the same length.
+        operations: as the columns of the numbers are ordered.
+        drawn_by: the augmentation that draws such numbers, for an error.
+
+    Raises:
+        InputError: the shapes do not fit, an order names no operation, or is shorter than another.
+    """
+    _check(images, numbers, orders, operations, drawn_by)
+    values = as_floats(images)
+    # In 32 bits a number just below 1 may have become 1.
+    chosen = (numbers[:, -1] * len(orders)).int().clamp_(0, len(orders) - 1)
+    if values.device.type != "cpu":
+        return in_orders(values, numbers, chosen, orders, operations)
+    result = torch.empty_like(values)
+    # One by one: on a CPU an image stays in its cache, and only its own order is computed.
+    for row, place in enumerate(chosen.tolist()):
+        rows = slice(row, row + 1)
+        result[rows] = in_orders(values[rows], numbers[rows], chosen[rows], orders[place : place + 1], operations)
+    return result
+
+
+def in_orders(
+    values: Tensor, numbers: Tensor, chosen: Tensor, orders: tuple[Order, ...], operations: Operations
+) -> Tensor:
+    """Apply the operations by the numbers of the chosen orders, shape (batch,), without reading these back."""
+    columns = {name: numbers[:, column, None, None, None] for column, name in enumerate(operations)}
+    for names in zip(*orders, strict=True):
+        first, *others = dict.fromkeys(names)
+        result = operations[first](values, columns[first])
+        for name in others:
+            rows = _takers(chosen, [place for place, other in enumerate(names) if other == name])
+            result = torch.where(rows, operations[name](values, columns[name]), result)
+        values = result
+    return values
+
+
+def _takers(chosen: Tensor, places: list[int]) -> Tensor:
+    """Say which images have chosen one of these orders."""
+    # Compared one by one: a tensor of the places would have to be copied to the device first.
+    return reduce(torch.logical_or, [chosen == place for place in places])[:, None, None, None]
+
+
+def _check(images: Tensor, numbers: Tensor, orders: tuple[Order, ...], operations: Operations, drawn_by: str) -> None:
+    check_all("orders", orders, tuple, hint="give tuples of names of operations")
+    for name in (name for order in orders for name in order):
+        check_one_of("an operation", name, [*operations])
+    if len({len(order) for order in orders}) != 1:
+        raise InputError(
+            "These orders cannot be chosen from.",
+            given=f"orders={orders}",
+            expected="one order or more, all with as many operations",
+            hint="leave out the orders that are shorter, or give them another operation",
+        )
+    columns = len(operations) + 1
+    known = images.dtype == torch.uint8 or images.is_floating_point()
+    if not known or images.ndim != 4 or images.shape[1] != 3 or numbers.shape != (len(images), columns):
+        raise InputError(
+            "These images cannot be coloured by these numbers.",
+            given=f"images of {images.dtype} and shape {tuple(images.shape)}, numbers of shape {tuple(numbers.shape)}",
+            expected=f"images of shape (batch, 3, height, width), uint8 or floats; numbers of shape (batch, {columns})",
+            hint=f"add {drawn_by} to the augmentations, and pass the field that it names",
+        )

@@ -1,278 +1,225 @@
-"""Crops and sizes: augmentations that decode the encoded images of a batch to uint8 of one size.
+"""Crops that keep the scale of an image, or at least its aspect: how slim's LeNet, CIFAR and VGG networks see images.
 
-A field of `EncodedImage`s becomes a tensor of shape (batch, 3, size, size). Images of different sizes make no batch, so
-one of these values, or a function of the user's own, must come first among a loader's augmentations.
+Each takes a field of `EncodedImage`s, or of decoded images of one size, to a tensor of shape (batch, channels, size,
+size). What lies outside of an image is black. `Decode` takes all of each image.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_one_of, check_range, check_whole
+from lockstep.checks import check_one_of, check_whole
 from lockstep.errors import DataError, InputError
-from lockstep.images.arguments import check_bounds, check_no_places, kind_of
-from lockstep.images.crop_laws import DistortedLaw, Int64s, Objects, Windows, central_region, resized_crop_windows
-from lockstep.images.decode import Region
-from lockstep.images.encoded import EncodedImage
-from lockstep.images.resizing import ANTIALIASED, LEGACY_METHODS, resized
+from lockstep.images.augment import check_no_locations, encoded_images, pair_of
+from lockstep.images.decode import AS_STORED, EncodedImage
+from lockstep.images.resizing import ANTIALIASED, METHODS, resized
 from lockstep.randomness import Draws
 
 Fields = dict[str, Any]
-
-RANDOM = "random"
-
-_METHODS = (ANTIALIASED, *LEGACY_METHODS)
+Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class DistortedCrop:
-    """The random crop of the Inception systems, resized without regard to its aspect.
+class Decode:
+    """All of each image at its own size: for models that take images of several sizes, as detectors do.
 
-    It is drawn by TensorFlow's `sample_distorted_bounding_box`; see `crop_laws.DistortedLaw`. Those systems resize by
-    "bilinear" in their fast mode, else by "random".
-
-    Raises:
-        InputError: a parameter is out of range.
+    The field becomes a list of uint8 tensors of shape (3, height, width). To have one size, crop or resize instead.
     """
+
+    field: str = "image"
+
+    def __call__(self, batch: Fields, draws: Draws) -> Fields:
+        """Return the batch with its images decoded; nothing is drawn."""
+        return {**batch, self.field: [image.decode() for image in encoded_images(batch, self.field, self)]}
+
+
+@dataclass(frozen=True)
+class CropOrPad:
+    """The middle of each image, with black around it where it is too small: `resize_image_with_crop_or_pad`."""
 
     size: int
     """Height and width of the result, in pixels."""
-    min_object_covered: float = 0.1
-    """The share of one of the boxes, or of the image where it has none, that a crop has to show."""
-    aspect: tuple[float, float] = (0.75, 1.33)
-    """Width / height of a crop, at least and at most."""
-    area: tuple[float, float] = (0.05, 1.0)
-    """The share of the image that a crop takes, at least and at most."""
-    max_attempts: int = 100
-    """After so many the whole image is taken."""
-    boxes_field: str | None = None
-    """The field of the boxes: for each image a float tensor of shape (boxes, 4) of top, left, bottom and right, as
-    shares of its height and width. The returned batch has it no longer: the boxes are not those of the crop."""
-    resize: str = ANTIALIASED
-    """"antialiased"; "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias; or
-    "random": one of these four for each image."""
     field: str = "image"
 
     def __post_init__(self) -> None:
         check_whole("size", self.size, least=1)
-        check_range("min_object_covered", self.min_object_covered, 0)
-        check_whole("max_attempts", self.max_attempts, least=1)
-        check_bounds("aspect", self.aspect)
-        check_bounds("area", self.area, most=1)
-        check_one_of("resize", self.resize, (*_METHODS, RANDOM))
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
-        """Return the batch with its images decoded, cropped and resized.
-
-        Raises:
-            InputError: a field is missing, or is not what it has to be; or there are places of objects, which are left
-                behind: boxes of another field, masks, keypoints, areas.
-            DataError: an image cannot be decoded, or a box does not lie within its image.
-        """
-        images = encoded_images(batch, self.field, self)
-        check_no_places(batch, self, taken=self.boxes_field)
-        rest = {name: value for name, value in batch.items() if name != self.boxes_field}
-        pixels = _decoded(images, self.windows(batch, draws).regions(), self.size, self._methods(draws))
-        return {**rest, self.field: pixels}
-
-    def windows(self, batch: Fields, draws: Draws) -> Windows:
-        """The part of each image that is taken; raises what a call raises, but for damaged pixels."""
-        images = encoded_images(batch, self.field, self)
-        width, height = _sizes(images)
-        objects = _objects(self._boxes(batch, images), images, height, width)
-        law = DistortedLaw(self.min_object_covered, self.aspect, self.area, self.max_attempts)
-        return law.windows(height, width, objects, draws, f"DistortedCrop {self.field}")
-
-    def _methods(self, draws: Draws) -> Iterable[str]:
-        if self.resize != RANDOM:
-            return repeat(self.resize)
-        chosen = draws.integers(f"DistortedCrop {self.field} resize", 0, len(LEGACY_METHODS))
-        return [LEGACY_METHODS[number] for number in chosen]
-
-    def _boxes(self, batch: Fields, images: Sequence[EncodedImage]) -> Sequence[Tensor]:
-        """The boxes of each image; of one without any, all of it."""
-        whole = torch.tensor([[0.0, 0.0, 1.0, 1.0]])
-        if self.boxes_field is None:
-            return [whole] * len(images)
-        boxes = batch.get(self.boxes_field)
-        if not isinstance(boxes, list) or len(boxes) != len(images) or not all(map(_is_boxes, boxes)):
-            raise InputError(
-                f"DistortedCrop finds no boxes in the field {self.boxes_field!r}.",
-                given=f"{self.boxes_field!r} is {kind_of(batch, self.boxes_field)}; the fields are {', '.join(batch)}",
-                expected="a list with a tensor of shape (boxes, 4) for each image",
-                hint="name the field of the boxes: boxes_field=..., or leave it out",
-            )
-        return [each if len(each) else whole for each in boxes]
+        """Return the batch with its images decoded and cropped; nothing is drawn."""
+        images = _images(batch, self.field, self)
+        check_no_locations(batch, self)
+        sides = _sides(images)
+        # Towards 0: of an odd rest the larger part is cut off, or added, at the bottom and at the right.
+        corners = np.trunc((sides - self.size) / 2).astype(np.int64)
+        return {**batch, self.field: _stacked(_windows(map(_raster, images), corners, self.size), batch, self)}
 
 
 @dataclass(frozen=True)
-class RandomResizedCrop:
-    """A random crop by the law of torchvision's transform of this name, resized without regard to its aspect.
-
-    Raises:
-        InputError: a parameter is out of range.
-    """
+class RandomCrop:
+    """A part of each image at a random place, once black is put around the image."""
 
     size: int
     """Height and width of the result, in pixels."""
-    scale: tuple[float, float] = (0.08, 1.0)
-    """The share of the image that a crop takes, at least and at most."""
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Width / height of a crop, at least and at most."""
-    resize: str = ANTIALIASED
-    """"antialiased"; or "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias."""
+    padding: int = 0
+    """How much black is put at each side, in pixels."""
     field: str = "image"
 
     def __post_init__(self) -> None:
         check_whole("size", self.size, least=1)
-        check_bounds("scale", self.scale, most=1)
-        check_bounds("ratio", self.ratio)
-        check_one_of("resize", self.resize, _METHODS)
+        check_whole("padding", self.padding, least=0)
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
-        """Return the batch with its images decoded, cropped and resized.
+        """Return the batch with its images decoded and cropped."""
+        images = _images(batch, self.field, self)
+        check_no_locations(batch, self)
+        sides = _sides(images)
+        room = sides + 2 * self.padding - self.size
+        if (room < 0).any():
+            raise self._too_small(images, sides, int((room < 0).any(1).argmax()))
+        corners = _corners(room, draws, f"RandomCrop {self.field}") - self.padding
+        return {**batch, self.field: _stacked(_windows(map(_raster, images), corners, self.size), batch, self)}
 
-        Raises:
-            InputError: the field holds no encoded images; or there are places of objects: boxes, masks, keypoints.
-            DataError: an image cannot be decoded.
-        """
-        images = encoded_images(batch, self.field, self)
-        check_no_places(batch, self)
-        regions = self.windows(batch, draws).regions()
-        return {**batch, self.field: _decoded(images, regions, self.size, repeat(self.resize))}
-
-    def windows(self, batch: Fields, draws: Draws) -> Windows:
-        """The part of each image that is taken; raises what a call raises, but for damaged pixels."""
-        width, height = _sizes(encoded_images(batch, self.field, self))
-        column = f"RandomResizedCrop {self.field}"
-        return resized_crop_windows(height, width, self.scale, self.ratio, draws, column)
-
-
-@dataclass(frozen=True)
-class CentralCrop:
-    """The middle of each image, resized without regard to its aspect: how the Inception systems evaluate.
-
-    Raises:
-        InputError: a parameter is out of range.
-    """
-
-    size: int
-    """Height and width of the result, in pixels."""
-    fraction: float = 0.875
-    """Of each side, not of the area."""
-    resize: str = ANTIALIASED
-    """"antialiased"; or "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias."""
-    field: str = "image"
-
-    def __post_init__(self) -> None:
-        check_whole("size", self.size, least=1)
-        check_bounds("fraction", (self.fraction, self.fraction), most=1)
-        check_one_of("resize", self.resize, _METHODS)
-
-    def __call__(self, batch: Fields, draws: Draws) -> Fields:
-        """Return the batch with its images decoded, cropped and resized; nothing is drawn.
-
-        Raises:
-            InputError: the field holds no encoded images; or there are places of objects: boxes, masks, keypoints.
-            DataError: an image cannot be decoded.
-        """
-        images = encoded_images(batch, self.field, self)
-        check_no_places(batch, self)
-        regions = [central_region(height, width, self.fraction) for width, height in (image.size for image in images)]
-        return {**batch, self.field: _decoded(images, regions, self.size, repeat(self.resize))}
-
-
-@dataclass(frozen=True)
-class Resize:
-    """All of each image, resized without regard to its aspect.
-
-    Boxes and keypoints stay right, since they are shares; masks and areas stay those of the image given.
-
-    Raises:
-        InputError: a parameter is out of range.
-    """
-
-    size: int
-    """Height and width of the result, in pixels."""
-    resize: str = ANTIALIASED
-    """"antialiased"; or "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias."""
-    field: str = "image"
-
-    def __post_init__(self) -> None:
-        check_whole("size", self.size, least=1)
-        check_one_of("resize", self.resize, _METHODS)
-
-    def __call__(self, batch: Fields, draws: Draws) -> Fields:
-        """Return the batch with its images decoded and resized; nothing is drawn.
-
-        Raises:
-            InputError: the field holds no encoded images.
-            DataError: an image cannot be decoded.
-        """
-        images = encoded_images(batch, self.field, self)
-        return {**batch, self.field: _decoded(images, repeat(None), self.size, repeat(self.resize))}
-
-
-def encoded_images(batch: Fields, field: str, wanted_by: object) -> list[EncodedImage]:
-    """The encoded images in a field of a batch.
-
-    Raises:
-        InputError: it is missing, or holds something else; the class of `wanted_by` is named.
-    """
-    images = batch.get(field)
-    if isinstance(images, list) and all(isinstance(image, EncodedImage) for image in images):
-        return images
-    name = type(wanted_by).__name__
-    raise InputError(
-        f"{name} finds no encoded images in the field {field!r}.",
-        given=f"{field!r} is {kind_of(batch, field)}; the fields are {', '.join(batch)}",
-        expected="a list of encoded images, as ImageFolder reads them",
-        hint=f"name their field: {name}(..., field=...); let one augmentation alone decode them",
-    )
-
-
-def _is_boxes(value: object) -> bool:
-    return isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == 4
-
-
-def _sizes(images: Sequence[EncodedImage]) -> tuple[Int64s, Int64s]:
-    """Widths and heights in pixels."""
-    width, height = np.array([image.size for image in images], dtype=np.int64).reshape(-1, 2).T
-    return width, height
-
-
-def _objects(boxes: Sequence[Tensor], images: Sequence[EncodedImage], height: Int64s, width: Int64s) -> Objects:
-    """The boxes in pixels, rounded down.
-
-    Raises:
-        DataError: one does not lie within its image.
-    """
-    owner = np.repeat(np.arange(len(boxes)), np.array([len(each) for each in boxes], dtype=np.int64))
-    shares = torch.cat([torch.empty(0, 4), *boxes]).numpy().astype(np.float32)
-    if not (inside := (shares >= 0) & (shares <= 1)).all():
-        wrong = int((~inside).any(1).argmax())
-        raise DataError(
-            f"A box does not lie within {images[owner[wrong]].source}.",
-            given=f"top, left, bottom and right {', '.join(f'{share:g}' for share in shares[wrong])}",
-            expected="shares of its height and width, from 0 to 1",
-            hint="divide pixels by the size of the image, clip the boxes, or leave them out",
+    def _too_small(self, images: Sequence[EncodedImage | Tensor], sides: Int64s, row: int) -> DataError:
+        height, width = sides[row]
+        return DataError(
+            f"{_name(images[row])} is too small to be cropped.",
+            given=f"{height} rows and {width} columns, with {self.padding} more at each side",
+            expected=f"{self.size} rows and columns or more",
+            hint="ask for a smaller size or more padding, or use CropOrPad",
         )
-    sides = np.stack([height, width, height, width], axis=1)[owner]
-    return Objects(owner, *(shares * sides.astype(np.float32)).astype(np.int64).T)
 
 
-def _decoded(
-    images: Sequence[EncodedImage], regions: Iterable[Region | None], size: int, methods: Iterable[str]
-) -> Tensor:
-    """uint8 of shape (batch, 3, size, size)."""
-    pixels = torch.empty(len(images), 3, size, size, dtype=torch.uint8)
-    for row, image, region, method in zip(pixels, images, regions, methods, strict=False):
-        row.copy_(resized(image.decode(region), size, size, method))
-    return pixels
+@dataclass(frozen=True)
+class ShortSideCrop:
+    """Each image resized to a short side of so many pixels, and a part of it: how VGG networks see images."""
+
+    size: int
+    """Height and width of the result, in pixels."""
+    short_side: tuple[int, int] = (256, 512)
+    """The least and the most pixels of the short side; each whole number between them is drawn as often."""
+    place: str = "random"
+    """"random", or "middle"."""
+    resize: str = ANTIALIASED
+    """"antialiased"; or "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias."""
+    field: str = "image"
+
+    def __post_init__(self) -> None:
+        check_whole("size", self.size, least=1)
+        check_one_of("place", self.place, ("random", "middle"))
+        check_one_of("resize", self.resize, METHODS)
+        least, most = pair_of("short_side", self.short_side)
+        check_whole("the least short side", least, least=1)
+        check_whole("the most short side", most, least=1)
+        if not self.size <= least <= most:
+            raise InputError(
+                "short_side is out of range.",
+                given=f"short_side={self.short_side}, size={self.size}",
+                expected="size <= least <= most",
+                hint="give short_side=(least, most), neither below the size of the result",
+            )
+
+    def __call__(self, batch: Fields, draws: Draws) -> Fields:
+        """Return the batch with its images decoded, resized and cropped.
+
+        Raises:
+            DataError: an image cannot be decoded, or is so thin that, resized, it had more pixels than the `max_pixels`
+                of its `Decoding`.
+        """
+        images = _images(batch, self.field, self)
+        check_no_locations(batch, self)
+        column = f"ShortSideCrop {self.field}"
+        short = draws.integers(f"{column} side", self.short_side[0], self.short_side[1] + 1)
+        sides = scaled_sides(_sides(images), short)
+        self._check_pixels(images, sides, short)
+        room = sides - self.size
+        corners = room // 2 if self.place == "middle" else _corners(room, draws, column)
+        places = np.concatenate([sides, corners], axis=1).tolist()
+        crops = [self._crop(image, *place) for image, place in zip(images, places, strict=True)]
+        return {**batch, self.field: _stacked(crops, batch, self)}
+
+    def _check_pixels(self, images: Sequence[EncodedImage | Tensor], sides: Int64s, short: Int64s) -> None:
+        """Refuse an image that takes too much memory once it is resized: if it is thin, a small file may."""
+        for image, pixels, side in zip(images, sides.prod(1).tolist(), short.tolist(), strict=True):
+            most = (image.decoding if isinstance(image, EncodedImage) else AS_STORED).max_pixels
+            if pixels > most:
+                height, width = _sides([image])[0]
+                raise DataError(
+                    f"{_name(image)} is too thin to be resized by its short side.",
+                    given=f"{height} rows and {width} columns, for a short side of {side} pixels",
+                    expected=f"at most {most} pixels once it is resized",
+                    hint="leave it out of the data, or use Resize or RandomResizedCrop",
+                )
+
+    def _crop(self, image: EncodedImage | Tensor, height: int, width: int, top: int, left: int) -> Tensor:
+        rows, columns = slice(top, top + self.size), slice(left, left + self.size)
+        return resized(_raster(image), height, width, self.resize, rows, columns)
+
+
+def scaled_sides(sides: Int64s, short: Int64s) -> Int64s:
+    """Scale heights and widths, shape (batch, 2), so that the shorter has `short` pixels; rounded as slim does."""
+    scale = short.astype(np.float32) / sides.min(1).astype(np.float32)
+    scaled: Int64s = np.rint(sides.astype(np.float32) * scale[:, None]).astype(np.int64)
+    return scaled
+
+
+def _images(batch: Fields, field: str, wanted_by: object) -> Sequence[EncodedImage | Tensor]:
+    """Look up the images of a field, encoded or decoded."""
+    images = batch.get(field)
+    if isinstance(images, Tensor) and images.ndim == 4:
+        return images.unbind()
+    return encoded_images(batch, field, wanted_by)
+
+
+def _sides(images: Sequence[EncodedImage | Tensor]) -> Int64s:
+    """Return heights and widths in pixels, shape (batch, 2)."""
+    sides = [image.size[::-1] if isinstance(image, EncodedImage) else image.shape[1:] for image in images]
+    return np.array(sides, dtype=np.int64).reshape(-1, 2)
+
+
+def _name(image: EncodedImage | Tensor) -> str:
+    return image.source if isinstance(image, EncodedImage) else "An image"
+
+
+def _raster(image: EncodedImage | Tensor) -> Tensor:
+    return image.decode() if isinstance(image, EncodedImage) else image
+
+
+def _corners(room: Int64s, draws: Draws, column: str) -> Int64s:
+    """Draw whole numbers from 0 to the room that there is, shape (batch, 2)."""
+    shares = np.stack([draws.uniform(f"{column} top"), draws.uniform(f"{column} left")], axis=1)
+    corners: Int64s = np.floor(shares * (room + 1)).astype(np.int64)
+    return corners
+
+
+def _windows(images: Iterable[Tensor], corners: Int64s, size: int) -> list[Tensor]:
+    """Cut a square from each image, from its top and left corner on, which may lie outside of it."""
+    places = corners.tolist()
+    return [_window(image, top, left, size) for image, (top, left) in zip(images, places, strict=True)]
+
+
+def _stacked(crops: list[Tensor], batch: Fields, crop: CropOrPad | RandomCrop | ShortSideCrop) -> Tensor:
+    """Stack to shape (batch, channels, size, size), also in a batch without examples."""
+    if crops:
+        return torch.stack(crops)
+    given = batch[crop.field]
+    images = given if isinstance(given, Tensor) else torch.empty(0, 3, 0, 0, dtype=torch.uint8)
+    return images.new_empty(0, images.shape[1], crop.size, crop.size)
+
+
+def _window(image: Tensor, top: int, left: int, size: int) -> Tensor:
+    """Cut a square from an image, black where it lies outside."""
+    height, width = image.shape[1:]
+    window = image.new_zeros(len(image), size, size)
+    (from_top, to_bottom), (from_left, to_right) = (
+        (max(start, 0), min(start + size, length)) for start, length in ((top, height), (left, width))
+    )
+    inside = image[:, from_top:to_bottom, from_left:to_right]
+    window[:, from_top - top : to_bottom - top, from_left - left : to_right - left] = inside
+    return window

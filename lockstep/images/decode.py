@@ -1,32 +1,29 @@
-"""The decoder seam: from the bytes of an image file to its raster, by the library that was chosen.
+"""Image files to pixels: `EncodedImage` is a file not decoded yet, `Decoding` says how it becomes a raster.
 
-Whichever decodes, sizes come from the header, images are turned by the same lines, and errors read alike. A library
-is asked for one thing alone: the raster of a JPEG as it is stored, or a part of it. Every other format is Pillow's.
+Whichever library decodes, sizes come from the header, images are turned by the same lines, and errors read alike. A
+library is only asked for the raster of a JPEG as it is stored, or for a part of it. Every other format is Pillow's.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
 from PIL.ImageFile import ImageFile
 from torch import Tensor
 
 from lockstep.checks import check_one_of, check_range
 from lockstep.errors import DataError, InputError
-from lockstep.images import jpeg_header, pillow
-from lockstep.images.jpeg_header import JpegHeader
-from lockstep.images.turbojpeg import TurboJpeg, turbojpeg
+from lockstep.images import jpeg, pillow
+from lockstep.images.jpeg import JpegDecoder, JpegHeader, check_raster_size, torchcodec, turbojpeg
+from lockstep.tracing import timed
 
 DECODERS = ("auto", "turbojpeg", "torchcodec", "pillow")
 
-# What an orientation asks for: whether to exchange rows and columns, then which axes to flip.
+# For each EXIF orientation: whether to exchange rows and columns, then which axes to flip.
 _ROWS, _COLUMNS = -2, -1
 _TURNS: dict[int, tuple[bool, list[int]]] = {
     1: (False, []),
@@ -38,8 +35,6 @@ _TURNS: dict[int, tuple[bool, list[int]]] = {
     7: (True, [_ROWS, _COLUMNS]),
     8: (True, [_ROWS]),
 }
-
-_logger = logging.getLogger("lockstep")
 
 
 class Region(NamedTuple):
@@ -53,11 +48,7 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True)
 class Decoding:
-    """How the images of a reader are decoded.
-
-    Raises:
-        InputError: there is no such decoder, the one asked for cannot be loaded, or the limit is below 1.
-    """
+    """How the images of a reader are decoded."""
 
     decoder: str = "auto"
     """What decodes JPEGs: "turbojpeg", "torchcodec", "pillow", or "auto" for the first of these that can be loaded. The
@@ -71,33 +62,29 @@ class Decoding:
     def __post_init__(self) -> None:
         check_one_of("decoder", self.decoder, DECODERS)
         check_range("max_pixels", self.max_pixels, 1, math.inf)
-        problem, expected = _problem_of(self.decoder)
-        if problem:
+        library = {"turbojpeg": turbojpeg, "torchcodec": torchcodec}.get(self.decoder)
+        if library and (found := library()).problem:
             raise InputError(
                 f"{self.decoder} cannot be used.",
-                given=problem,
-                expected=expected,
+                given=found.problem,
+                expected=found.needed,
                 hint='install it, or leave the decoder at "auto"',
             )
 
     @property
     def chosen(self) -> str:
-        """The libraries that decode, with their versions: what a run has to name, since pixels depend on them."""
+        """The libraries that decode, with their versions: a run names them, since pixels depend on them."""
         fast = (library.name for library in (self._turbojpeg, self._torchcodec) if library)
         return "; ".join([*fast, pillow.version()])
 
     def size(self, data: bytes, source: str) -> tuple[int, int]:
-        """Width and height in pixels of what `decode` gives, by the header alone.
-
-        Raises:
-            DataError: as `decode`, but for what only the pixels show.
-        """
+        """Read width and height in pixels from the header; raises what `decode` raises, but for damaged pixels."""
         return self._header(data, source).size
 
     def decode(
         self, data: bytes, source: str, region: Region | None = None, at_least: tuple[int, int] | None = None
     ) -> Tensor:
-        """The image, or a region of it: uint8 of shape (3, height, width), most often with channels last in memory.
+        """Decode the image, or a region of it: uint8 of shape (3, height, width), most often channels last in memory.
 
         Args:
             data: the bytes of the file.
@@ -122,17 +109,15 @@ class Decoding:
         return raster[:, top // factor : -(-(top + height) // factor), left // factor : -(-(left + width) // factor)]
 
     @property
-    def _turbojpeg(self) -> TurboJpeg | None:
-        fast = turbojpeg() if self.decoder in ("auto", "turbojpeg") else None
-        return fast if fast and not fast.problem else None
+    def _turbojpeg(self) -> JpegDecoder | None:
+        return _usable(turbojpeg()) if self.decoder in ("auto", "turbojpeg") else None
 
     @property
-    def _torchcodec(self) -> _Torchcodec | None:
-        fast = None if self.decoder == "pillow" else _torchcodec()
-        return fast if fast and not fast.problem else None
+    def _torchcodec(self) -> JpegDecoder | None:
+        return None if self.decoder == "pillow" else _usable(torchcodec())
 
     def _header(self, data: bytes, source: str) -> _Header:
-        """Raises DataError where there is none, or where it announces too many pixels."""
+        """Read the header, and refuse one that announces too many pixels."""
         with _naming(source):
             header = _read_header(data, self.exif)
         if math.prod(header.size) > self.max_pixels:
@@ -146,40 +131,69 @@ class Decoding:
         return header
 
     def _raster(self, data: bytes, header: _Header, part: Region) -> Tensor:
-        """A part of the raster as it is stored."""
+        """Decode a part of the raster as it is stored."""
         if isinstance(header.opened, ImageFile):
             return pillow.raster_of(header.opened, part)
-        fast = self._turbojpeg
-        # What comes after the part would be missed by nobody.
-        if fast and (part == header.whole or jpeg_header.is_whole(data, header.opened)):
-            pixels = fast.decode(data, header.stored, part)
+        # TurboJPEG reads no further than the part: only a file whose end is there is sure not to be cut short.
+        if (library := self._turbojpeg) and (part == header.whole or jpeg.is_whole(data, header.opened)):
+            pixels = library.decode(data, header.stored, part)
             if pixels is not None:
                 return pixels
-        data = jpeg_header.without_exif(data, header.opened)
+        data = jpeg.without_exif(data, header.opened)
         if library := self._torchcodec:
-            whole = library.decode(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-            _check_size((whole.shape[2], whole.shape[1]), header.stored)
-            return whole[:, part.top : part.top + part.height, part.left : part.left + part.width]
+            pixels = library.decode(data, header.stored, part)
+            if pixels is not None:
+                return pixels
         image = pillow.open_image(data)
-        _check_size(image.size, header.stored)
+        check_raster_size(image.size, header.stored)
         return pillow.raster_of(image, part)
 
     def _shrunk(self, data: bytes, header: _Header, factor: int) -> Tensor:
-        """All of a JPEG, every `factor`th pixel each way."""
+        """Decode all of a JPEG, every `factor`th pixel each way."""
         image = pillow.shrunk(pillow.open_image(data), factor)
-        _check_size(image.size, (-(-header.stored[0] // factor), -(-header.stored[1] // factor)))
+        check_raster_size(image.size, (-(-header.stored[0] // factor), -(-header.stored[1] // factor)))
         return pillow.raster_of(image)
 
 
+AS_STORED = Decoding()
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """The bytes of an image file, of any format that `Decoding` knows; one entry of a field of a batch."""
+
+    data: bytes = field(repr=False)
+    source: str
+    """The file, or the record and its file, as errors name it."""
+    decoding: Decoding = AS_STORED
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels, by the header alone."""
+        return self.decoding.size(self.data, self.source)
+
+    def decode(self, region: Region | None = None, at_least: tuple[int, int] | None = None) -> Tensor:
+        """Decode the image, or a region of it: uint8 of shape (3, height, width), red, green and blue.
+
+        Args and errors are those of `Decoding.decode`.
+        """
+        with timed("decode"):
+            return self.decoding.decode(self.data, self.source, region, at_least)
+
+
+def _usable(library: JpegDecoder) -> JpegDecoder | None:
+    return None if library.problem else library
+
+
 class _Header(NamedTuple):
-    """What is known of an image before it is decoded."""
+    """All that is known of an image before it is decoded."""
 
     stored: tuple[int, int]
     """Width and height of the raster as it is stored."""
     orientation: int
-    """As EXIF numbers them; 1 where the image is not to be turned."""
+    """As EXIF numbers orientations; 1 where the image is not to be turned."""
     opened: JpegHeader | ImageFile
-    """A JPEG's header alone: which library decodes it is still open."""
+    """Of a JPEG the header alone: which library decodes it is still open."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -194,17 +208,17 @@ class _Header(NamedTuple):
 
 
 def _read_header(data: bytes, exif: bool) -> _Header:
-    if data.startswith(jpeg_header.START):
-        header = jpeg_header.read_header(data)
+    if data.startswith(jpeg.START):
+        header = jpeg.read_jpeg_header(data)
         content = data[slice(*header.exif[0])] if exif and header.exif else b""
-        return _Header(header.size, jpeg_header.orientation_of(content), header)
+        return _Header(header.size, jpeg.orientation_of(content), header)
     image = pillow.open_image(data)
     content = image.info.get("exif", b"") if exif else b""
-    return _Header(image.size, jpeg_header.orientation_of(content), image)
+    return _Header(image.size, jpeg.orientation_of(content), image)
 
 
 def _within(region: Region | None, size: tuple[int, int], source: str) -> Region:
-    """The region, or all of the image."""
+    """Return the region, which has to lie within the image, or all of the image."""
     width, height = size
     if region is None:
         return Region(0, 0, height, width)
@@ -219,54 +233,19 @@ def _within(region: Region | None, size: tuple[int, int], source: str) -> Region
     return region
 
 
-def _check_size(size: tuple[int, int], announced: tuple[int, int]) -> None:
-    """Refuse a raster of another width or height than its header announces."""
-    if size != announced:
-        raise ValueError(f"{size[1]} rows and {size[0]} columns, announced as {announced[1]} and {announced[0]}")
-
-
 def _factor(height: int, width: int, at_least: tuple[int, int] | None) -> int:
-    """By how much a JPEG may be shrunk while it is decoded, for a region not to become smaller than asked for."""
+    """Choose by how much to shrink a JPEG while it is decoded, so that a region is not smaller than asked for."""
     if at_least is None:
         return 1
     check_range("at_least", min(at_least), 1, math.inf)
-    fits = (factor for factor in (8, 4, 2) if height // factor >= at_least[0] and width // factor >= at_least[1])
-    return next(fits, 1)
+    allowed = (factor for factor in (8, 4, 2) if height // factor >= at_least[0] and width // factor >= at_least[1])
+    return next(allowed, 1)
 
 
 def _turned(raster: Tensor, orientation: int) -> Tensor:
     exchange, flips = _TURNS[orientation]
     raster = raster.transpose(_ROWS, _COLUMNS) if exchange else raster
     return raster.flip(flips) if flips else raster
-
-
-def _problem_of(decoder: str) -> tuple[str, str]:
-    """Why a decoder cannot be used, "" if it can; and what would be needed."""
-    if decoder == "turbojpeg":
-        return turbojpeg().problem, "libjpeg-turbo 3.0 or later with its TurboJPEG interface, where the system finds it"
-    problem = _torchcodec().problem if decoder == "torchcodec" else ""
-    return problem, "torchcodec 0.16 or later, of the build that fits torch"
-
-
-class _Torchcodec(NamedTuple):
-    decode: Callable[[Tensor], Tensor]
-    """From the bytes of a JPEG to uint8 of shape (3, height, width), turned by EXIF if there is one."""
-    name: str
-    problem: str
-    """Why it cannot be used; "" if it can."""
-
-
-@cache
-def _torchcodec() -> _Torchcodec:
-    try:
-        from torchcodec import __version__
-        from torchcodec.decoders import decode_jpeg
-    except Exception as error:  # A library that does not fit torch fails in many ways.
-        problem = f"{type(error).__name__}: {error}"
-        is_installed = not (isinstance(error, ModuleNotFoundError) and error.name == "torchcodec")
-        _logger.log(logging.INFO if is_installed else logging.DEBUG, "torchcodec is not used: %s", problem)
-        return _Torchcodec(torch.clone, "", problem)
-    return _Torchcodec(decode_jpeg, f"torchcodec {__version__}", "")
 
 
 @contextmanager
@@ -285,6 +264,3 @@ def _naming(source: str) -> Iterator[None]:
             expected=f"a whole image, in {pillow.FORMATS}",
             hint="copy, repair or convert the file, or leave it out of the data",
         ) from error
-
-
-AS_STORED = Decoding()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.checks import check_one_of
-from lockstep.images.arguments import check_bounds, check_probability, colour_images
+from lockstep.images.augment import check_bounds, check_probability, colour_images
 from lockstep.images.normalisation import IMAGENET_MEAN
 from lockstep.randomness import Draws, mix_arrays
 

@@ -1,4 +1,4 @@
-"""Colour jitter by the law of torchvision's `ColorJitter`: numbers drawn where images are read, applied on any device.
+"""Torchvision's `ColorJitter` and `RandomGrayscale`: numbers are drawn where images are read, applied on any device.
 
 Brightness and contrast are factors, contrast is about the mean grey, saturation is away from grey; values are clipped
 after each of them. `colour` has those of the Inception systems, which differ in all of this.
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lockstep.checks import check_range
-from lockstep.images.colour import as_floats, mean_in_steps, turned_hue
-from lockstep.images.colour_orders import Operations, Order, check_colours, in_chosen_orders
-from lockstep.images.grey import grey
+from lockstep.errors import InputError
+from lockstep.images.augment import check_probability
+from lockstep.images.colour import Operations, Order, drawn_numbers, in_chosen_orders, turned_hue
+from lockstep.images.normalisation import as_floats, mean_in_steps
 from lockstep.randomness import Draws
 
 
@@ -28,9 +28,6 @@ class JitterDraws:
 
     Its columns: the factors of brightness, contrast and saturation, the turn of the hue (1 is all around), and where
     among the orders to choose one: 0 is the first, just below 1 the last.
-
-    Raises:
-        InputError: a parameter is out of range.
     """
 
     brightness: float = 0.0
@@ -61,8 +58,7 @@ class JitterDraws:
             for name in ("brightness", "contrast", "saturation")
         }
         bounds |= {"hue": (-self.hue, self.hue), "order": (0.0, 1.0)}
-        columns = [low + draws.uniform(f"{self.into} {name}") * (high - low) for name, (low, high) in bounds.items()]
-        return {**batch, self.into: torch.from_numpy(np.stack(columns, axis=1)).float()}
+        return {**batch, self.into: drawn_numbers(draws, self.into, bounds)}
 
 
 def _blended(values: Tensor, other: Tensor, factor: Tensor) -> Tensor:
@@ -104,5 +100,60 @@ def jittered(images: Tensor, numbers: Tensor, orders: tuple[Order, ...] = JITTER
     Raises:
         InputError: the shapes do not fit, an order names no operation, or is shorter than another.
     """
-    check_colours(images, numbers, orders, _OPERATIONS, "JitterDraws")
-    return in_chosen_orders(as_floats(images), numbers, orders, _OPERATIONS)
+    return in_chosen_orders(images, numbers, orders, _OPERATIONS, drawn_by="JitterDraws")
+
+
+@dataclass(frozen=True)
+class GreyDraws:
+    """Choose which images become grey: bools of shape (batch,) in the field `into`, for `greyed`."""
+
+    p: float = 0.1
+    """The probability that an image becomes grey, from 0 to 1."""
+    field: str = "image"
+    """The images that are meant; it is not read."""
+
+    def __post_init__(self) -> None:
+        check_probability("p", self.p)
+
+    @property
+    def into(self) -> str:
+        """The field that the choice is in: "image.grey" for "image"."""
+        return f"{self.field}.grey"
+
+    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """Return the batch with the choice; the images stay as they are."""
+        return {**batch, self.into: torch.from_numpy(draws.uniform(self.into) < self.p)}
+
+
+def grey(images: Tensor) -> Tensor:
+    """0.2989 red + 0.587 green + 0.114 blue: float32 of shape (..., 1, height, width).
+
+    Args:
+        images: uint8 or floats of shape (..., 3, height, width).
+    """
+    red, green, blue = images.unbind(-3)
+    return red.mul(0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114).unsqueeze_(-3)
+
+
+def greyed(images: Tensor, chosen: Tensor) -> Tensor:
+    """The images with those that were chosen in grey; float32 of the same shape.
+
+    Args:
+        images: uint8 of shape (batch, 3, height, width), taken as [0, 1], or floats.
+        chosen: as `GreyDraws` draws them, on the same device.
+
+    Raises:
+        InputError: the shapes or types do not fit.
+    """
+    known = images.dtype == torch.uint8 or images.is_floating_point()
+    shapes = images.ndim == 4 and images.shape[1] == 3 and chosen.shape == images.shape[:1]
+    if not known or not shapes or chosen.dtype != torch.bool:
+        raise InputError(
+            "These images cannot become grey by this choice.",
+            given=f"images of {images.dtype} and shape {tuple(images.shape)}, a choice of {chosen.dtype} and shape "
+            f"{tuple(chosen.shape)}",
+            expected="images of shape (batch, 3, height, width), uint8 or floats; bools of shape (batch,)",
+            hint="add GreyDraws to the augmentations, and pass the field that it names",
+        )
+    values = as_floats(images)
+    return torch.where(chosen[:, None, None, None], grey(values), values)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from lockstep.checks import check_range
 from lockstep.errors import InputError
-from lockstep.images.arguments import check_probability, kind_of
-from lockstep.images.colour import as_floats
+from lockstep.images.augment import check_probability, image_tensor
+from lockstep.images.normalisation import as_floats
 from lockstep.randomness import Draws
 
 _Floats = npt.NDArray[np.float64]
@@ -70,14 +70,7 @@ class MixDraws:
         Raises:
             InputError: the field holds no decoded images.
         """
-        images = batch.get(self.field)
-        if not isinstance(images, Tensor) or images.ndim != 4:
-            raise InputError(
-                f"MixDraws finds no decoded images in the field {self.field!r}.",
-                given=f"{self.field!r} is {kind_of(batch, self.field)}; the fields are {', '.join(batch)}",
-                expected="a tensor of shape (batch, channels, height, width)",
-                hint="crop or resize encoded images first, or name their field: MixDraws(..., field=...)",
-            )
+        images = image_tensor(batch, self.field, self)
         is_mixed = draws.uniform(f"{self.into} p") < self.p
         is_cut = draws.uniform(f"{self.into} which") < (0.0 if not self.cutmix else 0.5 if self.mixup else 1.0)
         share = np.where(is_mixed & ~is_cut, self._shares(self.mixup, draws), 1.0)

@@ -1,4 +1,4 @@
-"""From pixels to the numbers that networks expect, over a whole batch on its device."""
+"""From pixels to the floats that networks expect, over a whole batch on its device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lockstep.checks import check_all, check_positive
 from lockstep.errors import InputError
-from lockstep.images.colour import as_floats, mean_in_steps
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Of red, green and blue in [0, 1], over ImageNet's training images."""
@@ -20,15 +19,12 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 def normalised(
     images: Tensor, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
 ) -> Tensor:
-    """(value - mean) / std of each channel; float32 of the same shape.
+    """Compute (value - mean) / std of each channel; float32 of the same shape.
 
     Args:
         images: uint8 of shape (batch, channels, height, width), taken as [0, 1], or floats.
         mean: of each channel.
         std: of each channel, above 0.
-
-    Raises:
-        InputError: there are not as many numbers as channels, or a deviation is not above 0.
     """
     check_all("mean", mean, (int, float), hint="give mean=(...) with one number for each channel")
     check_all("std", std, (int, float), hint="give std=(...) with one number for each channel")
@@ -47,7 +43,7 @@ def normalised(
 
 
 def standardised(images: Tensor) -> Tensor:
-    """(value - mean) / deviation of each image, over all its values: TensorFlow's `per_image_standardization`.
+    """Compute (value - mean) / deviation of each image, over all its values: TensorFlow's `per_image_standardization`.
 
     Args:
         images: uint8 or floats of shape (batch, ...), of any range. The deviation counts as 1 / sqrt(values) at least:
@@ -55,9 +51,6 @@ def standardised(images: Tensor) -> Tensor:
 
     Returns:
         float32 of the same shape.
-
-    Raises:
-        InputError: the images have another type, or there is no batch of them.
     """
     if images.ndim < 2 or not (images.dtype == torch.uint8 or images.is_floating_point()):
         raise InputError(
@@ -68,6 +61,29 @@ def standardised(images: Tensor) -> Tensor:
         )
     # Row by row: the same for an image alone, in a batch, and for any number of threads.
     values = images.float().reshape(len(images), math.prod(images.shape[1:-1]), images.shape[-1])
-    centred = values - mean_in_steps(values)
-    deviation = mean_in_steps(centred.square()).sqrt_()
-    return (centred / deviation.clamp_(min=1 / math.sqrt(values[0].numel()))).view_as(images)
+    centered = values - mean_in_steps(values)
+    deviation = mean_in_steps(centered.square()).sqrt_()
+    return (centered / deviation.clamp_(min=1 / math.sqrt(values[0].numel()))).view_as(images)
+
+
+def as_floats(images: Tensor) -> Tensor:
+    """Convert to float32 in [0, 1], from uint8 or from floats in that range."""
+    return scaled(images) if images.dtype == torch.uint8 else images.float()
+
+
+def scaled(images: Tensor) -> Tensor:
+    """Convert uint8 to float32 in [0, 1]."""
+    return images.float().mul_(1 / 255)
+
+
+def mean_in_steps(values: Tensor) -> Tensor:
+    """Take the mean over the last two dimensions, which stay with length 1; the same for any number of threads.
+
+    A mean to a single number is split among threads, and rounded by their number; means of rows are not.
+    """
+    return values.mean(-1, keepdim=True).mean(-2, keepdim=True)
+
+
+def centred(values: Tensor) -> Tensor:
+    """Map [0, 1] to [-1, 1], as the Inception networks expect."""
+    return (values - 0.5) * 2

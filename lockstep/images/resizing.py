@@ -114,3 +114,5 @@ _TAPS: dict[str, Callable[[int, int], _Taps]] = {
 
 LEGACY_METHODS = tuple(_TAPS)
 """As TensorFlow numbers them."""
+
+METHODS = (ANTIALIASED, *LEGACY_METHODS)

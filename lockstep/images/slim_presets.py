@@ -15,13 +15,11 @@ import torch
 from torch import Tensor
 
 from lockstep.checks import check_one_of
-from lockstep.images.augment import Augment
-from lockstep.images.colour import FAST_ORDERS, SLIM_ORDERS, ColourDraws, centred, distort, scaled
-from lockstep.images.colour_orders import Order
-from lockstep.images.crops import RANDOM, CentralCrop, DistortedCrop
-from lockstep.images.flips import HorizontalFlip
-from lockstep.images.normalisation import standardised
-from lockstep.images.unscaled_crops import CropOrPad, RandomCrop, ShortSideCrop
+from lockstep.images.augment import Augment, HorizontalFlip
+from lockstep.images.colour import FAST_ORDERS, SLIM_ORDERS, ColourDraws, Order, distort
+from lockstep.images.crops import CropOrPad, RandomCrop, ShortSideCrop
+from lockstep.images.normalisation import centred, scaled, standardised
+from lockstep.images.resized_crops import RANDOM, CentralCrop, DistortedCrop
 
 _IMAGE, _COLOUR = "image", "image.colour"
 _VGG_MEANS = (123.68, 116.78, 103.94)  # of red, green and blue
@@ -41,13 +39,13 @@ class Preset:
     Images are coloured by the numbers that a training loader has drawn."""
 
 
-def lenet(size: int = 28) -> Preset:
+def lenet_preset(size: int = 28) -> Preset:
     """The middle of an image, or all of it with black around it; values from -1 to just below 1."""
     crop = (CropOrPad(size),)
     return Preset(crop, crop, _lenet_inputs)
 
 
-def cifarnet(size: int = 32) -> Preset:
+def cifarnet_preset(size: int = 32) -> Preset:
     """A crop from the image with 4 black pixels around it, flip, brightness and contrast; each image standardised.
 
     Evaluation takes the middle.
@@ -56,7 +54,7 @@ def cifarnet(size: int = 32) -> Preset:
     return Preset((RandomCrop(size, padding=4), HorizontalFlip(), colours), (CropOrPad(size),), _cifarnet_inputs)
 
 
-def vgg(size: int = 224, short_side: tuple[int, int] = (256, 512)) -> Preset:
+def vgg_preset(size: int = 224, short_side: tuple[int, int] = (256, 512)) -> Preset:
     """A crop from the image at a random scale, and flip; less the mean colour; values from -123.68 to 151.06.
 
     Evaluation takes the middle at the lower scale.
@@ -73,7 +71,7 @@ def vgg(size: int = 224, short_side: tuple[int, int] = (256, 512)) -> Preset:
     return Preset((crop, HorizontalFlip()), (middle,), _vgg_inputs)
 
 
-def inception(size: int = 299, *, fast: bool = True, boxes_field: str | None = None) -> Preset:
+def inception_preset(size: int = 299, *, fast: bool = True, boxes_field: str | None = None) -> Preset:
     """A distorted crop, flip and colours; values from -1 to 1. Evaluation takes 0.875 of each side.
 
     Args:
@@ -91,10 +89,10 @@ def inception(size: int = 299, *, fast: bool = True, boxes_field: str | None = N
 
 
 SLIM_PRESETS: dict[str, Callable[..., Preset]] = {
-    "lenet": lenet,
-    "cifarnet": cifarnet,
-    "vgg": vgg,
-    "inception": inception,
+    "lenet": lenet_preset,
+    "cifarnet": cifarnet_preset,
+    "vgg": vgg_preset,
+    "inception": inception_preset,
 }
 
 _NETWORKS = {

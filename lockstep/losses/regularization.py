@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.errors import InputError
+from lockstep.listing import shorten
 from lockstep.losses.weighting import widened
 from lockstep.norms import norms_of
 from lockstep.selection import Patterns, selected
@@ -74,7 +75,7 @@ class Regularizer(ABC):
         if not chosen:
             raise InputError(
                 f"{kind} has no parameter to penalise.",
-                given=f"pattern={self.pattern!r}, parameters {', '.join(map(repr, list(parameters)[:8]))}",
+                given=f"pattern={self.pattern!r}, parameters {shorten([*map(repr, parameters)], 8)}",
                 expected="a trained parameter of two or more dimensions, or one that a pattern matches",
                 hint=f"name what is meant, as in {kind}({self.weight}, r'weight$'), or leave it out",
             )

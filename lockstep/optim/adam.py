@@ -11,10 +11,8 @@ from torch import Tensor
 
 from lockstep.checks import check_range, check_switch
 from lockstep.optim.kernels import fused_adam
-from lockstep.optim.optimizers import LearningRate, WeightDecay
-from lockstep.optim.rules import Chunk, Rule
-from lockstep.optim.settings import check_betas
-from lockstep.optim.widening import in_float32, slot
+from lockstep.optim.optimizers import LearningRate, WeightDecay, check_betas
+from lockstep.optim.rules import Chunk, Rule, in_float32, slot
 
 
 @dataclass(frozen=True)

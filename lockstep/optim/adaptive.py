@@ -1,19 +1,19 @@
-"""Adagrad and Adadelta."""
+"""Optimizers that divide gradients by a root of their squares so far: Adagrad, Adadelta, RMSProp, FTRL."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_range
+from lockstep.checks import check_range, check_switch, check_type
 from lockstep.errors import InputError
 from lockstep.optim.kernels import fused_adagrad
 from lockstep.optim.optimizers import LearningRate, WeightDecay
-from lockstep.optim.rules import Chunk, Rule
-from lockstep.optim.widening import in_float32, slot
+from lockstep.optim.rules import Chunk, Rule, in_float32, slot
 
 
 @dataclass(frozen=True)
@@ -123,3 +123,167 @@ class Adadelta(Rule):
             torch._foreach_mul_(deltas, self.rho)
             torch._foreach_addcmul_(deltas, update, update, value=1.0 - self.rho)
             torch._foreach_add_(wide.parameters, update, alpha=-lr)
+
+
+@dataclass(frozen=True)
+class RMSProp(Rule):
+    """Each gradient is divided by the root of a running mean of its squares (Tieleman, Hinton: lecture 6.5, 2012).
+
+    The rule of tf.train.RMSPropOptimizer: square_avg = alpha * square_avg + (1 - alpha) * gradient ** 2, then
+    buffer = momentum * buffer + lr * gradient / sqrt(square_avg + eps), then parameter -= buffer. Torch's differs in
+    three places: there the mean starts at 0, eps is added to the root, and the buffer holds no learning rate.
+
+    The Inception trainer, and TensorFlow Object Detection by default, train with alpha=0.9, momentum=0.9, eps=1.0.
+    """
+
+    lr: LearningRate
+    alpha: float = 0.9
+    """The decay of the mean, which TensorFlow calls `decay`."""
+    eps: float = 1e-10
+    """Inside the root, so its size is that of a squared gradient."""
+    weight_decay: WeightDecay = 0.0
+    """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
+    momentum: float = 0.0
+    centered: bool = False
+    """Divide by the root of the variance: the running mean of the gradients, squared, is taken off `square_avg`."""
+    initial_accumulator_value: float = 1.0
+    """What `square_avg` starts at: with 1 the first updates are small, with 0 they are large."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("alpha", self.alpha, 0.0, 1.0)
+        check_range("eps", self.eps, 0.0)
+        check_range("momentum", self.momentum, 0.0, 1.0)
+        check_switch("centered", self.centered)
+        check_range("initial_accumulator_value", self.initial_accumulator_value, 0.0)
+
+    def start(self, parameter: Tensor) -> dict[str, Tensor]:
+        """The mean of the squares, and where they are used the momentum buffer and the mean of the gradients."""
+        slots = {"square_avg": slot(parameter, self.initial_accumulator_value)}
+        if self.momentum:
+            slots["momentum_buffer"] = slot(parameter)
+        if self.centered:
+            slots["grad_avg"] = slot(parameter)
+        return slots
+
+    def apply(self, chunk: Chunk, lr: float, step: int) -> None:
+        """Update parameters and slots in place."""
+        with in_float32(chunk) as wide:
+            gradients = wide.decayed()
+            root = self._root(wide, gradients)
+            if not self.momentum:
+                torch._foreach_addcdiv_(wide.parameters, gradients, root, value=-lr)
+                return
+            buffers = wide.slots["momentum_buffer"]
+            torch._foreach_mul_(buffers, self.momentum)
+            torch._foreach_addcdiv_(buffers, gradients, root, value=lr)
+            torch._foreach_sub_(wide.parameters, buffers)
+
+    def _root(self, chunk: Chunk, gradients: list[Tensor]) -> tuple[Tensor, ...]:
+        """What the gradients are divided by, from the means that these gradients move."""
+        squares = chunk.slots["square_avg"]
+        torch._foreach_mul_(squares, self.alpha)
+        torch._foreach_addcmul_(squares, gradients, gradients, value=1.0 - self.alpha)
+        if not self.centered:
+            root = torch._foreach_add(squares, self.eps)
+        else:
+            means = chunk.slots["grad_avg"]
+            torch._foreach_lerp_(means, gradients, 1.0 - self.alpha)
+            root = torch._foreach_addcmul(squares, means, means, value=-1.0)
+            # A variance of 0 may come out below it by rounding.
+            torch._foreach_clamp_min_(root, 0.0)
+            torch._foreach_add_(root, self.eps)
+        torch._foreach_sqrt_(root)
+        return root
+
+
+@dataclass(frozen=True)
+class FTRL(Rule):
+    """FTRL-proximal (McMahan et al.: Ad Click Prediction, 2013), the rule of tf.train.FtrlOptimizer.
+
+    With s = accumulator ** -learning_rate_power before the update and s' = the same after accumulator += gradient ** 2:
+    linear += gradient + 2 * l2_shrinkage * parameter - (s' - s) / lr * parameter, and then
+    parameter = (sign(linear) * l1 - linear) / (s' / lr + 2 * l2) where |linear| > l1, else 0. The first update sets
+    each parameter anew, with little regard to its value: FTRL is for models that start at 0.
+    """
+
+    lr: LearningRate
+    """Above 0 at every step."""
+    learning_rate_power: float = -0.5
+    """At most 0; with 0 the rate does not fall with the gradients."""
+    initial_accumulator_value: float = 0.1
+    """What the sums of the squared gradients start at, above 0."""
+    l1: float = 0.0
+    l2: float = 0.0
+    l2_shrinkage: float = 0.0
+    """L2 on the size of the parameters as they are; `l2` stabilises, and acts on the solution."""
+    weight_decay: WeightDecay = 0.0
+    """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("initial_accumulator_value", "l1", "l2", "l2_shrinkage"):
+            check_range(name, getattr(self, name), 0.0)
+        power = self.learning_rate_power
+        check_type("learning_rate_power", power, (int, float), expected="a number", hint="leave it at -0.5")
+        if not -math.inf < power <= 0:
+            raise InputError(
+                "learning_rate_power is out of range.",
+                given=f"learning_rate_power={power}",
+                expected="0 or less",
+                hint="leave it at -0.5, or set 0 for a rate that does not fall",
+            )
+        for name in ("lr", "initial_accumulator_value"):
+            if getattr(self, name) == 0:
+                raise _divides_by_zero(name, "")
+
+    def start(self, parameter: Tensor) -> dict[str, Tensor]:
+        """The sums of squared gradients, and the linear terms at 0."""
+        sums = slot(parameter, self.initial_accumulator_value)
+        return {"accumulator": sums, "linear": slot(parameter)}
+
+    def check_rate(self, lr: float, step: int) -> None:
+        """Refuse a rate of 0."""
+        if not lr > 0:
+            raise _divides_by_zero("lr", f" in the update that makes step {step}")
+
+    def apply(self, chunk: Chunk, lr: float, step: int) -> None:
+        """Update parameters and slots in place."""
+        with in_float32(chunk) as wide:
+            root = self._move_slots(wide, lr)
+            torch._foreach_div_(root, lr)
+            torch._foreach_add_(root, 2.0 * self.l2)
+            linear = wide.slots["linear"]
+            # linear cut to [-l1, l1], minus linear: 0 where l1 holds the parameter at 0.
+            solution = torch._foreach_clamp_max(linear, self.l1)
+            torch._foreach_clamp_min_(solution, -self.l1)
+            torch._foreach_sub_(solution, linear)
+            torch._foreach_div_(solution, root)
+            torch._foreach_copy_(wide.parameters, solution)
+
+    def _move_slots(self, chunk: Chunk, lr: float) -> tuple[Tensor, ...]:
+        """Add this update's gradients to both slots; returns the accumulators' new root."""
+        gradients, sums, linear = chunk.decayed(), chunk.slots["accumulator"], chunk.slots["linear"]
+        fallen = self._root(sums)
+        torch._foreach_addcmul_(sums, gradients, gradients)
+        root = self._root(sums)
+        torch._foreach_sub_(fallen, root)
+        torch._foreach_add_(linear, gradients)
+        torch._foreach_addcmul_(linear, fallen, chunk.parameters, value=1.0 / lr)
+        if self.l2_shrinkage:
+            torch._foreach_add_(linear, chunk.parameters, alpha=2.0 * self.l2_shrinkage)
+        return root
+
+    def _root(self, sums: list[Tensor]) -> tuple[Tensor, ...]:
+        if self.learning_rate_power == -0.5:
+            return torch._foreach_sqrt(sums)
+        return torch._foreach_pow(sums, -self.learning_rate_power)
+
+
+def _divides_by_zero(name: str, when: str) -> InputError:
+    return InputError(
+        f"FTRL divides by {name}, which is 0{when}.",
+        given=f"{name}=0",
+        expected="a number above 0",
+        hint="start a warm-up, and end a decay, above 0" if name == "lr" else f"set {name}=0.1",
+    )

@@ -14,8 +14,7 @@ from torch.optim import Optimizer as TorchOptimizer
 from lockstep.checks import plain, wrong_type
 from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
-from lockstep.optim.optimizers import LearningRate, Scheduled, of_another
-from lockstep.optim.settings import check_rates
+from lockstep.optim.optimizers import LearningRate, Scheduled, check_rates, of_another
 
 _SCALARS = (bool, int, float, str, type(None))
 _UNUSED_RATE = 1e-3  # torch's classes want a number; each update sets the schedule's

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from lockstep.errors import CheckpointError
+from lockstep.checks import check_range
+from lockstep.errors import CheckpointError, InputError
 from lockstep.optim.gradients import Gradients
-from lockstep.optim.schedules import Constant, Schedule, describe, rate_at, resolved
+from lockstep.optim.resolution import describe_schedule, resolve_schedule
+from lockstep.optim.schedules import Constant, Schedule, check_schedule, rate_at
 
 WeightDecay = float | Mapping[str, float]
 """One number for all parameters, or one a pattern: those that no pattern matches have none."""
@@ -109,8 +111,8 @@ class Scheduled:
 
     def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
         """Turn lengths in epochs into steps; says how, a line for each."""
-        lines = describe(self._given, epoch_size, batch_size)
-        self._schedule = resolved(self._given, epoch_size, batch_size)
+        lines = describe_schedule(self._given, epoch_size, batch_size)
+        self._schedule = resolve_schedule(self._given, epoch_size, batch_size)
         self._latest = None
         return lines
 
@@ -137,3 +139,32 @@ def of_another(given: str, expected: str) -> CheckpointError:
         expected=expected,
         hint="resume with the optimizer of the run, or train in another workdir",
     )
+
+
+def check_rates(lr: Any, weight_decay: Any) -> None:
+    """Refuse what is no learning rate or no weight decay.
+
+    Raises:
+        InputError: one of them is of the wrong type or out of range.
+    """
+    check_schedule("lr", lr)
+    decays = weight_decay if isinstance(weight_decay, Mapping) else {"": weight_decay}
+    for pattern, decay in decays.items():
+        check_range(f"weight_decay of {pattern!r}" if pattern else "weight_decay", decay, 0.0)
+
+
+def check_betas(betas: object) -> None:
+    """Refuse what is not two decays of running means: 0 or more, below 1.
+
+    Raises:
+        InputError: it is no pair, or one of them is out of range.
+    """
+    if not isinstance(betas, Sequence) or isinstance(betas, str) or len(betas) != 2:
+        raise InputError(
+            "betas are not two numbers.",
+            given=f"betas={betas!r}",
+            expected="the decays of the means of the gradients and of their squares",
+            hint="write betas=(0.9, 0.999)",
+        )
+    for index, beta in enumerate(betas):
+        check_range(f"betas[{index}]", beta, 0.0, 1.0)

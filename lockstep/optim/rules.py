@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -14,8 +15,7 @@ from lockstep.checks import plain
 from lockstep.errors import InputError
 from lockstep.optim import kernels
 from lockstep.optim.gradients import Gradients
-from lockstep.optim.optimizers import LearningRate, Scheduled, WeightDecay, of_another
-from lockstep.optim.settings import check_rates
+from lockstep.optim.optimizers import LearningRate, Scheduled, WeightDecay, check_rates, of_another
 from lockstep.selection import assigned, selected
 
 _CACHED_ELEMENTS = 1 << 18
@@ -256,3 +256,23 @@ def _decay_of_each(weight_decay: WeightDecay, names: Sequence[str]) -> list[floa
         return [weight_decay] * len(names)
     decays = assigned("weight_decay", weight_decay, names)
     return [decays.get(name, 0.0) for name in names]
+
+
+def slot(parameter: Tensor, value: float = 0.0) -> Tensor:
+    """A slot of the parameter's shape and memory format, float32 or wider, filled with a value."""
+    return torch.full_like(parameter, value, dtype=torch.promote_types(parameter.dtype, torch.float32))
+
+
+@contextmanager
+def in_float32(chunk: Chunk) -> Iterator[Chunk]:
+    """The chunk with float32 copies of 16-bit parameters and gradients; the parameters are rounded back at the end."""
+    if all(p.dtype.itemsize >= 4 for p in chunk.parameters):
+        yield chunk
+        return
+    wide = _widened(chunk.parameters)
+    yield chunk._replace(parameters=wide, gradients=_widened(chunk.gradients))
+    torch._foreach_copy_(chunk.parameters, wide)
+
+
+def _widened(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [t.float() if t.dtype.itemsize < 4 else t for t in tensors]

@@ -12,8 +12,7 @@ from lockstep.checks import check_range, check_switch
 from lockstep.errors import InputError
 from lockstep.optim.kernels import fused_sgd
 from lockstep.optim.optimizers import LearningRate, WeightDecay
-from lockstep.optim.rules import Chunk, Rule
-from lockstep.optim.widening import in_float32, slot
+from lockstep.optim.rules import Chunk, Rule, in_float32, slot
 
 
 @dataclass(frozen=True)

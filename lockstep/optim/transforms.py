@@ -1,15 +1,22 @@
-"""What happens to the gradients before the update, as a list of small values."""
+"""What is done to the gradients before the update, as a list of small values: clips, and multipliers by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, cast
 
+import torch
 from torch import Tensor
 
+from lockstep.checks import check_positive, check_type
 from lockstep.errors import InputError
+from lockstep.norms import norms_of
 from lockstep.optim.gradients import Gradients
+from lockstep.optim.schedules import Schedule, rate_at
+from lockstep.selection import Patterns, pattern_of_each, selected
 
 BoundTransform = Callable[[Gradients, int], None]
 """`transform(gradients, step)` changes the gradients of the update that follows `step` completed ones."""
@@ -23,7 +30,7 @@ class GradientTransform(Protocol):
         ...
 
 
-def bound(transform: GradientTransform | BoundTransform, parameters: Mapping[str, Tensor]) -> BoundTransform:
+def bind_transform(transform: GradientTransform | BoundTransform, parameters: Mapping[str, Tensor]) -> BoundTransform:
     """A transform ready to use: values are bound, a function of one's own `(gradients, step)` is used as it is.
 
     It raises an InputError where it has changed a gradient in place instead of putting another one.
@@ -51,3 +58,266 @@ def _watched(function: BoundTransform, name: str, gradients: Gradients, step: in
             expected="a transform that puts new tensors in the place of gradients: others may hold these",
             hint="write gradients.put({index: gradient * 10}), with a tensor of its own",
         )
+
+
+_CLIP_HINT = "give the largest allowed, or leave the transform out"
+_SMALL = 4096
+"""Tensors of at most so many elements are sooner copied into one than measured each alone."""
+
+
+@dataclass(frozen=True)
+class ClipGlobalNorm:
+    """Scale all gradients by max_norm / norm where their global norm exceeds it (Pascanu et al., 2013).
+
+    The rule of tf.clip_by_global_norm; torch's clip_grad_norm_ divides by norm + 1e-6.
+    """
+
+    max_norm: float
+
+    def __post_init__(self) -> None:
+        check_positive("max_norm", self.max_norm, hint=_CLIP_HINT)
+
+    def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
+        """The same for any parameters."""
+        return self._clip
+
+    def _clip(self, gradients: Gradients, step: int) -> None:
+        norm = gradients.norm
+        if norm > self.max_norm:
+            gradients.divide(norm / self.max_norm)
+
+
+@dataclass(frozen=True)
+class ClipNorm:
+    """Scale each gradient by max_norm / norm where its own norm exceeds it: a limit for each parameter alone.
+
+    The rule of tf.clip_by_norm, and of `clip_gradient_norm` in TF-Slim.
+    """
+
+    max_norm: float
+    pattern: Patterns | None = None
+    """The parameters it is for, by regular expression or exact name; None: all."""
+
+    def __post_init__(self) -> None:
+        check_positive("max_norm", self.max_norm, hint=_CLIP_HINT)
+
+    def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
+        """The clip of those that the pattern matches.
+
+        Raises:
+            InputError: it matches none.
+        """
+        return partial(self._clip, _indices("ClipNorm", self.pattern, parameters))
+
+    def _clip(self, indices: Sequence[int], gradients: Gradients, step: int) -> None:
+        norms, limit = gradients.norms, self.max_norm
+        gradients.multiply({i: limit / norms[i] for i in indices if norms[i] > limit})
+
+
+@dataclass(frozen=True)
+class ClipValue:
+    """Hold every element of every gradient within -max_value and max_value, as torch's clip_grad_value_ does."""
+
+    max_value: float
+
+    def __post_init__(self) -> None:
+        check_positive("max_value", self.max_value, hint=_CLIP_HINT)
+
+    def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
+        """The same for any parameters."""
+        return self._clip
+
+    def _clip(self, gradients: Gradients, step: int) -> None:
+        # No element is larger than the norm, which is rounded.
+        large = [i for i, norm in enumerate(gradients.norms) if not norm <= 0.99 * self.max_value]
+        if large:
+            clipped = torch._foreach_clamp_min(_present(gradients, large), -self.max_value)
+            torch._foreach_clamp_max_(clipped, self.max_value)
+            gradients.put(dict(zip(large, clipped, strict=True)), owned=True)
+
+
+@dataclass(frozen=True)
+class AdaptiveClip:
+    """Scale each output unit's gradient to clip_factor * max(norm of its weights, eps) where its norm exceeds that.
+
+    Brock et al., "High-Performance Large-Scale Image Recognition Without Normalization", 2021, with the units of the
+    authors' code: what is a scalar or vector but for dimensions of 1, such as a bias or a gain, is one unit; of all
+    else each index of the first dimension is one, as in the weights of torch's linear layers and convolutions (of a
+    transposed convolution these are the inputs). The paper does not clip the last linear layer: the pattern
+    "^(?!head[.])" leaves out what is called head.
+    """
+
+    clip_factor: float = 0.01
+    """The paper has 0.01 for batches of 4096 examples, and more for smaller ones."""
+    eps: float = 1e-3
+    """The least norm of weights to go by: those that start at 0 could not leave it otherwise."""
+    pattern: Patterns | None = None
+    """The parameters it is for, by regular expression or exact name; None: all."""
+
+    def __post_init__(self) -> None:
+        check_positive("clip_factor", self.clip_factor, hint=_CLIP_HINT)
+        check_positive("eps", self.eps, hint="give a small norm, such as 1e-3")
+
+    def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
+        """The clip of those that the pattern matches, by their weights as they are at each update.
+
+        Raises:
+            InputError: it matches none.
+        """
+        tensors = list(parameters.values())
+        return _UnitClip(self, {i: tensors[i] for i in _indices("AdaptiveClip", self.pattern, parameters)})
+
+
+class _UnitClip:
+    """`AdaptiveClip` of some parameters, by index: as few calls as torch allows, for each has a cost."""
+
+    def __init__(self, value: AdaptiveClip, weights: Mapping[int, Tensor]) -> None:
+        self._value = value
+        self._weights = weights
+        self._one_unit = {i for i, w in weights.items() if sum(size != 1 for size in w.shape) <= 1}
+        self._num_units = {i: len(w) for i, w in weights.items() if i not in self._one_unit}
+        self._runs = _runs({i: weights[i] for i in self._num_units})
+
+    @torch.no_grad()
+    def __call__(self, gradients: Gradients, step: int) -> None:
+        """Clip the units whose norms are above their limits."""
+        _refuse_rows([gradients.names[i] for i in gradients.rows if i in self._weights])
+        norms = gradients.norms
+        # No limit is lower than this, and no norm of a unit higher than that of the whole.
+        suspects = {i for i in self._weights if norms[i] > self._value.clip_factor * self._value.eps}
+        self._clip_units([kept for run in self._runs if (kept := [i for i in run if i in suspects])], gradients)
+        self._clip_wholes(sorted(self._one_unit & suspects), norms, gradients)
+
+    def _clip_wholes(self, indices: Sequence[int], norms: Sequence[float], gradients: Gradients) -> None:
+        sizes = norms_of([self._weights[i] for i in indices])
+        limits = {i: self._value.clip_factor * max(n, self._value.eps) for i, n in zip(indices, sizes, strict=True)}
+        gradients.multiply({i: limit / norms[i] for i, limit in limits.items() if norms[i] > limit})
+
+    def _clip_units(self, runs: Sequence[Sequence[int]], gradients: Gradients) -> None:
+        if not runs:
+            return
+        order = [i for run in runs for i in run]
+        before = dict(zip(order, _present(gradients, order), strict=True))
+        limits = _unit_norms(self._weights, runs).clamp_(min=self._value.eps).mul_(self._value.clip_factor)
+        divisors = _unit_norms(before, runs).div_(limits).clamp_(min=1.0)
+        num_units = [self._num_units[i] for i in order]
+        owners = torch.repeat_interleave(torch.tensor(order), torch.tensor(num_units))
+        exceeding = set(owners[(divisors > 1.0).cpu()].tolist())
+        if exceeding:
+            divisors_of = dict(zip(order, divisors.split_with_sizes(num_units), strict=True))
+            gradients.put(_divided({i: before[i] for i in exceeding}, divisors_of), owned=True)
+
+
+def _runs(tensors: Mapping[int, Tensor]) -> list[list[int]]:
+    """The indices of small tensors with units of one shape together, to be joined; those of large ones alone."""
+    runs: dict[object, list[int]] = {}
+    for index, tensor in tensors.items():
+        runs.setdefault(tensor.shape[1:] if tensor.numel() <= _SMALL else index, []).append(index)
+    return list(runs.values())
+
+
+def _unit_norms(tensors: Mapping[int, Tensor], runs: Sequence[Sequence[int]]) -> Tensor:
+    """The 2-norms of all units of the tensors in the order of the runs, in float32 or wider, shape (units,)."""
+    norms = []
+    for run in runs:
+        joined = torch.cat([tensors[i] for i in run]) if len(run) > 1 else tensors[run[0]]
+        dtype = torch.float32 if joined.dtype.itemsize < 4 else None
+        norms.append(torch.linalg.vector_norm(joined, 2, list(range(1, joined.ndim)), dtype=dtype))
+    return torch.cat(norms)
+
+
+def _divided(tensors: Mapping[int, Tensor], divisors: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """The tensors, each divided by a number for each unit."""
+    shaped = [divisors[i].view(-1, *[1] * (t.ndim - 1)) for i, t in tensors.items()]
+    divided = torch._foreach_div(list(tensors.values()), shaped)
+    return {i: new.to(old.dtype) for (i, old), new in zip(tensors.items(), divided, strict=True)}
+
+
+def _indices(field: str, pattern: Patterns | None, parameters: Mapping[str, Tensor]) -> list[int]:
+    chosen = parameters if pattern is None else set(selected(field, pattern, parameters))
+    return [index for index, name in enumerate(parameters) if name in chosen]
+
+
+def _present(gradients: Gradients, indices: Iterable[int]) -> list[Tensor]:
+    tensors = gradients.tensors
+    return [g for i in indices if (g := tensors[i]) is not None]
+
+
+def _refuse_rows(names: Sequence[str]) -> None:
+    if names:
+        raise InputError(
+            "A sparse gradient cannot be clipped by the norm of its parameter.",
+            given=f"AdaptiveClip for {', '.join(map(repr, names))}",
+            expected="parameters with dense gradients",
+            hint="give AdaptiveClip a pattern without them, or build the embedding with sparse=False",
+        )
+
+
+Multiplier = float | Schedule
+"""A number, or a function of the completed updates that returns one."""
+
+_SCALE_HINT = 'write ScaleGradients({r"bias$": 2.0})'
+
+
+@dataclass(frozen=True)
+class ScaleGradients:
+    """Multiply the gradients of some parameters: `ScaleGradients({r"bias$": 2.0, "scale": lambda step: 0.1})`.
+
+    A pattern is a regular expression that is searched for in the name, or the exact name; parameters that none of them
+    matches keep their gradients, and one without a gradient in this update is passed over. Times 0 a gradient is zero,
+    and not absent: momentum and weight decay still move the parameter. What is not to move at all is frozen.
+    """
+
+    multipliers: Mapping[str, Multiplier]
+
+    def __post_init__(self) -> None:
+        check_type("multipliers", self.multipliers, Mapping, expected="numbers by pattern", hint=_SCALE_HINT)
+        if not self.multipliers:
+            raise InputError(
+                "There is nothing to multiply gradients by.",
+                given="multipliers={}",
+                expected="at least one pattern with its number",
+                hint="give one, or leave the transform out",
+            )
+        for pattern, multiplier in self.multipliers.items():
+            if not callable(multiplier) or isinstance(multiplier, type):
+                _check_multiplier(pattern, multiplier)
+
+    def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
+        """The multiplication, with each parameter's pattern looked up.
+
+        Raises:
+            InputError: a pattern matches nothing, or two of them the same parameter.
+        """
+        pattern_of = pattern_of_each("ScaleGradients", self.multipliers, parameters)
+        return partial(
+            self._scale,
+            {p: [i for i, name in enumerate(parameters) if pattern_of.get(name) == p] for p in self.multipliers},
+        )
+
+    def _scale(self, indices_of: Mapping[str, Sequence[int]], gradients: Gradients, step: int) -> None:
+        factors: dict[int, float] = {}
+        for pattern, multiplier in self.multipliers.items():
+            factor = _factor(pattern, multiplier, step)
+            if factor != 1:
+                factors.update(dict.fromkeys(indices_of[pattern], factor))
+        gradients.multiply(factors)
+
+
+def _factor(pattern: str, multiplier: Multiplier, step: int) -> float:
+    if not callable(multiplier):
+        return multiplier
+    return rate_at(multiplier, step, name=_called(pattern), low=-math.inf)
+
+
+def _check_multiplier(pattern: str, factor: object) -> None:
+    name = _called(pattern)
+    check_type(
+        name, factor, (int, float), expected="a number, or a function of the step that returns one", hint=_SCALE_HINT
+    )
+    if isinstance(factor, int | float) and not math.isfinite(factor):
+        raise InputError(f"{name} is not finite.", given=str(factor), expected="a finite number", hint="correct it")
+
+
+def _called(pattern: str) -> str:
+    return f"The multiplier of {pattern!r}"

@@ -17,12 +17,12 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from lockstep.errors import InputError, LockstepError, PeerLostError
-from lockstep.parallel.watch import FailureKind
+from lockstep.parallel.watchdog import FailureKind
+from lockstep.screen import outlive_terminal
 from lockstep.workers import pulse as pulses
 from lockstep.workers.channel import Channel
 from lockstep.workers.signals import pass_on_notices
 from lockstep.workers.store_server import inherit
-from lockstep.workers.terminal import outlive_terminal
 
 # What torch.distributed says in a worker when another one is gone; it names no worker.
 _PEER_LOST = (
@@ -47,7 +47,7 @@ def reference(function: Callable[..., object]) -> str:
     return f"{module}:{name}"
 
 
-def run(task: dict[str, Any], descriptors: list[int]) -> NoReturn:
+def run_task(task: dict[str, Any], descriptors: list[int]) -> NoReturn:
     """Do what this process was forked for, and leave."""
     channel = Channel(socket.socket(fileno=descriptors[0]))
     for descriptor in descriptors[1:]:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from lockstep.checks import check_type, wrong_type
 from lockstep.errors import InputError
-from lockstep.parallel.collective import CollectiveTransport
-from lockstep.parallel.shared_memory import SharedMemoryTransport
+from lockstep.parallel.transports import CollectiveTransport, SharedMemoryTransport
 from lockstep.parallel.tree import PartialSum, TreeSum
 from lockstep.workers.rank import Worker
 

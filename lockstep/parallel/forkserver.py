@@ -67,7 +67,7 @@ class ForkServer:
         path = [str(each) for each in sys.path]
         code = (
             f"import sys; sys.path[:] = {path!r}; from lockstep.parallel import forkserver; "
-            f"forkserver.main({theirs.fileno()}, {os.getpid()}, {list(preload)!r})"
+            f"forkserver.serve({theirs.fileno()}, {os.getpid()}, {list(preload)!r})"
         )
         # Blocked until the server ignores them: a Ctrl-C during its first instants must not end it with a traceback.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -130,7 +130,7 @@ class ForkServer:
             self._process.wait()
 
 
-def main(descriptor: int, launcher: int, preload: Sequence[str]) -> None:
+def serve(descriptor: int, launcher: int, preload: Sequence[str]) -> None:
     """Serve a launcher; in the forked children, do what each was forked for and exit."""
     # Until it serves. Then it sees that its launcher is gone, and has processes to take along.
     end_with_parent(launcher)
@@ -186,7 +186,7 @@ class _Server:
         if not pid:
             self._leave()
             end_with_parent(parent)
-            return lambda: entry.run(task, descriptors)
+            return lambda: entry.run_task(task, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         self._names[pid] = name

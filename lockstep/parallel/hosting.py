@@ -24,8 +24,8 @@ from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import PartialSum, TreeSum, assign_towers
 from lockstep.randomness import key_of, mix
 from lockstep.types import Batch
-from lockstep.workers.interrupts import interruptible
 from lockstep.workers.rank import Worker
+from lockstep.workers.signals import interruptible
 
 if TYPE_CHECKING:
     from lockstep.types import LossFunction

@@ -22,12 +22,11 @@ from typing import Any
 from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.parallel.entry import reference
 from lockstep.parallel.forkserver import ForkServer
-from lockstep.parallel.supervisor import STOPPED_EARLY, TICK_SECONDS, Outcome, Supervisor
-from lockstep.parallel.watch import Limits, cause
-from lockstep.screen import Lines
+from lockstep.parallel.supervisor import STOPPED_EARLY, TICK_SECONDS, RunOutcome, Supervisor
+from lockstep.parallel.watchdog import Limits, cause
+from lockstep.screen import Lines, outlive_terminal
 from lockstep.workers.channel import Channel
 from lockstep.workers.signals import notices
-from lockstep.workers.terminal import outlive_terminal
 
 log = logging.getLogger("lockstep")
 
@@ -43,7 +42,7 @@ def is_worker() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def stopped_code(by: str, *, requeue: bool = False) -> int:
+def exit_code_of_stop(by: str, *, requeue: bool = False) -> int:
     """The exit code of a run that a signal has stopped.
 
     75 is EX_TEMPFAIL of sysexits.h, "try again later". SIGUSR1 is sent for no other reason; SIGTERM may also come from
@@ -82,7 +81,7 @@ def launch(
             planned = _make_plan(server, {**task, "kind": "plan", "function": reference(plan)}, wishes)
             if planned is None:
                 log.warning(STOPPED_EARLY)
-                return stopped_code(wishes[0], requeue=requeue)
+                return exit_code_of_stop(wishes[0], requeue=requeue)
             if isinstance(planned, int):
                 return planned
             task |= {"kind": "worker", "function": reference(main), "threads": planned.get("threads")}
@@ -96,18 +95,18 @@ def launch(
     return _conclude(outcome, requeue)
 
 
-def _conclude(outcome: Outcome, requeue: bool) -> int:
+def _conclude(outcome: RunOutcome, requeue: bool) -> int:
     """Say why the run ended, if not by itself; returns the exit code."""
     if outcome.aborted:
         log.warning("aborted, without a checkpoint")
         return ABORTED
-    if outcome.troubles:
-        trouble = cause(outcome.troubles)
-        log.error("%s", Lines(trouble.text))
-        return WRONG_INPUT if trouble.kind == "input" else FAILED
+    if outcome.failures:
+        failure = cause(outcome.failures)
+        log.error("%s", Lines(failure.text))
+        return WRONG_INPUT if failure.kind == "input" else FAILED
     if outcome.late:
         log.error("the workers took longer to stop than the time of grace, and were killed; the last checkpoint stands")
-    return stopped_code(outcome.stopped_by, requeue=requeue) if outcome.stopped_by else 0
+    return exit_code_of_stop(outcome.stopped_by, requeue=requeue) if outcome.stopped_by else 0
 
 
 @contextmanager

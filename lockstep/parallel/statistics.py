@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.errors import InputError
-from lockstep.parallel.layout import Layout
 from lockstep.parallel.towers import BatchNorm
+from lockstep.parallel.transports import FlatLayout
 
 _ADDED = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
 _ADDED |= {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
@@ -99,7 +99,7 @@ class _Block:
     """Room for the values of some tensors: one view for each of them, and all those of one dtype as one tensor."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        layout = Layout([torch.empty_like(tensor) for tensor in tensors])  # without the gaps that a slice has
+        layout = FlatLayout([torch.empty_like(tensor) for tensor in tensors])  # without the gaps that a slice has
         device = tensors[0].device if tensors else "cpu"
         block = torch.empty(layout.num_bytes, dtype=torch.uint8, device=device)
         self.views = layout.views(block)

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lockstep.parallel import watch
+from lockstep.parallel import watchdog
 from lockstep.parallel.forkserver import Event, ForkServer, status_fields
-from lockstep.parallel.watch import Limits, Place, Trouble, Verdict, Watch
+from lockstep.parallel.watchdog import Failure, Limits, Verdict, Watchdog, WorkerStatus
 from lockstep.screen import Lines
 from lockstep.workers.channel import Channel, Message
 from lockstep.workers.store_server import LAUNCHED, StoreServer
@@ -53,15 +53,15 @@ class _Member:
         return f"worker {self.rank}"
 
     @property
-    def place(self) -> Place:
-        return Place(self.rank, self.pid, self.step, self.phase)
+    def place(self) -> WorkerStatus:
+        return WorkerStatus(self.rank, self.pid, self.step, self.phase)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run has ended; without troubles, all workers returned 0."""
 
-    troubles: Sequence[Trouble]
+    failures: Sequence[Failure]
     """In the order in which they were noticed."""
     stopped_by: str | None
     """The signal that asked for a stop ("SIGTERM") before the run had reached its end."""
@@ -85,8 +85,8 @@ class Supervisor:
         self, server: ForkServer, task: Mapping[str, object], num_workers: int, limits: Limits, wishes: list[str]
     ) -> None:
         self._server, self._limits, self._wishes = server, limits, wishes
-        self._troubles: list[Trouble] = []
-        self._first_trouble: float | None = None
+        self._failures: list[Failure] = []
+        self._first_failure: float | None = None
         self._stopped_by: str | None = None
         self._stopped_at = 0.0
         self._unheard: set[int] | None = None
@@ -96,9 +96,9 @@ class Supervisor:
         self._aborted = self._late = False
         self._store = StoreServer()
         self._members = [self._start(rank, num_workers, task) for rank in range(num_workers)]
-        self._watch = Watch(num_workers, limits, time.monotonic())
+        self._watchdog = Watchdog(num_workers, limits, time.monotonic())
 
-    def finish(self) -> Outcome:
+    def finish(self) -> RunOutcome:
         """Watch until no worker is left."""
         while any(member.is_running for member in self._members):
             self._listen()
@@ -114,10 +114,12 @@ class Supervisor:
         for member in self._members:
             member.channel.close()
         self._store.close()
-        if all(trouble.kind == "peer" for trouble in self._troubles):
+        if all(failure.kind == "peer" for failure in self._failures):
             # Whoever has ended without an error is missed by the others, and says nothing itself.
-            self._troubles[:0] = [watch.missed(each.place) for each in self._members if self._troubles and each.is_done]
-        return Outcome(self._troubles, None if self._has_ended() else self._stopped_by, self._aborted, self._late)
+            self._failures[:0] = [
+                watchdog.missed(each.place) for each in self._members if self._failures and each.is_done
+            ]
+        return RunOutcome(self._failures, None if self._has_ended() else self._stopped_by, self._aborted, self._late)
 
     def _has_ended(self) -> bool:
         return all(member.run_complete for member in self._members)
@@ -147,7 +149,7 @@ class Supervisor:
             self._unheard.discard(member.rank)
         if "exit_code" in message:
             member.exit_code = message["exit_code"]
-            self._watch.forget(member.rank)
+            self._watchdog.forget(member.rank)
             return
         if "stacks" in message:
             log.warning("%s is at:\n%s", member.place, Lines(message["stacks"].rstrip()))
@@ -155,9 +157,9 @@ class Supervisor:
         member.step, member.phase = message["step"], message["phase"]
         member.run_complete = message.get("ended", False)
         if "failed" in message:
-            self._blame(member, watch.failed(member.place, message["kind"], message["failed"]))
+            self._blame(member, watchdog.failed(member.place, message["kind"], message["failed"]))
         elif member.is_running and not member.explained:
-            self._watch.heard(member.rank, member.step, member.phase, message["count"], waits=message["waits"])
+            self._watchdog.heard(member.rank, member.step, member.phase, message["count"], waits=message["waits"])
             if message["stop"] and not self._stopped_by:
                 self._wishes.append(message["stop"])
 
@@ -166,20 +168,20 @@ class Supervisor:
         member.pid = event.pid
         if event.status is not None:
             member.is_running = False
-            self._watch.forget(member.rank)
+            self._watchdog.forget(member.rank)
             if member.exit_code is None:
                 member.exit_code = event.status
             if member.exit_code:
-                self._blame(member, watch.died(member.place, event.status))
+                self._blame(member, watchdog.died(member.place, event.status))
 
-    def _blame(self, member: _Member, trouble: Trouble) -> None:
+    def _blame(self, member: _Member, failure: Failure) -> None:
         if not member.explained:
             member.explained = True
-            self._add(trouble)
+            self._add(failure)
 
-    def _add(self, trouble: Trouble) -> None:
-        self._troubles.append(trouble)
-        self._first_trouble = self._first_trouble or time.monotonic()
+    def _add(self, failure: Failure) -> None:
+        self._failures.append(failure)
+        self._first_failure = self._first_failure or time.monotonic()
 
     def _obey(self) -> None:
         """Do what signals asked for: stop; at a further Ctrl-C, abort."""
@@ -220,12 +222,12 @@ class Supervisor:
 
     def _watch_over(self) -> None:
         """Show the stacks of workers that are silent or stuck, and end those that stay so."""
-        for verdict in self._watch.look(time.monotonic(), self._is_stopped):
+        for verdict in self._watchdog.look(time.monotonic(), self._is_stopped):
             member = self._members[verdict.rank]
             if verdict.action == "show":
                 self._show(member, verdict)
             else:
-                self._blame(member, watch.killed(member.place, verdict))
+                self._blame(member, watchdog.killed(member.place, verdict))
                 self._kill([member])
 
     def _is_stopped(self, rank: int) -> bool:
@@ -243,12 +245,12 @@ class Supervisor:
     def _end_those_that_wait_in_vain(self) -> None:
         """A worker that has ended is never going to make the call in which the others wait for it."""
         gone = [member for member in self._members if member.is_done and not member.is_running]
-        for member in gone if self._watch.longest_wait() > _WAIT_SECONDS and not self._troubles else []:
-            self._add(watch.missed(member.place))
+        for member in gone if self._watchdog.longest_wait() > _WAIT_SECONDS and not self._failures else []:
+            self._add(watchdog.missed(member.place))
 
     def _end_survivors(self) -> None:
         """When a worker has failed the others notice by themselves, and may close their files; then they have to go."""
-        if self._first_trouble and time.monotonic() - self._first_trouble > self._limits.grace_seconds:
+        if self._first_failure and time.monotonic() - self._first_failure > self._limits.grace_seconds:
             self._kill(self._members)
 
     def _end_late(self) -> None:

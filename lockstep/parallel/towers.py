@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from lockstep.checks import check_one_of, wrong_type
+from lockstep.checks import check_even_split, check_one_of, wrong_type
 from lockstep.errors import InputError
 
 BatchNorm = Literal["mean", "first", "last", "none", "sync", "frozen"]
@@ -79,14 +79,7 @@ class Towers:
         Raises:
             InputError: batch_size is not a multiple of the towers, or there are fewer towers than workers.
         """
-        if batch_size % self.count:
-            below = batch_size - batch_size % self.count
-            raise InputError(
-                "The batch cannot be split evenly over the towers.",
-                given=f"batch_size={batch_size} over {self.count} towers",
-                expected=f"a batch size that {self.count} divides",
-                hint=f"set batch_size to {f'{below} or ' if below else ''}{below + self.count}, or change the towers",
-            )
+        check_even_split(batch_size, self.count)
         if num_workers > self.count:
             raise InputError(
                 "Some workers would have no tower to run.",

@@ -10,7 +10,7 @@ import numpy as np
 from lockstep.checks import check_switch
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
-from lockstep.images.mask_outlines import MaskOutlines
+from lockstep.images.masks import MaskOutlines
 from lockstep.readers.coco_annotations import CocoAnnotations, Outlines, read_coco
 from lockstep.readers.fingerprint import Fingerprint, checksum
 from lockstep.readers.image_files import ImageFiles

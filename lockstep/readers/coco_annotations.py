@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lockstep.errors import DataError
-from lockstep.images.mask_outlines import packed_outline
-from lockstep.images.polygons import Int32s
+from lockstep.images.masks import Int32s, packed_outline
 from lockstep.readers.object_table import Column, Float32s, Float64s
 from lockstep.readers.reader import Int64s
 

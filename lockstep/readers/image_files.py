@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.errors import DataError, InputError
-from lockstep.images.decode import Decoding
-from lockstep.images.encoded import EncodedImage
+from lockstep.images.decode import Decoding, EncodedImage
 from lockstep.listing import shorten
-from lockstep.now_reading import now_reading
 from lockstep.readers.reader import Int64s
+from lockstep.tracing import now_reading
 
 _MOST_BYTES = 0x7FFF_F000  # what the system reads at once
 _MOST_ASKED = 1024  # for their size: over a network each takes about a millisecond

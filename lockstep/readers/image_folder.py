@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from lockstep.errors import DataError
-from lockstep.images.decode import AS_STORED, Decoding
-from lockstep.images.encoded import EncodedImage
+from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
 from lockstep.listing import shorten
 from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts
 from lockstep.readers.image_files import bytes_of, names_and_sizes

@@ -3,19 +3,235 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from lockstep.checks import wrong_type
-from lockstep.images.decode import AS_STORED, Decoding
-from lockstep.now_reading import now_reading
+from lockstep.errors import DataError
+from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
+from lockstep.listing import shorten
 from lockstep.readers.fingerprint import Fingerprint, named_parts
+from lockstep.readers.image_files import check_not_turned
 from lockstep.readers.reader import Cost, Int64s
-from lockstep.readers.schema import ParsedExample, Schema, check_decoding
-from lockstep.records.example import parse_example
-from lockstep.records.tfrecord import RecordFiles
+from lockstep.records.example import Float32s, Values, parse_example, scan_example
+from lockstep.records.record_files import RecordFiles
+from lockstep.tracing import now_reading
+
+EDGES = ("ymin", "xmin", "ymax", "xmax")
+
+# What rounding, or an object that is cut off by the image's edge, leaves outside of it. Boxes in pixels exceed it.
+_BEYOND = 0.1
+_NAMED_AT_MOST = 20
+
+
+class Schema(Protocol):
+    """What `ImageRecords` makes of records; a frozen dataclass with these is one."""
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The names of all features that `fields` asks for; others are not parsed."""
+        ...
+
+    def fields(self, examples: Sequence[ParsedExample]) -> dict[str, Any]:
+        """The fields of a batch: tensors with the batch first, or lists of its length.
+
+        Raises:
+            DataError: naming the record and the feature that cannot be used.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedExample:
+    """The features of one record that a schema wants. Asked for one, it answers or names the record in an error."""
+
+    features: dict[str, Values] = field(repr=False)
+    """The values by feature; one that the record has not got is missing."""
+    source: str
+    """The record and its file, as errors name it."""
+    decoding: Decoding
+    """How its images are decoded."""
+    record: Callable[[], bytes] = field(repr=False)
+    """Reads the record again, to say in an error what else it holds: kept, it would hold its images twice."""
+
+    def image(self, name: str) -> EncodedImage:
+        """The one image of a feature.
+
+        Raises:
+            DataError: there is none, or more than one.
+        """
+        return self.images(name, 1)[0]
+
+    def images(self, name: str, count: int) -> list[EncodedImage]:
+        """The images of a feature.
+
+        Raises:
+            DataError: there are more or fewer.
+        """
+        values = self.byte_strings(name)
+        if len(values) != count:
+            raise self.unusable(name, f"{count} encoded image{'s' * (count > 1)}")
+        return [EncodedImage(value, self.source, self.decoding) for value in values]
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """The one int64 of a feature.
+
+        Args:
+            name: of the feature.
+            default: for a record that has not got the feature; None if it must.
+
+        Raises:
+            DataError: it has another number of values, or of another kind, or is missing without a default.
+        """
+        if default is not None and name not in self.features:
+            return default
+        values = self.int64s(name)
+        if len(values) != 1:
+            raise self.unusable(name, "one int64")
+        return int(values[0])
+
+    def text(self, name: str) -> str:
+        """The one text of a feature; "" if it is missing.
+
+        Raises:
+            DataError: it has another number of values, or of another kind.
+        """
+        if name not in self.features:
+            return ""
+        values = self.texts(name)
+        if len(values) != 1:
+            raise self.unusable(name, "one text")
+        return values[0]
+
+    def texts(self, name: str) -> list[str]:
+        """The texts of a feature, none if it is missing; bytes that are not UTF-8 come as the sign for that.
+
+        Raises:
+            DataError: the feature holds numbers.
+        """
+        return [value.decode(errors="replace") for value in self.byte_strings(name)]
+
+    def byte_strings(self, name: str) -> list[bytes]:
+        """The values of a feature, none if it is missing.
+
+        Raises:
+            DataError: the feature holds numbers.
+        """
+        values = self.features.get(name, [])
+        if not isinstance(values, list):
+            raise self.unusable(name, "byte strings")
+        return values
+
+    def int64s(self, name: str, count: int | None = None) -> Int64s:
+        """The values of a feature, none if it is missing.
+
+        Args:
+            name: of the feature.
+            count: how many there must be, if there are any.
+
+        Raises:
+            DataError: they are of another kind, or more or fewer.
+        """
+        values: Int64s = self._numbers(name, count, np.dtype(np.int64))
+        return values
+
+    def float32s(self, name: str, count: int | None = None) -> Float32s:
+        """As `int64s`, of a feature of float32."""
+        values: Float32s = self._numbers(name, count, np.dtype(np.float32))
+        return values
+
+    def unusable(self, name: str, expected: str, given: str = "") -> DataError:
+        """The error for a feature that cannot be used; `given` is by default how many values of which kind it has."""
+        return DataError(
+            f"{self.source} has no usable feature {name!r}.",
+            given=given or self._given(name),
+            expected=expected,
+            hint="name the feature that holds it, read the file by another schema, or write the records again",
+        )
+
+    def _numbers(self, name: str, count: int | None, dtype: np.dtype[Any]) -> Any:
+        values = self.features.get(name)
+        if values is None:
+            return np.empty(0, dtype)
+        if isinstance(values, list) or values.dtype != dtype:
+            raise self.unusable(name, f"values of {dtype}")
+        if count is not None and len(values) not in (0, count):
+            raise self.unusable(name, f"{count} values of {dtype}, or none")
+        return values
+
+    def _given(self, name: str) -> str:
+        values = self.features.get(name)
+        if values is None:
+            names = sorted(scan_example(self.record(), self.source))
+            return f"the features {shorten(names, _NAMED_AT_MOST) or '(none)'}"
+        return f"{len(values)} values of {'bytes' if isinstance(values, list) else values.dtype}"
+
+
+def boxes_of(examples: Sequence[ParsedExample], prefix: str) -> list[Tensor]:
+    """The boxes of each example: float32 (boxes, 4) of top, left, bottom and right as shares of height and width.
+
+    They come from the features `ymin`, `xmin`, `ymax` and `xmax`, each missing where there are none. What lies outside
+    of the image by up to a tenth of it is clipped; `places_with_area` says which have an area then.
+
+    Raises:
+        DataError: the four have not equally many values; or a box is no number, upside down, or farther outside: it is
+            one of pixels.
+    """
+    boxes = [_boxes_of(example, prefix) for example in examples]
+    joined = np.concatenate([np.empty((0, 4), np.float32), *boxes])
+    usable = (joined >= -_BEYOND) & (joined <= 1 + _BEYOND)  # NaN is neither
+    if usable.all():
+        usable[:, :2] = joined[:, :2] <= joined[:, 2:]
+    if not usable.all():
+        wrong = int(np.flatnonzero(~usable.all(1))[0])
+        example = examples[int(np.searchsorted(np.cumsum([len(each) for each in boxes]), wrong, side="right"))]
+        edge = EDGES[int(usable[wrong].argmin())]
+        raise example.unusable(
+            prefix + edge,
+            "shares of height and width from 0 to 1, the top before the bottom and the left before the right",
+            given="a box of top, left, bottom and right " + ", ".join(f"{share:g}" for share in joined[wrong]),
+        )
+    return list(torch.split(torch.from_numpy(joined.clip(0, 1)), [len(each) for each in boxes]))
+
+
+def places_with_area(boxes: Sequence[Tensor]) -> dict[int, list[int]]:
+    """Which boxes of an example enclose anything, by its row; only for examples in which not all do.
+
+    Every reader leaves out an object whose box has no area on its image.
+    """
+    joined = torch.cat([torch.empty(0, 4), *boxes])
+    if (joined[:, 2:] > joined[:, :2]).all():
+        return {}
+    have_area = [(each[:, 2:] > each[:, :2]).all(1) for each in boxes]
+    return {row: each.nonzero()[:, 0].tolist() for row, each in enumerate(have_area) if not each.all()}
+
+
+def check_decoding(features: Iterable[str], decoding: Decoding) -> None:
+    """Refuse to turn images of which a schema asks for boxes.
+
+    Raises:
+        InputError: saying what to do instead.
+    """
+    if any(name.rpartition("/")[2] in EDGES for name in features):
+        check_not_turned(decoding)
+
+
+def _boxes_of(example: ParsedExample, prefix: str) -> Float32s:
+    """As the record has them, shape (boxes, 4)."""
+    edges = [example.float32s(prefix + edge) for edge in EDGES]
+    count = max(map(len, edges))
+    for edge, values in zip(EDGES, edges, strict=True):
+        if len(values) != count:
+            raise example.unusable(prefix + edge, f"{count} values of float32, as many as of another edge")
+    return np.stack(edges, axis=1)
+
 
 _logger = logging.getLogger("lockstep")
 
@@ -55,11 +271,10 @@ class ImageRecords:
         self._records = RecordFiles(paths, verify=verify)
         self._schema, self._features, self._decoding = schema, schema.features, decoding
         files = [str(file.path) for file in self._records.files]
-        others = [f"{len(files) - 1} more"] if len(files) > 1 else []
         # Looked up now: loader processes are forked from this one, and must find the decoder's library loaded.
         self.decoder = decoding.chosen
         """What decodes the images, with its version."""
-        _logger.info("Images in %s are decoded by %s", " and ".join(files[:1] + others) or "no files", self.decoder)
+        _logger.info("Images in %s are decoded by %s", shorten(files, 1) or "no files", self.decoder)
 
     def __len__(self) -> int:
         return len(self._records)

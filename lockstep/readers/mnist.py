@@ -23,10 +23,11 @@ from torch import Tensor
 
 from lockstep.durable import atomic_write
 from lockstep.errors import DataError, InputError
-from lockstep.readers.mnist_schema import mnist_records
 from lockstep.readers.reader import Reader
+from lockstep.readers.records import Records
 from lockstep.records.example import serialize_example
 from lockstep.records.shards import check_local
+from lockstep.records.template import Field, Integer, Pixels
 from lockstep.records.tfrecord import write_records
 
 UInt8s = npt.NDArray[np.uint8]
@@ -64,6 +65,7 @@ SPLITS = {
     "test": Split(*_TEST, range(10_000)),
 }
 
+_FIELDS: dict[str, Field] = {"image": Pixels("image_raw", (1, 28, 28)), "label": Integer("label")}
 _UNSIGNED_BYTE = 0x08
 _MOST_EXPANSION = 1032  # of deflate: no gzip file holds more bytes than this times its own
 _TIMEOUT_SECONDS = 30
@@ -100,6 +102,17 @@ def mnist_reader(split: str, folder: str | Path | None = None, records_folder: s
             hint="delete it, and it will be written again",
         )
     return reader
+
+
+def mnist_records(paths: str | Path | Sequence[str | Path], *, verify: bool = True) -> Records:
+    """A reader of records with raw pixels, 784 bytes in `image_raw`, and an integer in `label`; both are required.
+
+    Its batches are {"image": uint8 (batch, 1, 28, 28), "label": int64 (batch,)}.
+
+    Raises:
+        DataError: as `Records`.
+    """
+    return Records(paths, _FIELDS, verify=verify)
 
 
 def scale_image(images: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
 import numpy as np
@@ -11,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from lockstep.checks import check_switch
-from lockstep.errors import InputError, LockstepError
-from lockstep.now_reading import now_reading
-from lockstep.readers.collate import Collation
-from lockstep.readers.fingerprint import Fingerprint, fingerprint_of_dataset, fingerprint_of_tensors
+from lockstep.checks import check_switch, wrong_type
+from lockstep.errors import DataError, InputError, LockstepError
+from lockstep.readers.fingerprint import Fingerprint, fingerprint_of, fingerprint_of_dataset, fingerprint_of_tensors
+from lockstep.tracing import now_reading
 
 Int64s = npt.NDArray[np.int64]
 Cost = Literal["memory", "decode"]
@@ -177,3 +177,165 @@ def _number_of_rows(fields: Mapping[str, Tensor]) -> int:
                 hint="give every field one row for each example",
             )
     return length
+
+
+@dataclass(frozen=True, slots=True)
+class Collation:
+    """How items become a batch, and how one that cannot be part of it is named: by its number.
+
+    An item is a dict of fields, or a pair (image, label). Tensors, arrays and numbers are stacked, if all items have
+    the same shape and dtype; values of anything else become a list.
+    """
+
+    dataset: str
+    """The name of its class."""
+    method: str
+    """What gives its items, and has to be fixed where one is unfit."""
+
+    def batch_of(self, items: Sequence[Any], numbers: Int64s) -> dict[str, Any]:
+        """The fields of these items: tensors with the batch first, or lists of its length.
+
+        Raises:
+            DataError: an item is neither a dict nor a pair, or does not fit the first one; it is named.
+        """
+        rows = [self._fields(item, number) for item, number in zip(items, numbers, strict=True)]
+        for row, number in zip(rows, numbers, strict=True):
+            if row.keys() != rows[0].keys():
+                raise self.unfit(number, f"the fields {_names(row)}", f"{_names(rows[0])}, as in item {numbers[0]}")
+        return {name: self._column(name, [row[name] for row in rows], numbers) for name in rows[0]}
+
+    def failed(self, number: int, error: Exception) -> DataError:
+        """The error for an item in whose place the dataset has raised one."""
+        return self.unfit(number, f"{type(error).__name__}: {error}", "an item")
+
+    def unfit(self, number: int, given: str, expected: str) -> DataError:
+        """The error for an item that cannot be used."""
+        return DataError(
+            f"Item {number} of {self.dataset} cannot be used.",
+            given=given,
+            expected=expected,
+            hint=f"fix {self.method}, or leave the item out",
+        )
+
+    def _fields(self, item: Any, number: int) -> Mapping[str, Any]:
+        if isinstance(item, Mapping):
+            return item
+        if isinstance(item, tuple | list) and len(item) == 2:
+            return {"image": item[0], "label": item[1]}
+        size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+        raise self.unfit(number, f"a {type(item).__name__}{size}", "a dict of fields, or a pair (image, label)")
+
+    def _column(self, name: str, values: Sequence[Any], numbers: Int64s) -> Tensor | list[Any]:
+        tensors = [self._as_tensor(name, value, number) for value, number in zip(values, numbers, strict=True)]
+        stackable = [tensor for tensor in tensors if tensor is not None]
+        if not stackable:
+            return list(values)
+        expected = _kind(tensors[0])
+        for number, tensor in zip(numbers, tensors, strict=True):
+            if _kind(tensor) != expected:
+                raise self.unfit(number, f"{name!r}: {_kind(tensor)}", f"{expected}, as in item {numbers[0]}")
+        return torch.stack(stackable)
+
+    def _as_tensor(self, name: str, value: Any, number: int) -> Tensor | None:
+        try:
+            return _as_tensor(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise self.unfit(number, f"{name!r}: {error}", "numbers that torch can hold") from error
+
+
+def _kind(value: Tensor | None) -> str:
+    """What has to be the same in all items of a batch, in words."""
+    if value is None:
+        return "no tensor"
+    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
+
+
+def _as_tensor(value: Any) -> Tensor | None:
+    """The value as a tensor, where it is numbers."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, bool | int | float):
+        return torch.tensor(value)
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+        return torch.from_numpy(np.array(value))  # a copy: the array may be read-only
+    return None
+
+
+def _names(item: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, item))
+
+
+class ExampleReader(Protocol):
+    """The least that a reader of one's own has to have.
+
+    `cost`, `example_id` and `decoder` may be there too, and `draws_globally`: False says that nothing in it draws from
+    the random generators of the process, which are else seeded for each example, and not by threads. So may
+    `fingerprint`, as of a `Reader`.
+    """
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        ...
+
+    def read(self, index: int) -> Any:
+        """The fields of an example by name, or a pair (image, label)."""
+        ...
+
+
+class OneByOne:
+    """A reader with `read(index)`, as one with `read_batch(indices)`.
+
+    Tensors, arrays and numbers are stacked; values of anything else become a list. Without a `cost` of its own it is
+    read by loader processes; without `example_id` the name of an example is its index.
+    """
+
+    def __init__(self, reader: ExampleReader) -> None:
+        self._reader = reader
+        self._collation = Collation(type(reader).__name__, "read(index)")
+        self.cost: Cost = getattr(reader, "cost", "decode")
+        self.decoder: str = getattr(reader, "decoder", NO_DECODER)
+        self.draws_globally: bool = getattr(reader, "draws_globally", True)
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def read_batch(self, indices: Int64s) -> dict[str, Any]:
+        """The examples of these indices.
+
+        Raises:
+            DataError: one is neither a dict nor a pair, or does not fit the first one; it is named.
+        """
+        return self._collation.batch_of([self._read(index) for index in indices.tolist()], indices)
+
+    def example_id(self, index: int) -> str:
+        """Its name in the reader, or its index."""
+        named = getattr(self._reader, "example_id", str)
+        return str(named(index))
+
+    def fingerprint(self) -> Fingerprint:
+        """That of the reader."""
+        return fingerprint_of(self._reader, len(self))
+
+    def _read(self, index: int) -> Any:
+        now_reading(self.example_id(index))
+        return self._reader.read(index)
+
+
+def reader_of(reader: Reader | ExampleReader) -> Reader:
+    """The reader itself; or, of one that gives single examples, one that gives batches.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if not isinstance(reader, type) and hasattr(reader, "__len__"):
+        if hasattr(reader, "read_batch") and hasattr(reader, "cost"):
+            return reader  # type: ignore[return-value]
+        if hasattr(reader, "read"):
+            return OneByOne(reader)
+    raise wrong_type(
+        "reader",
+        reader,
+        expected="a reader: it has a length, and read(index), or read_batch(indices), cost and example_id",
+        hint="wrap tensors in ls.data.Arrays({...}), a torch Dataset in ls.data.TorchDataset(dataset), "
+        "an iterable one in ls.data.IterableLoader(dataset, batch_size=...) instead of a Loader",
+    )

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from lockstep.readers.combine import read_by_source
 from lockstep.readers.fingerprint import Fingerprint, named_parts
-from lockstep.readers.joining import read_by_source
 from lockstep.readers.reader import Cost
+from lockstep.records.record_files import RecordFile, RecordFiles
+from lockstep.records.record_index import Int64s
 from lockstep.records.template import Field, Template, UInt8s, read_each
-from lockstep.records.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, Int64s, RecordFile, RecordFiles
+from lockstep.records.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES
 
 
 class Records:

@@ -17,18 +17,16 @@ import torch
 
 from lockstep.checks import wrong_type
 from lockstep.errors import DataError, InputError
-from lockstep.images.decode import AS_STORED, Decoding
-from lockstep.images.encoded import EncodedImage
-from lockstep.now_reading import now_reading
+from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
 from lockstep.readers import image_folder
 from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts
 from lockstep.readers.reader import NO_DECODER, Cost, Int64s
-from lockstep.records.braces import expand_braces
 from lockstep.records.open_files import OpenFiles
-from lockstep.records.shards import find_shards, list_of_paths
+from lockstep.records.shards import expand_braces, find_shards, list_of_paths
 from lockstep.records.tar_headers import BLOCK_BYTES, header_crc
 from lockstep.records.tar_index import key_and_ending, tar_index_of
 from lockstep.records.tar_members import shown
+from lockstep.tracing import now_reading
 
 Kind = Literal["image", "label", "json", "text", "bytes"]
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
+from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
 import numpy as np
 
-from lockstep.checks import check_switch
+from lockstep.checks import check_switch, check_type
+from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.listing import shorten
 from lockstep.readers.fingerprint import Fingerprint
@@ -27,8 +32,6 @@ from lockstep.readers.object_table import (
     warn_of_objects,
 )
 from lockstep.readers.reader import Cost, Int64s
-from lockstep.readers.voc_files import annotation_files, folder_of_year, image_folder, split_files
-from lockstep.readers.voc_xml import VocAnnotation, read_voc_xml
 from lockstep.records.shards import check_local
 
 _TENSORS = ("boxes", "labels", "difficult", "truncated")
@@ -167,3 +170,206 @@ def _table(
     }
     kept = has_area & (difficult | ~columns["difficult"])
     return ObjectTable(images[kept], {name: column[kept] for name, column in columns.items()}, len(annotations)), views
+
+
+_ANNOTATIONS = ("Annotations", "annotations")
+_IMAGES = ("JPEGImages", "images")
+
+
+def folder_of_year(root: Path, year: int | None) -> Path:
+    """VOC<year> in a folder; without a year the folder itself.
+
+    Raises:
+        InputError: the year is none.
+        DataError: there is no such folder; the error names those that there are.
+    """
+    if year is None:
+        return root
+    check_type("year", year, int, expected="a year, such as 2012", hint="write year=2012, or leave it out")
+    folder = root / f"VOC{year}"
+    if not folder.is_dir():
+        raise DataError(
+            f"There is no folder {folder}.",
+            given=f"year={year}; in {root} there is {shorten(_years(root)) or 'no folder VOC*'}",
+            expected="the folder above those of the years, VOCdevkit",
+            hint="name another year, or without one the folder that holds the annotations",
+        )
+    return folder
+
+
+def image_folder(root: Path) -> Path:
+    """Where the images are: in JPEGImages, in images, or in the folder itself."""
+    return _existing(root, _IMAGES)
+
+
+def annotation_files(root: Path) -> list[Path]:
+    """The annotations by name: in Annotations, in annotations, or in the folder itself.
+
+    Raises:
+        DataError: there are none.
+    """
+    folder = _existing(root, _ANNOTATIONS)
+    there = sorted(folder.glob("*.xml"))
+    if not there:
+        years = _years(root)
+        raise DataError(
+            f"There are no annotations in {folder}.",
+            given=f"no *.xml, but {shorten(years)}" if years else "no *.xml",
+            expected=f"a folder with {' or '.join(_ANNOTATIONS)} in it, or the files themselves",
+            hint=f"give the year, such as year={years[0].removeprefix('VOC')}" if years else "check the path",
+        )
+    return there
+
+
+def split_files(root: Path, split: str, there: Sequence[Path]) -> list[Path]:
+    """The annotations that the list of a split names, in its order, of those that are there.
+
+    Raises:
+        DataError: there is no such list, it is empty, or names one twice or one that is not there.
+    """
+    names = _listed(root, split)
+    paths = {path.stem: path for path in there}
+    if missing := [name for name in names if name not in paths]:
+        raise DataError(
+            f"The split {split!r} lists images without annotations.",
+            given=f"no {shorten([f'{name}.xml' for name in missing])} in {there[0].parent}",
+            expected=f"one for each of {len(names)} images",
+            hint="copy them there, or take the images out of the list",
+        )
+    return [paths[name] for name in names]
+
+
+def _listed(root: Path, split: str) -> list[str]:
+    """The names in the list of a split: the first word of each line."""
+    folder = root / "ImageSets" / "Main"
+    path = folder / f"{split}.txt"
+    try:
+        names = [line.split()[0] for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:  # the second where it is no text, or the split no name
+        # Those of single classes, such as cat_train, come last.
+        splits = sorted((each.stem for each in folder.glob("*.txt")), key=lambda name: ("_" in name, name))
+        raise DataError(
+            f"The split {split!r} cannot be read.",
+            given=str(error),
+            expected=f"in {folder}: {shorten(splits)}" if splits else f"a list of names; there is none in {folder}",
+            hint="name one of these" if splits else "read all annotations with split=None",
+        ) from error
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice or not names:
+        raise DataError(
+            f"{path} is no list of images.",
+            given=f"{shorten(twice)} more than once" if twice else "no names",
+            expected="one name or more, each on a line of its own and once",
+            hint="repair the list",
+        )
+    return names
+
+
+def _existing(root: Path, names: Sequence[str]) -> Path:
+    """The first of these folders that is there, or the root itself."""
+    return next((root / name for name in names if os.path.isdir(root / name)), root)  # noqa: PTH112 (may raise)
+
+
+def _years(root: Path) -> list[str]:
+    return sorted(path.name for path in root.glob("VOC*") if path.is_dir())
+
+
+_EDGES = ("ymin", "xmin", "ymax", "xmax")
+_MOST_PIXELS = 2**31  # on a side
+_UNSPECIFIED = "Unspecified"  # VOC's own word for what nobody has named
+_FLAGS = {"0": False, "1": True, "false": False, "true": True, _UNSPECIFIED.lower(): False, "": False}
+
+
+class VocObject(NamedTuple):
+    """An object on an image."""
+
+    name: str
+    box: tuple[float, ...]
+    """Top, left, bottom and right in pixels, as the file has them."""
+    difficult: bool
+    """Marked as hard to recognise: evaluations leave it out."""
+    truncated: bool
+    """Marked as reaching out of its box."""
+    view: str
+    """The side from which it is seen."""
+
+
+class VocAnnotation(NamedTuple):
+    """What a file says of an image."""
+
+    file_name: str
+    height: int
+    """Of the image, in pixels."""
+    width: int
+    objects: tuple[VocObject, ...]
+
+
+def read_voc_xml(path: Path) -> VocAnnotation:
+    """Read one file. An object's parts, such as hands, are skipped.
+
+    `difficult` and `truncated` are 0 or 1, or false or true as some tools write them; missing or "Unspecified" is 0.
+
+    Raises:
+        DataError: the file cannot be read, is no XML, declares a document type (which could define entities that grow
+            without bound), or lacks a value.
+    """
+    try:
+        parser = XMLParser(target=_Builder())
+        parser.feed(path.read_bytes())
+        return _annotation(parser.close())
+    except (OSError, ParseError, ValueError, LookupError) as error:  # the last for an unknown encoding
+        raise DataError(
+            f"{path} cannot be used as an annotation in PASCAL VOC's format.",
+            given=str(error),
+            expected="XML with filename, size (width, height), and for each object name and bndbox, without a DOCTYPE",
+            hint="repair the file, or leave it and its image out",
+        ) from error
+
+
+class _Builder(TreeBuilder):
+    """Refuses a document type before anything that it defines is read."""
+
+    def doctype(self, name: str, public_id: str | None, system: str | None) -> NoReturn:
+        raise ValueError(f"a DOCTYPE {name}")
+
+
+def _annotation(root: Element) -> VocAnnotation:
+    height, width = (_number(root, f"size/{name}") for name in ("height", "width"))
+    if not all(side.is_integer() and 0 < side < _MOST_PIXELS for side in (height, width)):
+        raise ValueError(f"a size of {width:g} x {height:g} pixels")
+    objects = tuple(_object(each, place) for place, each in enumerate(root.iterfind("object"), 1))
+    return VocAnnotation(_text(root, "filename"), int(height), int(width), objects)
+
+
+def _object(found: Element, place: int) -> VocObject:
+    try:
+        box = tuple(_number(found, f"bndbox/{edge}") for edge in _EDGES)
+        view = found.findtext("pose", "").strip() or _UNSPECIFIED
+        return VocObject(_text(found, "name"), box, _flag(found, "difficult"), _flag(found, "truncated"), view)
+    except ValueError as error:
+        raise ValueError(f"object {place}: {error}") from None
+
+
+def _text(found: Element, name: str) -> str:
+    text = found.findtext(name, "").strip()
+    if not text:
+        raise ValueError(f"no {name}")
+    return text
+
+
+def _number(found: Element, name: str) -> float:
+    text = _text(found, name)
+    try:
+        number = math.nan if "_" in text else float(text)  # 1_000 is a number in Python alone
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{name} {text!r:.40}")
+    return number
+
+
+def _flag(found: Element, name: str) -> bool:
+    text = found.findtext(name, "").strip()
+    if text.lower() not in _FLAGS:
+        raise ValueError(f"{name} {text!r:.40}")
+    return _FLAGS[text.lower()]

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from lockstep.recipes.parts import Checkpoints, CrossEntropy, Evaluate, Feed, InitialWeights, Stage, Watch
     from lockstep.recipes.preprocessing import Cifarnet, Inception, Lenet, ResizedCrop, Vgg
     from lockstep.recipes.recipe import Recipe
-    from lockstep.recipes.shipped import names
-    from lockstep.recipes.shipped import recipe as find
+    from lockstep.recipes.shipped import find, names
 
 _HOMES = {
     "lockstep.checkpoints.retention": ["Retention"],
@@ -23,7 +22,7 @@ _HOMES = {
     "lockstep.recipes.parts": ["Checkpoints", "CrossEntropy", "Evaluate", "Feed", "InitialWeights", "Stage", "Watch"],
     "lockstep.recipes.preprocessing": ["Cifarnet", "Inception", "Lenet", "ResizedCrop", "Vgg"],
     "lockstep.recipes.recipe": ["Recipe"],
-    "lockstep.recipes.shipped": ["names", "recipe"],
+    "lockstep.recipes.shipped": ["find", "names"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -50,10 +49,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    inside = "recipe" if name == "find" else name  # the module of the recipe has that name
     if name not in __all__:
         raise AttributeError(f"module 'lockstep.recipes' has no attribute {name!r}")
-    return getattr(import_module(_HOME_OF[inside]), inside)
+    return getattr(import_module(_HOME_OF[name]), name)
 
 
 def __dir__() -> list[str]:

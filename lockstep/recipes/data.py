@@ -16,9 +16,9 @@ from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment, RandomShift
 from lockstep.images.decode import Decoding
 from lockstep.images.slim_presets import Preset
-from lockstep.readers.labelled import Labelled, check_labels_offset
+from lockstep.readers.classification import Labelled, check_labels_offset
 from lockstep.readers.mnist import mnist_reader, prepare_records, scale_image
-from lockstep.readers.opening import check_there, open_source
+from lockstep.readers.open import check_there, open_source
 from lockstep.readers.reader import Reader
 from lockstep.recipes.preprocessing import Inception, Preprocessing
 

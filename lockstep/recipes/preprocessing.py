@@ -11,23 +11,14 @@ from torch import Tensor
 
 from lockstep.checks import check_all, check_one_of, check_positive, check_range
 from lockstep.errors import InputError
-from lockstep.images import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    DistortedCrop,
-    HorizontalFlip,
-    JitterDraws,
-    RandAugment,
-    RandomErasing,
-    RandomResizedCrop,
-    ShortSideCrop,
-    TrivialAugmentWide,
-    jittered,
-    normalised,
-)
-from lockstep.images.arguments import check_probability
-from lockstep.images.augment import Augment
-from lockstep.images.slim_presets import Preset, cifarnet, inception, lenet, vgg
+from lockstep.images.augment import Augment, HorizontalFlip, check_probability
+from lockstep.images.auto_augment import RandAugment, TrivialAugmentWide
+from lockstep.images.crops import ShortSideCrop
+from lockstep.images.erasing import RandomErasing
+from lockstep.images.jitter import JitterDraws, jittered
+from lockstep.images.normalisation import IMAGENET_MEAN, IMAGENET_STD, normalised
+from lockstep.images.resized_crops import DistortedCrop, RandomResizedCrop
+from lockstep.images.slim_presets import Preset, cifarnet_preset, inception_preset, lenet_preset, vgg_preset
 
 _POLICIES: Mapping[str, tuple[Augment, ...]] = {
     "none": (),
@@ -60,7 +51,7 @@ class Inception:
     def preset(self, size: int) -> Preset:
         """The augmentations and the network's input, for images of this height and width."""
         boxes = "boxes" if self.crop_by_boxes else None
-        made = inception(size, fast=self.fast, boxes_field=boxes)
+        made = inception_preset(size, fast=self.fast, boxes_field=boxes)
         first, *rest = made.train
         assert isinstance(first, DistortedCrop), "it comes first"
         return Preset((replace(first, area=(self.least_area, 1.0)), *rest), made.evaluate, made.inputs)
@@ -79,7 +70,7 @@ class Vgg:
         Raises:
             InputError: the short side is not given by two numbers, or is below the size.
         """
-        return vgg(size, self.short_side)
+        return vgg_preset(size, self.short_side)
 
 
 @dataclass(frozen=True)
@@ -88,7 +79,7 @@ class Cifarnet:
 
     def preset(self, size: int) -> Preset:
         """The augmentations and the network's input, for images of this height and width."""
-        return cifarnet(size)
+        return cifarnet_preset(size)
 
 
 @dataclass(frozen=True)
@@ -97,7 +88,7 @@ class Lenet:
 
     def preset(self, size: int) -> Preset:
         """The augmentations and the network's input, for images of this height and width."""
-        return lenet(size)
+        return lenet_preset(size)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ A field that may be None is None by default: in TOML it is left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from lockstep.errors import InputError
@@ -45,7 +45,7 @@ from lockstep.optim.schedules import Schedule
 from lockstep.optim.transforms import GradientTransform
 from lockstep.parallel.exchange import AllReduce, Alone
 from lockstep.parallel.towers import Towers
-from lockstep.progress import End
+from lockstep.progress import End, Interval
 from lockstep.recipes.data import ImageData, MnistData
 from lockstep.recipes.parts import Checkpoints, CrossEntropy, Evaluate, Feed, InitialWeights, Stage, Watch, check_counts
 from lockstep.training.smoothing import LossAverage
@@ -233,3 +233,63 @@ class Recipe:
                 expected="two images or more a tower",
                 hint='lower num_towers, raise batch_size, or set towers.batch_norm="sync" or model.auxiliary=false',
             )
+
+
+HARMLESS = (
+    "name",
+    "num_workers",
+    "device",
+    "end",
+    "checkpoints",
+    "data.folder",
+    "watch",
+    "evaluate.every",
+    "evaluate.patience",
+    "feed.num_processes",
+    "feed.num_threads",
+    "feed.prefetch",
+    "feed.bad_budget",
+)
+"""Fields, or parts as a whole, that change nothing in what is trained: a resumed run may have others."""
+_PLACES = ("data.train", "data.validation", "data.test")
+"""One path for another may be the same data, moved. A resume compares the training data itself by its fingerprint."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field in which two recipes differ, or a part, where the two are of different classes."""
+
+    path: str
+    saved: Any
+    given: Any
+    harmless: bool
+    """A resumed run may differ in it without more ado."""
+
+    def __str__(self) -> str:
+        return f"{self.path}: saved {self.saved}, given {self.given}"
+
+
+def differences(saved: Recipe, given: Recipe) -> list[Difference]:
+    """Where the recipe of a run and the one given to go on with it differ, in the order of the fields.
+
+    Towers that are not counted in `given` are those of `saved`: the first start has settled their number.
+    """
+    if given.num_towers is None:
+        saved = replace(saved, num_towers=None)
+    return list(_differences("", saved, given))
+
+
+def _differences(path: str, saved: Any, given: Any) -> Iterator[Difference]:
+    if saved == given:
+        return
+    if is_dataclass(saved) and type(saved) is type(given) and not isinstance(saved, Interval):
+        for name in [each.name for each in fields(saved)]:
+            inner = f"{path}.{name}" if path else name
+            yield from _differences(inner, getattr(saved, name), getattr(given, name))
+    elif isinstance(saved, tuple) and isinstance(given, tuple) and len(saved) == len(given):
+        for index, (before, now) in enumerate(zip(saved, given, strict=True)):
+            yield from _differences(f"{path}.{index}", before, now)
+    else:
+        moved = path in _PLACES and None not in (saved, given)
+        harmless = moved or f"{path}.".startswith(tuple(f"{outer}." for outer in HARMLESS))
+        yield Difference(path, saved, given, harmless)

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from lockstep.errors import RecipeError
-from lockstep.recipes.fields import read, write
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.wording import Place
+from lockstep.recipes.toml import Place, read, write
 
 
 class _Setting(NamedTuple):

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lockstep.errors import InputError
-from lockstep.records.wire import (
+from lockstep.records.protobuf import (
     FIRST,
     FOUR_BYTES,
     SECOND,
@@ -223,3 +223,59 @@ def _joined(data: Buffer, spans: Sequence[Span]) -> Buffer:
 
 def _packed(numbers: bytes) -> bytes:
     return field_bytes(1, numbers) if numbers else b""
+
+
+_SEQUENCE = "tf.train.SequenceExample"
+
+
+class SequenceExample(NamedTuple):
+    """The values of a `tf.train.SequenceExample`: each a list of bytes, or an array of int64 or float32."""
+
+    context: dict[str, Values]
+    """Of the whole, by name."""
+    feature_lists: dict[str, list[Values]]
+    """Of each step in turn, by name; their numbers of steps may differ."""
+
+
+def parse_sequence_example(data: Buffer, source: str = "The example") -> SequenceExample:
+    """The values of every feature, and of every step of every feature list.
+
+    As in `parse_example`; but a step that has no values of any kind is an empty list, for each step has its place.
+
+    Args:
+        data: the serialised message.
+        source: what to call it in an error.
+
+    Raises:
+        DataError: these are not the bytes of a sequence example.
+    """
+    try:
+        entries = dict(entries_of(data, FIRST))  # the last of one name counts
+        features = {name: feature_at(data, spans) for name, spans in entries.items()}
+        context = {name: values_of(data, feature) for name, feature in features.items() if feature.kind}
+        lists = {name: _steps(data, spans) for name, spans in dict(entries_of(data, SECOND)).items()}
+        return SequenceExample(context, lists)
+    except MalformedError as fault:
+        raise fault.of(source, _SEQUENCE) from None
+
+
+def serialize_sequence_example(context: Mapping[str, Values], feature_lists: Mapping[str, Sequence[Values]]) -> bytes:
+    """A sequence example of these features: the same bytes for the same features, whatever their order.
+
+    Raises:
+        InputError: values that are neither a list of bytes nor a one-dimensional array of int64 or float32.
+    """
+    of_all = {name: feature_bytes(name, values) for name, values in context.items()}
+    of_steps = {
+        name: b"".join(field_bytes(1, feature_bytes(name, values)) for values in steps)
+        for name, steps in feature_lists.items()
+    }
+    return entries_bytes(1, of_all) + entries_bytes(2, of_steps)
+
+
+def _steps(data: Buffer, spans: Sequence[Span]) -> list[Values]:
+    steps = []
+    for start, stop in spans:
+        features = [(first, end) for tag, first, end in fields_of(data, start, stop) if tag == FIRST]
+        steps += [values_of(data, feature_at(data, [feature])) for feature in features]
+    return steps

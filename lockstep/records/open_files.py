@@ -1,15 +1,82 @@
-"""Files that are read in any order, few of them open at a time."""
+"""Files that are read at any offset, few of them open at a time, and never after they have changed."""
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
-from lockstep.records.kept_index import Version, check_version
-from lockstep.records.record_streams import opened, read_at
+from lockstep.errors import DataError
 
 _MOST_OPEN = 128
+
+_seeking = threading.Lock()
+
+
+class Version(NamedTuple):
+    """What a file was when its index was made."""
+
+    size_bytes: int
+    mtime_ns: int
+
+
+def version_of(file: BinaryIO) -> Version:
+    """What an open file is now."""
+    status = os.fstat(file.fileno())
+    return Version(status.st_size, status.st_mtime_ns)
+
+
+def check_version(file: BinaryIO, path: Path, version: Version) -> None:
+    """Refuse a file that is not what it was when its index was made.
+
+    Raises:
+        DataError: it has another size, or was changed at another time.
+    """
+    if (now := version_of(file)) != version:
+        raise DataError(
+            f"{path} has changed since its index was made.",
+            given=f"{now.size_bytes} bytes, changed at {now.mtime_ns} ns",
+            expected=f"{version.size_bytes} bytes, changed at {version.mtime_ns} ns",
+            hint="start again, and leave the files alone while they are read",
+        )
+
+
+def opened(path: Path, buffering: int = 0) -> BinaryIO:
+    """A file of records, to be read.
+
+    Raises:
+        DataError: the system refuses.
+    """
+    try:
+        return path.open("rb", buffering=buffering)
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be opened.",
+            given=str(error),
+            expected="a file of records that may be read",
+            hint="check the path, and who may read it",
+        ) from error
+
+
+def read_at(file: BinaryIO, size: int, offset: int) -> bytes:
+    """Bytes of an unbuffered file from an offset on, fewer at its end; by several threads and processes at once."""
+    data = _read_once(file, size, offset)
+    while 0 < len(data) < size:  # The system gives at most 2 GiB at once.
+        if not (more := _read_once(file, size - len(data), offset + len(data))):
+            break
+        data += more
+    return data
+
+
+def _read_once(file: BinaryIO, size: int, offset: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(file.fileno(), size, offset)
+    with _seeking:  # Windows has no pread.
+        file.seek(offset)
+        return file.read(size)
 
 
 class OpenFiles:

@@ -14,10 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from lockstep.errors import DataError
-from lockstep.records.compressed import compression_of
-from lockstep.records.framing import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, Compression, Source, payload_length
-from lockstep.records.kept_index import Version, keep_index, kept_index, version_of
-from lockstep.records.record_streams import LARGEST_RECORD_BYTES, opened, read_all, read_at
+from lockstep.records.index_cache import keep_index, kept_index
+from lockstep.records.open_files import Version, opened, read_at, version_of
+from lockstep.records.tfrecord import (
+    FRAME_BYTES,
+    HEAD_BYTES,
+    LARGEST_RECORD_BYTES,
+    TAIL_BYTES,
+    Compression,
+    Source,
+    compression_of,
+    payload_length,
+    read_all,
+)
 
 Int64s = npt.NDArray[np.int64]
 

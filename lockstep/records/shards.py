@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 
 from lockstep.checks import check_type, wrong_type
 from lockstep.errors import DataError
+from lockstep.listing import shorten
 
 # TensorFlow's names of shards, such as train-00003-of-00128 or data-00000-of-00001.gz
 _SHARD = re.compile(r"(.*?(?<!\d))(\d{1,7})-of-(\d{1,7})(?!\d)(.*)", re.DOTALL)
@@ -120,12 +122,7 @@ def _matching(given: str | Path) -> list[Path]:
 def _held(folder: Path) -> str:
     if not folder.is_dir():
         return f"there is no folder {folder}"
-    return f"a folder that holds {_listed(sorted(path.name for path in folder.iterdir())) or 'nothing'}"
-
-
-def _listed(names: Iterable[str]) -> str:
-    first = list(islice(names, _MOST_NAMED + 1))
-    return ", ".join(first[:_MOST_NAMED]) + (" and more" if len(first) > _MOST_NAMED else "")
+    return f"a folder that holds {shorten(sorted(path.name for path in folder.iterdir())) or 'nothing'}"
 
 
 def _check_complete(files: Sequence[Path], pattern: str) -> None:
@@ -145,9 +142,12 @@ def _check_complete(files: Sequence[Path], pattern: str) -> None:
         names = (
             f"{before}{number:0{width}}-of-{count}{after}" for number in range(int(count)) if number not in numbers
         )
-        if missing := _listed(name for name in names if fnmatchcase(name, pattern)):
+        # A name can claim any number of shards: no more of them are looked at than are named.
+        missing = list(islice((name for name in names if fnmatchcase(name, pattern)), _MOST_NAMED + 1))
+        if missing:
+            more = ", ..." if len(missing) > _MOST_NAMED else ""
             raise DataError(
-                f"Shards are missing in {folder}: {missing}",
+                f"Shards are missing in {folder}: {', '.join(missing[:_MOST_NAMED])}{more}",
                 given=f"{len(numbers)} files that are named -of-{count}",
                 expected=f"all {int(count)} of them, or those that {pattern} stands for",
                 hint="copy the missing ones, or name fewer by the pattern, such as train-0000?-of-00128",
@@ -161,3 +161,43 @@ def _two_sets(path: Path, one: str, other: str) -> DataError:
         expected="one set: the other may hold the same examples",
         hint=f"name one by the pattern, such as *-of-{other}*",
     )
+
+
+_RANGE = re.compile(r"\{(\d{1,18}\.\.\d{1,18})\}")
+_MOST = 1_000_000
+
+
+def expand_braces(path: str | Path) -> list[str]:
+    """The paths that {first..last} in a path stands for, in order; the path itself where there is none.
+
+    Of several ranges the last one runs fastest. A number has as many digits as the longer of the two, if one of these
+    begins with a zero. A path that exists is itself, whatever characters it has.
+
+    Raises:
+        InputError: it is no path.
+        DataError: a range falls, or the path stands for more than a million; or as `check_local`.
+    """
+    check_local(path)
+    path = str(path)
+    texts = _RANGE.split(path)  # in turn: what is not in a range, and what is
+    if len(texts) == 1 or os.path.exists(path):  # noqa: PTH110 (that of pathlib raises where it may not look)
+        return [path]
+    spans = [tuple(map(int, text.split(".."))) for text in texts[1::2]]
+    count = math.prod(max(0, last + 1 - first) for first, last in spans)
+    if not 0 < count <= _MOST:
+        raise DataError(
+            f"{path} cannot be expanded.",
+            given=f"{count} paths" if count else "a range that falls",
+            expected=f"ranges that rise, for at most {_MOST} paths",
+            hint="write the first shard's number, two dots and the last one's: {000000..000999}",
+        )
+    choices = [_numbers(text) if place % 2 else [text] for place, text in enumerate(texts)]
+    return ["".join(parts) for parts in product(*choices)]
+
+
+def _numbers(text: str) -> list[str]:
+    """The numbers of a range."""
+    first, last = text.split("..")
+    is_padded = any(len(number) > 1 and number.startswith("0") for number in (first, last))
+    width = max(len(first), len(last)) if is_padded else 1
+    return [f"{number:0{width}}" for number in range(int(first), int(last) + 1)]

@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lockstep.errors import DataError
-from lockstep.records.kept_index import Version, keep_index, kept_index, version_of
-from lockstep.records.record_streams import opened, read_at
+from lockstep.listing import shorten
+from lockstep.records.index_cache import keep_index, kept_index
+from lockstep.records.open_files import Version, opened, read_at, version_of
 from lockstep.records.tar_headers import BLOCK_BYTES, FILES, FOLDERS, header_crc
 from lockstep.records.tar_members import Member, members_of, shown
 
@@ -26,7 +27,6 @@ Int64s = npt.NDArray[np.int64]
 
 # A smaller archive is walked in about the time that its index is read in.
 _WORTH_KEEPING_BYTES = 1 << 20
-_MOST_NAMED = 5
 
 _KIND = b"LSTARIX2"
 _COUNTS = struct.Struct("<qqqq")
@@ -79,8 +79,7 @@ def tar_index_of(path: Path) -> TarIndex:
         if version.size_bytes >= _WORTH_KEEPING_BYTES:
             keep_index(path, _KIND, index.version, _encoded(index))
     if names := index.not_read.split(b"\0")[:-1]:
-        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        _logger.warning("Not read in %s: %s%s", path, ", ".join(map(shown, names[:_MOST_NAMED])), more)
+        _logger.warning("Not read in %s: %s", path, shorten([shown(name) for name in names]))
     return index
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from lockstep.errors import DataError
-from lockstep.records.record_streams import read_at
+from lockstep.records.open_files import read_at
 from lockstep.records.tar_headers import (
     BLOCK_BYTES,
     DEVICES,

@@ -1,233 +1,340 @@
-"""TFRecord files, as TensorFlow writes them: records one after the other, plain or in one gzip or zlib stream.
+"""The frame of a record: its length and two checksums.
 
-In turn they are read by `read_all`, which holds one record in memory; in any order by `RecordFiles`.
+8 bytes         length of the payload, little-endian
+4 bytes         masked CRC-32C of these 8 bytes
+length bytes    the payload
+4 bytes         masked CRC-32C of the payload
+
+As in TensorFlow's `core/lib/io/record_writer.h`.
 """
 
 from __future__ import annotations
 
-import logging
-from bisect import bisect_right
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import accumulate
-from mmap import mmap
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO, Literal, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-import torch
+import google_crc32c
 
-from lockstep.records.compressed import InflateError, inflated_blocks
-from lockstep.records.framing import (
-    FRAME_BYTES,
-    HEAD_BYTES,
-    TAIL_BYTES,
-    Compression,
-    Source,
-    frame,
-    masked_crc32c,
-    payload_of,
-)
-from lockstep.records.kept_index import check_version
-from lockstep.records.open_files import OpenFiles
-from lockstep.records.record_index import MEMORY_LIMIT_BYTES, Int64s, build_index, index_of, too_large
-from lockstep.records.record_streams import opened, read_all, write_records
-from lockstep.records.shards import find_shards
+from lockstep.checks import check_one_of
+from lockstep.durable import atomic_write
+from lockstep.errors import DataError
+from lockstep.records.open_files import opened
+from lockstep.records.shards import check_local
 
-__all__ = [
-    "FRAME_BYTES",
-    "HEAD_BYTES",
-    "MEMORY_LIMIT_BYTES",
-    "TAIL_BYTES",
-    "Compression",
-    "Int64s",
-    "RecordFile",
-    "RecordFiles",
-    "build_index",
-    "find_shards",
-    "frame",
-    "masked_crc32c",
-    "read_all",
-    "write_records",
-]
+Compression = Literal["gzip", "zlib"]
 
-UInt8s = npt.NDArray[np.uint8]
-
-_THREADS = 8
-
-_logger = logging.getLogger("lockstep")
+_LENGTH = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
+_HEAD = struct.Struct("<QI")
+HEAD_BYTES, TAIL_BYTES = _HEAD.size, _CRC.size
+FRAME_BYTES = HEAD_BYTES + TAIL_BYTES
 
 
-class RecordFile:
-    """The records of one file, in any order. It may be forked and pickled, and read by several threads.
+class Source(NamedTuple):
+    """Where records come from, to be named in errors."""
 
-    A plain file is read record by record. A compressed one is decompressed into memory when it is first read.
+    path: Path
+    compression: Compression | None = None
+
+    def place(self, record: int, start: int) -> str:
+        """A record by its number, and by the byte where its frame starts: the subject of a sentence."""
+        return f"Record {record} of {self.path}, at byte {start}{self._after},"
+
+    def damaged(self, what: str, record: int, start: int, *, given: str, expected: str, hint: str) -> DataError:
+        """The error for a record of which `what` is true."""
+        return DataError(f"{self.place(record, start)} {what}.", given=given, expected=expected, hint=hint)
+
+    def cut_short(self, record: int, start: int, length: int, left: int) -> DataError:
+        """The error for a record whose frame of `length` bytes has only `left` of them."""
+        return DataError(
+            f"{self.path} is cut short: record {record}, at byte {start}{self._after}, is not whole.",
+            given=f"{left} bytes up to the end of the file",
+            expected=f"at least {length} bytes",
+            hint="copy or convert the file again",
+        )
+
+    @property
+    def _after(self) -> str:
+        return " after decompression" if self.compression else ""
+
+
+def masked_crc32c(data: bytes) -> int:
+    """The checksum of the format: CRC-32C rotated by 15 bits plus a constant."""
+    crc: int = google_crc32c.value(data)
+    return (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF
+
+
+def frame(payload: bytes) -> bytes:
+    """A payload as a record."""
+    length = _LENGTH.pack(len(payload))
+    return length + _CRC.pack(masked_crc32c(length)) + payload + _CRC.pack(masked_crc32c(payload))
+
+
+def is_head(head: bytes) -> bool:
+    """Whether 12 bytes are a length and its checksum."""
+    return len(head) == HEAD_BYTES and masked_crc32c(head[: _LENGTH.size]) == _CRC.unpack(head[_LENGTH.size :])[0]
+
+
+def payload_length(head: bytes, source: Source, record: int, start: int) -> int:
+    """The length of a payload in bytes, from the first 12 bytes of its frame.
+
+    Raises:
+        DataError: there are fewer, or their checksum is another.
+    """
+    if len(head) < HEAD_BYTES:
+        raise source.cut_short(record, start, FRAME_BYTES, len(head))
+    length: int
+    length, crc = _HEAD.unpack(head)
+    if masked_crc32c(head[: _LENGTH.size]) != crc:
+        raise bad_head(head, source, record, start)
+    return length
+
+
+def bad_head(head: bytes, source: Source, record: int, start: int) -> DataError:
+    """The error for a frame that does not begin with a length and its checksum."""
+    return source.damaged(
+        "has no valid header",
+        record,
+        start,
+        given=f"the bytes {head.hex(' ')}",
+        expected="the length of a record and its checksum" + ("" if start else "; or all of it in gzip or zlib"),
+        hint="copy or convert the file again" if record else "check that this is a TFRecord file",
+    )
+
+
+def payload_of(data: bytes, verify: bool, source: Source, record: int, start: int) -> bytes:
+    """The payload of (payload, checksum), the rest of a frame that starts at `start`.
+
+    Raises:
+        DataError: it is to be verified, and its checksum is another.
+    """
+    payload = data[:-TAIL_BYTES]
+    if verify:
+        (expected,) = _CRC.unpack(data[-TAIL_BYTES:])
+        if (crc := masked_crc32c(payload)) != expected:
+            raise source.damaged(
+                "is damaged",
+                record,
+                start,
+                given=f"{len(payload)} bytes with the checksum {crc:#010x}",
+                expected=f"the checksum {expected:#010x}, which was written with them",
+                hint="copy or convert the file again",
+            )
+    return payload
+
+
+_WINDOW_BITS: dict[Compression, int] = {"gzip": 16 + zlib.MAX_WBITS, "zlib": zlib.MAX_WBITS}
+_ANY_WINDOW_BITS = 32 + zlib.MAX_WBITS
+_BLOCK_BYTES = 1 << 16
+_GZIP_MAGIC = b"\x1f\x8b\x08"
+_DEFLATE, _WIDEST_WINDOW, _WITH_DICTIONARY = 8, 7, 32
+
+
+def compression_of(head: bytes, source: Source) -> Compression | None:
+    """How a file is compressed, from its first 12 bytes (fewer if it is shorter); None if it is not.
+
+    Raises:
+        DataError: so many bytes are neither the start of a record nor of a gzip or zlib stream.
+    """
+    if not head or is_head(head):
+        return None
+    if head.startswith(_GZIP_MAGIC[: len(head)]):
+        return "gzip"
+    if _is_zlib(head):
+        return "zlib"
+    if len(head) < HEAD_BYTES:
+        return None
+    raise bad_head(head, source, 0, 0)
+
+
+def _is_zlib(head: bytes) -> bool:
+    """Whether these are the first two bytes of a zlib stream (RFC 1950)."""
+    if len(head) < 2:
+        return False
+    method, window, flags = head[0] & 15, head[0] >> 4, head[1]
+    whole = (head[0] << 8 | flags) % 31 == 0
+    return method == _DEFLATE and window <= _WIDEST_WINDOW and whole and not flags & _WITH_DICTIONARY
+
+
+class InflateError(Exception):
+    """What is wrong with a compressed stream."""
+
+    def of(self, source: Source, record: int, start: int) -> DataError:
+        """The error that says so of the first record that is not known to be whole."""
+        return source.damaged(
+            "cannot be decompressed",
+            record,
+            start,
+            given=str(self),
+            expected=f"a whole {source.compression} stream of records",
+            hint="copy or convert the file again",
+        )
+
+
+class Inflated:
+    """What a compressed file holds, read from its start to its end."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._blocks = inflated_blocks(file)
+        self._block, self._place = b"", 0
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, fewer at the end.
+
+        Raises:
+            InflateError: the stream is damaged or cut short.
+        """
+        parts = []
+        while size > 0:
+            if self._place == len(self._block):
+                self._block, self._place = next(self._blocks, b""), 0
+                if not self._block:
+                    break
+            parts.append(self._block[self._place : self._place + size])
+            self._place += len(parts[-1])
+            size -= len(parts[-1])
+        return b"".join(parts)
+
+
+def inflated_blocks(file: BinaryIO) -> Iterator[bytes]:
+    """Yield what a compressed file holds, in blocks of at most 64 KiB: however far it expands, no more is in memory.
+
+    Raises:
+        InflateError: the stream is damaged or cut short.
+    """
+    stream = zlib.decompressobj(_ANY_WINDOW_BITS)
+    data = b""
+    while True:
+        data = data or file.read(_BLOCK_BYTES)
+        if stream.eof:
+            if not data:
+                return
+            stream = zlib.decompressobj(_ANY_WINDOW_BITS)
+        try:
+            block = stream.decompress(data, _BLOCK_BYTES)
+        except zlib.error as error:
+            raise InflateError(str(error)) from None
+        if block:
+            yield block
+        elif not data and not stream.eof:
+            raise InflateError("the compressed stream ends before its end mark")
+        data = stream.unused_data if stream.eof else stream.unconsumed_tail
+
+
+def deflating(compression: Compression | None) -> tuple[Callable[[bytes], bytes], Callable[[], bytes]]:
+    """What compresses the next bytes of a file, and what gives its last ones."""
+    if compression is None:
+        return bytes, bytes
+    stream = zlib.compressobj(wbits=_WINDOW_BITS[compression])
+    return stream.compress, stream.flush
+
+
+LARGEST_RECORD_BYTES = 1 << 31
+"""No message of protocol buffers is longer."""
+
+
+def write_records(path: str | Path, payloads: Iterable[bytes], compression: Compression | None = None) -> int:
+    """Write a file of records, whole or not at all, and return their number.
+
+    The same payloads make the same bytes. TensorFlow reads them; a compressed file only if it is told so
+    (`compression_type="GZIP"` or "ZLIB").
+
+    Raises:
+        InputError: there is no such compression, or the path is none.
+        DataError: the system refuses to write it.
+    """
+    check_local(path)
+    if compression is not None:
+        check_one_of("compression", compression, ("gzip", "zlib"))
+    deflate, rest = deflating(compression)
+    count = 0
+    with atomic_write(Path(path), parents=True, failure=DataError) as file:
+        for payload in payloads:
+            file.write(deflate(frame(payload)))
+            count += 1
+        file.write(rest())
+    return count
+
+
+def read_all(
+    path: str | Path, *, verify: bool = True, largest_record_bytes: int = LARGEST_RECORD_BYTES
+) -> Iterator[tuple[int, bytes]]:
+    """Yield (byte where its frame ends, payload) of every record in turn, plain or compressed.
+
+    Of a compressed file the bytes are counted after decompression, and one record at a time is in memory.
 
     Args:
         path: of the file.
-        memory_limit_bytes: refuse a compressed file that takes more; it is found out before memory is taken.
-        open_files: what opens it, shared by many files so that few are open at a time.
+        verify: compare the checksums of payloads; those of lengths always are.
+        largest_record_bytes: refuse a longer one in a compressed file before it is read: it may expand from nothing.
 
     Raises:
-        DataError: the file cannot be opened, is cut short, holds something else than records, or expands to more.
+        InputError: the path is none.
+        DataError: the file cannot be opened, or is none of records; or, after what is whole before it, a record that
+            is cut short, damaged or too large.
     """
-
-    def __init__(
-        self, path: Path, *, memory_limit_bytes: int = MEMORY_LIMIT_BYTES, open_files: OpenFiles | None = None
-    ) -> None:
-        self.path = path
-        self.index = index_of(path, memory_limit_bytes)
-        self._source = Source(path, self.index.compression)
-        self._open_files = open_files or OpenFiles()
-        self._memory: mmap | None = None
-
-    def __len__(self) -> int:
-        return len(self.index.lengths)
-
-    @property
-    def summary(self) -> str:
-        """Its number of records, its size and the checksum of all records."""
-        return f"{len(self)} records, {self.index.version.size_bytes} bytes, crc32c {self.index.checksum:08x}"
-
-    def read(self, record: int, verify: bool = True) -> bytes:
-        """The payload of a record, its checksum verified.
-
-        Raises:
-            DataError: the record is damaged, or the file has changed since it was opened.
-        """
-        offset, size = int(self.index.offsets[record]), int(self.index.lengths[record]) + TAIL_BYTES
-        if self.index.compression:
-            data = self.memory[offset : offset + size]
+    check_local(path)
+    path = Path(path)
+    with opened(path, buffering=-1) as file:
+        source = Source(path, compression_of(file.read(HEAD_BYTES), Source(path)))
+        file.seek(0)
+        if source.compression:
+            records = _Records(Inflated(file), source, largest_record_bytes)
         else:
-            data = self._open_files.read(self.path, self.index.version, size, offset)
-        return payload_of(data, verify, self._source, record, offset - HEAD_BYTES)
+            records = _Records(file, source, largest_record_bytes, os.fstat(file.fileno()).st_size)
+        while (payload := records.next(verify)) is not None:
+            yield records.start, payload
 
-    def place(self, record: int) -> str:
-        """A record by its number, file and byte: the subject of a sentence, for errors."""
-        return self._source.place(record, int(self.index.offsets[record]) - HEAD_BYTES)
 
-    def contents(self) -> UInt8s:
-        """All bytes of the file, to be read only: a plain one mapped, a compressed one decompressed.
+@dataclass
+class _Records:
+    """The records of a stream, and how far they have been read."""
 
-        Raises:
-            DataError: as `memory`.
-        """
-        index = self.index
-        if index.compression:
-            return np.frombuffer(self.memory, dtype=np.uint8, count=index.size_bytes)
-        with opened(self.path) as file:
-            check_version(file, self.path, index.version)
-        # Python's mmap would hold a descriptor for each file.
-        contents = torch.from_file(str(self.path), shared=False, size=index.size_bytes, dtype=torch.uint8)
-        return np.asarray(contents)
+    stream: BinaryIO | Inflated
+    source: Source
+    largest_record_bytes: int
+    file_bytes: int | None = None
+    """Where a plain file ends; what is appended while it is read is left alone."""
+    record: int = 0
+    start: int = 0
 
-    @property
-    def memory(self) -> mmap:
-        """What a compressed file holds, decompressed now if it was not yet; processes forked later share it.
-
-        Raises:
-            DataError: the file is damaged, has changed since it was opened, or there is no memory for it.
-        """
-        if self._memory is None:
-            self._memory = self._decompressed()
-        return self._memory
-
-    def _decompressed(self) -> mmap:
-        index = self.index
+    def next(self, verify: bool) -> bytes | None:
+        """The next payload, or None after the last."""
+        if self.start == self.file_bytes:
+            return None
         try:
-            memory = mmap(-1, max(1, index.size_bytes))
-        except OSError as error:
-            raise too_large(str(self.path), f"{index.size_bytes} bytes", f"no more than is free: {error}") from error
-        with opened(self.path) as file:
-            check_version(file, self.path, index.version)
-            try:
-                for block in inflated_blocks(file):
-                    memory.write(block)
-            except InflateError as error:
-                ends = index.offsets + index.lengths + TAIL_BYTES
-                whole = int(np.searchsorted(ends, memory.tell(), side="right"))
-                raise error.of(self._source, whole, int(ends[whole - 1]) if whole else 0) from None
-        return memory
+            head = self.stream.read(HEAD_BYTES)
+            if not head:
+                return None
+            length = payload_length(head, self.source, self.record, self.start)
+            self._check_size(length)
+            data = self.stream.read(length + TAIL_BYTES)
+        except InflateError as error:
+            raise error.of(self.source, self.record, self.start) from None
+        if len(data) < length + TAIL_BYTES:
+            raise self.source.cut_short(self.record, self.start, FRAME_BYTES + length, HEAD_BYTES + len(data))
+        payload = payload_of(data, verify, self.source, self.record, self.start)
+        self.start += FRAME_BYTES + length
+        self.record += 1
+        return payload
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_memory": None}
-
-
-class RecordFiles:
-    """The records of many files, one after the other, in any order. It may be forked and pickled, and read by threads.
-
-    At most 128 files are open at a time. Compressed files are decompressed into memory at once, so that loader
-    processes share it; each worker has its own.
-
-    Args:
-        paths: a path, a pattern such as "train-*" or "train-?????-of-00128", or several of these.
-        verify: compare the checksums of payloads when they are read; those of lengths always are.
-        memory_limit_bytes: what the compressed files may take together; it is found out before memory is taken.
-
-    Raises:
-        DataError: as `find_shards` and `RecordFile`.
-    """
-
-    def __init__(
-        self,
-        paths: str | Path | Sequence[str | Path],
-        *,
-        verify: bool = True,
-        memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
-    ) -> None:
-        self.verify = verify
-        open_file = partial(RecordFile, memory_limit_bytes=memory_limit_bytes, open_files=OpenFiles())
-        with ThreadPoolExecutor(_THREADS) as pool:
-            self.files = list(pool.map(open_file, find_shards(paths)))
-            compressed = [file for file in self.files if file.index.compression]
-            _check_memory(compressed, memory_limit_bytes)
-            for _ in pool.map(lambda file: file.memory, compressed):
-                pass
-        self.starts = [0, *accumulate(map(len, self.files))]
-        """Number of the first record of each file; and of all records."""
-
-    def __len__(self) -> int:
-        return self.starts[-1]
-
-    def read(self, index: int) -> bytes:
-        """The payload of a record.
-
-        Raises:
-            IndexError: there is none of this number.
-            DataError: as `RecordFile.read`.
-        """
-        file, record = self.locate(index)
-        return file.read(record, self.verify)
-
-    def locate(self, index: int) -> tuple[RecordFile, int]:
-        """Which file holds a record, and its number in there.
-
-        Raises:
-            IndexError: there is none of this number.
-        """
-        if not 0 <= index < len(self):
-            raise IndexError(f"there is no record {index} in {len(self)} records")
-        file = bisect_right(self.starts, index) - 1
-        return self.files[file], index - self.starts[file]
-
-    def place(self, index: int) -> str:
-        """A record by its number in its file, the file and the byte: the subject of a sentence, for errors."""
-        file, record = self.locate(index)
-        return file.place(record)
-
-    def example_id(self, index: int) -> str:
-        """The name of a record's file, and its number in there."""
-        file, record = self.locate(index)
-        return f"{file.path.name}:{record}"
-
-
-def _check_memory(files: Sequence[RecordFile], limit_bytes: int) -> None:
-    """Refuse compressed files that together take too much."""
-    total = sum(file.index.size_bytes for file in files)
-    if files:
-        _logger.info("%d compressed files take %.1f MB of memory", len(files), total / 1e6)
-    if total > limit_bytes:
-        others = f" (and {len(files) - 1} other files)" if len(files) > 1 else ""
-        raise too_large(f"{files[0].path}{others}", f"{total} bytes", f"at most {limit_bytes} bytes")
+    def _check_size(self, length: int) -> None:
+        """Refuse a length that lies, before memory is taken for it."""
+        if self.file_bytes is not None:
+            left = self.file_bytes - self.start
+            if FRAME_BYTES + length > left:
+                raise self.source.cut_short(self.record, self.start, FRAME_BYTES + length, left)
+        elif length > self.largest_record_bytes:
+            raise self.source.damaged(
+                "is too large",
+                self.record,
+                self.start,
+                given=f"{length} bytes",
+                expected=f"at most {self.largest_record_bytes} bytes in a compressed file",
+                hint="write the file uncompressed, if it can be trusted",
+            )

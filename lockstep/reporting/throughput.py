@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from lockstep.progress import End, Epochs, Hours, Progress, Steps
-from lockstep.stages import Seconds, added
+from lockstep.tracing import StageSeconds, sum_seconds
 from lockstep.types import StepReport
 
 
@@ -106,7 +106,7 @@ class InputTotals:
     num_attempts: int = 0
     seconds: float = 0.0
     wait_seconds: float = 0.0
-    stage_seconds: Seconds = field(default_factory=dict)
+    stage_seconds: StageSeconds = field(default_factory=dict)
     """Of whoever reads, mostly while steps are made: they may be more than `seconds`."""
     num_bad: int = 0
     """Examples of all workers that could not be read."""
@@ -118,7 +118,7 @@ class InputTotals:
         self.num_attempts += 1
         self.seconds += report.step_seconds
         self.wait_seconds += report.wait_seconds
-        self.stage_seconds = added(self.stage_seconds, report.stage_seconds)
+        self.stage_seconds = sum_seconds(self.stage_seconds, report.stage_seconds)
         self.num_bad += len(report.bad)
         if report.queue_fill is not None:
             self.queue_fill = (self.queue_fill or 0.0) + report.queue_fill

@@ -18,16 +18,15 @@ from lockstep.progress import End, Epochs, Hours, Steps
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.parts import Stage
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs.build import Parts, build, build_state, schedule_mismatch
-from lockstep.runs.examples import ReaderFunction
+from lockstep.runs.build import Parts, ReaderFunction, build, build_state, schedule_mismatch
 from lockstep.training.handover import hand_over
 from lockstep.training.resume import take_over
 from lockstep.workers.rank import Worker
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """One stage of a run; a run without stages is one stretch."""
+class StageSpan:
+    """One stage of a run; a run without stages is one span."""
 
     recipe: Recipe
     """The run's, with what the stage says in place of what it says; it ends with the stage."""
@@ -43,22 +42,22 @@ class Stretch:
         return self.last_step is not None and step >= self.last_step
 
 
-def stretches(recipe: Recipe, epoch_size: int) -> list[Stretch]:
+def stage_spans(recipe: Recipe, epoch_size: int) -> list[StageSpan]:
     """The stages of a run, in their order; one for a run without any.
 
     Raises:
         InputError: a stage is too short for an update.
     """
-    found: list[Stretch] = []
+    found: list[StageSpan] = []
     first = 0
     for number, stage in enumerate(recipe.stages, start=1):
         last = first + _num_steps(stage, number, recipe, epoch_size)
-        found.append(Stretch(_recipe_of(recipe, stage), number, first, last))
+        found.append(StageSpan(_recipe_of(recipe, stage), number, first, last))
         first = last
-    return found or [Stretch(recipe)]
+    return found or [StageSpan(recipe)]
 
 
-def stretch_at(all_stretches: list[Stretch], step: int) -> Stretch:
+def span_at(all_stretches: list[StageSpan], step: int) -> StageSpan:
     """The one that a checkpoint of a step belongs to."""
     return next((each for each in all_stretches if each.last_step is None or step <= each.last_step), all_stretches[-1])
 
@@ -66,7 +65,7 @@ def stretch_at(all_stretches: list[Stretch], step: int) -> Stretch:
 def recipe_at(recipe: Recipe, checkpoint: Checkpoint) -> Recipe:
     """What was trained, and how, in the stage that a checkpoint of a run belongs to: whoever scores it builds this."""
     epoch_size = checkpoint.values["loader"]["epoch_size"]
-    return stretch_at(stretches(recipe, epoch_size), checkpoint.step).recipe
+    return span_at(stage_spans(recipe, epoch_size), checkpoint.step).recipe
 
 
 def recipe_at_start(recipe: Recipe) -> Recipe:
@@ -74,7 +73,7 @@ def recipe_at_start(recipe: Recipe) -> Recipe:
     return _recipe_of(recipe, recipe.stages[0]) if recipe.stages else recipe
 
 
-class Course:
+class Stages:
     """The way of a run through its stages, on one worker; the others make the same calls.
 
     Args:
@@ -92,19 +91,19 @@ class Course:
         with _named(1 if recipe.stages else None):
             self.parts: Parts = build(recipe_at_start(recipe), worker, self._reader)
         """Those of the present stage."""
-        self.stretches = stretches(recipe, self.parts.loader.epoch_size)
-        self.now = self.stretches[0]
+        self.stage_spans = stage_spans(recipe, self.parts.loader.epoch_size)
+        self.now = self.stage_spans[0]
         """The present stage."""
-        self.end = _end_of(recipe, self.stretches[-1].last_step, self.parts.loader.epoch_size)
+        self.end = _end_of(recipe, self.stage_spans[-1].last_step, self.parts.loader.epoch_size)
         """Of the run: its own, or that of its last stage, whichever is known to come first."""
-        for later in self.stretches[1:]:
+        for later in self.stage_spans[1:]:
             with _named(later.number):
                 build_state(later.recipe, worker)  # a pattern that matches nothing is to be refused now, not in days
 
     @property
     def is_at_last(self) -> bool:
         """Whether no stage follows the present one."""
-        return self.now is self.stretches[-1]
+        return self.now is self.stage_spans[-1]
 
     def take_up(self, checkpoint: Checkpoint, *, accept_data_change: bool = False) -> list[str]:
         """Stand where a checkpoint was saved, in its stage; returns what has changed in the data, a line each.
@@ -118,50 +117,50 @@ class Course:
 
     def turn_to(self, checkpoint: Checkpoint) -> None:
         """Have the parts of the stage of a checkpoint; the values of their state are still to be taken over."""
-        self._enter(stretch_at(self.stretches, checkpoint.step))
+        self._enter(span_at(self.stage_spans, checkpoint.step))
 
     def go_on(self) -> None:
         """Begin the next stage: what was learned and counted goes on, and the slots of its optimizer are fresh."""
         before = self.parts.state
-        self._enter(self.stretches[self.now.number])
+        self._enter(self.stage_spans[self.now.number])
         hand_over(before, self.parts.state)
 
     def in_words(self) -> str:
         """Which stage it is: `stage 2 of 2: steps 1001 to 1500, training 4 of 190 parameters`."""
         now, state = self.now, self.parts.state
         size = self.now.recipe.data.image_size
-        sizes = {each.recipe.data.image_size for each in self.stretches}
+        sizes = {each.recipe.data.image_size for each in self.stage_spans}
         images = f", images of {size}x{size} pixels" if len(sizes) > 1 else ""
         num_parameters = sum(1 for _ in state.model.parameters())
         return (
-            f"stage {now.number} of {len(self.stretches)}: steps {now.first_step + 1} to {now.last_step}, "
+            f"stage {now.number} of {len(self.stage_spans)}: steps {now.first_step + 1} to {now.last_step}, "
             f"training {len(state.parameters)} of {num_parameters} parameters{images}"
         )
 
     def mismatches(self) -> list[str]:
         """A line for an end that no stage reaches, and for each learning rate that ends elsewhere than its stage."""
         lines = [self._out_of_reach()]
-        for each in self.stretches:
+        for each in self.stage_spans:
             what = "the run" if each.last_step is None else f"stage {each.number}, counted from its first step,"
             lines.append(schedule_mismatch(each.recipe, self.parts.loader.epoch_size, what))
         return [line for line in lines if line]
 
     def _out_of_reach(self) -> str | None:
-        last, end = self.stretches[-1].last_step, self._recipe.end
+        last, end = self.stage_spans[-1].last_step, self._recipe.end
         if last is None or end is None or isinstance(end, Hours):
             return None
         is_reached = _num_updates(end, self._recipe, self.parts.loader.epoch_size) <= last
         return None if is_reached else f"the run ends with its last stage at step {last}, and not after {end} (end)"
 
-    def _enter(self, stretch: Stretch) -> None:
+    def _enter(self, span: StageSpan) -> None:
         """Have the parts of a stage; its loader stands where the one before stood."""
-        if stretch is self.now:
+        if span is self.now:
             return
         place = self.parts.loader.state()
-        self.parts = build(stretch.recipe, self._worker, self._reader)
+        self.parts = build(span.recipe, self._worker, self._reader)
         self.parts.loader.load_state(place)
-        self.parts.state.first_step = stretch.first_step
-        self.now = stretch
+        self.parts.state.first_step = span.first_step
+        self.now = span
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
 from lockstep.progress import Progress
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import Parts
-from lockstep.runs.records import Records
+from lockstep.runs.metrics_logger import MetricsLogger
 from lockstep.workers.rank import Worker
 
 log = logging.getLogger("lockstep")
@@ -49,10 +49,10 @@ class Validation:
         recipe: Recipe,
         parts: Parts,
         worker: Worker,
-        records: Records | None,
+        logger: MetricsLogger | None,
         history: Mapping[int, float],
     ) -> None:
-        self._recipe, self._parts, self._worker, self._records = recipe, parts, worker, records
+        self._recipe, self._parts, self._worker, self._logger = recipe, parts, worker, logger
         self._latest: Evaluation | None = None
         written = worker.group.broadcast(self._written()) if recipe.evaluate.patience else None
         self.history: dict[int, float] = dict(history if written is None else written)
@@ -60,10 +60,10 @@ class Validation:
 
     def _written(self) -> list[list[float]] | None:
         """The step of each evaluation, and the score by which checkpoints are the best; the chief's, if it writes."""
-        if self._records is None:
+        if self._logger is None:
             return None
         name = str(self._retention.best).removeprefix(f"{SPLIT}/")
-        return [[step, scores[name]] for step, scores in self._records.evaluations(SPLIT) if name in scores]
+        return [[step, scores[name]] for step, scores in self._logger.evaluations(SPLIT) if name in scores]
 
     def run(self) -> bool:
         """Score the validation examples, and write the scores down where there are records.
@@ -79,8 +79,8 @@ class Validation:
             return False
         if self._worker.is_chief:
             log.info("step %d: validation %s", step, result)
-        if self._records:
-            self._records.write_evaluation(step, SPLIT, result.means)
+        if self._logger:
+            self._logger.write_evaluation(step, SPLIT, result.means)
         self._latest = result
         best = self._retention.best
         if best is not None:
@@ -123,7 +123,7 @@ class Validation:
         is_due = self._recipe.evaluate.every.passed(before, start)
         if not (start.step and is_due and self._parts.examples.has(SPLIT)):
             return False
-        is_made = self._records is not None and self._records.is_evaluated(start.step, SPLIT)
+        is_made = self._logger is not None and self._logger.is_evaluated(start.step, SPLIT)
         return not self._worker.group.broadcast(is_made)
 
 

@@ -29,8 +29,7 @@ from lockstep.durable import atomic_write
 from lockstep.errors import WorkdirError
 from lockstep.lease import Lease, take
 from lockstep.listing import shorten
-from lockstep.recipes.differences import differences
-from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.recipe import Recipe, differences
 from lockstep.recipes.toml import load, to_toml
 from lockstep.reporting.append import append_line, no_folder
 from lockstep.runs.result import Result
@@ -196,7 +195,7 @@ class Workdir:
                 if closely:
                     self._lease.check()
                 else:
-                    self._lease.glance()
+                    self._lease.check_if_stale()
 
     def note(self, event: str, **facts: Any) -> None:
         """Add a line to the run's history."""

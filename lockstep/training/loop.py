@@ -1,4 +1,10 @@
-"""The loop: a generator of reports, and the same with hooks."""
+"""The loop: a generator of reports, and the same with hooks.
+
+A step commits its batch to the loader that the batch comes from: the loader moves its position, within the same
+uninterrupted block as the update, and keeps the report. `batches` reads that report to know whether a stop was
+requested, and commits a batch itself if no step was made from it. So `for batch in ls.batches(loader):` needs no line
+of its own for this, and nothing is written to a batch.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +24,8 @@ from lockstep.training.preflight import check_data
 from lockstep.training.state import TrainState
 from lockstep.training.step import bind
 from lockstep.types import Batch, StepReport
-from lockstep.workers.interrupts import enter_body, stop_on_interrupt, tell_of_stop
 from lockstep.workers.rank import join
+from lockstep.workers.signals import enter_body, log_stop, stop_on_interrupt
 
 if TYPE_CHECKING:
     from lockstep.types import CountFunction, LossFunction
@@ -111,9 +117,10 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
             worker.pulse.at(now.step, "loop body")
             enter_body()
             yield batch
-            report = batch.report
+            if loader.position != batch.position + batch.batch_size:
+                loader.commit(batch)
+            report = loader.last_report
             if report is None:  # no step was made from it, in which workers could agree to stop
-                batch.attempted()
                 now = Progress(now.step + 1, batch.position + batch.batch_size, batch.epoch_size)
                 is_stopped = worker.num_workers == 1 and worker.pulse.stop_requested is not None
             else:
@@ -121,7 +128,7 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
             if until and until.reached(now, loader.batch_size):
                 break
             if is_stopped:
-                tell_of_stop(worker.pulse, now.step)
+                log_stop(worker.pulse, now.step)
                 break
             worker.pulse.at(now.step, "data")
     worker.pulse.at(now.step, "script")

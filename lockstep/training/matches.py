@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lockstep.listing import shorten
 from lockstep.losses.regularization import Regularizer
 from lockstep.selection import selected
 
@@ -56,5 +57,4 @@ def _matched(value: Any, parameters: Mapping[str, Tensor]) -> Iterator[Match]:
 
 
 def _named(names: Sequence[str]) -> str:
-    more = f", and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f"{len(names)} parameter{'s' if len(names) > 1 else ''} ({', '.join(names[:MAX_NAMES])}{more})"
+    return f"{len(names)} parameter{'s' if len(names) > 1 else ''} ({shorten(names, MAX_NAMES)})"

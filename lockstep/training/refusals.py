@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lockstep.errors import NonFiniteError
+from lockstep.listing import shorten
 from lockstep.parallel.diagnosis import Again, Finding, unfit_losses
 from lockstep.parallel.hosting import TowerHost
 from lockstep.parallel.statistics import put_back
@@ -36,8 +37,9 @@ def explain(
         mine = [_look_into(host, losses, batch, tower, sums, worker) for tower in suspects(host, sums)]
     guilty = [line for line in mine if line]
     found = [line for lines in worker.group.gather(guilty) for line in lines]
-    # A copy: the batch itself is about to hold the report that holds this.
-    return Refusal(batch.position, outcome.unfit, tuple(found) or (NO_TOWER,), copy(batch) if guilty else None)
+    # Without its loader, which is about to keep the report that holds this.
+    part = replace(batch, fields=batch, loader=None) if guilty else None
+    return Refusal(batch.position, outcome.unfit, tuple(found) or (NO_TOWER,), part)
 
 
 def suspects(host: TowerHost, sums: TreeSum) -> list[int]:
@@ -76,8 +78,7 @@ def act(state: TrainState, outcome: Outcome, refusal: Refusal, *, is_chief: bool
 
 def in_short(refusal: Refusal) -> str:
     """What is not finite, and where that came from: enough for a line of the log."""
-    more = f" (and {len(refusal.reasons) - 1} more)" if len(refusal.reasons) > 1 else ""
-    return f"{refusal.reasons[0]}{more}; from {'; '.join(refusal.culprits)}"
+    return f"{shorten(refusal.reasons, 1)}; from {'; '.join(refusal.culprits)}"
 
 
 def _hint(state: TrainState) -> str:
@@ -117,16 +118,17 @@ def _in_words(finding: Finding, what: str, batch: Batch, worker: Worker) -> str:
     first, count = finding.positions.start, len(finding.positions)
     examples = _example_ids(batch, first, count)
     guilty = [examples[row] for row in finding.rows] if finding.rows and examples else examples
-    more = f" and {len(guilty) - MAX_EXAMPLES_NAMED} more" if len(guilty) > MAX_EXAMPLES_NAMED else ""
-    named = f"; examples {', '.join(guilty[:MAX_EXAMPLES_NAMED])}{more}" if guilty else ""
+    named = f"; examples {shorten(guilty, MAX_EXAMPLES_NAMED)}" if guilty else ""
     where = f"tower {finding.tower} on {worker.name} (positions {first} to {first + count - 1} of the stream)"
     return f"{where}: {what}{named}"
 
 
 def _example_ids(batch: Batch, position: int, count: int) -> list[str]:
     """The names; none where they cannot be had: the others wait for what this worker has to say."""
+    if batch.loader is None:
+        return []
     try:
-        return batch.example_ids(position, count)
+        return batch.loader.example_ids(position, count, batch.bad)
     except Exception as error:
         log.warning("the examples at positions %d to %d have no names: %r", position, position + count - 1, error)
         return []

@@ -19,8 +19,8 @@ from lockstep.training.preflight import check_data
 from lockstep.training.state import TrainState
 from lockstep.training.trained_with import check_unchanged, trained_with
 from lockstep.version import __version__
-from lockstep.workers.interrupts import uninterrupted
 from lockstep.workers.rank import join
+from lockstep.workers.signals import uninterrupted
 
 log = logging.getLogger("lockstep")
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
+from lockstep.listing import shorten
 
 
 def check_fits(wanted: Mapping[str, Mapping[str, Tensor]], saved: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -19,7 +20,7 @@ def check_fits(wanted: Mapping[str, Mapping[str, Tensor]], saved: Mapping[str, M
     if problems:
         raise CheckpointError(
             "The checkpoint does not fit this model and optimizer.",
-            given="; ".join(problems[:10]) + (f"; and {len(problems) - 10} more" if len(problems) > 10 else ""),
+            given=shorten(problems, 10, separator="; "),
             expected="the same names, shapes and dtypes",
             hint="resume with the model, optimizer and average of the run, or train in another workdir",
         )

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from lockstep.checkpoints.background import let_change
 from lockstep.checks import check_all, check_one_of, check_range, check_type, wrong_type
 from lockstep.errors import InputError
+from lockstep.listing import shorten
 from lockstep.losses.regularization import L1, L2
 from lockstep.optim.averages import MovingAverage
 from lockstep.optim.by_name import ByName
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.optimizers import Optimizer
-from lockstep.optim.transforms import BoundTransform, GradientTransform, bound
+from lockstep.optim.transforms import BoundTransform, GradientTransform, bind_transform
 from lockstep.parallel.statistics import changeable_buffers
 from lockstep.selection import Patterns
 from lockstep.training.attempt import Attempt, Outcome
@@ -127,8 +128,8 @@ class TrainState:
         self._regularization = [each.bind(self.parameters) for each in regularization]
         self.penalised = [name for each in self._regularization for name in each.parameter_names]
         """The parameters that a regularization is on."""
-        self._transforms = [bound(each, self.parameters) for each in gradient_transforms]
-        self.tower_transforms = [bound(each, self.parameters) for each in tower_gradient_transforms]
+        self._transforms = [bind_transform(each, self.parameters) for each in gradient_transforms]
+        self.tower_transforms = [bind_transform(each, self.parameters) for each in tower_gradient_transforms]
         self._updates = tuple(updates)
         self.nonfinite, self.nonfinite_budget = nonfinite, nonfinite_budget
         self.num_refused = 0
@@ -220,7 +221,7 @@ class TrainState:
                 f"An update of your own cannot change {name!r}.",
                 given=f"{name!r}: {'values that are not numbers' if fits else shape}",
                 expected="buffers by name, with new values of their shape: "
-                + ", ".join(f"{n!r} {tuple(b.shape)}" for n, b in list(self.buffers.items())[:8]),
+                + shorten([f"{name!r} {tuple(buffer.shape)}" for name, buffer in self.buffers.items()], 8),
                 hint="register what it changes with register_buffer in the model",
             )
         return buffer

@@ -28,8 +28,8 @@ from lockstep.training.trained_with import check_resumed, check_threads, of_step
 from lockstep.training.unchanged import check_buffers, check_parameters, check_training_mode
 from lockstep.training.unfit import check_finite
 from lockstep.types import BadExample, Batch, Refusal, StepReport
-from lockstep.workers.interrupts import interruptible, uninterrupted
 from lockstep.workers.rank import Worker, join
+from lockstep.workers.signals import interruptible, uninterrupted
 
 if TYPE_CHECKING:
     from lockstep.types import CountFunction, LossFunction
@@ -150,11 +150,10 @@ class BoundStep:
         with interruptible():
             total = self._exchange.total(sums)
         named, metrics, (missing, elapsed_seconds, stops, num_bad) = self._read(total.numbers)
-        bad = self._told_of_bad(batch) if num_bad else ()
+        bad = self._gather_bad(batch) if num_bad else ()
         outcome = state.apply(self._attempt(total, named, inputs.loss_scale, missing))
         refusal = self._refusal(outcome, losses, batch, sums) if outcome.refused else None
-        batch.attempted()
-        batch.report = StepReport(
+        report = StepReport(
             progress=Progress(state.step, batch.position + batch.batch_size, batch.epoch_size, elapsed_seconds),
             losses=outcome.losses,
             smoothed=state.smoothed.now(),
@@ -172,18 +171,21 @@ class BoundStep:
             queue_fill=batch.queue_fill,
             bad=bad,
         )
+        if batch.loader is not None:
+            batch.loader.commit(batch, report)
         pulse.at(state.step, "loop body")
-        return batch.report
+        return report
 
-    def _told_of_bad(self, batch: Batch) -> tuple[BadExample, ...]:
-        """The examples that could not be read on any worker; all of them come here together.
+    def _gather_bad(self, batch: Batch) -> tuple[BadExample, ...]:
+        """Gather the examples that could not be read on any worker, and count them; all workers call it together.
 
         Raises:
             DataError: the budget of such examples is used up.
         """
         found = self.worker.group.gather([list(example) for example in batch.bad])
         bad = tuple(sorted(BadExample(*example) for examples in found for example in examples))
-        batch.quarantine(bad)
+        if batch.loader is not None:
+            batch.loader.add_bad(bad)
         return bad
 
     def _resolve(self, batch: Batch) -> None:

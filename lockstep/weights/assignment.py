@@ -12,6 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
+from lockstep.listing import shorten
 from lockstep.weights.averages import ITS_AVERAGE_IS_LOADED, select_variables
 from lockstep.weights.matching import (
     Pair,
@@ -27,7 +28,7 @@ from lockstep.weights.matching import (
 from lockstep.weights.name_maps import best_name_map
 from lockstep.weights.names import matched
 from lockstep.weights.source import WeightSource
-from lockstep.weights.warm_start import Loaded, Mismatch, Skipped, Target, WarmStart, WarmStartReport, shortened
+from lockstep.weights.warm_start import Loaded, Mismatch, Skipped, Target, WarmStart, WarmStartReport
 
 # Torch counts the batches that a batch norm has seen; no other system does, nor did torch before 0.4.1.
 _MAY_LACK = (r"(^|\.)num_batches_tracked$",)
@@ -182,8 +183,8 @@ def _check_averages(source: WeightSource, report: WarmStartReport, unused: Seque
     if unused and report.loaded and not any(each.averaged for each in report.loaded):
         raise CheckpointError(
             f"The moving averages of {source.path} have other names than its weights, which would be loaded instead.",
-            given=f"prefer_average=True; averages {shortened(unused)}",
-            expected=f"averages of what is loaded: {shortened([each.source for each in report.loaded])}",
+            given=f"prefer_average=True; averages {shorten(unused)}",
+            expected=f"averages of what is loaded: {shorten([each.source for each in report.loaded])}",
             hint="correct their names with rename=..., or leave prefer_average out to load the raw weights",
         )
 
@@ -223,8 +224,8 @@ def _check(report: WarmStartReport, mapping: WarmStart, guesses: Mapping[str, st
     mismatched = report.mismatched if mapping.mismatch == "error" else []
     if missing or mismatched:
         given = [_missing_in_words(missing, guesses)] if missing else []
-        given += [f"{each.source!r} does not fit {each.target!r}: {each.reason}" for each in mismatched[:_MOST_GUESSES]]
-        given += [f"{len(mismatched) - _MOST_GUESSES:,} more do not fit"] if len(mismatched) > _MOST_GUESSES else []
+        misfits = [f"{each.source!r} does not fit {each.target!r}: {each.reason}" for each in mismatched]
+        given += [shorten(misfits, _MOST_GUESSES, separator="; ")] if misfits else []
         raise CheckpointError(
             f"The model does not get all it needs from {report.origin}.",
             given="; ".join(given),
@@ -239,8 +240,8 @@ def _check(report: WarmStartReport, mapping: WarmStart, guesses: Mapping[str, st
             f"Too little of the model would be loaded from {report.origin}.",
             given=f"{len(report.loaded):,} of {report.num_targets:,} tensors, {100 * report.share:.2f} % of the "
             f"parameters; {_missing_in_words(report.missing, guesses)}; "
-            f"mismatched: {shortened([each.target for each in report.mismatched]) or 'none'}; "
-            f"skipped: {shortened([each.name for each in report.skipped]) or 'none'}",
+            f"mismatched: {shorten([each.target for each in report.mismatched]) or 'none'}; "
+            f"skipped: {shorten([each.name for each in report.skipped]) or 'none'}",
             expected=f"at least {100 * mapping.require_loaded:g} % (require_loaded={mapping.require_loaded:g})"
             if mapping.require_loaded
             else "at least one tensor",
@@ -250,9 +251,8 @@ def _check(report: WarmStartReport, mapping: WarmStart, guesses: Mapping[str, st
 
 def _missing_in_words(missing: Sequence[str], guesses: Mapping[str, str]) -> str:
     """What is missing; the first few with the tensors that have the closest names, and of very many those alone."""
-    words = []
-    for index, name in enumerate(missing if len(missing) <= _MOST_NAMED else missing[:_MOST_GUESSES]):
-        close = difflib.get_close_matches(name, guesses, n=1) if index < _MOST_GUESSES else []
-        words.append(f"{name} (close to {guesses[close[0]]!r} in the file)" if close else name)
-    more = [f"and {len(missing) - len(words):,} more"] if len(words) < len(missing) else []
-    return f"missing: {', '.join(words + more) or 'nothing'}"
+    words = [*missing]
+    for index, name in enumerate(missing[:_MOST_GUESSES]):
+        if close := difflib.get_close_matches(name, guesses, n=1):
+            words[index] = f"{name} (close to {guesses[close[0]]!r} in the file)"
+    return f"missing: {shorten(words, len(words) if len(words) <= _MOST_NAMED else _MOST_GUESSES) or 'nothing'}"

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import CheckpointError, InputError
+from lockstep.listing import shorten
 from lockstep.weights.layouts import DENSE, Layout, Shape, flattened_layout, infer_layout
 from lockstep.weights.names import Destination, Rename, apply_renames, find_prefixes
 from lockstep.weights.source import TensorInfo, WeightSource
-from lockstep.weights.warm_start import Flattening, Loaded, Mismatch, Target, WarmStart, shortened
+from lockstep.weights.warm_start import Flattening, Loaded, Mismatch, Target, WarmStart
 
 _LENGTHS = {"depth": "D", "height": "H", "width": "W"}
 
@@ -136,7 +137,7 @@ def _matches_nothing(source: WeightSource, what: str, names: Iterable[str]) -> I
     return InputError(
         f"{what} matches no tensor of {source.path}.",
         given=what,
-        expected=f"what is found in one of {shortened(list(names)) or 'no names at all'}",
+        expected=f"what is found in one of {shorten(list(names)) or 'no names at all'}",
         hint="correct it, or leave it out",
     )
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from lockstep.errors import CheckpointError
 from lockstep.listing import shorten
-from lockstep.records.framing import HEAD_BYTES, is_head
+from lockstep.records.tfrecord import HEAD_BYTES, is_head
 from lockstep.weights.files import EMPTY_ZIP, ZIP_FAULTS, ZIP_MAGIC, check_present, unreadable_file
 from lockstep.weights.keras_h5 import KerasH5
 from lockstep.weights.numpy_files import ENDING, NumpyArchive, NumpyFile

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lockstep.records.framing import masked_crc32c
-from lockstep.records.wire import MalformedError
+from lockstep.records.protobuf import MalformedError
+from lockstep.records.tfrecord import masked_crc32c
 from lockstep.weights.files import (
     check_present,
     damaged_file,

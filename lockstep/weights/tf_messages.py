@@ -21,7 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.errors import CheckpointError
-from lockstep.records.wire import FOUR_BYTES, VARINT, WITH_LENGTH, Buffer, MalformedError, Span, fields_of, read_varint
+from lockstep.records.protobuf import (
+    FOUR_BYTES,
+    VARINT,
+    WITH_LENGTH,
+    Buffer,
+    MalformedError,
+    Span,
+    fields_of,
+    read_varint,
+)
 
 Extent = tuple[int, int]
 """Start and length along a dimension; a length of -1 is all of it."""

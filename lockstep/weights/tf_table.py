@@ -21,8 +21,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from lockstep.records.framing import masked_crc32c
-from lockstep.records.wire import MalformedError, Span, read_varint
+from lockstep.records.protobuf import MalformedError, Span, read_varint
+from lockstep.records.tfrecord import masked_crc32c
 from lockstep.weights.files import damaged_file, unreadable_file
 
 # A copy of 64 bytes takes 3: nothing expands to more than this.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
-from lockstep.records.wire import MalformedError
+from lockstep.records.protobuf import MalformedError
 from lockstep.weights.files import damaged_file, damaged_tensor, no_tensor, not_numbers
 from lockstep.weights.source import TensorInfo
 from lockstep.weights.tf_messages import Message, SavedTensor, Slice, check_reader_version, least_version

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lockstep.records import example
-from lockstep.records.wire import FOUR_BYTES, VARINT, WITH_LENGTH, MalformedError
+from lockstep.records.protobuf import FOUR_BYTES, VARINT, WITH_LENGTH, MalformedError
 from lockstep.weights.tf_messages import Message
 
 STRING = 7

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
+from lockstep.listing import shorten
 from lockstep.weights.averages import AVERAGED_PARTS
 from lockstep.weights.files import (
     ZIP_FAULTS,
@@ -218,7 +219,7 @@ def _foreign_pickle(path: Path, head: bytes) -> CheckpointError:
 
 
 def _without_tensors(path: Path, content: object) -> CheckpointError:
-    keys = ", ".join(map(str, list(content)[:5])) if isinstance(content, Mapping) else ""
+    keys = shorten([*map(str, content)]) if isinstance(content, Mapping) else ""
     return CheckpointError(
         f"{path} holds no tensors.",
         given=f"a {type(content).__name__}" + (f" with {keys}" if keys else ""),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lockstep.checks import check_all, check_one_of, check_switch, check_type
 from lockstep.errors import InputError
+from lockstep.listing import shorten
 from lockstep.screen import one_line
 from lockstep.selection import Patterns
 from lockstep.weights.layouts import Shape, System
@@ -124,9 +125,6 @@ def _check_share(share: float) -> None:
         )
 
 
-_NAMED_AT_MOST = 4
-
-
 @dataclass(frozen=True)
 class Loaded:
     """A parameter or buffer that gets a tensor of the file."""
@@ -231,12 +229,12 @@ class WarmStartReport:
         )
         lines = {
             "loaded": self._how(),
-            "missing": shortened(self.missing),
-            "mismatched": shortened([f"{each.target} ({each.reason})" for each in self.mismatched]),
+            "missing": shorten(self.missing),
+            "mismatched": shorten([f"{each.target} ({each.reason})" for each in self.mismatched]),
             "skipped": _by_reason(self.skipped),
-            "unexpected": shortened(self.unexpected),
+            "unexpected": shorten(self.unexpected),
             "ignored": _by_reason(self.ignored),
-            "nonfinite": shortened([str(each) for each in self.nonfinite or ()]),
+            "nonfinite": shorten([str(each) for each in self.nonfinite or ()]),
         }
         counts = self._counts()
         rows = (f"  {name:10} {counts[name]:6,}  {lines[name]}".rstrip() for name in counts)
@@ -265,14 +263,6 @@ def _nonfinite(name: str, tensor: Tensor) -> NonFinite | None:
     return NonFinite(name, num_nan, num_infinite) if num_nan or num_infinite else None
 
 
-def shortened(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
-    more = len(names) - _NAMED_AT_MOST
-    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more:,} more" if more > 0 else "")
-
-
 def _by_reason(left: Sequence[Skipped]) -> str:
     counts = Counter(each.reason for each in left)
-    return "; ".join(
-        f"{reason}: {shortened([each.name for each in left if each.reason == reason])}" for reason in counts
-    )
+    return "; ".join(f"{reason}: {shorten([each.name for each in left if each.reason == reason])}" for reason in counts)

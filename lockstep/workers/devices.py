@@ -16,7 +16,7 @@ def num_accelerators() -> int:
     return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
 
 
-def describe() -> str:
+def describe_machine() -> str:
     """The machine in one line, for logs and saved choices."""
     cores = f"{usable_cores()} cores of {_cpu_name(Path('/proc/cpuinfo'))}"
     names = [_accelerator_name(index) for index in range(num_accelerators())]

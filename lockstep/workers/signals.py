@@ -5,11 +5,18 @@ For commands, `ls.run` and workers of a launcher; `interrupts` is for the loops 
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import signal
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from signal import SIGINT
+from time import monotonic
 from types import FrameType
+from typing import Any
 
 from lockstep.workers.pulse import Pulse
 
@@ -69,3 +76,179 @@ def request_stop(pulse: Pulse, owner: int, number: int) -> None:
         # A child forked by the owner, a loader process say, has inherited the handler without having asked for it.
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
+
+
+try:  # those of `signal` call these, and make enums of all numbers: 3 us a call instead of 0.3
+    from _signal import getsignal as _handler_of  # type: ignore[import-not-found]
+    from _signal import signal as _set_handler
+except ImportError:
+    from signal import getsignal as _handler_of
+    from signal import signal as _set_handler
+
+log = logging.getLogger("lockstep")
+
+BODY_SECONDS = 10
+"""A body of a loop that has taken longer, in seconds, may never come to the next step: Ctrl-C raises at once there."""
+_MAIN_THREAD = threading.main_thread().ident
+
+
+@contextmanager
+def stop_on_interrupt(pulse: Pulse) -> Iterator[None]:
+    """Within a loop of a script the first SIGINT requests a stop after the current step; the next raises as ever.
+
+    In a loop body that has taken more than `BODY_SECONDS` the first one raises too: the generator of a loop that was
+    broken off may be alive, in a notebook for one, and no step will come.
+
+    Does nothing where a launcher listens to the pulse, in another thread than the main one, and where the script has a
+    handler of its own. Loops may overlap: Python's handler is put back with the end of the last. The request outlives
+    the loop, so that what the script trains next stops too; at a prompt it is forgotten.
+    """
+    if pulse.launched or not _is_main_thread() or not _interrupts.is_default():
+        yield
+        return
+    _interrupts.begin_loop(pulse)
+    try:
+        yield
+    finally:
+        _interrupts.end_loop()
+
+
+def enter_body() -> None:
+    """Tell that a loop hands over to its body."""
+    _interrupts.body_began = monotonic()
+
+
+def log_stop(pulse: Pulse, step: int) -> None:
+    """Log that a loop ends at this step, if it does so because of Ctrl-C in a script."""
+    if pulse.stop_requested == "SIGINT" and _handler_of(SIGINT) is _interrupts.handler:
+        log.warning("stopped at step %d by Ctrl-C", step)
+
+
+def _is_main_thread() -> bool:
+    return threading.get_ident() == _MAIN_THREAD
+
+
+class _Interrupts:
+    """A handler of SIGINT in the place of another one, which it calls, now or later."""
+
+    def __init__(self) -> None:
+        self.handler = self._handle  # a bound method is another object each time
+        self.replaced: Callable[[int, FrameType | None], Any] = signal.default_int_handler
+        self.waits = False
+        """Signals are kept until something has been done as a whole."""
+        self.kept: list[FrameType | None] = []
+        self.body_began = math.inf
+        """When the body of the loop began, by `monotonic`; infinite within a step."""
+        self._num_loops = 0
+        self._pulse = Pulse()
+        self._owner = os.getpid()
+
+    def is_default(self) -> bool:
+        """Whether Ctrl-C is Python's own affair, or that of loops already under way."""
+        current = _handler_of(SIGINT)
+        return current is signal.default_int_handler or (
+            current is self.handler and self.replaced is signal.default_int_handler
+        )
+
+    def begin_loop(self, pulse: Pulse) -> None:
+        """From now on the first SIGINT is a wish."""
+        self._num_loops += 1
+        self.body_began = math.inf  # that of an earlier loop says nothing of this one
+        self._pulse, self._owner = pulse, os.getpid()
+        self.replaced = signal.default_int_handler
+        _set_handler(SIGINT, self.handler)
+
+    def end_loop(self) -> None:
+        """With the last loop Python's handler is back; one that ends in another thread cannot do that, and need not."""
+        self._num_loops -= 1
+        if self._num_loops:
+            return
+        if hasattr(sys, "ps1"):  # a prompt: what is typed next is another wish
+            self._pulse.stop_requested = None
+        if _is_main_thread() and _handler_of(SIGINT) is self.handler:
+            _set_handler(SIGINT, self.replaced)
+
+    def pass_on(self, to: Callable[[int, FrameType | None], Any], frame: FrameType | None) -> None:
+        """Do what is to be done about a signal for which there was this handler."""
+        is_first = self._num_loops and self._pulse.stop_requested is None
+        is_left = self._pulse.phase != "data" and monotonic() - self.body_began > BODY_SECONDS
+        if to is signal.default_int_handler and is_first and not is_left:
+            log.warning("Ctrl-C: training stops after the next step; Ctrl-C again interrupts it at once")
+            request_stop(self._pulse, self._owner, SIGINT)
+        else:
+            to(SIGINT, frame)
+
+    def _handle(self, _: int, frame: FrameType | None) -> None:
+        if self.waits:
+            self.kept.append(frame)
+        else:
+            self.pass_on(self.replaced, frame)
+
+
+_interrupts = _Interrupts()
+
+
+class uninterrupted:  # noqa: N801 (written as a class for its speed: steps enter it)
+    """Within the block SIGINT waits, and is handled at its end, by whatever would have handled it at once.
+
+    So a KeyboardInterrupt comes before the block or after it. In another thread than the main one no handler runs, and
+    nothing is done. `interruptible` makes a hole for what may take long.
+    """
+
+    __slots__ = ("_before", "_replaced")
+
+    def __enter__(self) -> None:
+        self._before: bool | None = None
+        self._replaced: Any = None
+        if not _is_main_thread():
+            return
+        self._before, _interrupts.waits = _interrupts.waits, True
+        _interrupts.body_began = math.inf
+        handler = _handler_of(SIGINT)
+        if handler is _interrupts.handler or not callable(handler):
+            return
+        self._replaced, _interrupts.replaced = _interrupts.replaced, handler
+        try:
+            _set_handler(SIGINT, _interrupts.handler)
+        except BaseException:  # a signal has come just before
+            _interrupts.waits, _interrupts.replaced = self._before, self._replaced
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is None:
+            return
+        handler = _interrupts.replaced
+        try:
+            if self._replaced is not None:
+                if _handler_of(SIGINT) is _interrupts.handler:
+                    _set_handler(SIGINT, handler)
+                _interrupts.replaced = self._replaced
+        finally:
+            _interrupts.waits = self._before
+            if not self._before:
+                _interrupts.body_began = monotonic()
+        if _interrupts.kept and not self._before:
+            _deliver(handler)
+
+
+class interruptible:  # noqa: N801
+    """A part of an `uninterrupted` block that may be interrupted: it leaves nothing half done."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before: bool | None = None
+        if _is_main_thread():
+            self._before, _interrupts.waits = _interrupts.waits, False
+            if _interrupts.kept:
+                _deliver(_interrupts.replaced)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            _interrupts.waits = self._before
+
+
+def _deliver(to: Callable[[int, FrameType | None], Any]) -> None:
+    frames, _interrupts.kept = _interrupts.kept, []
+    for frame in frames:
+        _interrupts.pass_on(to, frame)

@@ -21,7 +21,7 @@ from lockstep.cli.converting import showing, size
 from lockstep.cli.main import main, parse
 from lockstep.convert.image_folder import image_sets
 from lockstep.records.example import parse_example
-from lockstep.records.tfrecord import RecordFiles
+from lockstep.records.record_files import RecordFiles
 
 Convert = Callable[..., tuple[int, str]]
 ROOT = Path(__file__).parent.parent.parent

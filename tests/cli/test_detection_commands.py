@@ -11,7 +11,7 @@ from PIL import Image
 from lockstep.cli import convert_detection
 from lockstep.readers.label_map import Label, LabelMap, read_label_map, write_label_map
 from lockstep.records.example import Values, parse_example
-from lockstep.records.tfrecord import RecordFiles
+from lockstep.records.record_files import RecordFiles
 
 OBJECT = """<object><name>{name}</name><difficult>{difficult}</difficult>
 <bndbox><xmin>2</xmin><ymin>1</ymin><xmax>8</xmax><ymax>4</ymax></bndbox></object>"""

@@ -31,7 +31,7 @@ from lockstep.cli.scored_run import scored_run
 from lockstep.evaluation.follow import Patience
 from lockstep.progress import Interval
 from lockstep.recipes.parts import Evaluate, Stage
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
 from lockstep.runs.classification import CONFUSION, MISTAKES
 from lockstep.runs.workdir import Workdir
@@ -171,7 +171,7 @@ class TestWhatIsSaidAndWritten:
 def test_each_stage_of_a_run_is_scored(tmp_path: Path) -> None:
     """In the first one other parameters have averages than in the second."""
     shorten = replace(
-        recipe("mnist"),
+        find("mnist"),
         batch_size=24,
         average=ls.optim.MovingAverage(0.5),
         end=None,
@@ -279,7 +279,7 @@ class TestWhatIsScored:
         ids=["both", "one"],
     )
     def test_the_test_examples_where_there_are_some(self, tmp_path: Path, given: dict[str, str], expected: str) -> None:
-        whole = recipe("inception_v3")
+        whole = find("inception_v3")
         Workdir(tmp_path).write_recipe(replace(whole, data=replace(whole.data, train="x", **given)))
         assert self.split(tmp_path) == expected
         assert self.split(tmp_path, "--split", "train") == "train"
@@ -288,7 +288,7 @@ class TestWhatIsScored:
         ("words", "split"), [([], "validation"), (["--split", "test"], "test")], ids=["by itself", "asked for"]
     )
     def test_a_split_that_the_run_does_not_have(self, tmp_path: Path, words: list[str], split: str) -> None:
-        whole = recipe("inception_v3")
+        whole = find("inception_v3")
         Workdir(tmp_path).write_recipe(replace(whole, data=replace(whole.data, train="x")))
         said = refused(tmp_path, "--follow", *words)
         assert f"The run in {tmp_path} has no {split} examples." in said
@@ -307,7 +307,7 @@ class TestWhatIsScored:
         assert scored_run(parse(["evaluate", str(workdir), *words])).patience == expected
 
     def test_a_run_without_a_checkpoint_is_waited_for(self, tmp_path: Path) -> None:
-        Workdir(tmp_path).write_recipe(recipe("mnist"))
+        Workdir(tmp_path).write_recipe(find("mnist"))
         assert "add --follow to wait for it" in refused(tmp_path)
         assert scoring.plan(["evaluate", str(tmp_path), "--follow", "--workers", "1", "--device", "cpu"])
 
@@ -323,7 +323,7 @@ class TestWhatIsScored:
         ids=["none", "empty", "over", "resumed", "torn"],
     )
     def test_whether_the_run_is_over(self, tmp_path: Path, history: str | None, expected: bool) -> None:
-        Workdir(tmp_path).write_recipe(recipe("mnist"))
+        Workdir(tmp_path).write_recipe(find("mnist"))
         if history is not None:
             (tmp_path / "history.jsonl").write_text(history)
         assert scored_run(parse(["evaluate", str(tmp_path), "--follow"])).is_over() is expected

@@ -11,14 +11,14 @@ from safetensors.torch import load_file
 from lockstep.checkpoints.store import Store
 from lockstep.cli.main import main
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 from lockstep.runs.workdir import Workdir
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run with two checkpoints; its weights are as many ones as the steps, its averages zeros."""
-    given = with_settings(recipe("mnist"), ["average.decay=0.9"])
+    given = with_settings(find("mnist"), ["average.decay=0.9"])
     (tmp_path / "run").mkdir()
     Workdir(tmp_path / "run").write_recipe(given)
     names = {name: torch.zeros_like(tensor) for name, tensor in given.model.build(0).state_dict().items()}

@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 
 from lockstep.checkpoints.store import Store
 from lockstep.cli.main import main
-from lockstep.records.example import serialize_example
-from lockstep.records.record_streams import write_records
-from lockstep.records.sequence_example import serialize_sequence_example
+from lockstep.records.example import serialize_example, serialize_sequence_example
+from lockstep.records.tfrecord import write_records
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RESNET = FIXTURES / "weights" / "resnet20-12fca82f.th"

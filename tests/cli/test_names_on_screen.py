@@ -13,10 +13,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from lockstep.cli.main import main
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import from_toml, to_toml
 from lockstep.records.example import serialize_example
-from lockstep.records.record_streams import write_records
+from lockstep.records.tfrecord import write_records
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\nerror: forged \u202egpj.\x9b\x7f"
 SHOWN = r"\x1b[2J\x1b]0;owned\x07\nerror: forged \u202egpj.\x9b\x7f"
@@ -97,7 +97,7 @@ def test_shown_images(folder: Path, tmp_path: Path, screen: Any) -> None:
 
 def test_a_training_error(tmp_path: Path, screen: Any) -> None:
     path = tmp_path / f"{EVIL}.toml"
-    path.write_text(to_toml(recipe("mnist")) + '\n["a\\u001b[2J\\nerror: forged"]\n')
+    path.write_text(to_toml(find("mnist")) + '\n["a\\u001b[2J\\nerror: forged"]\n')
     text = screen("train", path, "--workers", "1", "--device", "cpu", "--workdir", tmp_path / "run", code=2)
     assert f"{SHOWN}.toml" in text
     assert r"a\x1b[2J\nerror: forged" in text
@@ -105,7 +105,7 @@ def test_a_training_error(tmp_path: Path, screen: Any) -> None:
 
 def test_a_printed_recipe_is_the_same_recipe(tmp_path: Path, screen: Any) -> None:
     path = tmp_path / "recipe.toml"
-    path.write_text(to_toml(recipe("mnist")).replace("frozen = []", 'frozen = ["a\u009b31m\u202eb\u00a0c"]'))
+    path.write_text(to_toml(find("mnist")).replace("frozen = []", 'frozen = ["a\u009b31m\u202eb\u00a0c"]'))
     text = screen("train", path, "--print-recipe")
     assert from_toml(text, "printed").frozen == ("a\u009b31m\u202eb\u00a0c",)
 

@@ -18,7 +18,7 @@ from lockstep.cli.main import main
 from lockstep.errors import InputError
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
 from lockstep.workers.rank import leave
 
@@ -39,7 +39,7 @@ def shards(tmp_path: Path) -> str:
 
 
 def small(*settings: str) -> Recipe:
-    return with_settings(recipe("inception_v3"), [*SMALL, *settings])
+    return with_settings(find("inception_v3"), [*SMALL, *settings])
 
 
 def words(path: Path, *settings: str) -> list[str]:

@@ -10,7 +10,7 @@ import lockstep as ls
 from lockstep.cli import crew, scoring, training
 from lockstep.cli import run as cli_run
 from lockstep.cli.main import parse
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 from lockstep.runs.workdir import Workdir
 
 
@@ -87,7 +87,7 @@ class TestResume:
     def workdir(self, tmp_path: Path) -> Path:
         import dataclasses
 
-        Workdir(tmp_path).write_recipe(dataclasses.replace(recipe("mnist"), num_towers=2))
+        Workdir(tmp_path).write_recipe(dataclasses.replace(find("mnist"), num_towers=2))
         return tmp_path
 
     def test_towers_stay_those_of_the_first_start(self, workdir: Path) -> None:
@@ -138,7 +138,7 @@ class TestParse:
 class TestEvaluate:
     @pytest.fixture
     def workdir(self, tmp_path: Path) -> Path:
-        Workdir(tmp_path).write_recipe(recipe("mnist"))
+        Workdir(tmp_path).write_recipe(find("mnist"))
         return tmp_path
 
     def test_a_run_without_averages(self, workdir: Path) -> None:

@@ -21,7 +21,7 @@ import pytest
 from lockstep.cli import train
 from lockstep.cli.main import EXIT_CODES, PREEMPTION, parse
 from lockstep.errors import InputError
-from lockstep.parallel.watch import Limits
+from lockstep.parallel.watchdog import Limits
 
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_SECONDS = 90

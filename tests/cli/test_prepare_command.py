@@ -11,7 +11,8 @@ from lockstep.cli.converting import size
 from lockstep.convert.prepared_record import Preparation, prepared_record
 from lockstep.errors import DataError, InputError
 from lockstep.records.example import serialize_example
-from lockstep.records.tfrecord import RecordFiles, write_records
+from lockstep.records.record_files import RecordFiles
+from lockstep.records.tfrecord import write_records
 
 PHOTO = (Path(__file__).parent.parent / "fixtures" / "images" / "hopper.jpg").read_bytes()
 RECORDS = [serialize_example({"image/encoded": [PHOTO], "image/class/text": [b"%d" % i]}) for i in range(3)]

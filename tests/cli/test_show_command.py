@@ -22,7 +22,7 @@ from lockstep.images.augment import RandomShift
 from lockstep.images.drawing import COLOURS
 from lockstep.readers.reader import Reader
 from lockstep.recipes.data import MnistData
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -152,7 +152,7 @@ def test_boxes_are_drawn_with_their_names_and_decide_where_inception_crops(tmp_p
 
 def test_a_recipe_is_shown_as_it_trains(tmp_path: Path) -> None:
     page, mine = tmp_path / "page.html", tmp_path / "mine.toml"
-    shifted = replace(recipe("mnist"), seed=4, data=MnistData(augment=(RandomShift(2),)))
+    shifted = replace(find("mnist"), seed=4, data=MnistData(augment=(RandomShift(2),)))
     mine.write_text(to_toml(shifted))
     run(mine, "--positions", "0:2", "--to", page)
     assert [captions(article) for article in articles(page)] == [["original", "RandomShift, 28 x 28"]] * 2

@@ -13,7 +13,7 @@ import lockstep as ls
 from lockstep.cli import scoring, training
 from lockstep.cli.main import main
 from lockstep.recipes.parts import Checkpoints, Evaluate, Stage, Watch
-from lockstep.recipes.shipped import recipe as find
+from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
 
 

@@ -14,13 +14,13 @@ from lockstep.convert.detection import convert_coco, convert_voc
 from lockstep.convert.sharding import Settings
 from lockstep.errors import DataError, InputError
 from lockstep.readers.coco import Coco
-from lockstep.readers.detection_schema import DetectionSchema
 from lockstep.readers.image_records import ImageRecords
 from lockstep.readers.label_map import Label, LabelMap, read_label_map
 from lockstep.readers.reader import Reader
+from lockstep.readers.schemas import DetectionSchema
 from lockstep.readers.voc import Voc
 from lockstep.records.example import Values, parse_example
-from lockstep.records.tfrecord import RecordFiles
+from lockstep.records.record_files import RecordFiles
 
 ALONE = Settings(num_processes=1)
 OBJECT = """<object><name>{name}</name><pose>Left</pose><truncated>1</truncated><difficult>{difficult}</difficult>

@@ -13,7 +13,7 @@ from lockstep.convert.imagenet import imagenet_sets
 from lockstep.convert.sharding import Settings
 from lockstep.errors import DataError
 from lockstep.records.example import parse_example
-from lockstep.records.tfrecord import RecordFiles
+from lockstep.records.record_files import RecordFiles
 
 DOG, FOX = "n02092002", "n02119247"
 ALONE = Settings(num_processes=1)

@@ -14,7 +14,7 @@ from lockstep.convert.imagenet_example import LabelledImage
 from lockstep.convert.sharding import Settings
 from lockstep.errors import DataError, InputError
 from lockstep.records.example import Values, parse_example
-from lockstep.records.tfrecord import RecordFiles
+from lockstep.records.record_files import RecordFiles
 
 ALONE = Settings(num_processes=1)
 

@@ -13,7 +13,8 @@ from lockstep.convert.mnist import convert_mnist
 from lockstep.errors import DataError, InputError
 from lockstep.readers.mnist import FILES
 from lockstep.records.example import parse_example
-from lockstep.records.tfrecord import RecordFiles, write_records
+from lockstep.records.record_files import RecordFiles
+from lockstep.records.tfrecord import write_records
 
 ORIGINALS = Path(__file__).parents[2] / "data" / "mnist"
 NUM_TRAIN, NUM_TEST = 5, 3

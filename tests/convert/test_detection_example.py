@@ -15,8 +15,7 @@ from torch import Tensor
 
 from lockstep.convert.detection_example import detection_example
 from lockstep.errors import DataError, InputError
-from lockstep.images.decode import Decoding
-from lockstep.images.encoded import EncodedImage
+from lockstep.images.decode import Decoding, EncodedImage
 from lockstep.records.example import Values, parse_example
 
 

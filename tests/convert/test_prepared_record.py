@@ -14,8 +14,7 @@ from torch.nn.functional import interpolate
 
 from lockstep.convert.prepared_record import Preparation, prepared_record
 from lockstep.errors import DataError, InputError
-from lockstep.images.decode import Decoding
-from lockstep.images.encoded import EncodedImage
+from lockstep.images.decode import Decoding, EncodedImage
 from lockstep.records.example import Values, parse_example, serialize_example
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "images"

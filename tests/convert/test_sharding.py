@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from lockstep.convert.manifest import held
 from lockstep.convert.sharding import Settings, Skipped, Summary, convert
 from lockstep.errors import DataError, InputError, WorkerError
+from lockstep.records.record_files import RecordFiles
 from lockstep.records.shards import find_shards
-from lockstep.records.tfrecord import RecordFiles
 
 ALONE, TWO = Settings(num_processes=1), Settings(num_processes=2)
 ITEMS = [f"item {number}" for number in range(20)]

@@ -55,7 +55,7 @@ def loader(*bad: int, late: bool = False, **arguments: Any) -> Loader:
 def epoch(stream: Loader, towers: range = range(1), num_towers: int = 1) -> list[Any]:
     batches = list(islice(stream.batches(towers, num_towers), NUM_EXAMPLES // stream.batch_size))
     for batch in batches:
-        batch.attempted()
+        stream.commit(batch)
     return batches
 
 
@@ -100,8 +100,9 @@ def test_workers_read_what_one_alone_reads(num_towers: int) -> None:
 
 
 def test_batches_name_what_was_read() -> None:
-    first = next(loader(0, order="sequential").batches(range(1), 1))
-    assert first.example_ids(0, 3) == ["file-1", "file-1", "file-2"]
+    stream = loader(0, order="sequential")
+    first = next(stream.batches(range(1), 1))
+    assert stream.example_ids(0, 3, first.bad) == ["file-1", "file-1", "file-2"]
 
 
 def test_without_leave_the_first_bad_example_ends_the_stream() -> None:
@@ -136,9 +137,9 @@ def test_what_was_mended_is_read_again() -> None:
 def test_more_bad_examples_than_the_budget_end_the_run() -> None:
     stream = loader(3, 4, 5, order="sequential", bad_budget=2)
     batches = stream.batches(range(1), 1)
-    next(batches).attempted()
+    stream.commit(next(batches))
     with pytest.raises(DataError) as caught:
-        next(batches).attempted()
+        stream.commit(next(batches))
     assert str(caught.value) == (
         "3 examples cannot be read: more than the budget of 2.\n"
         "  given:    file-4: file-4 is torn. half a file; file-5: file-5 is torn. half a file\n"

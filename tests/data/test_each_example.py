@@ -13,7 +13,7 @@ from PIL import Image
 from lockstep.data.each_example import EachExample, ExampleDraws, Seeded
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError, InputError
-from lockstep.images.encoded import EncodedImage
+from lockstep.images.decode import EncodedImage
 from lockstep.randomness import Draws
 from lockstep.readers.reader import Arrays
 
@@ -146,7 +146,7 @@ def test_a_reader_of_single_examples_is_read() -> None:
     assert batch["image"].tolist() == [[k, k] for k in range(5)]
     assert batch["label"].tolist() == [0, 1, 0, 1, 0]
     assert loader.reader.cost == "decode"
-    assert batch.example_ids(0, 2) == ["0", "1"]
+    assert loader.example_ids(0, 2) == ["0", "1"]
 
 
 def test_it_may_say_more_of_itself() -> None:

@@ -58,7 +58,7 @@ def read(stream: IterableLoader, count: int, towers: range = range(1), num_tower
     found = []
     for batch in islice(stream.batches(towers, num_towers), count):
         found.append(numbers(batch))
-        batch.attempted()
+        stream.commit(batch)
     return found
 
 
@@ -84,7 +84,7 @@ def test_batches_are_full_and_the_dataset_starts_again_where_it_ends() -> None:
     batches = list(islice(stream.batches(range(1), 1), 4))
     assert [numbers(batch) for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1], [2, 3, 4, 5]]
     assert [batch.position for batch in batches] == [0, 4, 8, 12]
-    assert batches[3].example_ids(11, 3) == ["item 11", "item 12", "item 13"]
+    assert stream.example_ids(11, 3) == ["item 11", "item 12", "item 13"]
     assert numbers(next(loader(3, batch_size=8).batches(range(1), 1))) == [0, 1, 2, 0, 1, 2, 0, 1]
 
 
@@ -155,7 +155,7 @@ def test_what_was_read_and_not_attempted_is_lost_and_said(caplog: pytest.LogCapt
 def test_a_copy_reads_from_the_start_and_disturbs_nothing() -> None:
     stream = loader()
     batches = stream.batches(range(1), 1)
-    next(batches).attempted()
+    stream.commit(next(batches))
     other = copy.copy(stream)
     other.position = 0
     assert read(other, 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -243,8 +243,8 @@ def test_an_end_in_epochs_counts_those_of_the_epoch_size() -> None:
 def test_an_item_that_raises_is_named_by_its_number() -> None:
     stream = IterableLoader(Numbers(10, bad=6), batch_size=4)
     batches = stream.batches(range(1), 2)
-    next(batches).attempted()
-    next(batches).attempted()  # it takes items 4 and 5
+    stream.commit(next(batches))
+    stream.commit(next(batches))  # it takes items 4 and 5
     with pytest.raises(DataError) as caught:
         next(batches)
     assert caught.value.what == "Item 6 of Numbers cannot be used."

@@ -14,9 +14,8 @@ from lockstep.data.each_example import EachExample, ExampleDraws
 from lockstep.data.loader import Loader
 from lockstep.data.order import Sequential
 from lockstep.errors import DataError, InputError
-from lockstep.images.augment import RandomShift
+from lockstep.images.augment import HorizontalFlip, RandomShift
 from lockstep.images.erasing import RandomErasing
-from lockstep.images.flips import HorizontalFlip
 from lockstep.randomness import Draws
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
@@ -87,10 +86,23 @@ def test_the_position_moves_with_attempts_and_not_with_reading() -> None:
     first, second = next(batches), next(batches)
     data = {"source": "Numbers of 10 examples"}
     assert stream.state() == {"seed": 3, "position": 0, "num_examples": 10, "epoch_size": 10, "data": data}
-    first.attempted()
-    second.attempted()
+    stream.commit(first)
+    stream.commit(second)
     assert stream.position == 8
     assert next(batches).position == 8
+
+
+def test_a_commit_keeps_the_report_until_the_stream_is_set_elsewhere() -> None:
+    stream = loader()
+    batch = next(stream.batches(range(1), 1))
+    report: Any = object()
+    stream.commit(batch, report)
+    assert (stream.position, stream.last_report) == (4, report)
+    stream.commit(batch)
+    assert stream.last_report is None
+    stream.commit(batch, report)
+    stream.load_state(stream.state())
+    assert stream.last_report is None
 
 
 def test_batches_go_on_from_the_position() -> None:
@@ -115,7 +127,7 @@ def test_the_time_spent_getting_a_batch_is_told() -> None:
 def test_the_state_is_json_and_brings_the_stream_back() -> None:
     stream = loader(order="shuffled", seed=5)
     for batch in islice(stream.batches(range(1), 1), 3):
-        batch.attempted()
+        stream.commit(batch)
     resumed = loader(order="shuffled", seed=5)
     resumed.load_state(json.loads(json.dumps(stream.state())))
     due = next(resumed.batches(range(1), 1))
@@ -169,10 +181,10 @@ def test_a_batch_that_does_not_divide_by_the_towers_is_refused(batch_size: int, 
     with pytest.raises(InputError) as caught:
         loader(batch_size=batch_size).batches(range(1), towers)
     assert str(caught.value) == (
-        f"A batch of {batch_size} examples cannot be cut into {towers} equal parts.\n"
-        f"  given:    batch size {batch_size}, {towers} towers\n"
-        "  expected: a batch size that divides by the number of towers\n"
-        f"  hint:     use a batch size of {near}, or another number of towers"
+        "The batch cannot be split evenly over the towers.\n"
+        f"  given:    batch_size={batch_size} over {towers} towers\n"
+        f"  expected: a batch size that {towers} divides\n"
+        f"  hint:     set batch_size to {near}, or change the towers"
     )
 
 

@@ -17,13 +17,12 @@ from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s
 from lockstep.data.showing import Pipeline, ShownExample, examples, with_marks
 from lockstep.errors import DataError, InputError
-from lockstep.images.augment import Augment, RandomShift
-from lockstep.images.crops import DistortedCrop, RandomResizedCrop, Resize
+from lockstep.images.augment import Augment, HorizontalFlip, RandomShift
+from lockstep.images.crops import RandomCrop
+from lockstep.images.decode import EncodedImage
 from lockstep.images.drawing import Marks, draw_marks
-from lockstep.images.encoded import EncodedImage
-from lockstep.images.flips import HorizontalFlip
-from lockstep.images.slim_presets import cifarnet, inception, vgg
-from lockstep.images.unscaled_crops import RandomCrop
+from lockstep.images.resized_crops import DistortedCrop, RandomResizedCrop, Resize
+from lockstep.images.slim_presets import cifarnet_preset, inception_preset, vgg_preset
 from lockstep.readers.reader import Cost
 
 NUM_EXAMPLES = 7
@@ -148,7 +147,7 @@ def test_functions_are_called_by_their_names() -> None:
 
 
 def test_the_inputs_of_a_network_are_shown_with_their_colours() -> None:
-    preset = inception(8)
+    preset = inception_preset(8)
     (shown,) = examples(Images(), [2], pipeline=Pipeline(preset.train, preset.inputs, ("image",)), seed=1)
     assert stages(shown)[-1] == "inputs"
     loader = Loader(Images(), batch_size=3, seed=1, augment=preset.train)
@@ -159,13 +158,13 @@ def test_the_inputs_of_a_network_are_shown_with_their_colours() -> None:
 
 
 def test_inputs_without_colours_are_the_pixels_themselves() -> None:
-    preset = vgg(8, (12, 12))
+    preset = vgg_preset(8, (12, 12))
     shown = one(Images(), pipeline=Pipeline(preset.evaluate, preset.inputs))
     assert stages(shown) == ["ShortSideCrop"]
 
 
 def test_standardised_inputs_go_from_their_least_to_their_largest() -> None:
-    preset = cifarnet(8)
+    preset = cifarnet_preset(8)
     shown = one(Images(), pipeline=Pipeline(preset.evaluate, preset.inputs))
     pixels = shown.augmented[-1].pixels
     assert stages(shown)[-1] == "inputs"

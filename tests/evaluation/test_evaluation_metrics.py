@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.evaluation import metric_feed
-from lockstep.parallel.collective import process_group
+from lockstep.parallel.transports import process_group
 from lockstep.workers.group import MAX_VALUE_BYTES
 
 SIZE, MICRO_BATCH = 11, 4

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lockstep as ls
-from lockstep.parallel.collective import process_group
+from lockstep.parallel.transports import process_group
 
 pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
 

@@ -12,10 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.records.example import parse_example, serialize_example
-from lockstep.records.framing import Compression
-from lockstep.records.sequence_example import parse_sequence_example, serialize_sequence_example
-from lockstep.records.tfrecord import RecordFiles, read_all, write_records
+from lockstep.records.example import (
+    parse_example,
+    parse_sequence_example,
+    serialize_example,
+    serialize_sequence_example,
+)
+from lockstep.records.record_files import RecordFiles
+from lockstep.records.tfrecord import Compression, read_all, write_records
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE / "records_golden.json").read_text())

@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.readers.detection_schema import DetectionSchema
-from lockstep.readers.image_records import ImageRecords
-from lockstep.readers.imagenet_schema import ImageNetSchema
+from lockstep.readers.image_records import ImageRecords, Schema
 from lockstep.readers.label_map import Label, LabelMap
-from lockstep.readers.mnist_schema import MnistSchema
-from lockstep.readers.schema import Schema
+from lockstep.readers.schemas import DetectionSchema, ImageNetSchema, MnistSchema
 
 HERE = Path(__file__).parent
 LABEL_MAP = LabelMap((Label(1, "cat"), Label(2, "/m/0bt9lr", "dog")))

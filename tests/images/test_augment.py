@@ -1,15 +1,24 @@
+"""Flips, shifts, turns, and the refusal of locations of objects by whatever moves the pixels."""
+
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from lockstep.errors import InputError
-from lockstep.images.augment import RandomShift, turns
-from lockstep.images.flips import HorizontalFlip
+from lockstep.images.augment import Augment, HorizontalFlip, RandomShift, turns
+from lockstep.images.auto_augment import RandAugment, TrivialAugmentWide
+from lockstep.images.colour import ColourDraws
+from lockstep.images.crops import CropOrPad, Decode, RandomCrop, ShortSideCrop
+from lockstep.images.decode import Decoding, EncodedImage
+from lockstep.images.erasing import RandomErasing
+from lockstep.images.resized_crops import CentralCrop, DistortedCrop, RandomResizedCrop, Resize
 from lockstep.randomness import Draws
 
 DTYPES = [torch.uint8, torch.bool, torch.float32, torch.bfloat16, torch.int64]
@@ -57,7 +66,7 @@ def test_every_shift_occurs_alike() -> None:
     assert counts.max() < 285
 
 
-def test_a_row_depends_on_its_own_draws_alone() -> None:
+def test_a_shift_depends_on_its_own_draws_alone() -> None:
     shift = RandomShift(2)
     whole = shift({"image": images(8)}, draws(8))["image"]
     part = shift({"image": images(8)[3:5]}, draws(2, start=3))["image"]
@@ -65,7 +74,7 @@ def test_a_row_depends_on_its_own_draws_alone() -> None:
     assert not torch.equal(shift({"image": images(8)}, draws(8, seed=1))["image"], whole)
 
 
-def test_other_fields_and_the_given_batch_stay() -> None:
+def test_a_shift_leaves_other_fields_and_the_given_batch_as_they_are() -> None:
     label = torch.arange(4)
     given = {"image": images(4), "label": label}
     result = RandomShift(3)(given, draws(4))
@@ -73,14 +82,14 @@ def test_other_fields_and_the_given_batch_stay() -> None:
     assert torch.equal(given["image"], images(4))
 
 
-def test_another_field_can_be_named() -> None:
+def test_another_field_to_shift_can_be_named() -> None:
     batch = {"depth": images(4), "image": images(4)}
     result = RandomShift(2, field="depth")(batch, draws(4))
     assert torch.equal(result["image"], images(4))
     assert not torch.equal(result["depth"], images(4))
 
 
-def test_it_is_a_value() -> None:
+def test_a_shift_is_a_value() -> None:
     assert RandomShift(2) == RandomShift(2) != RandomShift(3)
     assert repr(RandomShift(2)) == "RandomShift(pixels=2, field='image')"
 
@@ -105,18 +114,18 @@ def test_a_shift_by_a_word_is_refused() -> None:
     ("batch", "given"),
     [
         ({"pixels": images(2)}, "'image' is missing; the fields are pixels"),
-        ({"image": images(2)[0]}, "'image' is a tensor of shape (2, 5, 7); the fields are image"),
-        ({"image": ["a", "b"]}, "'image' is list; the fields are image"),
+        ({"image": images(2)[0]}, "'image' is a tensor of shape (2, 5, 7), torch.uint8; the fields are image"),
+        ({"image": ["a", "b"]}, "'image' is a list of str; the fields are image"),
     ],
 )
-def test_a_field_without_images_is_named(batch: dict[str, object], given: str) -> None:
+def test_a_field_without_images_to_shift_is_named(batch: dict[str, object], given: str) -> None:
     with pytest.raises(InputError) as caught:
         RandomShift(2)(batch, draws(2))
     assert str(caught.value) == (
-        "RandomShift finds no images in the field 'image'.\n"
+        "RandomShift finds no decoded images in the field 'image'.\n"
         f"  given:    {given}\n"
         "  expected: a tensor of shape (batch, channels, height, width)\n"
-        "  hint:     name the field of the images: RandomShift(pixels, field=...)"
+        "  hint:     crop or resize encoded images first, or name their field: RandomShift(..., field=...)"
     )
 
 
@@ -135,3 +144,141 @@ def test_augmentations_that_cannot_be_compared_are_no_repeats() -> None:
 
     one, other = Scaled(np.ones(2)), Scaled(np.ones(2))
     assert turns([one, other, one]) == [0, 0, 1]
+
+
+def numbered(count: int) -> torch.Tensor:
+    return torch.arange(count * 3 * 2 * 4).reshape(count, 3, 2, 4)
+
+
+def test_some_images_are_flipped_and_the_rest_are_not() -> None:
+    before = numbered(1000)
+    given = before.clone()
+    after = HorizontalFlip()({"image": before}, draws(1000))["image"]
+    flipped = [torch.equal(one, other.flip(-1)) for one, other in zip(after, before, strict=True)]
+    kept = [torch.equal(one, other) for one, other in zip(after, before, strict=True)]
+    assert all(one != other for one, other in zip(flipped, kept, strict=True))
+    assert 430 < sum(flipped) < 570
+    assert torch.equal(before, given)
+
+
+@pytest.mark.parametrize(("p", "flips"), [(0, False), (1, True)])
+def test_images_are_flipped_never_or_always(p: float, flips: bool) -> None:
+    before = numbered(5)
+    after = HorizontalFlip(p)({"image": before, "label": 3}, draws(5))
+    assert torch.equal(after["image"], before.flip(-1) if flips else before)
+    assert after["label"] == 3
+
+
+def test_a_flip_depends_on_its_own_draws_alone() -> None:
+    whole = HorizontalFlip()({"image": numbered(20)}, draws(20))["image"]
+    part = HorizontalFlip()({"image": numbered(20)[5:9]}, draws(4, start=5))["image"]
+    assert torch.equal(part, whole[5:9])
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.1, float("nan")])
+def test_a_flip_of_no_probability_is_refused(p: float) -> None:
+    with pytest.raises(InputError, match="p is out of range"):
+        HorizontalFlip(p)
+
+
+@pytest.mark.parametrize(
+    ("batch", "found"),
+    [({"label": 0}, "missing"), ({"image": [b""]}, "list"), ({"image": torch.zeros(2, 3)}, r"shape \(2, 3\)")],
+)
+def test_a_flip_of_no_batch_of_images_is_refused(batch: dict[str, object], found: str) -> None:
+    with pytest.raises(
+        InputError, match=f"finds no decoded images(.|\n)*{found}(.|\n)*crop or resize encoded images first"
+    ):
+        HorizontalFlip()(batch, draws(2))
+
+
+CROPS: list[Augment] = [
+    DistortedCrop(4),
+    RandomResizedCrop(4),
+    CentralCrop(4),
+    CropOrPad(4),
+    RandomCrop(4),
+    ShortSideCrop(4, (5, 6)),
+]
+OTHERS: list[Augment] = [HorizontalFlip(), RandomShift(1), RandAugment(), TrivialAugmentWide()]
+STAYING: list[Augment] = [RandomErasing(), ColourDraws()]
+BOXES = [torch.tensor([[0.1, 0.2, 0.5, 0.6]])] * 2
+OBJECTS: dict[str, Any] = {
+    "boxes": BOXES,
+    "masks": [object()] * 2,
+    "keypoints": [torch.zeros(1, 3, 2)] * 2,
+    "keypoint_visibility": [torch.ones(1, 3)] * 2,
+    "area": [torch.tensor([40.0])] * 2,
+}
+WITHOUT_LOCATIONS: dict[str, Any] = {
+    "label": torch.arange(2),
+    "labels": [torch.tensor([3])] * 2,
+    "difficult": [torch.tensor([True])] * 2,
+    "is_crowd": [torch.tensor([False])] * 2,
+    "class_text": [["cat"]] * 2,
+    "source_id": ["5", "6"],
+}
+
+
+def given_to(augment: Augment, count: int = 2) -> dict[str, Any]:
+    """The images that an augmentation takes."""
+    if type(augment) not in {Decode, Resize, *map(type, CROPS)}:
+        return {"image": torch.full((count, 3, 6, 8), 9, dtype=torch.uint8)}
+    written = io.BytesIO()
+    Image.new("RGB", (8, 6)).save(written, "PNG")
+    return {"image": [EncodedImage(written.getvalue(), "black.png", Decoding("pillow"))] * count}
+
+
+@pytest.mark.parametrize("field", OBJECTS)
+@pytest.mark.parametrize("augment", [*CROPS, *OTHERS], ids=repr)
+def test_locations_of_objects_are_refused_by_what_moves_them(augment: Augment, field: str) -> None:
+    batch = {**given_to(augment), **WITHOUT_LOCATIONS, field: OBJECTS[field]}
+    with pytest.raises(InputError, match=f"{type(augment).__name__} would leave {field} where ") as raised:
+        augment(batch, draws(2))
+    assert raised.value.expected.startswith("no places of objects on the images, none of boxes, masks, ")
+    kept = '["image", "label", "labels", "difficult", "is_crowd", "class_text", "source_id"]'
+    assert raised.value.hint == f"read the fields wanted alone: ls.data.OnlyFields(reader, {kept})"
+
+
+def test_all_locations_are_named() -> None:
+    batch = {"image": torch.zeros(2, 3, 6, 8), **OBJECTS}
+    with pytest.raises(InputError, match="would leave boxes, masks, keypoints, keypoint_visibility, area where "):
+        HorizontalFlip()(batch, draws(2))
+
+
+@pytest.mark.parametrize("augment", [*CROPS, *OTHERS], ids=repr)
+def test_fields_without_locations_stay(augment: Augment) -> None:
+    found = augment({**given_to(augment), **WITHOUT_LOCATIONS, "area": torch.ones(2)}, draws(2))
+    assert [*found] == ["image", *WITHOUT_LOCATIONS, "area"]
+    assert all(found[name] is value for name, value in WITHOUT_LOCATIONS.items())
+
+
+@pytest.mark.parametrize("augment", [*STAYING, Decode(), Resize(4)], ids=repr)
+def test_augmentations_that_move_nothing_leave_locations(augment: Augment) -> None:
+    """Shares of height and width are right at any size."""
+    found = augment({**given_to(augment), **OBJECTS}, draws(2))
+    assert all(found[name] is value for name, value in OBJECTS.items())
+
+
+def test_the_boxes_that_a_crop_is_drawn_by_are_taken_out_and_the_rest_is_refused() -> None:
+    crop = DistortedCrop(4, boxes_field="boxes")
+    assert [*crop({**given_to(crop), **WITHOUT_LOCATIONS, "boxes": BOXES}, draws(2))] == ["image", *WITHOUT_LOCATIONS]
+    with pytest.raises(
+        InputError, match="Crop would leave masks, keypoints, keypoint_visibility, area where"
+    ) as raised:
+        crop({**given_to(crop), **OBJECTS}, draws(2))
+    assert raised.value.hint.endswith('OnlyFields(reader, ["image", "boxes"])')
+
+
+@pytest.mark.parametrize("augment", [*CROPS, Resize(4), Decode(), *OTHERS, *STAYING], ids=repr)
+def test_a_batch_without_examples_stays_one(augment: Augment) -> None:
+    found = augment(given_to(augment, 0), draws(0))["image"]
+    assert len(found) == 0
+    if isinstance(found, torch.Tensor):
+        assert found.dtype == torch.uint8
+        assert found.shape[1:] == ((3, 4, 4) if augment in CROPS or isinstance(augment, Resize) else (3, 6, 8))
+
+
+@pytest.mark.parametrize("augment", [CropOrPad(4), RandomCrop(4), ShortSideCrop(4, (5, 6))], ids=repr)
+def test_no_decoded_images_keep_their_channels(augment: Augment) -> None:
+    assert augment({"image": torch.zeros(0, 1, 6, 8)}, draws(0))["image"].shape == (0, 1, 4, 4)

@@ -16,11 +16,11 @@ from lockstep.images.colour import (
     OPERATIONS,
     SLIM_ORDERS,
     ColourDraws,
-    centred,
+    Order,
     distort,
-    scaled,
+    in_orders,
 )
-from lockstep.images.colour_orders import Order, in_orders
+from lockstep.images.normalisation import centred, scaled
 from lockstep.randomness import Draws
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "preprocessing_golden.npz")

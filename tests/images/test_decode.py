@@ -23,13 +23,12 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from lockstep.errors import DataError, InputError
-from lockstep.images import decode, pillow, turbojpeg
-from lockstep.images.decode import Decoding, Region
-from lockstep.images.encoded import EncodedImage
+from lockstep.images import jpeg, pillow
+from lockstep.images.decode import Decoding, EncodedImage, Region
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "images"
 TURNED = FIXTURES / "padlock-406986_640_rotate_90.jpg"
-LIBRARIES = [name for name in decode.DECODERS if name != "auto" and not decode._problem_of(name)[0]]
+LIBRARIES = ["pillow", *(each.__name__ for each in (jpeg.turbojpeg, jpeg.torchcodec) if not each().problem)]
 AS_STORED = Decoding("pillow")
 
 
@@ -404,12 +403,12 @@ def torchcodec(monkeypatch: pytest.MonkeyPatch) -> Iterator[Torchcodec]:
     module = Torchcodec()
     monkeypatch.setitem(sys.modules, "torchcodec", module)
     monkeypatch.setitem(sys.modules, "torchcodec.decoders", module.decoders)
-    monkeypatch.setattr(turbojpeg, "_LIBRARIES", ("no such library",))
-    decode._torchcodec.cache_clear()
-    turbojpeg.turbojpeg.cache_clear()
+    monkeypatch.setattr(jpeg, "_LIBRARIES", ("no such library",))
+    jpeg.torchcodec.cache_clear()
+    jpeg.turbojpeg.cache_clear()
     yield module
-    decode._torchcodec.cache_clear()
-    turbojpeg.turbojpeg.cache_clear()
+    jpeg.torchcodec.cache_clear()
+    jpeg.turbojpeg.cache_clear()
 
 
 @pytest.mark.parametrize("decoder", ["auto", "torchcodec"])

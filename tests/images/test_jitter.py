@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import InputError
-from lockstep.images.colour_orders import in_orders
-from lockstep.images.grey import GreyDraws, grey, greyed
-from lockstep.images.jitter import _OPERATIONS, JITTER_ORDERS, JitterDraws, jittered
+from lockstep.images.colour import in_orders
+from lockstep.images.jitter import _OPERATIONS, JITTER_ORDERS, GreyDraws, JitterDraws, grey, greyed, jittered
 from lockstep.randomness import Draws
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "policies_golden.npz")

@@ -22,11 +22,11 @@ from lockstep.readers.reader import Arrays
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.parts import Checkpoints, Evaluate, Stage, Watch
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.shipped import recipe as find
+from lockstep.recipes.shipped import find
 from lockstep.runs import stages
 from lockstep.runs.build import Parts
 from lockstep.runs.result import Result
-from lockstep.runs.session import Session
+from lockstep.runs.run import Run
 from lockstep.workers.rank import Worker, leave
 
 BATCH_SIZE, NUM_EXAMPLES = 4, 10
@@ -167,7 +167,7 @@ def run(workdir: Path, given: Recipe, what: Disturbance = NOTHING, fork_from: st
     stages.build, stages.build_state = make_build(what), make_state
     leave()
     try:
-        return Session(given, workdir, ls.join("cpu"), fork_from=fork_from).run()
+        return Run(given, workdir, ls.join("cpu"), fork_from=fork_from).run()
     finally:
         stages.build, stages.build_state = before
 

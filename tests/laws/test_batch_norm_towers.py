@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lockstep as ls
-from lockstep.parallel.synced_batch_norm import SyncedBatchNorm
+from lockstep.parallel.batch_norm import SyncedBatchNorm
 
 Array = npt.NDArray[Any]
 Learned = dict[str, Array]

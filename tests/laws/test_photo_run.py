@@ -15,9 +15,9 @@ from tiny_images import image_folder, image_shards
 
 import lockstep as ls
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 from lockstep.runs.result import Result
-from lockstep.runs.session import Session
+from lockstep.runs.run import Run
 from lockstep.workers.rank import leave
 
 STEPS = 4
@@ -32,7 +32,7 @@ def train(workdir: Path, photos: Path, steps: int = STEPS, *settings: str) -> Re
         "evaluate.every=2 steps", "evaluate.micro_batch=3",
         "watch.metrics=1 steps", "watch.summaries=0", "feed.num_processes=0", f"end.count={steps}", *settings,
     ]  # fmt: skip
-    return Session(with_settings(recipe("inception_v3"), usual), workdir, ls.join("cpu")).run()
+    return Run(with_settings(find("inception_v3"), usual), workdir, ls.join("cpu")).run()
 
 
 def contents(workdir: Path) -> dict[str, bytes]:

@@ -165,7 +165,7 @@ def test_it_says_where_it_goes_and_why_in_one_line(tmp_path: Path, caplog: pytes
     assert (state.step, loader.position, loader.skipped) == (1, 4, [12])
     assert [record.message.partition(" (positions")[0] for record in caplog.records] == [
         "The update after step 3 is not finite; nothing was changed. Going back to step 1, position 4, and on without "
-        "the batch at position 12 (1 of at most 10): loss 'square' is nan (and 6 more); from tower 1 on worker 0"
+        "the batch at position 12 (1 of at most 10): loss 'square' is nan and 6 more; from tower 1 on worker 0"
     ]
 
 
@@ -271,7 +271,7 @@ def test_the_position_moves_past_what_is_skipped_with_the_next_attempt() -> None
     batches = loader.batches(range(2), 2, stop=lambda position: position >= 12)
     positions = []
     for batch in batches:
-        batch.attempted()
+        loader.commit(batch)
         positions.append(loader.position)
     assert positions == [4, 12]
 

@@ -40,12 +40,11 @@ from lockstep.parallel.exchange import AllReduce, Alone
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Hours, Interval, Steps
 from lockstep.recipes.data import ImageData, MnistData
-from lockstep.recipes.differences import differences
 from lockstep.recipes.parts import Checkpoints, CrossEntropy, Evaluate, Feed, InitialWeights, Stage, Watch
 from lockstep.recipes.preprocessing import Cifarnet, Inception, Lenet, ResizedCrop, Vgg
-from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.recipe import Recipe, differences
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import names, recipe
+from lockstep.recipes.shipped import find, names
 from lockstep.recipes.toml import from_toml, to_toml
 from lockstep.training.smoothing import LossAverage
 from lockstep.weights.layouts import Layout
@@ -287,4 +286,4 @@ def test_no_setting_is_no_change(given_recipe: Recipe) -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_every_shipped_recipe_is_read_back(name: str) -> None:
-    assert from_toml(to_toml(recipe(name)), name) == recipe(name)
+    assert from_toml(to_toml(find(name)), name) == find(name)

@@ -245,12 +245,12 @@ def run_here(workdir: Path, what: Disturbance) -> str:
     from staged_run import make_build
 
     from lockstep.runs import stages
-    from lockstep.runs.session import Session
+    from lockstep.runs.run import Run
 
     stages.build, stages.build_state = make_build(what), make_state
     worker = ls.join("cpu")
     worker.pulse.stop_requested = None
-    return Session(make_recipe(), workdir, worker).run().reason
+    return Run(make_recipe(), workdir, worker).run().reason
 
 
 def test_two_workers_stop_at_a_boundary_and_go_on(
@@ -263,7 +263,7 @@ def test_two_workers_stop_at_a_boundary_and_go_on(
 def test_hours_are_those_of_the_whole_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts of ten minutes: the first that begins after 54 is the last, as in a run without stages."""
     clock = SimpleNamespace(now=0.0)
-    for module in ("training.step", "runs.session"):
+    for module in ("training.step", "runs.run"):
         monkeypatch.setattr(f"lockstep.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
 
     def ten_minutes(position: int) -> None:

@@ -130,7 +130,7 @@ def assert_resumes_anywhere(make_loader: MakeLoader) -> None:
             resumed.load_state(whole.state())
             rest = stream[batch.position :]
             assert stream_of(resumed, len(rest))[: len(rest)] == rest
-        batch.attempted()
+        whole.commit(batch)
     assert whole.position == num_rows
 
 

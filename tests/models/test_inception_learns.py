@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lockstep as ls
-from lockstep.images.encoded import EncodedImage
+from lockstep.images.decode import EncodedImage
 from lockstep.losses import softmax_cross_entropy
 from lockstep.models import InceptionV3
 

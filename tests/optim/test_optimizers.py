@@ -15,14 +15,13 @@ from torch import Tensor
 import lockstep as ls
 from lockstep.optim import kernels
 from lockstep.optim.adam import Adam, AdamW
-from lockstep.optim.adaptive import Adadelta, Adagrad
+from lockstep.optim.adaptive import FTRL, Adadelta, Adagrad, RMSProp
 from lockstep.optim.from_torch import FromTorch
-from lockstep.optim.ftrl import FTRL
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.layerwise import LAMB, LARS
-from lockstep.optim.rmsprop import RMSProp
+from lockstep.optim.resolution import ScaledByBatch
 from lockstep.optim.rules import Rule
-from lockstep.optim.schedules import ScaledByBatch, Warmup
+from lockstep.optim.schedules import Warmup
 from lockstep.optim.sgd import SGD
 
 SHAPES = {"conv.weight": (6, 2, 3, 3), "conv.bias": (40,), "scale": ()}

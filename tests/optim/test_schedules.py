@@ -16,9 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.errors import InputError
-from lockstep.optim.decays import Cosine, Exponential, Polynomial
-from lockstep.optim.piecewise import OneCycle, PiecewiseConstant
-from lockstep.optim.schedules import Constant, Scaled, ScaledByBatch, Schedule, Warmup, describe, rate_at, resolved
+from lockstep.optim.resolution import Scaled, ScaledByBatch, describe_schedule, resolve_schedule
+from lockstep.optim.schedules import (
+    Constant,
+    Cosine,
+    Exponential,
+    OneCycle,
+    PiecewiseConstant,
+    Polynomial,
+    Schedule,
+    Warmup,
+    rate_at,
+)
 from lockstep.progress import Epochs
 
 IMAGENET = 1_281_167
@@ -84,7 +93,7 @@ def test_an_exponential_decay_goes_in_jumps_or_smoothly() -> None:
 
 @pytest.mark.parametrize(("initial", "batch_size"), [(0.1, 32), (0.1, 256), (0.001, 32)])
 def test_inceptions_rate_falls_every_thirty_epochs(initial: float, batch_size: int) -> None:
-    schedule = resolved(Exponential(initial, Epochs(30), 0.16), IMAGENET, batch_size)
+    schedule = resolve_schedule(Exponential(initial, Epochs(30), 0.16), IMAGENET, batch_size)
     period = int(IMAGENET / batch_size * 30)
     assert schedule == Exponential(initial, period, 0.16)
     falls = rates(schedule, [0, period - 1, period, 2 * period - 1, 2 * period])
@@ -94,14 +103,14 @@ def test_inceptions_rate_falls_every_thirty_epochs(initial: float, batch_size: i
 @pytest.mark.parametrize("replicas", [1, 3, 50])
 def test_the_batch_over_all_replicas_shortens_the_decay(replicas: int) -> None:
     """The reference divided decay_steps by replicas_to_aggregate; here the batch is the one of all of them."""
-    schedule = resolved(Exponential(0.045, Epochs(2.0), 0.94), IMAGENET, 32 * replicas)
+    schedule = resolve_schedule(Exponential(0.045, Epochs(2.0), 0.94), IMAGENET, 32 * replicas)
     assert schedule == Exponential(0.045, int(IMAGENET / 32 * 2.0 / replicas), 0.94)
 
 
 @pytest.mark.parametrize("clones", [1, 4])
 def test_slims_epochs_of_one_clone_are_written_as_epochs_times_clones(clones: int) -> None:
     """TF-Slim counted decay_steps in batches of one clone, and so decayed every 2 * clones epochs."""
-    schedule = resolved(Exponential(0.01, Epochs(2.0 * clones), 0.94), IMAGENET, 32 * clones)
+    schedule = resolve_schedule(Exponential(0.01, Epochs(2.0 * clones), 0.94), IMAGENET, 32 * clones)
     assert schedule == Exponential(0.01, int(IMAGENET / 32 * 2.0), 0.94)
 
 
@@ -165,7 +174,7 @@ def test_an_initial_rate_below_that_of_a_warm_up_is_fine_where_there_is_none() -
 def test_a_cosine_resolves_all_its_lengths() -> None:
     schedule = Cosine(0.1, Epochs(90), warmup_steps=Epochs(5), hold_steps=Epochs(0.5))
     in_steps = Cosine(0.1, 9_000, warmup_steps=500, hold_steps=50)
-    assert resolved(schedule, 1_000, 10) == in_steps
+    assert resolve_schedule(schedule, 1_000, 10) == in_steps
 
 
 # Piecewise
@@ -194,7 +203,7 @@ def test_lists_are_taken_for_tuples() -> None:
 
 def test_boundaries_in_epochs() -> None:
     schedule = PiecewiseConstant((500, Epochs(30), Epochs(60)), (0.05, 0.1, 0.01, 0.001))
-    assert resolved(schedule, 640, 10) == PiecewiseConstant((500, 1_920, 3_840), (0.05, 0.1, 0.01, 0.001))
+    assert resolve_schedule(schedule, 640, 10) == PiecewiseConstant((500, 1_920, 3_840), (0.05, 0.1, 0.01, 0.001))
 
 
 # One cycle
@@ -265,16 +274,16 @@ def test_a_warm_up_starts_at_zero_and_takes_a_number() -> None:
 
 @pytest.mark.parametrize("schedule", [Constant(0.1), 0.1, lambda step: 0.1])
 def test_a_rate_follows_the_batch_size(schedule: float | Schedule) -> None:
-    scaled = resolved(ScaledByBatch(schedule, 256), IMAGENET, 512)
+    scaled = resolve_schedule(ScaledByBatch(schedule, 256), IMAGENET, 512)
     assert scaled == Scaled(schedule, 2.0)
     assert scaled(7) == 0.2
-    assert resolved(ScaledByBatch(schedule, 256), IMAGENET, 64)(7) == 0.025
+    assert resolve_schedule(ScaledByBatch(schedule, 256), IMAGENET, 64)(7) == 0.025
 
 
 def test_the_warm_up_of_large_batches() -> None:
     """Goyal et al.: from the rate of the small batch to that of the large one over five epochs."""
     schedule = Warmup(ScaledByBatch(PiecewiseConstant((Epochs(30),), (0.1, 0.01)), 256), Epochs(5), initial=0.1)
-    steps = resolved(schedule, 8_192 * 10, 8_192)
+    steps = resolve_schedule(schedule, 8_192 * 10, 8_192)
     assert rates(steps, [0, 25, 50, 299, 300]) == pytest.approx([0.1, 1.65, 3.2, 3.2, 0.32], rel=1e-12)
 
 
@@ -282,31 +291,31 @@ def test_the_warm_up_of_large_batches() -> None:
 
 
 def test_epochs_are_truncated_to_whole_batches() -> None:
-    assert resolved(Cosine(0.1, Epochs(30)), 55_000, 640) == Cosine(0.1, 2_578)
-    assert resolved(Cosine(0.1, Epochs(0.5)), 1_000, 64) == Cosine(0.1, 7)
+    assert resolve_schedule(Cosine(0.1, Epochs(30)), 55_000, 640) == Cosine(0.1, 2_578)
+    assert resolve_schedule(Cosine(0.1, Epochs(0.5)), 1_000, 64) == Cosine(0.1, 7)
 
 
 def test_every_length_is_resolved_at_any_depth() -> None:
     inside = Exponential(0.1, Epochs(2), 0.9, burn_in_steps=Epochs(1))
     schedule = Warmup(ScaledByBatch(Warmup(inside, Epochs(3)), 10), Epochs(4))
     in_steps = Warmup(Scaled(Warmup(Exponential(0.1, 20, 0.9, burn_in_steps=10), 30), 1.0), 40)
-    assert resolved(schedule, 100, 10) == in_steps
-    assert resolved(Polynomial(0.1, Epochs(2)), 100, 10) == Polynomial(0.1, 20)
-    assert resolved(OneCycle(0.1, Epochs(2)), 100, 10) == OneCycle(0.1, 20)
+    assert resolve_schedule(schedule, 100, 10) == in_steps
+    assert resolve_schedule(Polynomial(0.1, Epochs(2)), 100, 10) == Polynomial(0.1, 20)
+    assert resolve_schedule(OneCycle(0.1, Epochs(2)), 100, 10) == OneCycle(0.1, 20)
 
 
 def test_other_callables_stay_as_they_are() -> None:
     def mine(step: int) -> float:
         return 0.1
 
-    assert resolved(mine, 100, 10) is mine
-    assert resolved(Warmup(mine, Epochs(1)), 100, 10) == Warmup(mine, 10)
-    assert describe(mine, 100, 10) == []
+    assert resolve_schedule(mine, 100, 10) is mine
+    assert resolve_schedule(Warmup(mine, Epochs(1)), 100, 10) == Warmup(mine, 10)
+    assert describe_schedule(mine, 100, 10) == []
 
 
 def test_a_number_becomes_a_constant() -> None:
-    assert resolved(0.1, 100, 10) == Constant(0.1)
-    assert describe(0.1, 100, 10) == []
+    assert resolve_schedule(0.1, 100, 10) == Constant(0.1)
+    assert describe_schedule(0.1, 100, 10) == []
 
 
 @dataclass(frozen=True)
@@ -319,14 +328,14 @@ class Mine:
 
 
 def test_a_dataclass_of_ones_own_is_resolved_likewise() -> None:
-    schedule = resolved(Mine(Epochs(0.5)), 100, 10)
+    schedule = resolve_schedule(Mine(Epochs(0.5)), 100, 10)
     assert schedule == Mine(5)
     assert schedule(6) == 0.5
-    assert resolved(schedule, 100, 10) is schedule
+    assert resolve_schedule(schedule, 100, 10) is schedule
 
 
 def test_a_stream_without_epochs_is_fine_for_lengths_in_steps() -> None:
-    assert resolved(Warmup(Cosine(0.1, 10), 2), 0, 10) == Warmup(Cosine(0.1, 10), 2)
+    assert resolve_schedule(Warmup(Cosine(0.1, 10), 2), 0, 10) == Warmup(Cosine(0.1, 10), 2)
 
 
 @pytest.mark.parametrize(
@@ -352,8 +361,8 @@ def test_a_stream_without_epochs_is_fine_for_lengths_in_steps() -> None:
     ],
 )
 def test_what_was_resolved_is_said(schedule: Schedule, lines: list[str]) -> None:
-    assert describe(schedule, 55_000, 640) == lines
-    assert describe(resolved(schedule, 55_000, 640), 55_000, 640) == []
+    assert describe_schedule(schedule, 55_000, 640) == lines
+    assert describe_schedule(resolve_schedule(schedule, 55_000, 640), 55_000, 640) == []
 
 
 # What a schedule of the user's own gives
@@ -602,29 +611,29 @@ REFUSED: list[tuple[Callable[[], Any], str, str, str]] = [
         "a whole number",
     ),
     (lambda: Scaled(0.1, -2.0), "factor is out of range.", "factor=-2.0", "0 or more, finite"),
-    (lambda: resolved(0.1, -1, 10), "epoch_size is out of range.", "epoch_size=-1", "0 or more, finite"),
-    (lambda: resolved(0.1, 100, 0), "batch_size is out of range.", "batch_size=0", "1 or more, finite"),
-    (lambda: describe(0.1, 100, 0), "batch_size is out of range.", "batch_size=0", "1 or more, finite"),
+    (lambda: resolve_schedule(0.1, -1, 10), "epoch_size is out of range.", "epoch_size=-1", "0 or more, finite"),
+    (lambda: resolve_schedule(0.1, 100, 0), "batch_size is out of range.", "batch_size=0", "1 or more, finite"),
+    (lambda: describe_schedule(0.1, 100, 0), "batch_size is out of range.", "batch_size=0", "1 or more, finite"),
     (
-        lambda: resolved(Warmup(0.1, Epochs(0.5)), 100, 64),
+        lambda: resolve_schedule(Warmup(0.1, Epochs(0.5)), 100, 64),
         "steps is shorter than one step.",
         "steps=0.5 epochs (100 examples, batches of 64)",
         "at least one whole batch",
     ),
     (
-        lambda: describe(Cosine(0.1, Epochs(3)), 0, 64),
+        lambda: describe_schedule(Cosine(0.1, Epochs(3)), 0, 64),
         "steps is shorter than one step.",
         "steps=3 epochs (0 examples, batches of 64)",
         "at least one whole batch",
     ),
     (
-        lambda: resolved(Cosine(0.1, Epochs(3), warmup_steps=31), 100, 10),
+        lambda: resolve_schedule(Cosine(0.1, Epochs(3), warmup_steps=31), 100, 10),
         "The warm-up is longer than the whole schedule.",
         "steps=30, warmup_steps=31 (100 examples, batches of 10)",
         "warmup_steps <= steps",
     ),
     (
-        lambda: resolved(Warmup(PiecewiseConstant((Epochs(3), 20), (1, 2, 3)), 5), 100, 10),
+        lambda: resolve_schedule(Warmup(PiecewiseConstant((Epochs(3), 20), (1, 2, 3)), 5), 100, 10),
         "The boundaries do not rise.",
         "boundaries=30, 20 (100 examples, batches of 10)",
         "each later than the one before",
@@ -660,7 +669,7 @@ HINTS = {
     "cycle is of the wrong type.": "write cycle=True, or leave it out",
     "warmup is of the wrong type.": "write warmup=True, or leave it out",
     "boundaries is of the wrong type.": "write it as boundaries=(5,)",
-    "schedule is of the wrong type.": "write 0.1, or ls.optim.Cosine(0.1, 1000)",
+    "schedule is of the wrong type.": "write schedule=0.1, or schedule=ls.optim.Cosine(0.1, 1000)",
     "base_batch_size is of the wrong type.": "write it as 256",
     "anneal cannot be 'cos'.": "give one of these",
     "This factor makes no decay.": "give what the rate is multiplied by, such as 0.94",
@@ -677,7 +686,7 @@ HINTS = {
     ),
     "steps is shorter than one step.": "raise steps, or give it as a number of steps",
     "This schedule is scaled by the batch size, and was asked for the rate without one.": (
-        "call resolved(schedule, epoch_size, batch_size) first"
+        "call resolve_schedule(schedule, epoch_size, batch_size) first"
     ),
 }
 RANGE, LENGTH = " is out of range.", "This schedule counts in epochs, and was asked for the rate at a step."
@@ -688,7 +697,7 @@ def hint_of(what: str, given_value: str) -> str:
         return f"give {what.removesuffix(RANGE)} a value in this range"
     if what == LENGTH:
         name = given_value.split("=")[0]
-        return f"call resolved(schedule, epoch_size, batch_size) first, or give {name} as a number of steps"
+        return f"call resolve_schedule(schedule, epoch_size, batch_size) first, or give {name} as a number of steps"
     return HINTS[what]
 
 
@@ -774,7 +783,7 @@ any_schedule = st.recursive(
 @settings(max_examples=50, deadline=None)
 @given(schedule=any_schedule, batch_size=st.integers(1, 100), step=st.integers(0, 20_000) | st.integers(0, 10**15))
 def test_every_rate_is_finite_and_not_negative(schedule: Schedule, batch_size: int, step: int) -> None:
-    in_steps = resolved(schedule, EPOCH_SIZE, batch_size)
+    in_steps = resolve_schedule(schedule, EPOCH_SIZE, batch_size)
     for at in (0, 1, step):
         assert 0.0 <= in_steps(at) < math.inf
 
@@ -782,7 +791,7 @@ def test_every_rate_is_finite_and_not_negative(schedule: Schedule, batch_size: i
 @settings(max_examples=50, deadline=None)
 @given(schedule=any_schedule, batch_size=st.integers(1, 100), other=st.integers(1, 100))
 def test_what_is_resolved_stays_so(schedule: Schedule, batch_size: int, other: int) -> None:
-    once = resolved(schedule, EPOCH_SIZE, batch_size)
-    assert resolved(once, EPOCH_SIZE, batch_size) is once
-    assert resolved(once, EPOCH_SIZE, other) is once
-    assert describe(once, EPOCH_SIZE, batch_size) == []
+    once = resolve_schedule(schedule, EPOCH_SIZE, batch_size)
+    assert resolve_schedule(once, EPOCH_SIZE, batch_size) is once
+    assert resolve_schedule(once, EPOCH_SIZE, other) is once
+    assert describe_schedule(once, EPOCH_SIZE, batch_size) == []

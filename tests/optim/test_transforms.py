@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 import lockstep as ls
 from lockstep.optim import AdaptiveClip, ClipGlobalNorm, ClipNorm, ClipValue, ScaleGradients
 from lockstep.optim.gradients import Gradients
-from lockstep.optim.transforms import bound
+from lockstep.optim.transforms import bind_transform
 from lockstep.training.attempt import Attempt
 
 DOUBLE = torch.float64
@@ -41,7 +41,7 @@ def transformed(
     before = {name: None if g is None else g.clone() for name, g in found.items()}
     gradients = Gradients(list(found), list(found.values()))
     for transform in transforms if isinstance(transforms, Sequence) else [transforms]:
-        bound(transform, parameters or {name: torch.zeros(()) for name in found})(gradients, step)
+        bind_transform(transform, parameters or {name: torch.zeros(()) for name in found})(gradients, step)
     for name, gradient in found.items():
         if gradient is not None:
             assert torch.equal(gradient, before[name])  # type: ignore[arg-type]
@@ -111,7 +111,9 @@ def test_a_multiplier_may_be_a_function_of_the_step() -> None:
         asked.append(step)
         return 3.7 if flag else 1.0
 
-    transform = bound(ScaleGradients({"a": follow, "c": ls.optim.Cosine(1.0, 10)}), {n: tensor(1.0) for n in "abc"})
+    transform = bind_transform(
+        ScaleGradients({"a": follow, "c": ls.optim.Cosine(1.0, 10)}), {n: tensor(1.0) for n in "abc"}
+    )
 
     def scaled(step: int) -> list[float]:
         gradients = Gradients(list("abc"), [tensor(1.0), tensor(1.0), tensor(2.0)])
@@ -221,7 +223,7 @@ def test_a_loss_scale_is_taken_out_first(transform: Any, scale: float) -> None:
     found, parameters = drawn(3), drawn(4)
     gradients = Gradients(list(found), [g * scale for g in found.values()], divisor=scale)
     assert gradients.norm > 1.0
-    bound(transform, parameters)(gradients, 0)
+    bind_transform(transform, parameters)(gradients, 0)
     expected = transformed(transform, found, parameters=parameters)
     assert_close(dict(zip(found, gradients.tensors, strict=True)), expected, rtol=1e-11)
     norms = [float(g.norm()) for g in expected.values() if g is not None]
@@ -254,7 +256,7 @@ def test_dtype_and_memory_layout_stay(transform: Any, dtype: torch.dtype) -> Non
 def test_the_values_of_a_sparse_gradient_change_and_its_rows_stay(transform: Any, expected: list[list[float]]) -> None:
     rows, values = torch.tensor([7, 2]), torch.tensor([[3.0, 4.0], [0.0, 12.0]], dtype=DOUBLE)
     gradients = Gradients(["table"], [values], rows={0: rows})
-    bound(transform, {"table": torch.ones(9, 2)})(gradients, 0)
+    bind_transform(transform, {"table": torch.ones(9, 2)})(gradients, 0)
     torch.testing.assert_close(gradients.tensors[0], torch.tensor(expected, dtype=DOUBLE))
     assert gradients.rows[0] is rows
     assert rows.tolist() == [7, 2]
@@ -413,7 +415,7 @@ def test_any_list_of_transforms_is_one_after_the_other(transforms: list[Any], sc
     together = Gradients(list(found), [g * scale for g in found.values()], divisor=scale)
     apart: Mapping[str, Tensor | None] = found
     for transform in transforms:
-        bound(transform, parameters)(together, 1)
+        bind_transform(transform, parameters)(together, 1)
         apart = transformed(transform, apart, parameters=parameters, step=1)
     tensors, divisor = together.to_divide()
     after = {name: None if g is None else g / divisor for name, g in zip(found, tensors, strict=True)}
@@ -455,7 +457,7 @@ def doubled_in_place(gradients: Gradients, step: int) -> None:
 def test_a_transform_that_changes_a_gradient_in_place_is_refused(transform: Any, message: str, divisor: float) -> None:
     gradients = Gradients(["a", "b"], [tensor(1.0), tensor(1.0)], divisor=divisor)
     with pytest.raises(ls.InputError, match=message):
-        bound(transform, {})(gradients, 0)
+        bind_transform(transform, {})(gradients, 0)
 
 
 def test_a_value_of_ones_own_puts_others_in_the_place_of_gradients() -> None:
@@ -539,4 +541,4 @@ def test_a_multiplier_may_be_negative_at_some_steps() -> None:
 @pytest.mark.parametrize("wrong", [3, "clip", ClipNorm, ClipGlobalNorm, None])
 def test_what_is_no_transform_is_refused(wrong: Any) -> None:
     with pytest.raises(ls.InputError, match=r"This is no gradient transform.*\n.*\n.*ClipGlobalNorm\(10.0\), or a fun"):
-        bound(wrong, {"a": tensor(1.0)})
+        bind_transform(wrong, {"a": tensor(1.0)})

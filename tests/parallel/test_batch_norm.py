@@ -14,9 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lockstep as ls
-from lockstep.parallel.batch_norm import BiasedVariance, FrozenStatistics, around_towers, keeps_batch_statistics
-from lockstep.parallel.batch_norm_calls import moments
-from lockstep.parallel.synced_batch_norm import pooled
+from lockstep.parallel.batch_norm import (
+    BiasedVariance,
+    FrozenStatistics,
+    around_towers,
+    keeps_batch_statistics,
+    moments,
+    pooled,
+)
 from lockstep.parallel.towers import Towers
 from lockstep.workers.rank import join
 

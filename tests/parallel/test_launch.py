@@ -256,7 +256,7 @@ import sys
 import toy
 from lockstep.parallel import forkserver
 from lockstep.parallel.launch import launch
-from lockstep.parallel.watch import Limits
+from lockstep.parallel.watchdog import Limits
 
 if __name__ == "__main__":
     forkserver._CLOSE_SECONDS = 3600  # longer than any test waits

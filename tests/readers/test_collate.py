@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lockstep.errors import DataError
-from lockstep.readers.collate import Collation
+from lockstep.readers.reader import Collation
 
 COLLATION = Collation("Stream", "__iter__")
 

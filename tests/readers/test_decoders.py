@@ -12,9 +12,9 @@ import pytest
 from tiny_images import image_folder, image_shards, photo
 
 from lockstep.images.decode import Decoding
+from lockstep.readers.classification import Labelled
 from lockstep.readers.combine import Concatenated, OnlyFields, Subset
-from lockstep.readers.labelled import Labelled
-from lockstep.readers.opening import open_source
+from lockstep.readers.open import open_source
 from lockstep.readers.reader import Reader, decoder_of
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"

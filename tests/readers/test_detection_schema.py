@@ -17,11 +17,9 @@ from PIL import Image
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.images.masks import DenseMasks, PngMasks
-from lockstep.readers.detection_schema import DetectionSchema
-from lockstep.readers.image_records import ImageRecords
-from lockstep.readers.imagenet_schema import ImageNetSchema
+from lockstep.readers.image_records import ImageRecords, ParsedExample
 from lockstep.readers.label_map import Label, LabelMap
-from lockstep.readers.schema import ParsedExample
+from lockstep.readers.schemas import DetectionSchema, ImageNetSchema
 from lockstep.records.example import serialize_example
 from lockstep.records.tfrecord import write_records
 

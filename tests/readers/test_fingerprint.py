@@ -17,21 +17,20 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from lockstep.errors import InputError
 from lockstep.readers import fingerprint
+from lockstep.readers.classification import Labelled
 from lockstep.readers.coco import Coco
 from lockstep.readers.combine import Concatenated, OnlyFields, split
 from lockstep.readers.combine import Subset as Some
 from lockstep.readers.fingerprint import changes, checksum, fingerprint_of, lines_of, named_parts
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.image_records import ImageRecords
-from lockstep.readers.imagenet_schema import ImageNetSchema
-from lockstep.readers.labelled import Labelled
-from lockstep.readers.one_by_one import reader_of
-from lockstep.readers.reader import Arrays, TorchDataset
+from lockstep.readers.reader import Arrays, TorchDataset, reader_of
 from lockstep.readers.records import Records
+from lockstep.readers.schemas import ImageNetSchema
 from lockstep.readers.tar_shards import TarShards
 from lockstep.readers.voc import Voc
-from lockstep.records.record_streams import write_records
 from lockstep.records.template import Integer
+from lockstep.records.tfrecord import write_records
 from tests.tiny_images import image_folder, image_record
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"

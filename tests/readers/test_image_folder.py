@@ -13,8 +13,7 @@ from PIL import Image
 
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError
-from lockstep.images.decode import Decoding
-from lockstep.images.encoded import EncodedImage
+from lockstep.images.decode import Decoding, EncodedImage
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.reader import Reader
 

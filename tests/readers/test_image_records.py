@@ -17,12 +17,10 @@ from PIL import Image
 
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError, InputError
-from lockstep.images.decode import Decoding
-from lockstep.images.encoded import EncodedImage
+from lockstep.images.decode import Decoding, EncodedImage
 from lockstep.readers.combine import one_of
-from lockstep.readers.image_records import ImageRecords
-from lockstep.readers.imagenet_schema import ImageNetSchema
-from lockstep.readers.schema import ParsedExample, boxes_of
+from lockstep.readers.image_records import ImageRecords, ParsedExample, boxes_of
+from lockstep.readers.schemas import ImageNetSchema
 from lockstep.records.example import serialize_example
 from lockstep.records.tfrecord import frame, write_records
 

@@ -10,7 +10,7 @@ import torch
 
 from lockstep.errors import DataError, InputError
 from lockstep.readers.image_records import ImageRecords
-from lockstep.readers.imagenet_schema import ImageNetSchema
+from lockstep.readers.schemas import ImageNetSchema
 from lockstep.records.example import serialize_example
 from lockstep.records.tfrecord import write_records
 

@@ -14,8 +14,8 @@ from tiny_images import image_folder, image_shards
 from torch import Tensor
 
 from lockstep.errors import DataError, InputError
-from lockstep.readers.labelled import Labelled
-from lockstep.readers.opening import open_source
+from lockstep.readers.classification import Labelled
+from lockstep.readers.open import open_source
 from lockstep.readers.reader import Arrays, Int64s, decoder_of, draws_globally
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"

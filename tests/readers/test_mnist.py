@@ -17,7 +17,9 @@ import torch
 from lockstep.errors import DataError, InputError
 from lockstep.readers.mnist import FILES, SPLITS, ensure_files, load_idx, mnist_reader, prepare_records, scale_image
 from lockstep.records.example import parse_example
-from lockstep.records.tfrecord import RecordFile, build_index, write_records
+from lockstep.records.record_files import RecordFile
+from lockstep.records.record_index import build_index
+from lockstep.records.tfrecord import write_records
 
 ORIGINALS = Path(__file__).parents[2] / "data" / "mnist"
 TEST_IMAGES, TEST_LABELS = FILES[2], FILES[3]

@@ -11,7 +11,8 @@ from PIL import Image
 
 from lockstep.errors import DataError
 from lockstep.readers.image_records import ImageRecords
-from lockstep.readers.mnist_schema import MnistSchema, mnist_records
+from lockstep.readers.mnist import mnist_records
+from lockstep.readers.schemas import MnistSchema
 from lockstep.records.example import serialize_example
 from lockstep.records.tfrecord import write_records
 

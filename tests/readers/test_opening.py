@@ -17,13 +17,13 @@ from lockstep.errors import DataError
 from lockstep.readers.coco import Coco
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.image_records import ImageRecords
-from lockstep.readers.opening import check_there, open_source
+from lockstep.readers.open import check_there, open_source
 from lockstep.readers.reader import Reader
 from lockstep.readers.records import Records
 from lockstep.readers.tar_shards import TarShards
 from lockstep.readers.voc import Voc
 from lockstep.records.example import Values, serialize_example
-from lockstep.records.record_streams import write_records
+from lockstep.records.tfrecord import write_records
 
 WIDTH, HEIGHT = 4, 3
 

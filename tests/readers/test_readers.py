@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from lockstep.errors import DataError, InputError, WorkerError
 from lockstep.readers.coco import Coco
 from lockstep.readers.image_folder import ImageFolder
-from lockstep.readers.opening import open_source
+from lockstep.readers.open import open_source
 from lockstep.readers.reader import Arrays, Reader, TorchDataset
 from lockstep.readers.tar_shards import TarShards
 from lockstep.readers.voc import Voc

@@ -16,9 +16,9 @@ from lockstep.readers import records as records_module
 from lockstep.readers.reader import Reader
 from lockstep.readers.records import Records
 from lockstep.records.example import serialize_example
-from lockstep.records.framing import Compression
+from lockstep.records.record_files import RecordFile
 from lockstep.records.template import Field, Integer, Pixels, Template, read_each
-from lockstep.records.tfrecord import RecordFile, frame, write_records
+from lockstep.records.tfrecord import Compression, frame, write_records
 
 FIELDS: dict[str, Field] = {"image": Pixels("image_raw", (1, 2, 3)), "label": Integer("label")}
 

@@ -18,8 +18,7 @@ from PIL import Image
 
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError, InputError
-from lockstep.images.decode import Decoding
-from lockstep.images.encoded import EncodedImage
+from lockstep.images.decode import Decoding, EncodedImage
 from lockstep.readers.reader import Reader
 from lockstep.readers.tar_shards import TarShards
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.errors import DataError
-from lockstep.readers.text_format import Word, parse_text_format, quoted
+from lockstep.readers.label_map import Word, parse_text_format, quoted
 
 
 def test_every_kind_of_value_is_read() -> None:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 
 
 @pytest.fixture
 def mnist() -> Recipe:
-    return recipe("mnist")
+    return find("mnist")

@@ -361,18 +361,18 @@ def test_an_owner_that_was_followed_is_stopped(taken: Lease, lose: Callable[[Lea
 
 def test_a_glance_asks_the_disk_only_where_there_is_reason_to(taken: Lease, monkeypatch: pytest.MonkeyPatch) -> None:
     take_over(taken)
-    taken.glance()
+    taken.check_if_stale()
     now = time.time()
     monkeypatch.setattr(leases.time, "time", lambda: now + 3 * RENEW_SECONDS + 1)
     with pytest.raises(WorkdirError, match="no longer this start's"):
-        taken.glance()
+        taken.check_if_stale()
 
 
 def test_a_renewal_finds_that_it_was_taken_over(taken: Lease) -> None:
     take_over(taken)
     taken._renew()
     with pytest.raises(WorkdirError, match="no longer this start's"):
-        taken.glance()
+        taken.check_if_stale()
 
 
 def test_a_thread_renews_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

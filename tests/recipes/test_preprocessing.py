@@ -13,28 +13,20 @@ from tiny_images import photo
 from torch import Tensor
 
 from lockstep.errors import InputError, RecipeError
-from lockstep.images import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    CentralCrop,
-    DistortedCrop,
-    HorizontalFlip,
-    JitterDraws,
-    RandAugment,
-    RandomErasing,
-    RandomResizedCrop,
-    ShortSideCrop,
-    TrivialAugmentWide,
-)
-from lockstep.images.augment import Augment
+from lockstep.images.augment import Augment, HorizontalFlip
+from lockstep.images.auto_augment import RandAugment, TrivialAugmentWide
 from lockstep.images.colour import SLIM_ORDERS
-from lockstep.images.decode import AS_STORED
-from lockstep.images.encoded import EncodedImage
-from lockstep.images.slim_presets import cifarnet, inception, lenet, vgg
+from lockstep.images.crops import ShortSideCrop
+from lockstep.images.decode import AS_STORED, EncodedImage
+from lockstep.images.erasing import RandomErasing
+from lockstep.images.jitter import JitterDraws
+from lockstep.images.normalisation import IMAGENET_MEAN, IMAGENET_STD
+from lockstep.images.resized_crops import CentralCrop, DistortedCrop, RandomResizedCrop
+from lockstep.images.slim_presets import cifarnet_preset, inception_preset, lenet_preset, vgg_preset
 from lockstep.randomness import Draws
 from lockstep.recipes.preprocessing import Cifarnet, Inception, Lenet, ResizedCrop, Vgg
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 
 SIZE = 16
 
@@ -64,7 +56,7 @@ def test_inception_is_that_of_its_trainer() -> None:
 
 
 def test_fast_inception_is_slims_default() -> None:
-    fast, slim = Inception(fast=True).preset(64), inception(64)
+    fast, slim = Inception(fast=True).preset(64), inception_preset(64)
     assert (fast.train, fast.evaluate) == (slim.train, slim.evaluate)
 
 
@@ -80,10 +72,10 @@ def test_a_crop_may_have_to_be_larger() -> None:
 
 def test_others_are_slims_presets() -> None:
     for ours, slims in [
-        (Vgg().preset(224), vgg(224)),
-        (Vgg((40, 50)).preset(32), vgg(32, (40, 50))),
-        (Cifarnet().preset(32), cifarnet(32)),
-        (Lenet().preset(28), lenet(28)),
+        (Vgg().preset(224), vgg_preset(224)),
+        (Vgg((40, 50)).preset(32), vgg_preset(32, (40, 50))),
+        (Cifarnet().preset(32), cifarnet_preset(32)),
+        (Lenet().preset(28), lenet_preset(28)),
     ]:
         assert (ours.train, ours.evaluate, ours.inputs) == (slims.train, slims.evaluate, slims.inputs)
 
@@ -156,7 +148,7 @@ def test_inception_has_values_from_minus_1_to_1() -> None:
 )
 def test_numbers_out_of_range_are_refused_with_the_recipe(kind: str, setting: str, what: str, given_text: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        with_settings(recipe("flowers"), [f"data.preprocessing.kind={kind}", f"data.preprocessing.{setting}"])
+        with_settings(find("flowers"), [f"data.preprocessing.kind={kind}", f"data.preprocessing.{setting}"])
     assert (caught.value.what, caught.value.given) == (f"data.preprocessing in --set: {what}", given_text)
 
 

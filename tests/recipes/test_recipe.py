@@ -11,10 +11,10 @@ from lockstep.optim import ClipGlobalNorm, Cosine, MovingAverage
 from lockstep.parallel.exchange import Alone
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Hours, Interval, Steps
-from lockstep.recipes.differences import Difference, differences
-from lockstep.recipes.parts import Checkpoints, Evaluate, Watch
-from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.parts import Checkpoints, Evaluate, Stage, Watch
+from lockstep.recipes.recipe import Difference, Recipe, differences
+from lockstep.recipes.settings import with_settings
+from lockstep.recipes.shipped import find
 
 
 def test_towers_not_given_are_as_many_as_the_workers(mnist: Recipe) -> None:
@@ -142,7 +142,7 @@ def test_towers_left_open_agree_with_those_of_the_first_start(mnist: Recipe) -> 
 
 
 def test_one_image_a_tower_is_too_few_for_the_auxiliary_head() -> None:
-    inception = recipe("inception_v3")
+    inception = find("inception_v3")
     with pytest.raises(InputError) as raised:
         replace(inception, batch_size=8)
     assert str(raised.value) == (
@@ -154,3 +154,54 @@ def test_one_image_a_tower_is_too_few_for_the_auxiliary_head() -> None:
     for batch_norm in ("sync", "frozen"):
         replace(inception, batch_size=8, towers=replace(inception.towers, batch_norm=batch_norm))
     replace(inception, batch_size=8, model=replace(inception.model, auxiliary=False))
+
+
+SAVED = find("flowers_two_stages")
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("stages.1.length.count=501", "stages.1.length.count: saved 500, given 501"),
+        ("stages.0.optimizer.momentum=0.5", "stages.0.optimizer.momentum: saved 0.9, given 0.5"),
+        ("stages.1.image_size=320", "stages.1.image_size: saved None, given 320"),
+        ("data.image_size=320", "data.image_size: saved 299, given 320"),
+        ("data.train=photos", "data.train: saved None, given photos"),
+        ("data.preprocessing.fast=true", "data.preprocessing.fast: saved False, given True"),
+        ("loss.label_smoothing=0.1", "loss.label_smoothing: saved 0.0, given 0.1"),
+        ("evaluate.top.1=3", "evaluate.top.1: saved 5, given 3"),
+    ],
+)
+def test_what_changes_the_training_is_grave(setting: str, said: str) -> None:
+    (found,) = differences(SAVED, with_settings(SAVED, [setting]))
+    assert (str(found), found.harmless) == (said, False)
+
+
+def test_lists_of_another_length_differ_as_a_whole() -> None:
+    longer = replace(SAVED, stages=(*SAVED.stages, Stage(Steps(1))))
+    (found,) = differences(SAVED, longer)
+    assert found.path == "stages"
+    (found,) = differences(SAVED, with_settings(SAVED, ["evaluate.top=[1]"]))
+    assert str(found) == "evaluate.top: saved (1, 5), given (1,)"
+
+
+@pytest.mark.parametrize("setting", ["evaluate.patience=3", "end.kind=steps", "feed.num_threads=1", "name=mine"])
+def test_what_changes_nothing_is_harmless(setting: str) -> None:
+    more = ["end.count=10"] if setting.startswith("end") else []
+    found = differences(SAVED, with_settings(SAVED, [setting, *more]))
+    assert [each.harmless for each in found] == [True]
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_one_path_for_another_is_harmless(split: str) -> None:
+    saved = with_settings(SAVED, [f"data.{split}=here"])
+    (found,) = differences(saved, with_settings(saved, [f"data.{split}=there"]))
+    assert (str(found), found.harmless) == (f"data.{split}: saved here, given there", True)
+    (found,) = differences(saved, with_settings(saved, [f"data.{split}=none"]))
+    assert not found.harmless
+
+
+def test_mnist_may_lie_in_another_folder() -> None:
+    mnist = find("mnist")
+    assert [each.harmless for each in differences(mnist, with_settings(mnist, ["data.folder=there"]))] == [True]
+    assert [each.harmless for each in differences(mnist, with_settings(mnist, ["data.scale=one"]))] == [False]

@@ -8,7 +8,7 @@ from lockstep.errors import RecipeError
 from lockstep.optim import SGD, Cosine
 from lockstep.progress import Epochs, Interval
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.shipped import names, recipe
+from lockstep.recipes.shipped import find, names
 from lockstep.recipes.toml import to_toml
 
 
@@ -18,18 +18,18 @@ def test_mnist_falls_from_a_safe_rate(mnist: Recipe) -> None:
 
 
 def test_mnist_reference_keeps_the_rate_of_the_reference() -> None:
-    assert recipe("mnist_reference").optimizer == SGD(0.1, momentum=0.9, nesterov=True)
+    assert find("mnist_reference").optimizer == SGD(0.1, momentum=0.9, nesterov=True)
 
 
 def test_every_recipe_goes_by_its_name() -> None:
     assert names()[:2] == ["mnist", "mnist_reference"]
-    assert [recipe(name).name for name in names()] == names()
+    assert [find(name).name for name in names()] == names()
 
 
 def test_a_recipe_of_ones_own_is_named_by_its_file(mnist: Recipe, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(to_toml(mnist))
-    assert recipe(str(path)) == mnist
+    assert find(str(path)) == mnist
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_recipe_of_ones_own_is_named_by_its_file(mnist: Recipe, tmp_path: Path
 )
 def test_an_unknown_name_is_refused(name: str, hint: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        recipe(name)
+        find(name)
     assert str(caught.value) == (
         f"{name}: there is no such recipe.\n"
         f"  given:    {name}\n"

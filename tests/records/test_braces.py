@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import DataError
-from lockstep.records.braces import expand_braces
+from lockstep.records.shards import expand_braces
 
 
 @pytest.mark.parametrize(

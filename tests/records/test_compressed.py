@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import DataError
-from lockstep.records.compressed import Inflated, InflateError, compression_of, inflated_blocks
-from lockstep.records.framing import Compression, Source, frame
+from lockstep.records.tfrecord import (
+    Compression,
+    Inflated,
+    InflateError,
+    Source,
+    compression_of,
+    frame,
+    inflated_blocks,
+)
 
 SOURCE = Source(Path("x"))
 

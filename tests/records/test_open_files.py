@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import DataError
-from lockstep.records.framing import Compression
-from lockstep.records.kept_index import Version
-from lockstep.records.open_files import OpenFiles
-from lockstep.records.tfrecord import RecordFiles, write_records
+from lockstep.records.open_files import OpenFiles, Version
+from lockstep.records.record_files import RecordFiles
+from lockstep.records.tfrecord import Compression, write_records
 
 
 @pytest.fixture

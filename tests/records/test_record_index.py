@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from lockstep.errors import DataError
 from lockstep.records import record_index
-from lockstep.records.framing import Compression
+from lockstep.records.record_files import RecordFile
 from lockstep.records.record_index import build_index, index_of
-from lockstep.records.tfrecord import RecordFile, frame, write_records
+from lockstep.records.tfrecord import Compression, frame, write_records
 
 LIMIT = 1 << 20
 PAYLOADS = [b"first", b"", b"the third one"]

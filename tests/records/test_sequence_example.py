@@ -10,8 +10,12 @@ from hypothesis import strategies as st
 from protobuf_messages import SequenceExample, plain, sequence_values
 
 from lockstep.errors import DataError, InputError
-from lockstep.records.example import parse_example, serialize_example
-from lockstep.records.sequence_example import parse_sequence_example, serialize_sequence_example
+from lockstep.records.example import (
+    parse_example,
+    parse_sequence_example,
+    serialize_example,
+    serialize_sequence_example,
+)
 from lockstep.records.tfrecord import read_all
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "tfrecord"

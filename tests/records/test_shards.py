@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from lockstep.errors import DataError, InputError
-from lockstep.records.braces import expand_braces
-from lockstep.records.shards import check_local, find_shards
+from lockstep.records.shards import check_local, expand_braces, find_shards
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -50,7 +49,7 @@ def test_all_shards_of_a_set(tmp_path: Path, pattern: str) -> None:
     [
         ([7], "train-00007-of-00012"),
         ([0, 11], "train-00000-of-00012, train-00011-of-00012"),
-        (range(1, 7), ", ".join(SHARDS[1:6]) + " and more"),
+        (range(1, 7), ", ".join(SHARDS[1:6]) + ", ..."),
     ],
 )
 def test_missing_shards_are_named(tmp_path: Path, absent: list[int], said: str) -> None:
@@ -114,7 +113,7 @@ def test_no_file_of_a_pattern_says_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         find_shards(tmp_path / "train-*")
     assert caught.value.what == f"No file is named like {tmp_path}/train-*"
-    assert caught.value.given == "a folder that holds a, b, c, d, e and more"
+    assert caught.value.given == "a folder that holds a, b, c, d, e and 1 more"
     assert (caught.value.expected, caught.value.hint) == ("one file or more", "check the pattern")
     with pytest.raises(DataError, match=rf"given: +there is no folder {tmp_path}/none\n"):
         find_shards(tmp_path / "none" / "train-*")

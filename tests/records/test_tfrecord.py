@@ -20,20 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.errors import DataError, InputError
-from lockstep.records import tfrecord
-from lockstep.records.compressed import deflating
-from lockstep.records.example import parse_example
-from lockstep.records.framing import Compression
-from lockstep.records.sequence_example import parse_sequence_example
-from lockstep.records.tfrecord import (
-    RecordFile,
-    RecordFiles,
-    build_index,
-    frame,
-    masked_crc32c,
-    read_all,
-    write_records,
-)
+from lockstep.records import record_files as tfrecord
+from lockstep.records.example import parse_example, parse_sequence_example
+from lockstep.records.record_files import RecordFile, RecordFiles
+from lockstep.records.record_index import build_index
+from lockstep.records.tfrecord import Compression, deflating, frame, masked_crc32c, read_all, write_records
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "tfrecord"
 WRITTEN_BY_TENSORFLOW = sorted(FIXTURES.glob("*.tfrecord"))

@@ -15,6 +15,8 @@ from PIL import Image
 import lockstep as ls
 from lockstep.data.crew import default_num_processes
 from lockstep.errors import DataError, InputError
+from lockstep.images.crops import Decode
+from lockstep.images.decode import EncodedImage
 
 
 def encoded(width: int, height: int) -> bytes:
@@ -35,7 +37,7 @@ class Uneven:
     def read_batch(self, indices: Any) -> dict[str, Any]:
         numbers = indices.tolist()
         return {
-            "image": [ls.images.EncodedImage(encoded(*self.sizes[n]), f"{n}.png") for n in numbers],
+            "image": [EncodedImage(encoded(*self.sizes[n]), f"{n}.png") for n in numbers],
             "boxes": [torch.full((n, 4), float(n)) for n in numbers],
             "label": torch.from_numpy(indices),
         }
@@ -47,7 +49,7 @@ class Uneven:
 @pytest.mark.parametrize("crew", [{"num_processes": 0}, {"num_processes": 2}, {"num_threads": 2}])
 @pytest.mark.parametrize(("batch_size", "num_batches"), [(3, 2), (1, 6), (4, 1)])
 def test_values_of_any_shape_arrive_as_they_are(crew: dict[str, int], batch_size: int, num_batches: int) -> None:
-    loader = ls.data.Loader(Uneven(), batch_size=batch_size, order="sequential", augment=ls.images.Decode(), **crew)
+    loader = ls.data.Loader(Uneven(), batch_size=batch_size, order="sequential", augment=Decode(), **crew)
     batches = list(ls.batches(loader, until=ls.Epochs(1)))
     assert len(batches) == num_batches, "what does not fill a batch is not read"
     for start, batch in zip(range(0, 6, batch_size), batches, strict=False):

@@ -13,7 +13,7 @@ from toy import NUM_ROWS, Logistic, loss_after, losses, make_loader
 import lockstep as ls
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 
 WEIGHTS, BIASES = "weight$", "bias$"
 
@@ -166,4 +166,4 @@ def test_an_optimizer_or_rate_that_is_not_there_is_an_error(setting: str, messag
 
 
 def configured(*settings: str) -> Recipe:
-    return with_settings(recipe("mnist"), settings)
+    return with_settings(find("mnist"), settings)

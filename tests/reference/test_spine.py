@@ -16,10 +16,9 @@ import lockstep as ls
 from lockstep.cli.scoring import accuracy
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 from lockstep.reporting.events import event_paths
-from lockstep.runs.session import Session
-from lockstep.runs.without_files import check_needs_no_files
+from lockstep.runs.run import Run, check_needs_no_files
 from lockstep.runs.workdir import Workdir
 from lockstep.workers.rank import leave
 
@@ -251,14 +250,14 @@ def test_a_model_without_values_is_refused() -> None:
 
 def small_recipe(steps: int) -> Recipe:
     exact = ls.AllReduce(exact=True)  # one thread
-    return dataclasses.replace(recipe("mnist"), end=ls.Steps(steps), batch_size=16, num_towers=2, exchange=exact)
+    return dataclasses.replace(find("mnist"), end=ls.Steps(steps), batch_size=16, num_towers=2, exchange=exact)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The workdir of a run of two steps."""
     path = tmp_path_factory.mktemp("runs") / "mnist"
-    result = Session(small_recipe(2), path, ls.join("cpu")).run(conclude=False)
+    result = Run(small_recipe(2), path, ls.join("cpu")).run(conclude=False)
     leave()
     assert result.step == 2
     return path
@@ -277,7 +276,7 @@ def test_the_chief_writes_what_ran_and_what_happened(run: Path) -> None:
 
 
 def test_the_intervals_of_a_run_are_those_of_the_supervisor_or_stated() -> None:
-    mnist = recipe("mnist")
+    mnist = find("mnist")
     assert str(mnist.checkpoints.every) == "600 s"
     assert str(mnist.watch.summaries) == "120 s"
     assert str(mnist.watch.console) == "10 steps"
@@ -285,9 +284,9 @@ def test_the_intervals_of_a_run_are_those_of_the_supervisor_or_stated() -> None:
 
 
 def test_without_a_workdir_files_asked_for_are_refused() -> None:
-    mnist = recipe("mnist")
+    mnist = find("mnist")
     with pytest.raises(ls.WorkdirError, match=r"given: +checkpoints.every=600 s, watch.summaries=120 s, watch.metrics"):
-        Session(mnist, None, ls.join("cpu"))
+        Run(mnist, None, ls.join("cpu"))
     check_needs_no_files(with_settings(mnist, ["checkpoints.every=0", "watch.summaries=0", "watch.metrics=0"]))
     with pytest.raises(ls.WorkdirError, match=r"given: +checkpoints.every=20 steps"):
         check_needs_no_files(
@@ -298,7 +297,7 @@ def test_without_a_workdir_files_asked_for_are_refused() -> None:
 def test_a_folder_that_holds_something_else_is_never_deleted(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(ls.WorkdirError, match=r"holds something that is not a run.*\n.*given: +thesis.tex"):
-        Workdir(tmp_path).check(recipe("mnist"), accept_changes=True)
+        Workdir(tmp_path).check(find("mnist"), accept_changes=True)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
@@ -311,7 +310,7 @@ def test_accuracy_is_a_share_with_the_count_beside_it() -> None:
 
 
 def test_the_reference_preset_has_the_references_figures() -> None:
-    reference = recipe("mnist_reference")
+    reference = find("mnist_reference")
     assert reference.batch_size == 2 * 64  # per GPU there, over two GPUs; in total here
     assert reference.end == ls.Epochs(10)
     assert reference.optimizer == ls.optim.SGD(0.1, momentum=0.9, nesterov=True)

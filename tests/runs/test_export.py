@@ -28,7 +28,7 @@ from lockstep.recipes.parts import Stage
 from lockstep.recipes.preprocessing import Inception
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import recipe
+from lockstep.recipes.shipped import find
 from lockstep.runs import export
 from lockstep.runs.export import METADATA, Trained, check_packages, contents, take_weights, trained_model
 from lockstep.runs.workdir import Workdir
@@ -102,7 +102,7 @@ class Images:
 
 def made_run(folder: Path, *settings: str) -> tuple[Recipe, ls.TrainState]:
     """A run with a checkpoint of step 7, whose averages are not its weights."""
-    given = with_settings(recipe("mnist"), list(settings))
+    given = with_settings(find("mnist"), list(settings))
     return given, saved(folder, given)
 
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -318,12 +319,13 @@ def test_an_error_of_the_second_run_hides_nothing() -> None:
 
 
 def test_examples_without_names_hide_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    state, batch = make_state(Square()), next(make_loader(x=(3, 1e30)).batches(range(1), 1))
+    loader = make_loader(x=(3, 1e30))
 
-    def nameless(position: int, count: int) -> list[str]:
+    def nameless(*arguments: Any) -> list[str]:
         raise OSError("the index is gone")
 
-    batch.example_ids = nameless
+    loader.example_ids = nameless  # type: ignore[method-assign]
+    state, batch = make_state(Square()), next(loader.batches(range(1), 1))
     with pytest.raises(ls.NonFiniteError, match=r"module '1' \(Square\) is not finite\n"):
         ls.train_step(state, losses, batch)
     assert "examples at positions 0 to 7 have no names: OSError('the index is gone')" in caplog.text
@@ -338,8 +340,10 @@ def test_many_examples_are_named_in_part() -> None:
 def test_a_bad_item_of_a_list_is_named() -> None:
     fields = {"x": torch.ones(4, 3), "boxes": [{"xyxy": torch.ones(n, 4), "kind": "car"} for n in (2, 0, 1, 3)]}
     fields["boxes"][3]["xyxy"][1, 2] = math.inf  # type: ignore[index]
-    batch = ls.Batch(fields, position=4, batch_size=4, towers=range(1))
-    batch.example_ids = lambda position, count: [f"example {n}" for n in range(position, position + count)]
+    loader: Any = SimpleNamespace(
+        example_ids=lambda position, count, bad: [f"example {n}" for n in range(position, position + count)]
+    )
+    batch = ls.Batch(fields, position=4, batch_size=4, towers=range(1), loader=loader)
 
     def boxed(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
         return {"boxed": model(batch["x"]).sum() * sum(box["xyxy"].sum() for box in batch["boxes"])}

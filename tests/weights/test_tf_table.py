@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tf_files import MAGIC, added, block, masked_crc, table, varint
+from tf_files import MAGIC, block, masked_crc, table, varint
 
 from lockstep.errors import CheckpointError
-from lockstep.records.wire import MalformedError
+from lockstep.records.protobuf import MalformedError
 from lockstep.weights.tf_table import Table, decompress
 
 ENTRIES = {f"layer{number:03}/weights".encode(): bytes([number]) * number for number in range(50)}
@@ -76,7 +76,7 @@ def with_blocks(*blocks: bytes, compression: int = 0) -> bytes:
 
 
 def with_index(contents: bytes, handles: list[tuple[bytes, bytes]]) -> bytes:
-    index, contents = added(contents, block(handles))
+    index, contents = sum_seconds(contents, block(handles))
     return contents + (varint(0) * 2 + index).ljust(40, b"\0") + MAGIC
 
 

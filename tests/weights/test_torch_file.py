@@ -21,7 +21,7 @@ from torch.nn import functional
 from lockstep.errors import CheckpointError
 from lockstep.images.decode import Decoding
 from lockstep.records.example import parse_example
-from lockstep.records.record_streams import read_all
+from lockstep.records.tfrecord import read_all
 from lockstep.weights.assignment import Target, WarmStart, assign_tensors
 from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.names import Rename

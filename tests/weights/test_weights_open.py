@@ -15,7 +15,7 @@ from damaged_files import FIXTURES, RESNET, SQUEEZENET, TENSORS
 from safetensors.torch import save_file
 
 from lockstep.errors import CheckpointError
-from lockstep.records.record_streams import write_records
+from lockstep.records.tfrecord import write_records
 from lockstep.weights.open import KNOWN, open_file
 
 TENSORFLOW = FIXTURES.parent / "tf_ckpt"

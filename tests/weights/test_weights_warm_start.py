@@ -17,7 +17,6 @@ from lockstep.weights.warm_start import (
     Target,
     WarmStart,
     WarmStartReport,
-    shortened,
 )
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "weight_names_golden.json"
@@ -48,7 +47,7 @@ def test_the_screen_shows_counts_and_cuts_long_lists() -> None:
     assert str(REPORT) == (
         "Weights from model.ckpt-5 (a checkpoint): 3 of 23 tensors of the model, 75.0 % of its parameters\n"
         "  loaded          3  2 renamed, 1 transposed, 1 converted\n"
-        "  missing        16  layer0.weight, layer1.weight, layer2.weight, layer3.weight and 12 more\n"
+        "  missing        16  layer0.weight, layer1.weight, layer2.weight, layer3.weight, layer4.weight and 11 more\n"
         "  mismatched      1  conv.weight (shape (1,) in the file, (2,) in the model)\n"
         "  skipped         3  skip: head.weight, head.bias; not in such files: bn.weight\n"
         "  unexpected      1  old/weights\n"
@@ -116,11 +115,6 @@ def test_programs_get_everything_as_json() -> None:
 
 def test_a_model_without_parameters_has_no_share() -> None:
     assert WarmStartReport("file", (), (), (), (), (), (), 0, 0).share == 0
-
-
-def test_names_are_shortened_from_the_fifth_on() -> None:
-    assert [shortened([]), shortened(["a"]), shortened([*"abcd"])] == ["", "a", "a, b, c, d"]
-    assert shortened([*"abcdef"]) == "a, b, c, d and 2 more"
 
 
 def test_fine_tuning_inception_leaves_the_four_variables_of_its_heads() -> None:

@@ -10,7 +10,7 @@ from lockstep import cores
 from lockstep.cores import usable_cores
 from lockstep.errors import InputError
 from lockstep.workers import devices
-from lockstep.workers.devices import choose_device, describe, generators
+from lockstep.workers.devices import choose_device, describe_machine, generators
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -112,7 +112,7 @@ def test_a_device_whose_stream_cannot_be_kept_is_refused() -> None:
 
 
 def test_the_machine_in_one_line(two_accelerators: list[int], tmp_path: Path) -> None:
-    line = describe()
+    line = describe_machine()
     assert line.startswith(f"{usable_cores()} cores of ")
     assert line.endswith(", 2 x Accelerator X")
     assert devices._cpu_name(write(tmp_path, {"cpuinfo": "model name\t: Good CPU\n" * 2}) / "cpuinfo") == "Good CPU"

@@ -1,0 +1,376 @@
+"""Crops that are resized to a square without regard to their aspect, and the laws by which random ones are drawn.
+
+A field of `EncodedImage`s becomes uint8 of shape (batch, 3, size, size). Images of different sizes make no batch, so a
+crop, `Resize`, or a function of the user's own must come first among a loader's augmentations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lockstep.checks import check_one_of, check_range, check_whole
+from lockstep.errors import DataError, InputError
+from lockstep.images.augment import check_bounds, check_no_locations, describe_field, encoded_images
+from lockstep.images.decode import EncodedImage, Region
+from lockstep.images.resizing import ANTIALIASED, LEGACY_METHODS, METHODS, resized
+from lockstep.randomness import Draws
+
+Int64s = npt.NDArray[np.int64]
+Fields = dict[str, Any]
+_Float32s = npt.NDArray[np.float32]
+_Float64s = npt.NDArray[np.float64]
+_Bools = npt.NDArray[np.bool_]
+
+RANDOM = "random"
+_TORCHVISION_ATTEMPTS = 10
+
+
+@dataclass(frozen=True)
+class DistortedCrop:
+    """The random crop of the Inception systems, drawn by TensorFlow's `sample_distorted_bounding_box`.
+
+    Those systems resize by "bilinear" in their fast mode, else by "random".
+    """
+
+    size: int
+    """Height and width of the result, in pixels."""
+    min_object_covered: float = 0.1
+    """The share of one of the boxes, or of the image where it has none, that a crop has to show."""
+    aspect: tuple[float, float] = (0.75, 1.33)
+    """Width / height of a crop, at least and at most."""
+    area: tuple[float, float] = (0.05, 1.0)
+    """The share of the image that a crop takes, at least and at most."""
+    max_attempts: int = 100
+    """After so many the whole image is taken."""
+    boxes_field: str | None = None
+    """The field of the boxes: for each image a float tensor of shape (boxes, 4) of top, left, bottom and right, as
+    shares of its height and width. The returned batch has it no longer: the boxes are not those of the crop."""
+    resize: str = ANTIALIASED
+    """"antialiased"; "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias; or
+    "random": one of these four for each image."""
+    field: str = "image"
+
+    def __post_init__(self) -> None:
+        check_whole("size", self.size, least=1)
+        check_range("min_object_covered", self.min_object_covered, 0)
+        check_whole("max_attempts", self.max_attempts, least=1)
+        check_bounds("aspect", self.aspect)
+        check_bounds("area", self.area, most=1)
+        check_one_of("resize", self.resize, (*METHODS, RANDOM))
+
+    def __call__(self, batch: Fields, draws: Draws) -> Fields:
+        """Return the batch with its images decoded, cropped and resized."""
+        images = encoded_images(batch, self.field, self)
+        check_no_locations(batch, self, consumed=self.boxes_field)
+        rest = {name: value for name, value in batch.items() if name != self.boxes_field}
+        pixels = _decoded(images, self.windows(batch, draws).regions(), self.size, self._methods(draws))
+        return {**rest, self.field: pixels}
+
+    def windows(self, batch: Fields, draws: Draws) -> Windows:
+        """Draw the part of each image that is taken."""
+        images = encoded_images(batch, self.field, self)
+        height, width = _sizes(images)
+        objects = _objects(self._boxes(batch, images), images, height, width)
+        law = DistortedLaw(self.min_object_covered, self.aspect, self.area, self.max_attempts)
+        return law.windows(height, width, objects, draws, f"DistortedCrop {self.field}")
+
+    def _methods(self, draws: Draws) -> Iterable[str]:
+        if self.resize != RANDOM:
+            return repeat(self.resize)
+        chosen = draws.integers(f"DistortedCrop {self.field} resize", 0, len(LEGACY_METHODS))
+        return [LEGACY_METHODS[number] for number in chosen]
+
+    def _boxes(self, batch: Fields, images: Sequence[EncodedImage]) -> Sequence[Tensor]:
+        """Return the boxes of each image; one without any has a box over all of it."""
+        whole = torch.tensor([[0.0, 0.0, 1.0, 1.0]])
+        if self.boxes_field is None:
+            return [whole] * len(images)
+        boxes = batch.get(self.boxes_field)
+        if not isinstance(boxes, list) or len(boxes) != len(images) or not all(map(_is_boxes, boxes)):
+            raise InputError(
+                f"DistortedCrop finds no boxes in the field {self.boxes_field!r}.",
+                given=describe_field(batch, self.boxes_field),
+                expected="a list with a tensor of shape (boxes, 4) for each image",
+                hint="name the field of the boxes: boxes_field=..., or leave it out",
+            )
+        return [each if len(each) else whole for each in boxes]
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop:
+    """A random crop by the law of torchvision's transform of this name."""
+
+    size: int
+    """Height and width of the result, in pixels."""
+    scale: tuple[float, float] = (0.08, 1.0)
+    """The share of the image that a crop takes, at least and at most."""
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Width / height of a crop, at least and at most."""
+    resize: str = ANTIALIASED
+    """"antialiased"; or "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias."""
+    field: str = "image"
+
+    def __post_init__(self) -> None:
+        check_whole("size", self.size, least=1)
+        check_bounds("scale", self.scale, most=1)
+        check_bounds("ratio", self.ratio)
+        check_one_of("resize", self.resize, METHODS)
+
+    def __call__(self, batch: Fields, draws: Draws) -> Fields:
+        """Return the batch with its images decoded, cropped and resized."""
+        images = encoded_images(batch, self.field, self)
+        check_no_locations(batch, self)
+        regions = self.windows(batch, draws).regions()
+        return {**batch, self.field: _decoded(images, regions, self.size, repeat(self.resize))}
+
+    def windows(self, batch: Fields, draws: Draws) -> Windows:
+        """Draw the part of each image that is taken."""
+        height, width = _sizes(encoded_images(batch, self.field, self))
+        column = f"RandomResizedCrop {self.field}"
+        return resized_crop_windows(height, width, self.scale, self.ratio, draws, column)
+
+
+@dataclass(frozen=True)
+class CentralCrop:
+    """The middle of each image: how the Inception systems evaluate."""
+
+    size: int
+    """Height and width of the result, in pixels."""
+    fraction: float = 0.875
+    """Of each side, not of the area."""
+    resize: str = ANTIALIASED
+    """"antialiased"; or "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias."""
+    field: str = "image"
+
+    def __post_init__(self) -> None:
+        check_whole("size", self.size, least=1)
+        check_bounds("fraction", (self.fraction, self.fraction), most=1)
+        check_one_of("resize", self.resize, METHODS)
+
+    def __call__(self, batch: Fields, draws: Draws) -> Fields:
+        """Return the batch with its images decoded, cropped and resized; nothing is drawn."""
+        images = encoded_images(batch, self.field, self)
+        check_no_locations(batch, self)
+        regions = [central_region(height, width, self.fraction) for width, height in (image.size for image in images)]
+        return {**batch, self.field: _decoded(images, regions, self.size, repeat(self.resize))}
+
+
+@dataclass(frozen=True)
+class Resize:
+    """All of each image.
+
+    Boxes and keypoints stay right, since they are shares; masks and areas stay those of the image given.
+    """
+
+    size: int
+    """Height and width of the result, in pixels."""
+    resize: str = ANTIALIASED
+    """"antialiased"; or "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias."""
+    field: str = "image"
+
+    def __post_init__(self) -> None:
+        check_whole("size", self.size, least=1)
+        check_one_of("resize", self.resize, METHODS)
+
+    def __call__(self, batch: Fields, draws: Draws) -> Fields:
+        """Return the batch with its images decoded and resized; nothing is drawn."""
+        images = encoded_images(batch, self.field, self)
+        return {**batch, self.field: _decoded(images, repeat(None), self.size, repeat(self.resize))}
+
+
+class Windows(NamedTuple):
+    """Parts of the images of a batch, in pixels; each of shape (batch,)."""
+
+    top: Int64s
+    left: Int64s
+    height: Int64s
+    width: Int64s
+
+    def regions(self) -> list[Region]:
+        """Return the same parts, one for each image."""
+        return [Region(*row) for row in np.stack(self, axis=1).tolist()]
+
+
+class Objects(NamedTuple):
+    """The boxes of all images of a batch, in whole pixels; each of shape (boxes,)."""
+
+    owner: Int64s
+    """The row of the image in the batch."""
+    top: Int64s
+    left: Int64s
+    bottom: Int64s
+    right: Int64s
+
+
+@dataclass(frozen=True)
+class DistortedLaw:
+    """The law of TensorFlow's `sample_distorted_bounding_box`, its rounding included.
+
+    An attempt draws an aspect (width / height), then a height among those that give an allowed area, then a place; the
+    last row and column are never reached, unless the window is as long as the image. It is taken if the window shows
+    the demanded share of one object or more. If no attempt is, the whole image is taken.
+    """
+
+    min_object_covered: float
+    aspect: tuple[float, float]
+    area: tuple[float, float]
+    max_attempts: int
+
+    def windows(self, height: Int64s, width: Int64s, objects: Objects, draws: Draws, column: str) -> Windows:
+        """Draw one window for each image.
+
+        Args:
+            height: of the images, shape (batch,).
+            width: of the images, shape (batch,).
+            objects: at least one for each image; those smaller than a pixel are never shown.
+            draws: those of the batch.
+            column: the beginning of the names of their columns.
+        """
+        windows = Windows(np.zeros_like(height), np.zeros_like(height), height, width)
+        found = np.zeros(len(height), dtype=bool)
+        for attempt in range(self.max_attempts):
+            tried, possible = self._attempt(height, width, draws, f"{column} {attempt}")
+            taken = possible & ~found & _shows(tried, objects, self.min_object_covered)
+            windows = _where(taken, tried, windows)
+            found |= taken
+            if found.all():
+                break
+        return windows
+
+    def _attempt(self, height: Int64s, width: Int64s, draws: Draws, column: str) -> tuple[Windows, _Bools]:
+        """Draw a window for each image, and say which of them are possible."""
+        aspect = _between(draws, f"{column} aspect", self.aspect).astype(np.float32)
+        low, high = (np.float32(share) * width.astype(np.float32) * height.astype(np.float32) for share in self.area)
+        tallest = np.minimum(_tallest(width, _rounded(np.sqrt(high / aspect)), aspect), height)
+        lowest = np.minimum(_rounded(np.sqrt(low / aspect)), tallest)
+        rows = lowest + _below(draws, f"{column} height", tallest - lowest + 1)
+        rows = rows + (rows * _width(rows, aspect) < low)
+        rows = rows - (rows * _width(rows, aspect) > high)
+        columns = _width(rows, aspect)
+        area = rows * columns
+        possible = (area >= low) & (area <= high) & (columns <= width) & (rows <= height) & (area > 0)
+        top = _below(draws, f"{column} top", height - rows)
+        left = _below(draws, f"{column} left", width - columns)
+        return Windows(top, left, rows, columns), possible
+
+
+def _tallest(width: Int64s, tallest: Int64s, aspect: _Float32s) -> Int64s:
+    """Return the tallest window, no taller than given, that is no wider than the image."""
+    # TensorFlow takes this amount off, lest a width of exactly half a pixel more is rounded up. Where 32 bits still
+    # round it up, once in 50000 times, the attempt turns out to be impossible.
+    fitting = ((width + 0.5 - np.float32(1e-7)) / aspect).astype(np.int64)
+    return np.where(_width(tallest, aspect) > width, fitting, tallest)
+
+
+def _width(height: Int64s, aspect: _Float32s) -> Int64s:
+    return _rounded(height.astype(np.float32) * aspect)
+
+
+def _shows(windows: Windows, objects: Objects, share: float) -> _Bools:
+    """Say whether each window shows this share of one of the objects in its image."""
+    top, left, height, width = (side[objects.owner] for side in windows)
+    rows = np.minimum(top + height, objects.bottom) - np.maximum(top, objects.top)
+    columns = np.minimum(left + width, objects.right) - np.maximum(left, objects.left)
+    shown = np.maximum(rows, 0) * np.maximum(columns, 0)
+    area = (objects.bottom - objects.top) * (objects.right - objects.left)
+    enough = (area >= 1) & (shown >= share * area)
+    return np.bincount(objects.owner[enough], minlength=len(windows.top)) > 0
+
+
+def resized_crop_windows(
+    height: Int64s, width: Int64s, scale: tuple[float, float], ratio: tuple[float, float], draws: Draws, column: str
+) -> Windows:
+    """Draw one window for each image, by the law of torchvision's `RandomResizedCrop`.
+
+    An attempt draws a share of the area and the logarithm of an aspect (width / height). A window that does not fit
+    into the image is drawn again, up to 10 times; then it is the largest central one of an allowed aspect.
+    """
+    rows = np.minimum(height, _rounded(width / ratio[0]))
+    columns = np.minimum(width, _rounded(height * ratio[1]))
+    windows = Windows((height - rows) // 2, (width - columns) // 2, rows, columns)
+    found = np.zeros(len(height), dtype=bool)
+    logarithms = float(np.log(ratio[0])), float(np.log(ratio[1]))
+    for attempt in range(_TORCHVISION_ATTEMPTS):
+        area = height * width * _between(draws, f"{column} {attempt} area", scale)
+        aspect = np.exp(_between(draws, f"{column} {attempt} aspect", logarithms))
+        columns, rows = _rounded(np.sqrt(area * aspect)), _rounded(np.sqrt(area / aspect))
+        taken = ~found & (columns > 0) & (columns <= width) & (rows > 0) & (rows <= height)
+        top = _below(draws, f"{column} {attempt} top", height - rows + 1)
+        left = _below(draws, f"{column} {attempt} left", width - columns + 1)
+        windows = _where(taken, Windows(top, left, rows, columns), windows)
+        found |= taken
+        if found.all():
+            break
+    return windows
+
+
+def central_region(height: int, width: int, fraction: float) -> Region:
+    """Return the middle of an image, this fraction of each side, as TensorFlow's `central_crop` rounds."""
+    top, left = int((height - height * fraction) / 2), int((width - width * fraction) / 2)
+    return Region(top, left, height - 2 * top, width - 2 * left)
+
+
+def _where(rows: _Bools, chosen: Windows, others: Windows) -> Windows:
+    return Windows(*(np.where(rows, one, other) for one, other in zip(chosen, others, strict=True)))
+
+
+def _between(draws: Draws, column: str, bounds: tuple[float, float]) -> _Float64s:
+    return bounds[0] + draws.uniform(column) * (bounds[1] - bounds[0])
+
+
+def _below(draws: Draws, column: str, bound: Int64s) -> Int64s:
+    """Draw whole numbers from 0 to below the bound; 0 where the bound is 0."""
+    return np.floor(draws.uniform(column) * bound).astype(np.int64)
+
+
+def _rounded(values: _Float32s | _Float64s) -> Int64s:
+    rounded: Int64s = np.rint(values).astype(np.int64)
+    return rounded
+
+
+def _is_boxes(value: object) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == 4
+
+
+def _sizes(images: Sequence[EncodedImage]) -> tuple[Int64s, Int64s]:
+    """Return heights and widths in pixels."""
+    width, height = np.array([image.size for image in images], dtype=np.int64).reshape(-1, 2).T
+    return height, width
+
+
+def _objects(boxes: Sequence[Tensor], images: Sequence[EncodedImage], height: Int64s, width: Int64s) -> Objects:
+    """Convert boxes to pixels, rounded down.
+
+    Raises:
+        DataError: one does not lie within its image.
+    """
+    owner = np.repeat(np.arange(len(boxes)), np.array([len(each) for each in boxes], dtype=np.int64))
+    shares = torch.cat([torch.empty(0, 4), *boxes]).numpy().astype(np.float32)
+    if not (inside := (shares >= 0) & (shares <= 1)).all():
+        wrong = int((~inside).any(1).argmax())
+        raise DataError(
+            f"A box does not lie within {images[owner[wrong]].source}.",
+            given=f"top, left, bottom and right {', '.join(f'{share:g}' for share in shares[wrong])}",
+            expected="shares of its height and width, from 0 to 1",
+            hint="divide pixels by the size of the image, clip the boxes, or leave them out",
+        )
+    sides = np.stack([height, width, height, width], axis=1)[owner]
+    return Objects(owner, *(shares * sides.astype(np.float32)).astype(np.int64).T)
+
+
+def _decoded(
+    images: Sequence[EncodedImage], regions: Iterable[Region | None], size: int, methods: Iterable[str]
+) -> Tensor:
+    """Decode, crop and resize: uint8 of shape (batch, 3, size, size)."""
+    pixels = torch.empty(len(images), 3, size, size, dtype=torch.uint8)
+    for row, image, region, method in zip(pixels, images, regions, methods, strict=False):
+        row.copy_(resized(image.decode(region), size, size, method))
+    return pixels

@@ -1,0 +1,209 @@
+"""The reader for a path, whatever lies there: found out by looking."""
+
+from __future__ import annotations
+
+import glob
+import mmap
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from lockstep.errors import DataError
+from lockstep.images.decode import AS_STORED, Decoding
+from lockstep.listing import shorten
+from lockstep.readers.coco import Coco
+from lockstep.readers.image_folder import ENDINGS, ImageFolder
+from lockstep.readers.image_records import ImageRecords
+from lockstep.readers.mnist import mnist_records
+from lockstep.readers.reader import Reader
+from lockstep.readers.schemas import DetectionSchema, ImageNetSchema
+from lockstep.readers.tar_shards import TarShards
+from lockstep.readers.voc import Voc
+from lockstep.records.example import Values, parse_example
+from lockstep.records.shards import check_local, expand_braces, find_shards
+from lockstep.records.tfrecord import read_all
+
+KNOWN = (
+    "a folder with a folder of images for each class; TFRecord files or tar shards, their folder or a pattern; "
+    "VOC's folder; or COCO's annotations.json, with :FOLDER after it where its images are not beside it"
+)
+"""What `open_source` opens, in words."""
+
+_RECORDS = re.compile(r"-\d+-of-\d+|\.(tfrecord|record)s?(\.|-|$)")
+_TAR = re.compile(r"\.tar$")
+_NUMBER_OF_SHARD = re.compile(r"\d+(?=-of-\d|\.tar$|\.(tfrecord|record))")
+
+_IMAGE, _PIXELS, _LABEL = "image/encoded", "image_raw", "image/class/label"
+_OBJECTS = "image/object/"
+_MASK, _POINTS, _TOPS = f"{_OBJECTS}mask", f"{_OBJECTS}keypoint/y", f"{_OBJECTS}bbox/ymin"
+_CHANNELS = "image/additional_channels/encoded"
+
+
+def open_source(path: str | Path, *, everything: bool = False, decoding: Decoding = AS_STORED) -> Reader:
+    """The reader of what a path names: known by the names in a folder, and by the first record of a file of records.
+
+    - a folder with a folder of images for each class: `ImageFolder`
+    - TFRecord files, a pattern of them, or the folder of one set of shards: `ImageRecords` with an `ImageNetSchema` or
+      a `DetectionSchema`, or the records of MNIST
+    - tar archives, a pattern or a range of them, or their folder: `TarShards`
+    - a folder with annotations in XML: `Voc`, its split "train" where it has one, else all of it
+    - a file of annotations.json: `Coco`; its images are in the folder named after a colon, else in one beside the file
+      or its folder that is named like the split, else in "images" beside the file, beside the file itself, or in
+      "images" beside its folder
+
+    Args:
+        path: what to open.
+        everything: also read what costs more than it is worth where nobody looks at it: masks, keypoints, additional
+            channels, and boxes and texts of images that have one class; as far as the file of annotations or the first
+            record has them.
+        decoding: how the images are decoded once they are asked for; the records of MNIST hold pixels.
+
+    Raises:
+        DataError: it is none of these; there are several sets of shards; or as the reader says.
+    """
+    check_local(path)
+    text, whole = str(path), Path(path)
+    annotations, colon, images = text.rpartition(":")
+    if colon and annotations.endswith(".json") and not whole.exists():
+        return _coco(Path(annotations), Path(images), everything, decoding)
+    if whole.is_dir():
+        return _open_folder(whole, everything, decoding)
+    if whole.suffix == ".json":
+        return _coco(whole, _images_beside(whole), everything, decoding)
+    return _open_files(find_shards(expand_braces(text)), text, everything, decoding)
+
+
+def check_there(path: str | Path) -> None:
+    """Refuse a path or a pattern that leads nowhere, without a look at what is there.
+
+    Raises:
+        DataError: there is no such file or folder.
+    """
+    check_local(path)
+    file = str(path).partition(".json:")[0] + ".json" if ".json:" in str(path) else str(path)
+    if not Path(file).exists():
+        for found in find_shards(expand_braces(file)):
+            if not found.exists():
+                raise DataError(
+                    f"There is no data at {path}.", given=f"no file {found}", expected=KNOWN, hint="check the path"
+                )
+
+
+def _open_folder(folder: Path, everything: bool, decoding: Decoding) -> Reader:
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise _unknown(str(folder), str(error)) from error
+    names = [entry.name for entry in entries]
+    if shards := [name for name in names if _RECORDS.search(name) or _TAR.search(name)]:
+        return _open_files(_one_set(folder, shards), str(folder), everything, decoding)
+    if annotations := next((entry for entry in entries if entry.name.lower() == "annotations"), None):
+        # Those of captions have no categories, and come last.
+        if files := sorted(annotations.glob("*.json"), key=lambda file: ("captions" in file.name, file)):
+            raise _unknown(str(folder), shorten(names), f"name one of its files of annotations: {files[0]}")
+        has_lists = (folder / "ImageSets" / "Main" / "train.txt").is_file()
+        return Voc(folder, "train" if has_lists else None, decoding=decoding)
+    if any(entry.is_dir() and not entry.name.startswith(".") for entry in entries):
+        return ImageFolder(folder, decoding=decoding)
+    raise _unknown(str(folder), shorten(names) if names else "an empty folder")
+
+
+def _one_set(folder: Path, names: Sequence[str]) -> list[Path]:
+    """All files of the one set of shards that these names belong to."""
+    patterns = sorted({_NUMBER_OF_SHARD.sub("*", glob.escape(name), count=1) for name in names})
+    if len(patterns) > 1:
+        raise DataError(
+            f"There are several sets of shards in {folder}.",
+            given=shorten(patterns),
+            expected="one set: others may be there to validate or to test",
+            hint=f"name one by a pattern: '{folder / patterns[0]}'",
+        )
+    return find_shards(f"{glob.escape(str(folder))}/{patterns[0]}")
+
+
+def _open_files(files: Sequence[Path], given: str, everything: bool, decoding: Decoding) -> Reader:
+    if missing := next((file for file in files if not file.is_file()), None):
+        raise _unknown(given, f"no file {missing}")
+    if _TAR.search(files[0].name):
+        return TarShards(files, decoding=decoding)
+    features = _first_features(files, given)
+    if _PIXELS in features:
+        return mnist_records(files)
+    if _IMAGE not in features:
+        raise _unknown(given, f"records with the features {shorten(sorted(features)) or '(none)'}")
+    if _LABEL in features or not any(name.startswith(_OBJECTS) for name in features):
+        return ImageRecords(files, ImageNetSchema(boxes=everything, text=everything), decoding=decoding)
+    schema = _schema_of_all(features) if everything else DetectionSchema()
+    return ImageRecords(files, schema, decoding=decoding)
+
+
+def _schema_of_all(features: Mapping[str, Values]) -> DetectionSchema:
+    """The schema that reads all that a record has."""
+    masks, points, tops, channels = (features.get(name, []) for name in (_MASK, _POINTS, _TOPS, _CHANNELS))
+    return DetectionSchema(
+        masks="none" if not len(masks) else "png" if isinstance(masks, list) else "numerical",
+        num_keypoints=len(points) // max(1, len(tops)),
+        num_additional_channels=len(channels),
+    )
+
+
+def _coco(annotations: Path, images: Path, everything: bool, decoding: Decoding) -> Reader:
+    """The reader of a file of annotations, with the masks and keypoints that it has for all objects."""
+    if everything:
+        has_masks, has_keypoints = _words_in(annotations, b'"segmentation"', b'"keypoints"')
+        options = [(has_masks, has_keypoints), (has_masks, False), (False, has_keypoints)]
+        for masks, keypoints in dict.fromkeys(each for each in options if any(each)):
+            with suppress(DataError):  # a word may be one of the categories, or of some objects alone
+                return Coco(annotations, images, masks=masks, keypoints=keypoints, decoding=decoding)
+    return Coco(annotations, images, decoding=decoding)
+
+
+def _words_in(path: Path, *words: bytes) -> list[bool]:
+    """Which of these words are anywhere in a file; none where it cannot be read: its reader says why."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return [content.find(word) >= 0 for word in words]
+    except (OSError, ValueError):  # the second for an empty file
+        return [False] * len(words)
+
+
+def _first_features(files: Sequence[Path], given: str) -> dict[str, Values]:
+    """The features of the first record there is."""
+    for file in files:
+        try:
+            first = next(read_all(file), None)
+        except DataError as error:
+            if _RECORDS.search(file.name):
+                raise
+            raise _unknown(given, f"{file}, which is no file of records") from error
+        if first:
+            return parse_example(first[1], f"The first record of {file}")
+    raise DataError(
+        f"There are no records in {given}.",
+        given=f"{len(files)} {'file' if len(files) == 1 else 'files'} without a record",
+        expected="one record or more",
+        hint="check the path or the pattern; write the records again",
+    )
+
+
+def _images_beside(annotations: Path) -> Path:
+    """Where the images of COCO's instances_train2017.json are: in train2017, in images, or in its own folder."""
+    split = annotations.stem.rpartition("_")[2]
+    here, above = annotations.parent, annotations.parent.parent
+    folders = [here / split, above / split, here / "images" / split, above / "images" / split, here / "images"]
+    folders += [] if _has_images(here) else [above / "images"]
+    return next((folder for folder in folders if folder.is_dir()), here)
+
+
+def _has_images(folder: Path) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return any(entry.name.lower().endswith(ENDINGS) for entry in entries)
+    except OSError:
+        return False
+
+
+def _unknown(path: str, given: str, hint: str = "check the path; or read it by a reader of its own") -> DataError:
+    return DataError(f"{path} is no data that is known.", given=given, expected=KNOWN, hint=hint)

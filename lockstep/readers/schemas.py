@@ -1,0 +1,333 @@
+"""Records of images with objects in them, as TensorFlow's object detection API writes and reads them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.checks import check_one_of, check_range, check_switch, check_type, check_whole
+from lockstep.images.masks import DenseMasks, PngMasks, dense_masks
+from lockstep.readers.image_records import EDGES, ParsedExample, boxes_of, places_with_area
+from lockstep.readers.label_map import LabelMap
+from lockstep.records.example import Float32s
+
+_CLASS_TEXT = "image/class/text"
+_NO_LABEL = -1
+_LARGEST_OFFSET = 2**31
+_INT64 = range(-(2**63), 2**63)
+
+
+@dataclass(frozen=True)
+class ImageNetSchema:
+    """A schema of `ImageRecords`: what inception's converters of ImageNet and of folders write, and slim's of flowers.
+
+    A batch is {"image": a list of `EncodedImage`, "label": int64 (batch,)}. The label of a record without one is -1; an
+    image it must have, where the reference systems take one of no bytes.
+
+    Raises:
+        InputError: an option is of another type, or out of range.
+    """
+
+    boxes: bool = False
+    """Also read "boxes": for each image float32 (boxes, 4) of top, left, bottom and right as shares of its height and
+    width; (0, 4) where it has none. `boxes_of` says which are refused; those without an area are left out."""
+    text: bool = False
+    """Also read "text": for each image the name of its class, "" where it has none."""
+    label_offset: int = 0
+    """What is taken off each label: with 1, ImageNet's labels 1 to 1000, whose 0 is the background, become 0 to 999."""
+    image_feature: str = "image/encoded"
+    label_feature: str = "image/class/label"
+
+    def __post_init__(self) -> None:
+        check_switch("boxes", self.boxes)
+        check_switch("text", self.text)
+        check_type("label_offset", self.label_offset, int, expected="a whole number", hint="give 0 or 1")
+        check_range("label_offset", self.label_offset, -_LARGEST_OFFSET, _LARGEST_OFFSET)
+        for name in ("image_feature", "label_feature"):
+            check_type(name, getattr(self, name), str, expected="the name of a feature", hint=f'give {name}="..."')
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The names of the features that are read."""
+        boxes = {_BOXES + edge for edge in EDGES} if self.boxes else set()
+        return frozenset({self.image_feature, self.label_feature, *boxes, *([_CLASS_TEXT] if self.text else [])})
+
+    def fields(self, examples: Sequence[ParsedExample]) -> dict[str, Any]:
+        """The fields of a batch of records.
+
+        Raises:
+            DataError: a record has no image, or a feature of another kind or number of values.
+        """
+        fields: dict[str, Any] = {
+            "image": [example.image(self.image_feature) for example in examples],
+            "label": torch.tensor([self._label(example) for example in examples], dtype=torch.int64),
+        }
+        if self.boxes:
+            boxes = fields["boxes"] = boxes_of(examples, _BOXES)
+            for row, places in places_with_area(boxes).items():
+                boxes[row] = boxes[row][places]
+        if self.text:
+            fields["text"] = [example.text(_CLASS_TEXT) for example in examples]
+        return fields
+
+    def _label(self, example: ParsedExample) -> int:
+        label = example.integer(self.label_feature, _NO_LABEL + self.label_offset) - self.label_offset
+        if label not in _INT64:
+            raise example.unusable(
+                self.label_feature, "a label that is an int64 once the offset is off", given=f"{label} then"
+            )
+        return label
+
+
+MASKS = ("none", "numerical", "png")
+
+_OBJECT = "image/object/"
+_BOXES = f"{_OBJECT}bbox/"
+_IMAGE, _SOURCE_ID, _HEIGHT, _WIDTH = "image/encoded", "image/source_id", "image/height", "image/width"
+_LABEL, _TEXT, _AREA = f"{_OBJECT}class/label", f"{_OBJECT}class/text", f"{_OBJECT}area"
+_WEIGHT, _MASK = f"{_OBJECT}weight", f"{_OBJECT}mask"
+_KEYPOINT_Y, _KEYPOINT_X, _VISIBILITY = (f"{_OBJECT}keypoint/{part}" for part in ("y", "x", "visibility"))
+_ADDITIONAL_CHANNELS = "image/additional_channels/encoded"
+_FLAGS = ("is_crowd", "difficult", "group_of")
+
+_OF_OBJECTS = ("boxes", "labels", "class_text", "weights", "area", *_FLAGS, "masks", "keypoints", "keypoint_visibility")
+
+_MOST_OF_AN_OBJECT = 1 << 16  # keypoints, or channels
+_UNKNOWN = -1
+_VISIBLE = 2  # as COCO counts: 0 is not labelled, 1 is labelled and hidden
+
+
+@dataclass(frozen=True)
+class DetectionSchema:
+    """A schema of `ImageRecords`, for what the converters of TensorFlow's object detection API write.
+
+    A batch is lists, with an entry for each image and n for the objects in it:
+
+    - "image": `EncodedImage`; "source_id": text, "" where the record has none
+    - "boxes": float32 (n, 4) of top, left, bottom and right as shares of height and width, see `boxes_of`
+    - "labels": int64 (n,), from the texts by the label map, -1 where it has no such name; from the numbers in the
+      record without a label map, and for a record without texts
+    - "class_text": n texts, "" where the record has none
+    - "weights": float32 (n,), 1 where the record has none
+    - "area": float32 (n,) in pixels, that of the box where the record has none
+    - "is_crowd", "difficult", "group_of": bool (n,), False where the record does not say
+
+    A feature of objects that a record has must have a value for each of its boxes. The image is required, and so is a
+    label or a text for each box. A height and a width must be those of the image's header. An object whose box has no
+    area on the image is left out, as in the readers of COCO and VOC.
+
+    Raises:
+        InputError: an option is of another type, or out of range.
+    """
+
+    label_map: LabelMap | None = None
+    """Names of classes, or their display names, in `image/object/class/text` and the numbers to give them."""
+    masks: str = "none"
+    """Also read "masks": for each image n masks with `decode`, none where the record has none. They are stored as
+    "numerical" (a float for each pixel, above 0 where the object is) or as "png" (an image for each)."""
+    num_keypoints: int = 0
+    """Above 0, also read "keypoints": float32 (n, num_keypoints, 2) of y and x as shares of height and width, NaN where
+    not labelled; and "keypoint_visibility": int64 (n, num_keypoints) of 0 (not labelled), 1 (hidden) or 2 (visible, or
+    the record does not say)."""
+    num_additional_channels: int = 0
+    """Above 0, also read "additional_channels": for each image a list of so many `EncodedImage`, grey ones."""
+
+    def __post_init__(self) -> None:
+        if self.label_map is not None:
+            check_type(
+                "label_map", self.label_map, LabelMap, expected="a LabelMap", hint="read it: read_label_map(path)"
+            )
+        check_one_of("masks", self.masks, MASKS)
+        for name in ("num_keypoints", "num_additional_channels"):
+            check_whole(name, getattr(self, name), least=0)
+            check_range(name, getattr(self, name), 0, _MOST_OF_AN_OBJECT)
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The names of the features that are read."""
+        names = {_IMAGE, _SOURCE_ID, _HEIGHT, _WIDTH, _LABEL, _TEXT, _WEIGHT, _AREA}
+        names |= {_BOXES + edge for edge in EDGES} | {_OBJECT + flag for flag in _FLAGS}
+        names |= {_KEYPOINT_Y, _KEYPOINT_X, _VISIBILITY} if self.num_keypoints else set()
+        names |= {_MASK} if self.masks != "none" else set()
+        return frozenset(names | ({_ADDITIONAL_CHANNELS} if self.num_additional_channels else set()))
+
+    def fields(self, examples: Sequence[ParsedExample]) -> dict[str, Any]:
+        """The fields of a batch of records.
+
+        Raises:
+            DataError: a record has no image or one of another size than it says, or a feature of another kind or number
+                of values, or out of range.
+        """
+        boxes = boxes_of(examples, _BOXES)
+        objects = list(zip(examples, boxes, strict=True))
+        sizes = [_size(example) for example in examples]
+        fields: dict[str, Any] = {
+            "image": [example.image(_IMAGE) for example in examples],
+            "source_id": [example.text(_SOURCE_ID) for example in examples],
+            "boxes": boxes,
+            "labels": [self._labels(example, len(own)) for example, own in objects],
+            "class_text": [_texts(example, len(own)) for example, own in objects],
+            "weights": [_weights(example, len(own)) for example, own in objects],
+            "area": [_areas(example, own, *size) for (example, own), size in zip(objects, sizes, strict=True)],
+            **{flag: [_flags(example, flag, len(own)) for example, own in objects] for flag in _FLAGS},
+        }
+        if self.masks != "none":
+            fields["masks"] = [
+                self._masks(example, len(own), *size) for (example, own), size in zip(objects, sizes, strict=True)
+            ]
+        if self.num_keypoints:
+            points = [self._keypoints(example, len(own)) for example, own in objects]
+            fields["keypoints"], fields["keypoint_visibility"] = (
+                [both[0] for both in points],
+                [both[1] for both in points],
+            )
+        if (channels := self.num_additional_channels) > 0:
+            fields["additional_channels"] = [example.images(_ADDITIONAL_CHANNELS, channels) for example in examples]
+        return _with_area(fields)
+
+    def _labels(self, example: ParsedExample, count: int) -> Tensor:
+        texts = _texts(example, count)
+        if self.label_map and any(texts):
+            return torch.tensor([self.label_map.ids.get(text, _UNKNOWN) for text in texts], dtype=torch.int64)
+        labels = example.int64s(_LABEL, count)
+        if len(labels) < count:
+            raise example.unusable(_LABEL, f"{count} values of int64, one for each box; or texts, and a label map")
+        return torch.from_numpy(labels)
+
+    def _keypoints(self, example: ParsedExample, count: int) -> tuple[Tensor, Tensor]:
+        """Those of each object, and how visible they are."""
+        shape = count, self.num_keypoints
+        y, x = (example.float32s(name, math.prod(shape)) for name in (_KEYPOINT_Y, _KEYPOINT_X))
+        if len(x) != len(y):
+            raise example.unusable(_KEYPOINT_X, f"{len(y)} values of float32, as many as {_KEYPOINT_Y!r} has")
+        if not len(y):
+            return torch.full((*shape, 2), math.nan), torch.zeros(shape, dtype=torch.int64)
+        points = np.stack([y, x], axis=1)
+        visibility = example.int64s(_VISIBILITY, len(y))
+        if not len(visibility):
+            visibility = np.full(len(y), _VISIBLE)
+        elif not 0 <= visibility.min() <= visibility.max() <= _VISIBLE:
+            wrong = visibility[(visibility < 0) | (visibility > _VISIBLE)][0]
+            raise example.unusable(
+                _VISIBILITY, "0 (not labelled), 1 (hidden) or 2 (visible)", given=f"the value {wrong}"
+            )
+        labelled = (visibility > 0) & np.isfinite(points).all(1)
+        points[~labelled] = math.nan
+        return torch.from_numpy(points).view(*shape, 2), torch.from_numpy(visibility * labelled).view(shape)
+
+    def _masks(self, example: ParsedExample, count: int, height: int, width: int) -> DenseMasks | PngMasks:
+        if self.masks == "numerical":
+            return dense_masks(example.float32s(_MASK, count * height * width), height, width)
+        data = example.byte_strings(_MASK)
+        if len(data) not in (0, count):
+            raise example.unusable(_MASK, f"{count} encoded masks, one for each box, or none")
+        return PngMasks(tuple(data), height, width, example.source, example.decoding)
+
+
+def _texts(example: ParsedExample, count: int) -> list[str]:
+    """The names of the objects' classes."""
+    texts = example.texts(_TEXT)
+    if len(texts) not in (0, count):
+        raise example.unusable(_TEXT, f"{count} texts, one for each box, or none")
+    return texts or [""] * count
+
+
+def _weights(example: ParsedExample, count: int) -> Tensor:
+    weights = _not_negative(example, _WEIGHT, count)
+    return torch.from_numpy(weights) if len(weights) else torch.ones(count)
+
+
+def _flags(example: ParsedExample, name: str, count: int) -> Tensor:
+    flags = example.int64s(_OBJECT + name, count)
+    return torch.from_numpy(flags != 0) if len(flags) else torch.zeros(count, dtype=torch.bool)
+
+
+def _areas(example: ParsedExample, boxes: Tensor, height: int, width: int) -> Tensor:
+    areas = _not_negative(example, _AREA, len(boxes))
+    if len(areas) or not len(boxes):
+        return torch.from_numpy(areas)
+    # As the evaluation of the object detection API takes it where there is none.
+    top, left, bottom, right = boxes.unbind(1)
+    return (bottom - top) * (right - left) * (height * width)
+
+
+def _not_negative(example: ParsedExample, name: str, count: int) -> Float32s:
+    """The values of a feature, one for each box or none."""
+    values = example.float32s(name, count)
+    if len(values) and not 0 <= values.min() <= values.max() < math.inf:  # with a NaN among them, both are NaN
+        wrong = values[~((values >= 0) & (values < math.inf))][0]
+        raise example.unusable(name, "finite numbers of 0 or more", given=f"the value {wrong:g}")
+    return values
+
+
+def _size(example: ParsedExample) -> tuple[int, int]:
+    """Height and width of the image, as its header says; the record must not say otherwise."""
+    width, height = example.image(_IMAGE).size
+    for name, side in ((_HEIGHT, height), (_WIDTH, width)):
+        if (told := example.integer(name, side)) != side:
+            raise example.unusable(name, f"{side} pixels, as the image's header says", given=f"{told} pixels")
+    return height, width
+
+
+def _with_area(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields without the objects whose boxes have no area."""
+    for row, places in places_with_area(fields["boxes"]).items():
+        for name in _OF_OBJECTS:
+            if name in fields:
+                fields[name][row] = _selected(fields[name][row], places)
+    return fields
+
+
+def _selected(values: Any, places: Sequence[int]) -> Any:
+    """The values of some objects: of a tensor or a list, or masks, which a record may have none of."""
+    if isinstance(values, DenseMasks | PngMasks):
+        return values.selected(places) if len(values) else values
+    return values[places] if isinstance(values, Tensor) else [values[place] for place in places]
+
+
+_MNIST_PIXELS = 28
+
+_CLASS_LABEL = "image/class/label"
+
+
+@dataclass(frozen=True)
+class MnistSchema:
+    """A schema of `ImageRecords` for slim's records of MNIST, whose images are grey PNGs of 28 x 28 pixels.
+
+    The images are decoded at once: a batch is {"image": uint8 (batch, 1, 28, 28), "label": int64 (batch,)}, as of the
+    records with raw pixels. Both are required: slim takes a record without a label for a zero.
+    """
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The names of the features that are read."""
+        return frozenset({_IMAGE, _CLASS_LABEL})
+
+    def fields(self, examples: Sequence[ParsedExample]) -> dict[str, Any]:
+        """The fields of a batch of records.
+
+        Raises:
+            DataError: a record has no label, or no grey image of this size.
+        """
+        labels = torch.tensor([example.integer(_CLASS_LABEL) for example in examples], dtype=torch.int64)
+        return {"image": torch.stack([_pixels_of(example) for example in examples]), "label": labels}
+
+
+def _pixels_of(example: ParsedExample) -> Tensor:
+    """Shape (1, 28, 28)."""
+    image = example.image(_IMAGE)
+    if image.size != (_MNIST_PIXELS, _MNIST_PIXELS):
+        width, height = image.size
+        raise example.unusable(
+            _IMAGE, f"an image of {_MNIST_PIXELS} x {_MNIST_PIXELS} pixels", given=f"one of {width} x {height}"
+        )
+    colours = image.decode()
+    if not torch.equal(colours, colours[:1].expand_as(colours)):
+        raise example.unusable(_IMAGE, "a grey image", given="one in colour")
+    return colours[:1]

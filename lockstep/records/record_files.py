@@ -1,0 +1,211 @@
+"""TFRecord files, as TensorFlow writes them: records one after the other, plain or in one gzip or zlib stream.
+
+In turn they are read by `read_all`, which holds one record in memory; in any order by `RecordFiles`.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import accumulate
+from mmap import mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lockstep.records.open_files import OpenFiles, check_version, opened
+from lockstep.records.record_index import MEMORY_LIMIT_BYTES, index_of, too_large
+from lockstep.records.shards import find_shards
+from lockstep.records.tfrecord import (
+    HEAD_BYTES,
+    TAIL_BYTES,
+    InflateError,
+    Source,
+    inflated_blocks,
+    payload_of,
+)
+
+UInt8s = npt.NDArray[np.uint8]
+
+_THREADS = 8
+
+_logger = logging.getLogger("lockstep")
+
+
+class RecordFile:
+    """The records of one file, in any order. It may be forked and pickled, and read by several threads.
+
+    A plain file is read record by record. A compressed one is decompressed into memory when it is first read.
+
+    Args:
+        path: of the file.
+        memory_limit_bytes: refuse a compressed file that takes more; it is found out before memory is taken.
+        open_files: what opens it, shared by many files so that few are open at a time.
+
+    Raises:
+        DataError: the file cannot be opened, is cut short, holds something else than records, or expands to more.
+    """
+
+    def __init__(
+        self, path: Path, *, memory_limit_bytes: int = MEMORY_LIMIT_BYTES, open_files: OpenFiles | None = None
+    ) -> None:
+        self.path = path
+        self.index = index_of(path, memory_limit_bytes)
+        self._source = Source(path, self.index.compression)
+        self._open_files = open_files or OpenFiles()
+        self._memory: mmap | None = None
+
+    def __len__(self) -> int:
+        return len(self.index.lengths)
+
+    @property
+    def summary(self) -> str:
+        """Its number of records, its size and the checksum of all records."""
+        return f"{len(self)} records, {self.index.version.size_bytes} bytes, crc32c {self.index.checksum:08x}"
+
+    def read(self, record: int, verify: bool = True) -> bytes:
+        """The payload of a record, its checksum verified.
+
+        Raises:
+            DataError: the record is damaged, or the file has changed since it was opened.
+        """
+        offset, size = int(self.index.offsets[record]), int(self.index.lengths[record]) + TAIL_BYTES
+        if self.index.compression:
+            data = self.memory[offset : offset + size]
+        else:
+            data = self._open_files.read(self.path, self.index.version, size, offset)
+        return payload_of(data, verify, self._source, record, offset - HEAD_BYTES)
+
+    def place(self, record: int) -> str:
+        """A record by its number, file and byte: the subject of a sentence, for errors."""
+        return self._source.place(record, int(self.index.offsets[record]) - HEAD_BYTES)
+
+    def contents(self) -> UInt8s:
+        """All bytes of the file, to be read only: a plain one mapped, a compressed one decompressed.
+
+        Raises:
+            DataError: as `memory`.
+        """
+        index = self.index
+        if index.compression:
+            return np.frombuffer(self.memory, dtype=np.uint8, count=index.size_bytes)
+        with opened(self.path) as file:
+            check_version(file, self.path, index.version)
+        # Python's mmap would hold a descriptor for each file.
+        contents = torch.from_file(str(self.path), shared=False, size=index.size_bytes, dtype=torch.uint8)
+        return np.asarray(contents)
+
+    @property
+    def memory(self) -> mmap:
+        """What a compressed file holds, decompressed now if it was not yet; processes forked later share it.
+
+        Raises:
+            DataError: the file is damaged, has changed since it was opened, or there is no memory for it.
+        """
+        if self._memory is None:
+            self._memory = self._decompressed()
+        return self._memory
+
+    def _decompressed(self) -> mmap:
+        index = self.index
+        try:
+            memory = mmap(-1, max(1, index.size_bytes))
+        except OSError as error:
+            raise too_large(str(self.path), f"{index.size_bytes} bytes", f"no more than is free: {error}") from error
+        with opened(self.path) as file:
+            check_version(file, self.path, index.version)
+            try:
+                for block in inflated_blocks(file):
+                    memory.write(block)
+            except InflateError as error:
+                ends = index.offsets + index.lengths + TAIL_BYTES
+                whole = int(np.searchsorted(ends, memory.tell(), side="right"))
+                raise error.of(self._source, whole, int(ends[whole - 1]) if whole else 0) from None
+        return memory
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_memory": None}
+
+
+class RecordFiles:
+    """The records of many files, one after the other, in any order. It may be forked and pickled, and read by threads.
+
+    At most 128 files are open at a time. Compressed files are decompressed into memory at once, so that loader
+    processes share it; each worker has its own.
+
+    Args:
+        paths: a path, a pattern such as "train-*" or "train-?????-of-00128", or several of these.
+        verify: compare the checksums of payloads when they are read; those of lengths always are.
+        memory_limit_bytes: what the compressed files may take together; it is found out before memory is taken.
+
+    Raises:
+        DataError: as `find_shards` and `RecordFile`.
+    """
+
+    def __init__(
+        self,
+        paths: str | Path | Sequence[str | Path],
+        *,
+        verify: bool = True,
+        memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+    ) -> None:
+        self.verify = verify
+        open_file = partial(RecordFile, memory_limit_bytes=memory_limit_bytes, open_files=OpenFiles())
+        with ThreadPoolExecutor(_THREADS) as pool:
+            self.files = list(pool.map(open_file, find_shards(paths)))
+            compressed = [file for file in self.files if file.index.compression]
+            _check_memory(compressed, memory_limit_bytes)
+            for _ in pool.map(lambda file: file.memory, compressed):
+                pass
+        self.starts = [0, *accumulate(map(len, self.files))]
+        """Number of the first record of each file; and of all records."""
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def read(self, index: int) -> bytes:
+        """The payload of a record.
+
+        Raises:
+            IndexError: there is none of this number.
+            DataError: as `RecordFile.read`.
+        """
+        file, record = self.locate(index)
+        return file.read(record, self.verify)
+
+    def locate(self, index: int) -> tuple[RecordFile, int]:
+        """Which file holds a record, and its number in there.
+
+        Raises:
+            IndexError: there is none of this number.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"there is no record {index} in {len(self)} records")
+        file = bisect_right(self.starts, index) - 1
+        return self.files[file], index - self.starts[file]
+
+    def place(self, index: int) -> str:
+        """A record by its number in its file, the file and the byte: the subject of a sentence, for errors."""
+        file, record = self.locate(index)
+        return file.place(record)
+
+    def example_id(self, index: int) -> str:
+        """The name of a record's file, and its number in there."""
+        file, record = self.locate(index)
+        return f"{file.path.name}:{record}"
+
+
+def _check_memory(files: Sequence[RecordFile], limit_bytes: int) -> None:
+    """Refuse compressed files that together take too much."""
+    total = sum(file.index.size_bytes for file in files)
+    if files:
+        _logger.info("%d compressed files take %.1f MB of memory", len(files), total / 1e6)
+    if total > limit_bytes:
+        others = f" (and {len(files) - 1} other files)" if len(files) > 1 else ""
+        raise too_large(f"{files[0].path}{others}", f"{total} bytes", f"at most {limit_bytes} bytes")

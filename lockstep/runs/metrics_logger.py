@@ -1,0 +1,111 @@
+"""What a run writes about itself beside its checkpoints: metrics.jsonl and the summaries; the chief alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.data.loader import Loader
+from lockstep.data.showing import with_marks
+from lockstep.parallel.towers import Towers
+from lockstep.progress import Interval, Progress
+from lockstep.recipes.parts import Watch
+from lockstep.reporting.jsonl import MetricsFile
+from lockstep.reporting.summaries import Summaries
+from lockstep.training.hooks import every
+from lockstep.training.loop import Hook
+from lockstep.training.observe import ActivationSource, GradientSource, Observer, Source, VariableSource
+from lockstep.training.state import TrainState
+from lockstep.types import StepReport
+
+
+class MetricsLogger:
+    """The records of one start; those of an earlier one are cut where this one takes up the run."""
+
+    def __init__(self, folder: Path, watch: Watch, start: Progress) -> None:
+        self._watch = watch
+        self._metrics = MetricsFile(folder / "metrics.jsonl", from_position=start.position)
+        self._summaries = Summaries(folder / "summaries", from_step=start.step, interval=watch.summaries)
+        self._observers: list[Observer] = []
+
+    def hooks(self, start: Progress) -> list[Hook]:
+        """What is to see each report."""
+        when_due = every(self._watch.metrics, self._metrics.write, start=start)
+
+        def write(report: StepReport) -> None:
+            if report.refused and self._watch.metrics.amount:
+                self._metrics.write(report)  # a refused attempt is at the step of the one before, and never due
+            else:
+                when_due(report)
+
+        return [write, self._summaries]
+
+    def observe(self, state: TrainState, towers: Towers, start: Progress, batch_size: int) -> Sequence[Hook]:
+        """What is to see each report too, where the recipe wants to know more of the update than its scalars.
+
+        Raises:
+            InputError: activations are asked for, and the towers are compiled.
+        """
+        watch = self._watch
+        sources: list[tuple[Interval, Source]] = []
+        if watch.gradients.amount:
+            sources.append((watch.gradients, GradientSource(state)))
+        if watch.variables.amount:
+            sources.append((watch.variables, VariableSource(state)))
+        if watch.activations.amount:
+            sources.append((watch.activations, ActivationSource(state, towers)))
+        for interval, source in sources:
+            observer = Observer(source, interval, self._summaries, start=start, batch_size=batch_size)
+            self._observers.append(observer)
+        return self._observers
+
+    def describe(self, recipe_toml: str, model: str, step: int) -> None:
+        """Write down what runs."""
+        if self._watch.summaries.amount:
+            self._summaries.write_text("recipe", recipe_toml, step)
+            self._summaries.write_text("model", model, step)
+
+    def show_images(self, loader: Loader, count: int, step: int) -> None:
+        """Write the images of the next batch as the model will see them, with their boxes where it has some."""
+        with_images = loader.batches(range(1), 1)
+        images = with_marks(next(with_images), count)
+        with_images.close()
+        self._summaries.write_images("input", np.asarray(images), step)
+
+    def mark(self, event: str, step: int) -> None:
+        """Write a start, a resume, a stop or the end among the summaries."""
+        if self._watch.summaries.amount:
+            self._summaries.write_text("events", f"{event} at step {step}", step)
+
+    def write_evaluation(self, step: int, name: str, scores: Mapping[str, float]) -> None:
+        """Write the scores of an evaluation."""
+        self._metrics.write_evaluation(step, name, scores)
+        if self._watch.summaries.amount:
+            self._summaries.write_evaluation(step, name, scores)
+
+    def is_evaluated(self, step: int, name: str) -> bool:
+        """Whether the scores of an evaluation after the last attempt are written already."""
+        return self._metrics.is_evaluated(step, name)
+
+    def evaluations(self, name: str) -> list[tuple[int, Mapping[str, float]]]:
+        """The step and the scores of each evaluation of that name so far."""
+        return self._metrics.evaluations(name)
+
+    @property
+    def num_lines(self) -> int:
+        """How many lines metrics.jsonl has."""
+        return self._metrics.num_lines
+
+    def flush(self) -> None:
+        """Have everything on the disk: a checkpoint is about to stand for it."""
+        self._metrics.flush()
+        self._summaries.flush()
+
+    def close(self) -> None:
+        """Close the files, and leave the model and its state alone."""
+        for observer in self._observers:
+            observer.close()
+        self._summaries.close()
+        self._metrics.close()

@@ -1,0 +1,340 @@
+"""One start of a run by its recipe, on one worker: begin or resume, go leg by leg to the end, score what came of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lockstep.checkpoints.store import Store
+from lockstep.checks import check_type, wrong_type
+from lockstep.errors import InputError, NonFiniteError, WorkdirError
+from lockstep.evaluation.evaluate import Evaluation
+from lockstep.progress import Hours, Progress
+from lockstep.recipes.data import ImageData
+from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.toml import to_toml
+from lockstep.reporting.throughput import InputTotals, Throughput
+from lockstep.runs.build import ReaderFunction, check_told
+from lockstep.runs.result import Best, Reason, Result
+from lockstep.runs.segment import Files, Segment
+from lockstep.runs.stages import Stages
+from lockstep.runs.start import begin, resolve_choices
+from lockstep.runs.validation import SPLIT, score_split
+from lockstep.runs.workdir import Workdir
+from lockstep.training.resume import save
+from lockstep.training.rollback import check_may_roll_back, go_back, last_checkpoint
+from lockstep.training.saving import Saver
+from lockstep.workers.rank import Worker, join
+from lockstep.workers.signals import stop_on_signals
+
+
+def run(
+    recipe: Recipe,
+    workdir: str | Path | None,
+    *,
+    reader: ReaderFunction | None = None,
+    accept_changes: bool = False,
+    accept_data_change: bool = False,
+    fork_from: str | None = None,
+) -> Result:
+    """Train by a recipe, or go on where its workdir stands: what `lockstep train` does, from a script.
+
+    Started as it is, the script is one worker; under `lockstep run --workers 4` all workers call this, and are one run.
+    Ctrl-C, SIGTERM or SIGUSR1 ends the run after its step, saved, with the reason "stopped"; the script goes on then,
+    and what it runs next is stopped, too. Called in another thread than the main one, it leaves signals to the script.
+
+    Args:
+        recipe: `find("mnist")`, with what is to differ: `dataclasses.replace(recipe, batch_size=64)`.
+        workdir: the run's folder; None writes nothing.
+        reader: `reader(split)` gives the examples of "train", "validation" or "test", in place of the recipe's paths:
+            a reader with the fields "image" and "label", or None where there are none of that split. The recipe of the
+            run names the function, so that the run can be resumed by the script alone.
+        accept_changes: go on although the recipe is not the one the run began with.
+        accept_data_change: go on although the data is not what it was when the run was saved, if it has as many
+            examples; the log and the history name what has changed.
+        fork_from: another run's workdir, or RUN@STEP, whose full state a run without checkpoints begins with.
+
+    Returns:
+        What has become of the run, with the scores of its final weights; alike on all workers, but for the times.
+
+    Raises:
+        InputError: the recipe still has to be told something, or its data is not given by a function; or the data is
+            not what it was when the run was saved.
+        WorkdirError: the workdir holds something else, or the recipe is another one than the run's.
+    """
+    hint = 'write ls.run(ls.recipes.find("mnist"), "runs/mnist")'
+    check_type("recipe", recipe, Recipe, expected="a Recipe", hint=hint)
+    worker, path = join(recipe.device), None if workdir is None else Path(workdir)
+    if reader is not None:
+        recipe = _with_function(recipe, reader)
+    check_told(recipe, reader)
+    saved = Workdir(path).recipe() if path else None
+    num_towers = recipe.num_towers or (saved.num_towers if saved else None) or worker.num_workers
+    recipe = replace(recipe, num_towers=num_towers)
+    is_main = threading.current_thread() is threading.main_thread()
+    with stop_on_signals(worker.pulse) if is_main else nullcontext():
+        run = Run(
+            recipe,
+            path,
+            worker,
+            accept_changes=accept_changes,
+            accept_data_change=accept_data_change,
+            fork_from=fork_from,
+            reader=reader,
+        )
+        return run.run()
+
+
+def _with_function(recipe: Recipe, reader: ReaderFunction) -> Recipe:
+    """The recipe, in which the function has a name."""
+    if not callable(reader):
+        raise wrong_type(
+            "reader",
+            reader,
+            expected="a function of the split that returns a reader",
+            hint='write def reader(split): return ls.data.ImageFolder(f"photos/{split}")',
+        )
+    if not isinstance(recipe.data, ImageData):
+        raise InputError(
+            f"A function can give no examples to {type(recipe.data).__name__}.",
+            given=f"data of {type(recipe.data).__name__}, and reader={reader!r}",
+            expected="a recipe with ImageData",
+            hint="replace(recipe, data=ls.recipes.ImageData(image_size=224)); or leave reader out",
+        )
+    named = reader.func if isinstance(reader, partial) else reader
+    name = getattr(named, "__qualname__", type(named).__qualname__)
+    return replace(recipe, data=replace(recipe.data, function=name))
+
+
+log = logging.getLogger("lockstep")
+
+
+class Run:
+    """One start of a run on one worker; every worker makes one, with the same recipe, and runs it.
+
+    Args:
+        recipe: complete, with its number of towers.
+        path: the workdir; None writes nothing.
+        worker: this worker.
+        accept_changes: go on although the recipe is not the one the run began with.
+        accept_data_change: go on although the data is not what it was when the run was saved.
+        fork_from: another run's workdir, or RUN@STEP, whose full state a run without checkpoints begins with.
+        reader: gives the examples, in place of the recipe's paths.
+
+    Raises:
+        WorkdirError: the workdir cannot be used, or the recipe asks for files and there is none.
+        WorkerError: the workers were given different recipes.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        path: Path | None,
+        worker: Worker,
+        *,
+        accept_changes: bool = False,
+        accept_data_change: bool = False,
+        fork_from: str | None = None,
+        reader: ReaderFunction | None = None,
+    ) -> None:
+        self._recipe, self._worker, self._fork_from = recipe, worker, fork_from
+        self._accept_data_change = accept_data_change
+        workdir = Workdir(path) if path else None
+        if workdir is None:
+            check_needs_no_files(recipe)
+        self._changed = workdir.check(recipe, accept_changes=accept_changes) if workdir else []
+        worker.group.agree("the recipe", to_toml(recipe).splitlines())
+        self._stages = Stages(recipe, worker, reader)
+        self._end = self._stages.end
+        self._files = _files(workdir, recipe) if workdir else None
+        self._input, self._pace = InputTotals(), Throughput()
+
+    @property
+    def step(self) -> int:
+        """Completed updates of the run."""
+        return self._stages.parts.state.step
+
+    def run(self, *, conclude: bool = True) -> Result:
+        """Train to the end of the recipe, or until stopped, with a checkpoint at the start and at the end.
+
+        Args:
+            conclude: score the weights that the run has ended with, and write its result down.
+        """
+        began = time.perf_counter()
+        self._worker.pulse.ended = False  # of an earlier run of the same script
+        with ExitStack() as stack:
+            if self._files and self._worker.is_chief:
+                stack.enter_context(self._files.workdir.held())
+            reason, last = self._train()
+            if self._worker.is_chief and self._input.num_attempts:
+                log.info("%s", self._input)
+            scored = self._score(last) if conclude and reason != "stopped" else None
+            result = self._result(reason, scored, time.perf_counter() - began)
+            if conclude and self._files and self._worker.is_chief and result.is_complete:
+                self._files.workdir.write_result(result)
+        return result
+
+    def _train(self) -> tuple[Reason, Segment]:
+        """Go through the legs of the run; returns the last of them, and why it is the last."""
+        event, facts = self._begin()
+        has_gone_back, history = False, dict[int, float]()
+        while True:
+            began, step = time.perf_counter(), self.step
+            segment = self._segment(has_gone_back, history)
+            try:
+                reason = segment.run(event, facts)
+            except NonFiniteError as error:
+                event, facts, has_gone_back = "rollback", self._roll_back(error), True
+            else:
+                if reason:
+                    return reason, segment
+                # It may have gone back to the very end of a stage.
+                has_gone_back = has_gone_back and self.step == step
+                history = segment.validation.history
+                self._stages.go_on()
+                event, facts = "stage", {"stage": self._stages.now.number}
+            self._spend(time.perf_counter() - began)
+
+    def _segment(self, has_gone_back: bool, history: Mapping[int, float]) -> Segment:
+        return Segment(
+            self._recipe,
+            self._stages,
+            self._worker,
+            self._files,
+            end=self._end,
+            totals=[self._input.add, self._pace.add],
+            saves_first_step=has_gone_back,
+            history=history,
+        )
+
+    def _begin(self) -> tuple[str, dict[str, Any]]:
+        """Stand where the run is to begin or to go on.
+
+        Returns:
+            The event, and the facts, that the history is to tell.
+        """
+        stages, recipe, worker, files = self._stages, self._recipe, self._worker, self._files
+        choices, changed = resolve_choices(recipe, stages.parts, worker, files.workdir if files else None)
+        if worker.is_chief:
+            self._tell_changes(changed)
+            if files and not files.store.steps():
+                files.workdir.check_unstarted()
+        beginning = begin(
+            stages,
+            files.store if files else None,
+            recipe,
+            self._fork_from,
+            worker,
+            accept_data_change=self._accept_data_change,
+        )
+        facts: dict[str, Any] = {"changed": self._changed + changed}
+        if beginning.data_changed:
+            facts["data_changed"] = beginning.data_changed
+        if files and worker.is_chief:
+            files.workdir.begin(recipe, choices, beginning.report)
+        if files and beginning.is_forked:
+            # Before the history tells of its step: a fork that is killed begins again, or goes on from here.
+            save(stages.parts.state, stages.parts.loader, files.store)
+            facts["forked_from"] = self._fork_from
+        return "resume" if beginning.is_resumed else "start", facts
+
+    def _tell_changes(self, choices: list[str]) -> None:
+        """Say what may surprise: learning rates that end elsewhere, and what is no longer as it was."""
+        for line in self._stages.mismatches():
+            log.warning("%s", line)
+        for line in self._changed:
+            log.info("changed since the last start: %s", line)
+        for line in choices:
+            log.warning("changed since the first start, so the bits may differ: %s", line)
+
+    def _roll_back(self, error: NonFiniteError) -> dict[str, Any]:
+        """Go back to the last checkpoint, if the recipe wants it, else raise the error again.
+
+        Returns:
+            What the history is to say.
+        """
+        refusal, from_step, before = error.refusal, self.step, self._stages.parts
+        if self._files is None or refusal is None or self._recipe.nonfinite != "rollback":
+            raise error
+        check_may_roll_back(before.state, before.loader, error)
+        checkpoint = last_checkpoint(self._files.store, error)
+        self._stages.turn_to(checkpoint)
+        go_back(checkpoint, self._stages.parts.state, self._stages.parts.loader, error)
+        return {"from_step": from_step, "skipped": refusal.position, "why": [*refusal.reasons, *refusal.culprits]}
+
+    def _spend(self, seconds: float) -> None:
+        """Take the time of a leg off what is left of an end in hours: the clock begins anew with the next."""
+        if isinstance(self._end, Hours):
+            hours = self._worker.group.broadcast(seconds) / 3600
+            self._end = Hours(max(self._end.count - hours, 1e-9))
+
+    def _score(self, last: Segment) -> Evaluation | None:
+        """Score the final weights; None where there is nothing to score them on, or a signal comes first."""
+        self._worker.pulse.ended = True
+        split = self._split
+        known = last.validation.latest if split == SPLIT else None
+        return known or (score_split(self._stages.now.recipe, self._stages.parts, split) if split else None)
+
+    @property
+    def _split(self) -> str | None:
+        """The examples that are scored after the end."""
+        return next((split for split in ("test", SPLIT) if self._stages.parts.examples.has(split)), None)
+
+    def _result(self, reason: Reason, scored: Evaluation | None, seconds: float) -> Result:
+        state, loader = self._stages.parts.state, self._stages.parts.loader
+        return Result(
+            recipe=self._recipe.name,
+            step=state.step,
+            epochs=Progress(state.step, loader.position, loader.epoch_size).epochs,
+            reason=reason,
+            split=self._split,
+            evaluation=scored,
+            best=Best.of(self._files.store) if self._files else None,
+            seconds=seconds,
+            examples_per_second=self._pace.examples_per_second,
+        )
+
+
+def _files(workdir: Workdir, recipe: Recipe) -> Files:
+    store = Store(workdir.path / "checkpoints", recipe.checkpoints.retention)
+    return Files(workdir, store, Saver(store))
+
+
+def check_needs_no_files(recipe: Recipe) -> None:
+    """Refuse a recipe that asks for files where there is no workdir.
+
+    Raises:
+        WorkdirError: checkpoints, summaries or metrics are asked for, or a policy that needs checkpoints.
+    """
+    if recipe.nonfinite == "rollback":
+        raise WorkdirError(
+            "Without a workdir there is no checkpoint to go back to.",
+            given="nonfinite=rollback",
+            expected="a workdir, or another policy",
+            hint="name a --workdir, or add --set nonfinite=skip",
+        )
+    watch = recipe.watch
+    asked = {
+        "checkpoints.every": recipe.checkpoints.every,
+        "watch.summaries": watch.summaries,
+        "watch.metrics": watch.metrics,
+        "watch.images": watch.images,
+        "watch.gradients": watch.gradients,
+        "watch.variables": watch.variables,
+        "watch.activations": watch.activations,
+    }
+    wanted = [f"{field}={interval}" for field, interval in asked.items() if getattr(interval, "amount", interval)]
+    if wanted:
+        raise WorkdirError(
+            "Without a workdir nothing can be written, and the recipe asks for files.",
+            given=", ".join(wanted),
+            expected="a workdir, or 0 for each of these",
+            hint="name a --workdir, or add " + " ".join(f"--set {each.partition('=')[0]}=0" for each in wanted),
+        )

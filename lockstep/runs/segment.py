@@ -1,0 +1,233 @@
+"""One leg of a run: from its start, a resume, a rollback or a new stage up to the next of these, or to its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+
+from lockstep.checkpoints.store import Store
+from lockstep.errors import NonFiniteError
+from lockstep.progress import End, Progress
+from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.toml import to_toml
+from lockstep.reporting.console import Console
+from lockstep.runs.metrics_logger import MetricsLogger
+from lockstep.runs.result import Reason
+from lockstep.runs.skipped import KeptBatches, QuarantineList
+from lockstep.runs.stages import Stages
+from lockstep.runs.validation import SPLIT, Validation
+from lockstep.runs.workdir import Workdir
+from lockstep.training.hooks import every
+from lockstep.training.loop import Hook, train_steps
+from lockstep.training.saving import Saver
+from lockstep.types import Refusal, StepReport
+from lockstep.workers.rank import Worker
+
+log = logging.getLogger("lockstep")
+
+
+@dataclass(frozen=True)
+class Files:
+    """What a run has on the disk."""
+
+    workdir: Workdir
+    store: Store
+    saver: Saver
+
+
+class Segment:
+    """One leg of a run, on one worker; every worker makes one, and runs it once.
+
+    Args:
+        recipe: of the run.
+        course: stands where the leg begins.
+        worker: this worker.
+        files: None writes nothing.
+        end: of the run.
+        totals: see each report before anything else does.
+        saves_first_step: the run has gone back, and no checkpoint says yet what it is to skip.
+        history: by step, the scores by which checkpoints are the best, of the legs before.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        stages: Stages,
+        worker: Worker,
+        files: Files | None,
+        *,
+        end: End | None,
+        totals: Sequence[Hook],
+        saves_first_step: bool,
+        history: Mapping[int, float],
+    ) -> None:
+        self._recipe, self._stages, self._worker, self._files = recipe, stages, worker, files
+        self._end, self._totals, self._saves_first_step = end, totals, saves_first_step
+        self._state, self._loader = stages.parts.state, stages.parts.loader
+        self._latest = self._start = Progress(self._state.step, self._loader.position, self._loader.epoch_size)
+        self._history = history
+        self._saved: tuple[int, Mapping[str, float]] | None = None
+        self._is_stopped = False
+
+    def run(self, event: str, facts: Mapping[str, object]) -> Reason | None:
+        """Train to the end of the stage, or of the run; records of what came later are cut where the leg begins.
+
+        Args:
+            event: what it begins with: "start", "resume", "rollback" or "stage".
+            facts: what else the history is to say of that.
+
+        Returns:
+            Why the run ends with it; None where another stage follows.
+
+        Raises:
+            NonFiniteError: an attempt has ended it; its batch is kept.
+        """
+        with ExitStack() as stack:
+            self._logger = self._open_logger(stack)
+            self.validation = self._validation()
+            self._mark(event, **facts, **self._lost_lines())
+            if self._recipe.stages and self._worker.is_chief:
+                log.info("%s", self._stages.in_words())
+            if self._files:
+                stack.enter_context(self._files.saver)
+            if event == "resume" and self.validation.is_owed(self._start):
+                self._validate()
+            if event != "stage":  # the checkpoint of this step is that of the stage before
+                self._save()
+            self._train(self._hooks(stack))
+            reason = self._reason()
+            if reason == "patience" and self._worker.is_chief:
+                log.info("the run ends at step %d: %s", self._state.step, self.validation.why_no_patience())
+            self._save()
+            if self._files:
+                self._files.saver.wait()
+            if reason:
+                self._mark("stop" if reason == "stopped" else "end", reason=reason)
+        return reason
+
+    def _validation(self) -> Validation:
+        stages = self._stages
+        return Validation(stages.now.recipe, stages.parts, self._worker, self._logger, self._history)
+
+    def _train(self, hooks: Sequence[Hook]) -> None:
+        """Make attempts, and call the hooks after each, until the leg is over."""
+        parts, exchange = self._stages.parts, self._recipe.exchange
+        steps = train_steps(self._state, parts.task.losses, self._loader, parts.towers, exchange, until=self._end)
+        try:
+            with closing(steps):
+                while not self._is_over() and (report := next(steps, None)):
+                    self._latest = report.progress
+                    self._is_stopped = report.stop_requested
+                    for hook in hooks:
+                        hook(report)
+        except NonFiniteError as error:
+            if error.refusal:
+                self._keep(error.refusal)
+            raise
+        self._worker.pulse.at(self._state.step, "end")
+
+    def _is_over(self) -> bool:
+        """Whether no further attempt belongs to this leg; at the end of the run the steps themselves say so."""
+        if self._is_stopped or self.validation.is_out_of_patience:
+            return True
+        return self._stages.now.is_over(self._state.step) and not self._is_at_end()
+
+    def _is_at_end(self) -> bool:
+        return self._end is not None and self._end.reached(self._latest, self._loader.batch_size)
+
+    def _reason(self) -> Reason | None:
+        if self._is_stopped:
+            return "stopped"
+        if self.validation.is_out_of_patience:
+            return "patience"
+        return "end" if self._is_at_end() or self._stages.is_at_last else None
+
+    def _hooks(self, stack: ExitStack) -> list[Hook]:
+        """In this order: what a checkpoint stands for is on the disk before it."""
+        recipe, parts, start = self._recipe, self._stages.parts, self._start
+        hooks: list[Hook] = [self._look, *self._totals]
+        if self._worker.is_chief:
+            quarantine = QuarantineList(self._files.workdir if self._files else None, self._loader)
+            stack.callback(quarantine.close)
+            console = Console(recipe.watch.console, batch_size=recipe.batch_size, end=self._end)
+            stack.callback(console.close)
+            hooks += [quarantine, console]
+        if self._logger:
+            hooks += self._logger.hooks(start)
+            hooks += self._logger.observe(self._state, parts.towers, start, self._loader.batch_size)
+        if parts.examples.has(SPLIT):
+            hooks.append(every(recipe.evaluate.every, lambda _: self._validate(), start=start))
+        if self._files:
+            hooks.append(every(recipe.checkpoints.every, lambda _: self._save(), start=start))
+        if self._saves_first_step:
+            hooks.append(lambda report: self._save() if report.step == start.step + 1 else None)
+        return hooks
+
+    def _look(self, report: StepReport) -> None:
+        if self._files:
+            self._files.workdir.check_held(closely=False)
+        if report.refusal and report.refusal.culprits:
+            self._keep(report.refusal)
+
+    def _keep(self, refusal: Refusal) -> None:
+        if self._files:
+            kept = KeptBatches(self._files.workdir.path / "refused", self._loader, self._worker)
+            kept.keep(refusal, self._state.step)
+
+    def _validate(self) -> None:
+        """Score the validation examples, unless the run is to stop: there may be no time for more than to save."""
+        self._is_stopped = self._is_stopped or not self.validation.run()
+        if self._files and self._files.store.retention.best and self._worker.is_chief:
+            self._files.saver.wait()  # what is in flight may be better
+            if self._files.store.is_among_best(self._state.step, self.validation.scores):
+                self._save()
+
+    def _save(self) -> None:
+        what = self._state.step, self.validation.scores
+        if self._files and what != self._saved:
+            self._saved = what
+            self._files.workdir.check_held()
+            if self._logger:
+                self._logger.flush()
+                self._files.workdir.note_save(self._state.step, self._loader.position, self._logger.num_lines)
+            self._files.saver.save(self._state, self._loader, scores=self.validation.scores)
+            if self._logger:
+                self._logger.mark("save", self._state.step)
+
+    def _open_logger(self, stack: ExitStack) -> MetricsLogger | None:
+        if self._files is None or not self._worker.is_chief:
+            return None
+        watch, step = self._recipe.watch, self._start.step
+        logger = MetricsLogger(self._files.workdir.path, watch, self._start)
+        stack.callback(logger.close)
+        logger.describe(to_toml(self._recipe), str(self._state.model), step)
+        if watch.images:
+            logger.show_images(self._loader, watch.images, step)
+        return logger
+
+    def _lost_lines(self) -> dict[str, int]:
+        """Warn of lines that metrics.jsonl had when the checkpoint was saved, and has no more; for the history."""
+        if not (self._files and self._logger):
+            return {}
+        found, saved = (
+            self._logger.num_lines,
+            self._files.workdir.metrics_lines(self._start.step, self._start.position),
+        )
+        if saved is None or found >= saved:
+            return {}
+        log.warning(
+            "metrics.jsonl has %d of the %d lines that it had at step %d; the run goes on without the others%s",
+            found,
+            saved,
+            self._start.step,
+            ", and evaluate.patience counts no evaluation among them" if self._recipe.evaluate.patience else "",
+        )
+        return {"lost_metrics_lines": saved - found}
+
+    def _mark(self, event: str, **facts: object) -> None:
+        if self._files and self._logger:
+            workdir, step = self._files.workdir, self._state.step
+            workdir.note(event, step=step, workers=self._worker.num_workers, **workdir.holder, **facts)
+            self._logger.mark(event, step)

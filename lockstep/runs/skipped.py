@@ -1,0 +1,136 @@
+"""Batches that were refused, kept in the workdir to be looked at.
+
+refused/position-000000123/
+  report.json           why, where it came from, and the names of all examples of the batch; written by the chief
+  worker-0.safetensors  the tensors of a worker that hosts a guilty tower, rows in the order of the stream
+  worker-0.json         its towers, and the fields that are no tensors
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lockstep.checkpoints.encoding import encoded
+from lockstep.data.loader import Loader
+from lockstep.durable import atomic_write, make_folder
+from lockstep.runs.workdir import QUARANTINE, Workdir
+from lockstep.types import Batch, Refusal, StepReport
+from lockstep.workers.rank import Worker
+
+log = logging.getLogger("lockstep")
+
+MAX_KEPT = 20
+"""Folders there may be; later batches are refused all the same, and not kept."""
+
+
+class KeptBatches:
+    """The refused batches of one run. Whatever goes wrong in keeping one is a line in the log."""
+
+    def __init__(self, folder: Path, loader: Loader, worker: Worker) -> None:
+        self._folder, self._loader, self._worker = folder, loader, worker
+
+    def keep(self, refusal: Refusal, step: int) -> None:
+        """Write this worker's part of a refused batch, and the report, which is the chief's to write.
+
+        Args:
+            refusal: of the attempt.
+            step: updates completed before it.
+        """
+        folder = self._folder / f"position-{refusal.position:09d}"
+        try:
+            self._write(folder, refusal, step)
+        except Exception as error:  # what has to be told is the refusal itself
+            log.warning("the refused batch cannot be kept in %s: %r", folder, error)
+
+    def _write(self, folder: Path, refusal: Refusal, step: int) -> None:
+        if not folder.exists() and len(list(self._folder.glob("position-*"))) >= MAX_KEPT:
+            if self._worker.is_chief:
+                log.info("%s holds %d refused batches; this one is not kept", self._folder, MAX_KEPT)
+            return
+        if refusal.batch is None and not self._worker.is_chief:
+            return
+        make_folder(folder)
+        if refusal.batch is not None:
+            self._write_batch(folder, refusal.batch)
+        if self._worker.is_chief:
+            report = {
+                "step": step,
+                "position": refusal.position,
+                "reasons": refusal.reasons,
+                "culprits": refusal.culprits,
+                "examples": self._loader.example_ids(refusal.position, self._loader.batch_size),
+            }
+            _write_json(folder / "report.json", report)
+            log.info("the refused batch is kept in %s", folder)
+
+    def _write_batch(self, folder: Path, batch: Batch) -> None:
+        name = f"worker-{self._worker.rank}"
+        tensors = {field: value for field, value in batch.items() if isinstance(value, Tensor)}
+        with atomic_write(folder / f"{name}.safetensors") as file:
+            file.writelines(encoded(tensors))
+        rest = {field: value for field, value in batch.items() if field not in tensors}
+        about = {"position": batch.position, "batch_size": batch.batch_size, "towers": list(batch.towers)}
+        _write_json(folder / f"{name}.json", {**about, "fields": rest})
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    with atomic_write(path) as file:
+        file.write((json.dumps(value, indent=1, default=_plain) + "\n").encode())
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else repr(value)
+
+
+class QuarantineList:
+    """A hook of the chief: names each new bad example in the log, and keeps the file as the loader's quarantine is.
+
+    Close it: a run that its bad examples have ended names the last of them then.
+
+    Args:
+        workdir: of the run; None writes no file.
+        loader: whose quarantine it is. What it holds already is known, and in the file.
+    """
+
+    def __init__(self, workdir: Workdir | None, loader: Loader) -> None:
+        self._workdir = workdir
+        self._loader = loader
+        self._known = set(self._names())
+        if workdir and (self._known or (workdir.path / QUARANTINE).exists()):
+            self._write()
+
+    def __call__(self, report: StepReport) -> None:
+        """Look for examples that nobody has named yet."""
+        new = {bad.example_id: bad for bad in report.bad if bad.example_id not in self._known}
+        for bad in new.values():
+            log.warning("%s cannot be read; %s stands in. %s", bad.example_id, bad.replaced_by, bad.reason)
+        if new:
+            self._known |= new.keys()
+            budget = self._loader.quarantine.budget
+            log.warning("%d bad examples so far, of at most %d", len(self._known), budget)
+            self._write()
+
+    def close(self) -> None:
+        """Name those that no report has named."""
+        new = {name: reason for name, reason in self._names().items() if name not in self._known}
+        for name, reason in new.items():
+            log.warning("%s cannot be read. %s", name, reason)
+        if new:
+            self._known |= new.keys()
+            self._write()
+
+    def _names(self) -> dict[str, str]:
+        """The reason of each, by its name."""
+        reader, reasons = self._loader.reader, self._loader.quarantine.reasons
+        return {reader.example_id(index): reason for index, reason in reasons.items()}
+
+    def _write(self) -> None:
+        if self._workdir is not None:
+            lines = [json.dumps({"example": name, "reason": reason}) + "\n" for name, reason in self._names().items()]
+            self._workdir.write(QUARANTINE, "".join(lines))

@@ -1,0 +1,305 @@
+"""The header of a JPEG, and its decoders where this system has them."""
+
+from __future__ import annotations
+
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch import Tensor
+
+from lockstep.errors import DataError, InputError
+from lockstep.images import decode, jpeg
+from lockstep.images.decode import Decoding, Region
+from lockstep.images.jpeg import START, JpegDecoder, Part, is_whole, orientation_of, read_jpeg_header, without_exif
+
+
+def small_jpeg(width: int = 5, height: int = 3, **options: object) -> bytes:
+    file = BytesIO()
+    Image.new("RGB", (width, height)).save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def exif_of(orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x010F] = "a maker"
+    exif[0x0112] = orientation
+    return exif.tobytes()
+
+
+@settings(max_examples=20, deadline=None)
+@given(width=st.integers(1, 2000), height=st.integers(1, 40), progressive=st.booleans())
+def test_the_size_is_read(width: int, height: int, progressive: bool) -> None:
+    assert read_jpeg_header(small_jpeg(width, height, progressive=progressive)).size == (width, height)
+
+
+def test_what_lies_between_segments_is_skipped() -> None:
+    data = small_jpeg()
+    for between in (b"\0\1\2", b"\xff\xff\xff", b"\xff\0\xff\x01", b"\xff\xfe\0\2"):
+        assert read_jpeg_header(data[:2] + between + data[2:]).size == (5, 3)
+
+
+def test_a_thumbnail_in_the_exif_segment_is_not_the_image() -> None:
+    data = small_jpeg(exif=exif_of(1) + small_jpeg(160, 120))
+    assert read_jpeg_header(data).size == (5, 3)
+
+
+@pytest.mark.parametrize(
+    "rest", [b"", b"\xc0", b"\xc0\0\x0b\x08\0\0\0\5", b"\xda\0\2\xff\xc0\0\x0b\x08\0\1\0\1", b"\xd9"]
+)
+def test_a_header_without_a_size_is_refused(rest: bytes) -> None:
+    with pytest.raises(ValueError, match="no size in the header of a JPEG"):
+        read_jpeg_header(START + rest)
+
+
+@settings(max_examples=50)
+@given(st.binary(max_size=60))
+def test_any_header_has_a_size_or_is_refused(rest: bytes) -> None:
+    with suppress(ValueError):
+        assert all(read_jpeg_header(START + rest).size)
+
+
+def test_the_end_of_a_thumbnail_is_not_that_of_the_image() -> None:
+    data = small_jpeg(exif=exif_of(1) + small_jpeg(160, 120))
+    assert is_whole(data, read_jpeg_header(data))
+    assert is_whole(data + b"more", read_jpeg_header(data))
+    assert not is_whole(data[:-2], read_jpeg_header(data))
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_orientation_is_read_in_either_byte_order(orientation: int, order: str) -> None:
+    start = b"II*\0" if order == "<" else b"MM\0*"
+    entries = struct.pack(f"{order}HHII", 0x010F, 2, 1, 0) + struct.pack(f"{order}HHIHH", 0x0112, 3, 1, orientation, 0)
+    exif = start + struct.pack(f"{order}IH", 8, 2) + entries
+    assert orientation_of(b"Exif\0\0" + exif) == orientation_of(exif) == orientation
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 300])
+def test_an_unknown_orientation_is_upright(orientation: int) -> None:
+    assert orientation_of(exif_of(orientation)) == 1
+
+
+@settings(max_examples=50)
+@given(place=st.integers(0, 45), change=st.integers(1, 255), length=st.integers(0, 46))
+def test_damaged_exif_does_no_harm(place: int, change: int, length: int) -> None:
+    exif = bytearray(exif_of(6))
+    exif[place] ^= change
+    assert orientation_of(bytes(exif[:length])) in range(1, 9)
+
+
+def test_exif_is_hidden_and_nothing_else_is_changed() -> None:
+    data = small_jpeg(exif=exif_of(6), xmp=b"<x/>")
+    hidden = without_exif(data, read_jpeg_header(data))
+    differing = [place for place, (old, new) in enumerate(zip(data, hidden, strict=True)) if old != new]
+    assert [data[place : place + 9] for place in differing] == [data[differing[0] :][:3] + b"Exif\0\0"]
+    assert not read_jpeg_header(hidden).exif
+    with Image.open(BytesIO(hidden)) as image:
+        assert not image.getexif()
+        assert image.info["xmp"] == b"<x/>"
+
+
+def test_without_exif_the_same_bytes_are_given() -> None:
+    data = small_jpeg()
+    assert without_exif(data, read_jpeg_header(data)) is data
+
+
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "images"
+PROBLEM = jpeg.turbojpeg().problem
+needs_library = pytest.mark.skipif(bool(PROBLEM), reason=f"no libjpeg-turbo 3 with TurboJPEG: {PROBLEM}")
+PILLOW = Decoding("pillow")
+
+
+def a_jpeg(width: int, height: int, **options: object) -> bytes:
+    """Noise, so that each pixel depends on its neighbours; "L" is grey."""
+    mode = str(options.pop("mode", "RGB"))
+    noise = np.random.default_rng(1).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    file = BytesIO()
+    Image.fromarray(noise).convert(mode).save(file, "JPEG", **{"quality": 90, **options})
+    return file.getvalue()
+
+
+KINDS: dict[str, dict[str, object]] = {
+    "4:4:4": {"subsampling": 0},
+    "4:2:2": {"subsampling": 1},
+    "4:2:0": {"subsampling": 2},
+    "grey": {"mode": "L"},
+    "restarts": {"subsampling": 2, "restart_marker_blocks": 2},
+    "progressive": {"subsampling": 2, "progressive": True},
+}
+
+
+def a_part(data: st.DataObject, width: int, height: int) -> Region:
+    top, left = data.draw(st.tuples(st.integers(0, height - 1), st.integers(0, width - 1)))
+    rows, columns = data.draw(st.tuples(st.integers(1, height - top), st.integers(1, width - left)))
+    return Region(top, left, rows, columns)
+
+
+def cut(pixels: Tensor, part: Region) -> Tensor:
+    return pixels[:, part.top : part.top + part.height, part.left : part.left + part.width]
+
+
+@needs_library
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_a_part_has_the_pixels_of_the_whole_image(kind: str, data: st.DataObject) -> None:
+    width, height = data.draw(st.tuples(st.integers(1, 90), st.integers(1, 70)))
+    content = a_jpeg(width, height, **KINDS[kind])
+    part = a_part(data, width, height)
+    pixels = jpeg.turbojpeg().decode(content, (width, height), part)
+    assert pixels is not None
+    assert torch.equal(pixels, cut(PILLOW.decode(content, "x"), part))
+
+
+@needs_library
+def test_what_cannot_be_made_sure_of_is_left_to_another_decoder() -> None:
+    library = jpeg.turbojpeg()
+    part = Region(0, 0, 8, 8)
+    whole = a_jpeg(24, 16)
+    for content, size in [
+        (b"", (24, 16)),
+        (b"\xff\xd8\xff", (24, 16)),
+        (a_jpeg(24, 16, mode="CMYK"), (24, 16)),
+        (whole, (16, 24)),
+        (whole[: len(whole) // 2], (24, 16)),
+    ]:
+        assert library.decode(content, size, Region(0, 0, size[1], size[0])) is None
+        assert library.decode(whole, (24, 16), part) is not None
+
+
+@needs_library
+@pytest.mark.parametrize("name", sorted(path.name for path in FIXTURES.glob("*.jpg")))
+def test_odd_images_are_judged_alike(name: str) -> None:
+    content = (FIXTURES / name).read_bytes()
+    width, height = read_jpeg_header(content).size
+    for part in (Region(0, 0, height, width), Region(height // 3, width // 3, height // 2, width // 2)):
+        try:
+            expected = PILLOW.decode(content, name, part)
+        except DataError:
+            with pytest.raises(DataError, match="cannot be decoded"):
+                Decoding("turbojpeg").decode(content, name, part)
+        else:
+            assert torch.equal(Decoding("turbojpeg").decode(content, name, part), expected)
+
+
+@needs_library
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_a_part_of_a_damaged_image_is_refused_or_of_its_size(kind: str, data: st.DataObject) -> None:
+    damaged = bytearray(a_jpeg(60, 40, **KINDS[kind]))
+    for _ in range(data.draw(st.integers(1, 5))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    part = a_part(data, 60, 40)
+    try:
+        pixels = Decoding("turbojpeg", max_pixels=1_000_000).decode(bytes(damaged), "x", part)
+    except (DataError, InputError):  # The second where the damage makes the image smaller than the part.
+        return
+    assert tuple(pixels.shape) == (3, part.height, part.width)
+
+
+@needs_library
+def test_threads_decode_beside_each_other() -> None:
+    contents = [a_jpeg(50 + number, 40) for number in range(8)]
+    decoding = Decoding("turbojpeg")
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda content: decoding.decode(content, "x"), contents * 4))
+    for pixels, content in zip(together, contents * 4, strict=True):
+        assert torch.equal(pixels, PILLOW.decode(content, "x"))
+
+
+class Library:
+    """A stand-in, which tells what it was asked for."""
+
+    def __init__(self, *, able: bool) -> None:
+        self.able = able
+        self.parts: list[Part] = []
+
+    def decode(self, data: bytes, size: tuple[int, int], part: Part) -> Tensor | None:
+        self.parts.append(part)
+        return torch.full((3, part[2], part[3]), 7, dtype=torch.uint8) if self.able else None
+
+
+def use(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "turbojpeg", lambda: JpegDecoder(library.decode, "a stand-in", ""))
+
+
+@pytest.mark.parametrize("decoder", ["auto", "turbojpeg"])
+def test_the_part_alone_is_asked_for(decoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(library := Library(able=True), monkeypatch)
+    part = Region(2, 4, 6, 8)
+    assert Decoding(decoder).decode(a_jpeg(24, 16), "x", part).tolist() == torch.full((3, 6, 8), 7).tolist()
+    assert library.parts == [part]
+    assert Decoding(decoder).chosen.startswith("a stand-in; ")
+    assert "a stand-in" not in Decoding("torchcodec" if jpeg.torchcodec().name else "pillow").chosen
+
+
+def test_what_it_leaves_is_decoded_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(library := Library(able=False), monkeypatch)
+    content, part = a_jpeg(24, 16), Region(2, 4, 6, 8)
+    assert torch.equal(Decoding("turbojpeg").decode(content, "x", part), cut(PILLOW.decode(content, "x"), part))
+    assert library.parts == [part]
+
+
+def test_a_part_of_a_file_that_was_cut_short_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(library := Library(able=True), monkeypatch)
+    content = a_jpeg(24, 16)[:-30]
+    with pytest.raises(DataError, match=r"cannot be decoded"):
+        Decoding("turbojpeg").decode(content, "x", Region(0, 0, 8, 8))
+    assert not library.parts
+
+
+def test_images_to_be_turned_are_asked_for_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(library := Library(able=True), monkeypatch)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    content = a_jpeg(24, 16, exif=exif)
+    assert Decoding("turbojpeg", exif=True).decode(content, "x", Region(2, 4, 6, 8)).shape == (3, 6, 8)
+    assert Decoding("turbojpeg").decode(content, "x", Region(2, 4, 6, 8)).shape == (3, 6, 8)
+    assert library.parts == [(0, 0, 16, 24), (2, 4, 6, 8)]
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [(("no-such-library.so",), "no-such-library.so"), ((None,), "tj3Init")],
+    ids=["no library", "one without the functions"],
+)
+def test_without_the_library_it_is_refused(
+    names: tuple[str | None], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jpeg, "_LIBRARIES", names)
+    jpeg.turbojpeg.cache_clear()
+    try:
+        with pytest.raises(InputError) as caught:
+            Decoding("turbojpeg")
+        assert "TurboJPEG" not in Decoding("auto").chosen
+    finally:
+        jpeg.turbojpeg.cache_clear()
+    assert caught.value.what == "turbojpeg cannot be used."
+    assert problem in str(caught.value.given)
+    assert caught.value.expected == (
+        "libjpeg-turbo 3.0 or later with its TurboJPEG interface, where the system finds it"
+    )
+    assert caught.value.hint == 'install it, or leave the decoder at "auto"'
+
+
+@settings(max_examples=50)
+@given(st.data(), st.sampled_from([(8, 0), (16, 16)]))
+def test_columns_are_widened_to_those_coded_together(data: st.DataObject, columns: tuple[int, int]) -> None:
+    coded, reach = columns
+    width = data.draw(st.integers(1, 100))
+    part = a_part(data, width, 1)
+    left, right = part.left, part.left + part.width
+    first, last = jpeg._widened(left, right, width, coded, reach)
+    assert first % coded == 0
+    assert max(left - reach - coded + 1, 0) <= first <= max(left - reach, 0)
+    assert last == min(right + reach, width)

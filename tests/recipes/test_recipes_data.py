@@ -1,0 +1,207 @@
+"""Data of a recipe: paths that are told or not, what of it is read, and what becomes of the images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_images import image_folder, image_shards
+
+from lockstep.errors import DataError, InputError, RecipeError
+from lockstep.images.resized_crops import DistortedCrop
+from lockstep.randomness import Draws
+from lockstep.readers.reader import decoder_of
+from lockstep.recipes.data import ImageData, MnistData
+from lockstep.recipes.preprocessing import Inception, Preprocessing, ResizedCrop, Vgg
+from lockstep.recipes.settings import with_settings
+from lockstep.recipes.shipped import find
+
+
+def said_by(call: Any, *given: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        call(*given)
+    return str(caught.value)
+
+
+# Where it is ----------------------------------------------------------------------------------------------------------
+
+HOW_TO_TELL = (
+    "  expected: sharded records, tar shards, or a folder with a folder of images for each class\n"
+    "  hint:     --set data.{0}=PATH, or in a recipe's file, such as 'shards/{0}-*'. To build shards: "
+    "`lockstep convert images FOLDER --to shards` of folders of images, "
+    "`lockstep convert imagenet --help` of ImageNet's archives"
+)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_path_that_nobody_told_says_how_to_build_the_data(split: Any) -> None:
+    assert said_by(ImageData(split=split).check_told) == (
+        f"This recipe has not been told where its {split} images are.\n  given:    no data.{split}\n"
+        + HOW_TO_TELL.format(split)
+    )
+    assert "told where its validation images are" in said_by(ImageData(train="x").reader, "validation", 3)
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_an_empty_path_is_none_at_all(split: str) -> None:
+    """A variable of the shell that is not set makes one: it would be the folder that one is in."""
+    with pytest.raises(RecipeError, match=f"data in --set: This recipe has not been told where its {split} images"):
+        with_settings(find("flowers"), [f"data.{split}="])
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_a_path_that_leads_nowhere_is_refused_before_workers_start(tmp_path: Path, split: str) -> None:
+    train = str(image_folder(tmp_path / "photos"))
+    data = replace(ImageData(train=train, validation=train, test=train), **{split: str(tmp_path / "phtos")})
+    said = said_by(data.check_told)
+    assert said.startswith(f"There is no data at {tmp_path}/phtos.\n  given:    no file {tmp_path}/phtos\n")
+    assert said.endswith("hint:     check the path")
+
+
+@pytest.mark.parametrize("path", ["shards/train-*", "shards/train-{00000..00003}-of-00004", "s3://bucket/train-*"])
+def test_a_pattern_that_matches_nothing_is_refused_before_workers_start(path: str) -> None:
+    said_by(ImageData(train=path).check_told)
+
+
+def test_what_is_there_may_be_named_in_any_way(tmp_path: Path) -> None:
+    shards, folder = image_shards(tmp_path / "shards", "train", [1, 2]), image_folder(tmp_path / "photos")
+    for path in (shards, str(tmp_path / "shards"), str(folder), f"{shards[:-1]}{{00000..00001}}-of-00002"):
+        data = ImageData(train=path)
+        data.check_told()
+        assert len(data.reader("train", 4)) in (2, 6)
+
+
+def test_data_of_a_function_needs_its_script() -> None:
+    said = said_by(ImageData(function="photos.reader").check_told)
+    assert said == (
+        "The examples of this run come from the function photos.reader of a script.\n"
+        "  given:    data.function='photos.reader'\n"
+        "  expected: that script, which gives the function to ls.run\n"
+        "  hint:     run the script again: lockstep run SCRIPT; or set data.function=none and name paths"
+    )
+    assert said_by(ImageData(train="x", function="photos.reader").reader, "train", 3) == said
+
+
+def test_the_splits_are_those_with_a_path() -> None:
+    assert list(ImageData().splits) == []
+    assert list(ImageData(test="c", train="a").splits) == ["train", "test"]
+    assert list(MnistData().splits) == ["train", "validation", "test"]
+
+
+# What is read ---------------------------------------------------------------------------------------------------------
+
+
+def test_boxes_are_read_where_crops_are_made_by_them_and_only_to_train(tmp_path: Path) -> None:
+    path = image_shards(tmp_path, "train", [1, 2], boxes=True)
+    data = ImageData(train=path, preprocessing=Inception(crop_by_boxes=True))
+    rows = np.array([0, 1])
+    assert [*data.reader("train", 4, to_train=True).read_batch(rows)] == ["image", "label", "boxes"]
+    assert [*data.reader("train", 4).read_batch(rows)] == ["image", "label"]
+    assert [*replace(data, preprocessing=Inception()).reader("train", 4, to_train=True).read_batch(rows)] == [
+        "image", "label"
+    ]  # fmt: skip
+
+
+def test_a_folder_has_no_boxes_and_crops_are_those_of_whole_images(tmp_path: Path) -> None:
+    path = str(image_folder(tmp_path / "photos"))
+    batches = []
+    for by_boxes in (True, False):
+        data = ImageData(train=path, image_size=16, preprocessing=Inception(crop_by_boxes=by_boxes))
+        batch = data.reader("train", 3, to_train=True).read_batch(np.arange(6))
+        draws = Draws(0, np.arange(6))
+        for augment in data.training():
+            batch = augment(batch, draws)
+        batches.append(batch)
+    assert [*batches[0]] == ["image", "label", "image.colour"]
+    assert torch.equal(batches[0]["image"], batches[1]["image"])
+
+
+@pytest.mark.parametrize(("offset", "labels"), [(-1, [1, 2, 3]), (0, [0, 1, 2])])
+def test_labels_of_folders_leave_room_for_a_background(tmp_path: Path, offset: int, labels: list[int]) -> None:
+    data = ImageData(train=str(image_folder(tmp_path / "photos", count=1)), labels_offset=offset)
+    assert data.reader("train", 4).read_batch(np.arange(3))["label"].tolist() == labels
+
+
+@pytest.mark.parametrize(("offset", "labels"), [(1, [0, 1, 2]), (0, [1, 2, 3])])
+def test_labels_of_records_count_with_a_background_or_without(tmp_path: Path, offset: int, labels: list[int]) -> None:
+    data = ImageData(train=image_shards(tmp_path, "train", [1, 3, 2]), labels_offset=offset)
+    found = data.reader("train", 4).read_batch(np.arange(3))["label"].tolist()
+    assert sorted(found) == labels
+
+
+def test_images_are_decoded_as_the_recipe_says(tmp_path: Path) -> None:
+    changed = with_settings(
+        find("flowers"), [f"data.train={image_folder(tmp_path / 'a')}", 'data.decoding.decoder="pillow"']
+    )
+    assert isinstance(changed.data, ImageData)
+    assert decoder_of(changed.data.reader("train", 6)).startswith("pillow ")
+
+
+def test_digits_have_ten_classes() -> None:
+    MnistData().prepare()
+    reader = MnistData().reader("test", 5)
+    with pytest.raises(DataError, match=r"The label of .* is none of the model's classes") as caught:
+        reader.read_batch(np.arange(50))
+    assert caught.value.expected == "0 to 4, for a model with 5 classes"
+    assert MnistData().reader("test", 10).read_batch(np.arange(50))["label"].max() == 9
+
+
+# What becomes of the images -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "what", "given_text"),
+    [
+        ({"image_size": 0}, "image_size is out of range.", "image_size=0"),
+        ({"image_size": 299.0}, "image_size is of the wrong type.", "image_size is float"),
+        ({"labels_offset": 10**20}, "labels_offset is out of range.", f"labels_offset={10**20}"),
+        ({"labels_offset": -(10**20)}, "labels_offset is out of range.", f"labels_offset=-{10**20}"),
+        ({"preprocessing": Vgg()}, "short_side is out of range.", "short_side=(256, 512), size=299"),
+        (
+            {"preprocessing": Vgg((128, 96)), "image_size": 64},
+            "short_side is out of range.",
+            "short_side=(128, 96), size=64",
+        ),
+        ({"preprocessing": Vgg((300,))}, "short_side is out of range.", "short_side=(300,)"),
+    ],
+    ids=["no_pixels", "float", "large", "small", "vgg_of_299", "backwards", "one_number"],
+)
+def test_what_cannot_be_is_refused_with_the_recipe(fields: dict[str, Any], what: str, given_text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        ImageData(**fields)
+    assert (caught.value.what, caught.value.given) == (what, given_text)
+
+
+@pytest.mark.parametrize(
+    "preprocessing", [Inception(), Vgg((32, 40)), ResizedCrop()], ids=lambda value: type(value).__name__
+)
+def test_the_network_sees_images_of_that_size(tmp_path: Path, preprocessing: Preprocessing) -> None:
+    data = ImageData(train=str(image_folder(tmp_path / "a", count=1)), image_size=20, preprocessing=preprocessing)
+    for augment in (data.training(), data.evaluation()):
+        batch = data.reader("train", 3).read_batch(np.arange(3))
+        for each in augment:
+            batch = each(batch, Draws(1, np.arange(3)))
+        inputs = data.inputs(batch)
+        assert (inputs.shape, inputs.dtype) == ((3, 3, 20, 20), torch.float32)
+        assert inputs.isfinite().all()
+    assert data.blank(2).shape == (2, 3, 20, 20)
+
+
+def test_another_size_is_another_preset() -> None:
+    small = replace(ImageData(image_size=64), image_size=32)
+    assert isinstance(small.training()[0], DistortedCrop)
+    assert small.training()[0].size == 32
+    assert small.blank(1).shape == (1, 3, 32, 32)
+    assert small == ImageData(image_size=32)
+
+
+@pytest.mark.parametrize(("scale", "lowest", "highest"), [("half", -0.5, 0.5), ("one", -1.0, 127 / 128)])
+def test_digits_are_scaled_as_their_trainer_has_them(scale: Any, lowest: float, highest: float) -> None:
+    pixels = torch.tensor([0, 255], dtype=torch.uint8).repeat(1, 392).reshape(1, 1, 28, 28)
+    inputs = MnistData(scale=scale).inputs({"image": pixels})
+    assert (inputs.min().item(), inputs.max().item()) == (lowest, pytest.approx(highest))
+    assert MnistData(scale=scale).blank(2).shape == (2, 1, 28, 28)

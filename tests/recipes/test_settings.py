@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lockstep.errors import RecipeError
+from lockstep.images.augment import RandomShift
+from lockstep.optim import SGD, ByName, ClipGlobalNorm, Constant, Cosine, MovingAverage
+from lockstep.parallel.exchange import Alone
+from lockstep.progress import Epochs, Interval, Steps
+from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.settings import with_settings
+from lockstep.recipes.shipped import find
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "value"),
+    [
+        (["batch_size=64"], "batch_size", 64),
+        (["batch_size = 64"], "batch_size", 64),
+        (["batch_size=64", "batch_size=32"], "batch_size", 32),
+        (["name=again"], "name", "again"),
+        (['name="12"'], "name", "12"),
+        (["optimizer.nesterov=false"], "optimizer.nesterov", False),
+        (["optimizer.lr.initial=0.1"], "optimizer.lr", Cosine(0.1, Epochs(4))),
+        (["optimizer.lr.initial=1e-2"], "optimizer.lr.initial", 0.01),
+        (["optimizer.lr=0.1"], "optimizer.lr", 0.1),
+        (["optimizer.lr.steps=100"], "optimizer.lr.steps", 100),
+        (["optimizer.lr.value=0.1", "optimizer.lr.kind=constant"], "optimizer.lr", Constant(0.1)),
+        (["optimizer.lr.kind=cosine"], "optimizer.lr", Cosine(0.05, Epochs(4))),
+        (
+            ["optimizer.lr.steps=9", "optimizer.lr.initial=1", "optimizer.lr.kind=cosine", "optimizer.lr=0.1"],
+            "optimizer.lr",
+            Cosine(1, 9),
+        ),
+        (["end=none"], "end", None),
+        (["end.count=9", "end.kind=steps"], "end", Steps(9)),
+        (['end={kind = "steps", count = 9}'], "end", Steps(9)),
+        (["average.decay=0.99"], "average", MovingAverage(0.99)),
+        (["average={}"], "average", MovingAverage()),
+        (["exchange.kind=alone"], "exchange", Alone()),
+        (["checkpoints.every=20 steps"], "checkpoints.every", Interval(20)),
+        (["watch.console=0"], "watch.console.amount", 0),
+        (["device=cpu", "device=none"], "device", None),
+        (["data.folder=/data/x=y"], "data.folder", "/data/x=y"),
+        (
+            ["gradient_transforms.0.max_norm=5", "gradient_transforms.0.kind=clip_global_norm"],
+            "gradient_transforms",
+            (ClipGlobalNorm(5),),
+        ),
+        (['optimizer.weight_decay={"weight$" = 1e-4}'], "optimizer.weight_decay", {"weight$": 1e-4}),
+        (
+            ["data.augment=[{pixels=1}, {pixels=2}]", "data.augment.1.pixels=3"],
+            "data.augment",
+            (RandomShift(1), RandomShift(3)),
+        ),
+    ],
+)
+def test_settings_set_one_field_each(mnist: Recipe, settings: list[str], path: str, value: Any) -> None:
+    found: Any = with_settings(mnist, settings)
+    for name in path.split("."):
+        found = getattr(found, name)
+    assert found == value
+
+
+def test_nothing_else_changes(mnist: Recipe) -> None:
+    assert with_settings(mnist, []) == mnist
+    changed = with_settings(mnist, ["average.decay=0.99", "seed=3"])
+    assert changed != mnist
+    assert with_settings(changed, ["average=none", "seed=0"]) == mnist
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        (
+            "optimizer.lr.initia=0.1",
+            "optimizer.lr.initia in --set: there is no such field.\n"
+            "  given:    initia\n"
+            "  expected: one of initial, steps, warmup_steps, final, warmup_initial, hold_steps\n"
+            '  hint:     did you mean "initial"?',
+        ),
+        (
+            "batch_size=many",
+            "batch_size in --set: this value does not fit.\n"
+            '  given:    "many"\n'
+            "  expected: a whole number\n"
+            "  hint:     give such a value (text in quotes, numbers and true or false without)",
+        ),
+        (
+            "batch_size=none",
+            "batch_size in --set: this value does not fit.\n"
+            "  given:    none\n"
+            "  expected: a whole number\n"
+            "  hint:     give such a value (text in quotes, numbers and true or false without)",
+        ),
+        (
+            "optimizer.lr.kind=cosinus",
+            "optimizer.lr.kind in --set: there is no such kind here.\n"
+            '  given:    "cosinus"\n'
+            '  expected: one of "constant", "cosine", "exponential", "polynomial", "piecewise_constant", "one_cycle", '
+            '"warmup", "scaled_by_batch"\n'
+            '  hint:     did you mean "cosine"?',
+        ),
+        (
+            "end.kind=steps",
+            "end.count in --set: this field is missing.\n"
+            '  given:    {kind = "steps"}\n'
+            "  expected: count, a whole number\n"
+            "  hint:     set end.count",
+        ),
+        (
+            "gradient_transforms.1.max_norm=5",
+            "gradient_transforms.1 in --set: there is no such item.\n"
+            "  given:    1\n"
+            "  expected: a number from 0 to 0\n"
+            "  hint:     count the items from 0; one past the last adds an item",
+        ),
+        (
+            "data.augment.first.pixels=5",
+            "data.augment.first in --set: there is no such item.\n"
+            "  given:    first\n"
+            "  expected: a number from 0 to 0\n"
+            "  hint:     count the items from 0; one past the last adds an item",
+        ),
+        (
+            "average.decay=2",
+            "average in --set: decay is out of range.\n"
+            "  given:    decay=2\n"
+            "  expected: above 0 and below 1\n"
+            "  hint:     give a decay such as 0.999 or 0.9999",
+        ),
+        (
+            "batch_size.of=3",
+            "batch_size in --set: this value does not fit.\n"
+            "  given:    {of = 3}\n"
+            "  expected: a whole number\n"
+            "  hint:     give such a value (text in quotes, numbers and true or false without)",
+        ),
+        (
+            "batch_size",
+            "--set batch_size: this sets nothing.\n"
+            "  given:    batch_size\n"
+            "  expected: path.to.field=value, such as optimizer.lr.initial=0.1\n"
+            "  hint:     name the field, and give its value after =",
+        ),
+        (
+            "=3",
+            "--set =3: this sets nothing.\n"
+            "  given:    =3\n"
+            "  expected: path.to.field=value, such as optimizer.lr.initial=0.1\n"
+            "  hint:     name the field, and give its value after =",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_named(mnist: Recipe, setting: str, text: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        with_settings(mnist, [setting])
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("key", [r'"^conv1\\."', r"'^conv1\.'"])
+def test_a_pattern_in_quotes_is_one_key(key: str) -> None:
+    settings = [
+        "optimizer.kind=by_name",
+        f'optimizer.optimizers.{key}.kind="sgd"',
+        f"optimizer.optimizers.{key}.lr=0.2",
+    ]
+    assert with_settings(find("mnist"), settings).optimizer == ByName({r"^conv1\.": SGD(0.2)})

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor, nn
+
+import lockstep as ls
+from lockstep.data.loader import Loader
+from lockstep.data.order import Int64s
+from lockstep.images.drawing import COLOURS
+from lockstep.progress import Interval, Progress
+from lockstep.readers.reader import Cost
+from lockstep.recipes.parts import Watch
+from lockstep.runs.metrics_logger import MetricsLogger
+
+BEGINNING = Progress(0, 0, 80)
+
+
+def squared(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+    return {"squared": model(batch["x"]).square().mean()}
+
+
+def make_state() -> ls.TrainState:
+    return ls.TrainState(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), ls.optim.SGD(0.1))
+
+
+def test_each_part_of_the_update_has_an_interval_of_its_own(tmp_path: Path) -> None:
+    state = make_state()
+    watch = Watch(
+        summaries=Interval(0), gradients=Interval(2), variables=Interval(3), activations=Interval(0.5, "epochs")
+    )
+    logger = MetricsLogger(tmp_path, watch, BEGINNING)
+    hooks = logger.observe(state, ls.Towers(), BEGINNING, 8)
+    for step in range(6):
+        batch = ls.Batch({"x": torch.ones(8, 3)}, position=8 * step, batch_size=8, towers=range(1), epoch_size=80)
+        report = ls.train_step(state, squared, batch)
+        for hook in hooks:
+            hook(report)
+    logger.close()
+    events = EventAccumulator(str(tmp_path / "summaries"), size_guidance={"histograms": 0}).Reload()
+    tags = ["gradients/0.weight", "variables/0.weight", "activations/1"]
+    assert [[event.step for event in events.Histograms(tag)] for tag in tags] == [[2, 4, 6], [3, 6], [5]]
+
+
+def test_nobody_looks_where_nothing_is_asked_for(tmp_path: Path) -> None:
+    logger = MetricsLogger(tmp_path, Watch(), BEGINNING)
+    assert list(logger.observe(make_state(), ls.Towers(compile=True), BEGINNING, 8)) == []
+    logger.close()
+
+
+def test_closing_leaves_the_state_alone(tmp_path: Path) -> None:
+    state = make_state()
+    logger = MetricsLogger(tmp_path, Watch(gradients=Interval(1)), BEGINNING)
+    logger.observe(state, ls.Towers(), BEGINNING, 8)
+    assert state.watcher is not None
+    logger.close()
+    assert state.watcher is None
+
+
+def test_activations_of_compiled_towers_are_refused(tmp_path: Path) -> None:
+    logger = MetricsLogger(tmp_path, Watch(gradients=Interval(1), activations=Interval(1)), BEGINNING)
+    state = make_state()
+    with pytest.raises(ls.InputError, match="A compiled model does not show its activations"):
+        logger.observe(state, ls.Towers(compile=True), BEGINNING, 8)
+    assert state.watcher is None
+    logger.close()
+
+
+class WithObjects:
+    """Black images, each with one box over all of it if `boxes`."""
+
+    cost: Cost = "memory"
+
+    def __init__(self, boxes: bool) -> None:
+        self._boxes = boxes
+
+    def __len__(self) -> int:
+        return 5
+
+    def read_batch(self, indices: Int64s) -> dict[str, Any]:
+        boxes = {"boxes": [torch.tensor([[0.0, 0.0, 1.0, 1.0]]) for _ in indices]}
+        images = torch.zeros(len(indices), 1, 8, 9, dtype=torch.uint8)
+        return {"image": images, **(boxes if self._boxes else {})}
+
+    def example_id(self, index: int) -> str:
+        return str(index)
+
+
+@pytest.mark.parametrize("boxes", [True, False], ids=["with boxes", "without"])
+def test_they_have_their_boxes_where_there_are_some(tmp_path: Path, boxes: bool) -> None:
+    logger = MetricsLogger(tmp_path, Watch(images=2), Progress(0, 0, 5))
+    logger.show_images(Loader(WithObjects(boxes), batch_size=4), 2, 7)
+    logger.close()
+    events = EventAccumulator(str(tmp_path / "summaries")).Reload()
+    assert events.Tags()["images"] == ["input/0", "input/1"]
+    for tag in events.Tags()["images"]:
+        (event,) = events.Images(tag)
+        assert event.step == 7
+        pixels = np.asarray(Image.open(io.BytesIO(event.encoded_image_string)))
+        assert pixels.shape == ((8, 9, 3) if boxes else (8, 9))
+        assert pixels[0].tolist() == ([[*COLOURS[0]]] * 9 if boxes else [0] * 9)

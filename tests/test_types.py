@@ -1,0 +1,43 @@
+"""A batch: its fields are a dict's, everything else is fixed."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import FrozenInstanceError
+
+import pytest
+import torch
+
+import lockstep as ls
+from lockstep.types import BadExample
+
+BAD = [BadExample(9, "torn", "half a file", "whole")]
+
+
+def make_batch() -> ls.Batch:
+    fields = {"x": torch.arange(4), "name": list("abcd")}
+    return ls.Batch(fields, position=8, batch_size=8, towers=range(2, 4), seed=3, epoch_size=80, bad=BAD)
+
+
+def test_its_fields_may_be_replaced_and_nothing_else() -> None:
+    batch = make_batch()
+    batch["x"] = batch["x"] * 2
+    assert batch["x"].tolist() == [0, 2, 4, 6]
+    for name in ("position", "towers", "loader", "report"):
+        with pytest.raises(FrozenInstanceError, match=name):
+            setattr(batch, name, None)
+
+
+def test_rows_are_the_part_of_some_towers() -> None:
+    part = make_batch().rows(slice(2, 4), range(3, 4))
+    assert part["x"].tolist() == [2, 3]
+    assert part["name"] == ["c", "d"]
+    assert (part.position, part.batch_size, part.towers, part.seed, part.epoch_size) == (8, 8, range(3, 4), 3, 80)
+    assert part.bad == BAD
+
+
+def test_a_copy_has_the_same_fields_and_facts() -> None:
+    batch = make_batch()
+    again = copy.copy(batch)
+    assert again == batch
+    assert vars(again) == vars(batch)
