@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tf_files import MAGIC, block, masked_crc, table, varint
+from tf_files import MAGIC, added, block, masked_crc, table, varint
 
 from lockstep.errors import CheckpointError
 from lockstep.records.protobuf import MalformedError
@@ -76,7 +76,7 @@ def with_blocks(*blocks: bytes, compression: int = 0) -> bytes:
 
 
 def with_index(contents: bytes, handles: list[tuple[bytes, bytes]]) -> bytes:
-    index, contents = sum_seconds(contents, block(handles))
+    index, contents = added(contents, block(handles))
     return contents + (varint(0) * 2 + index).ljust(40, b"\0") + MAGIC
 
 

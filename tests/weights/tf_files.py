@@ -88,10 +88,10 @@ def table(
     contents = b""
     for first in range(0, len(rows), per_block):
         rows_here = rows[first : first + per_block]
-        handle, contents = sum_seconds(contents, block(rows_here), compress)
+        handle, contents = added(contents, block(rows_here), compress)
         blocks.append((rows_here[-1][0], handle))
-    metadata, contents = sum_seconds(contents, block([]), compress)
-    index, contents = sum_seconds(contents, block(blocks), compress)
+    metadata, contents = added(contents, block([]), compress)
+    index, contents = added(contents, block(blocks), compress)
     return contents + (metadata + index).ljust(40, b"\0") + MAGIC
 
 
