@@ -1,27 +1,188 @@
-"""Checks of arguments that many parts make alike."""
+"""Checks of values: declared with the fields of a dataclass, or made of one argument by a function.
+
+    @dataclass(frozen=True)
+    class Blur(Checked):
+        radius: PositiveFloat
+        p: Probability = 0.5
+        edge: Literal["zero", "repeat"] = "zero"
+        decay: Annotated[float, Range(gt=0, lt=1), Hint("give a decay such as 0.9")] | None = None
+
+A `Checked` dataclass refuses values that its annotations do not allow: of bool, int, float, str and Literal, each also
+in a tuple or beside None, and of other classes that have a `Hint`. A function `(name, value)` in the annotation checks
+what these words cannot say. Relations between fields are checked in a `__post_init__`, which calls that of `Checked`
+first. `check_value("size", size, PositiveInt)` makes the same check of an argument.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache, partial
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from lockstep.errors import InputError
 
+Check = Callable[[str, Any], None]
+"""Raises an InputError about the value, in which it has the name."""
 
-def check_one_of(name: str, value: object, choices: Sequence[str]) -> None:
-    """Refuse a word that is none of the choices.
 
-    Raises:
-        InputError: naming the argument and the choices.
-    """
+class Checked:
+    """A dataclass whose fields are checked by their annotations."""
+
+    def __post_init__(self) -> None:
+        kind: type = type(self)
+        for name, check in _checks_of(kind):
+            check(name, getattr(self, name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """The numbers a field takes: greater than `gt`, at least `ge`, less than `lt`, at most `le`."""
+
+    gt: float | None = None
+    ge: float | None = None
+    lt: float | None = None
+    le: float | None = None
+    finite: bool = True
+
+    def __contains__(self, number: float) -> bool:
+        return (
+            (self.gt is None or number > self.gt)
+            and (self.ge is None or number >= self.ge)
+            and (self.lt is None or number < self.lt)
+            and (self.le is None or number <= self.le)
+            and (not self.finite or -math.inf < number < math.inf)
+        )
+
+    def text(self, kind: type = float) -> str:
+        """The range in words, such as `0 or more, below 1`; that whole numbers are finite goes without saying."""
+        if self.ge is not None and self.le is not None:
+            return f"from {_digits(self.ge)} to {_digits(self.le)}"
+        words = [
+            f"above {_digits(self.gt)}" if self.gt is not None else "",
+            f"{_digits(self.ge)} or more" if self.ge is not None else "",
+            f"below {_digits(self.lt)}" if self.lt is not None else "",
+            f"at most {_digits(self.le)}" if self.le is not None else "",
+            "finite" if self.finite and kind is float and self.lt is None and self.le is None else "",
+        ]
+        return ", ".join(filter(None, words))
+
+
+@dataclass(frozen=True)
+class Hint:
+    """The hint that every error about a field gives."""
+
+    text: str
+
+
+PositiveInt = Annotated[int, Range(ge=1)]
+NonNegativeInt = Annotated[int, Range(ge=0)]
+PositiveFloat = Annotated[float, Range(gt=0)]
+NonNegativeFloat = Annotated[float, Range(ge=0)]
+FiniteFloat = Annotated[float, Range()]
+Probability = Annotated[float, Range(ge=0, le=1)]
+Fraction = Annotated[float, Range(ge=0, lt=1)]
+
+Decay = Annotated[float, Range(gt=0, lt=1)]
+
+_ANY = Range(finite=False)
+_KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", str: "text", bool: "True or False"}
+
+
+def check_value(name: str, value: Any, annotation: Any) -> None:
+    """Refuse an argument that the annotation does not allow."""
+    check = _check_of(annotation)
+    if check:
+        check(name, value)
+
+
+@cache
+def _checks_of(cls: type) -> tuple[tuple[str, Check], ...]:
+    hints = get_type_hints(cls, include_extras=True)
+    checks = [(field.name, _check_of(hints[field.name])) for field in fields(cls)]
+    return tuple((name, check) for name, check in checks if check)
+
+
+@cache
+def _check_of(annotation: Any, bounds: Range = _ANY, hint: str | None = None) -> Check | None:
+    """The check that an annotation asks for, if any."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        marks = arguments[1:]
+        bounds = next((mark for mark in marks if isinstance(mark, Range)), bounds)
+        hint = next((mark.text for mark in marks if isinstance(mark, Hint)), hint)
+        own = next((mark for mark in marks if callable(mark)), None)
+        return own or _check_of(arguments[0], bounds, hint)
+    if origin in (Union, UnionType):
+        some = [each for each in arguments if each is not NoneType]
+        check = _check_of(some[0], bounds, hint) if len(some) == 1 else None
+        return partial(_check_optional, check) if check else None
+    if origin is Literal:
+        return partial(check_one_of, choices=arguments, hint=hint)
+    if origin in (tuple, Sequence):
+        item = _check_of(arguments[0], bounds, hint)
+        length = len(arguments) if origin is tuple and arguments[-1] is not Ellipsis else None
+        return partial(_check_items, item, length, hint) if item else None
+    if annotation in (int, float):
+        return partial(_check_number, annotation, bounds, hint)
+    if annotation in (bool, str):
+        return partial(_check_plain, annotation, hint)
+    if isinstance(annotation, type) and hint:
+        return partial(check_type, kind=annotation, expected=f"a {annotation.__name__}", hint=hint)
+    return None
+
+
+def _check_optional(check: Check, name: str, value: Any) -> None:
+    if value is not None:
+        check(name, value)
+
+
+def _check_items(check: Check, length: int | None, hint: str | None, name: str, values: Any) -> None:
+    hint = hint or f"write {name}=({values!r},)"
+    if not isinstance(values, list | tuple):
+        raise wrong_type(name, values, expected="a list", hint=hint)
+    if length is not None and len(values) != length:
+        raise InputError(
+            f"{name} is of the wrong length.", given=f"{name}={values}", expected=f"{length} values", hint=hint
+        )
+    for index, value in enumerate(values):
+        check(f"{name}[{index}]", value)
+
+
+def _check_plain(kind: type, hint: str | None, name: str, value: Any) -> None:
+    usual = f"write {name}=True, or leave it out" if kind is bool else f'write {name}="..."'
+    check_type(name, value, kind, expected=_KINDS[kind], hint=hint or usual)
+
+
+def _check_number(kind: type, bounds: Range, hint: str | None, name: str, value: Any) -> None:
+    if not isinstance(value, int if kind is int else (int, float)) or isinstance(value, bool):
+        raise wrong_type(name, value, expected=_KINDS[kind], hint=hint or f"give {name} as {_KINDS[kind]}")
+    if value not in bounds:
+        raise InputError(
+            f"{name} is out of range.",
+            given=f"{name}={value}",
+            expected=bounds.text(kind),
+            hint=hint or f"give {name} a value in this range",
+        )
+
+
+def _digits(number: float) -> str:
+    """A number as short as it goes: a large power of two as such."""
+    if isinstance(number, int) and number >= 1 << 20 and not number & (number - 1):
+        return f"2**{number.bit_length() - 1}"
+    return str(number) if isinstance(number, int) else f"{number:g}"
+
+
+def check_one_of(name: str, value: object, choices: Sequence[object], hint: str | None = None) -> None:
+    """Refuse a word that is none of the choices."""
     if value not in choices:
-        quoted = [repr(choice) for choice in choices]
         raise InputError(
             f"{name} cannot be {value!r}.",
             given=f"{name}={value!r}",
-            expected=" or ".join(quoted),
-            hint="give one of these",
+            expected=" or ".join(map(repr, choices)),
+            hint=hint or "give one of these",
         )
 
 

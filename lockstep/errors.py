@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from lockstep.screen import one_line
 
 if TYPE_CHECKING:
-    from lockstep.types import Refusal
+    from lockstep.types import NonFiniteReport
 
 
 class LockstepError(Exception):
@@ -66,12 +66,12 @@ class CheckpointError(LockstepError):
 class NonFiniteError(LockstepError):
     """A loss or a gradient that is not finite; nothing was updated."""
 
-    refusal: Refusal | None = None
+    nonfinite: NonFiniteReport | None = None
     """What is known of the attempt."""
 
-    def about(self, refusal: Refusal) -> NonFiniteError:
+    def about(self, nonfinite: NonFiniteReport) -> NonFiniteError:
         """The same error, with what is known of the attempt."""
-        self.refusal = refusal
+        self.nonfinite = nonfinite
         return self
 
 

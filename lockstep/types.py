@@ -93,7 +93,7 @@ class BadExample(NamedTuple):
     """The example that was read in its place; none in an evaluation."""
 
 
-class Refusal(NamedTuple):
+class NonFiniteReport(NamedTuple):
     """Why an attempt changed nothing."""
 
     position: int
@@ -123,11 +123,11 @@ class StepReport(NamedTuple):
     """Wall time of this attempt on this worker, waiting for data included."""
     wait_seconds: float
     """The part of it that was spent waiting for data."""
-    refused: bool = False
+    skipped: bool = False
     """The attempt was not finite and changed nothing."""
     learning_rates: Mapping[str, float] = MappingProxyType({})
     """The rates by pattern, where there are several optimizers; else that one under ""."""
-    refusal: Refusal | None = None
+    nonfinite: NonFiniteReport | None = None
     """Why it was refused."""
     stage_seconds: Mapping[str, float] = MappingProxyType({})
     """Where the time of this worker's part of the batch went, by stage; most of it while earlier steps were made."""

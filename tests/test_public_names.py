@@ -30,7 +30,7 @@ PUBLIC = [
     "PreciseStatistics",
     "Progress",
     "RecipeError",
-    "Refusal",
+    "NonFiniteReport",
     "Result",
     "Saver",
     "StepReport",

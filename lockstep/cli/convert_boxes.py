@@ -21,7 +21,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the file, and say what has become of the boxes."""
-    from lockstep.convert.bounding_boxes import write_boxes
+    from lockstep.convert.imagenet import write_boxes
     from lockstep.readers.label_map import read_labels
 
     synsets = frozenset(read_labels(arguments.labels)) if arguments.labels else None

@@ -31,8 +31,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Prepare the shards, and tell what has become of their size."""
-    from lockstep.convert.prepare import prepare
-    from lockstep.convert.prepared_record import Preparation
+    from lockstep.convert.prepare import Preparation, prepare
 
     preparation = Preparation(arguments.short_side, arguments.quality, arguments.subsampling)
     with settings_of(arguments, "prepare") as settings:

@@ -25,7 +25,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Put each image into its folder."""
-    from lockstep.convert.validation_folders import sort_validation
+    from lockstep.convert.imagenet import sort_validation
 
     with showing("validation images") as show:
         num_images = sort_validation(arguments.folder, arguments.labels, arguments.to, arguments.how, progress=show)

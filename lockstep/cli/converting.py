@@ -17,7 +17,7 @@ from lockstep.reporting.console import format_duration, format_rate
 from lockstep.reporting.log import is_terminal
 
 if TYPE_CHECKING:
-    from lockstep.convert.imagenet_example import LabelledImage
+    from lockstep.convert.image_record import LabelledImage
     from lockstep.convert.sharding import Settings, Summary
     from lockstep.reporting.bar import Bar
 

@@ -1,31 +1,42 @@
-"""The converters of data sets with objects: PASCAL VOC and COCO, made into records of detection."""
+"""Convert data sets of objects, PASCAL VOC and COCO, to the records that TensorFlow's object detection API reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from PIL import Image
+from torch import Tensor
 
 from lockstep.checks import check_one_of
-from lockstep.convert.detection_example import detection_example
-from lockstep.convert.manifest import Skipped
+from lockstep.convert.conversion_state import Skipped
 from lockstep.convert.sharding import DEFAULT, Settings, Summary, convert
-from lockstep.errors import DataError
+from lockstep.errors import DataError, InputError
+from lockstep.images import jpeg
+from lockstep.images.decode import EncodedImage
+from lockstep.images.pillow import png_bytes
 from lockstep.readers.coco import Coco
 from lockstep.readers.combine import Concatenated
 from lockstep.readers.label_map import Label, LabelMap, read_label_map, write_label_map
 from lockstep.readers.reader import Reader
 from lockstep.readers.voc import Voc, annotation_files, folder_of_year
+from lockstep.records.example import Values, serialize_example
 from lockstep.records.shards import check_local
 
 YEARS = {"VOC2007": (2007,), "VOC2012": (2012,), "merged": (2007, 2012)}
-"""By its name the years of a VOC data set."""
+"""The years of each VOC data set."""
 LABEL_MAP = "label_map.pbtxt"
 
-_EXAMPLES_A_SHARD = 1000
+_EXAMPLES_PER_SHARD = 1000
+_PNG_START = b"\x89PNG\r\n\x1a\n"
 
 
 def convert_voc(
@@ -42,13 +53,13 @@ def convert_voc(
 ) -> Summary:
     """Write the examples of a data set in PASCAL VOC's format to shards BASE-00000-of-00002 ... in the folder `output`.
 
-    Without a label map its classes are numbered as `Voc` does, and `label_map.pbtxt` is written beside the shards. An
-    image that cannot be read, or is of another size than its annotation says, is skipped.
+    Without a label map the classes are numbered as by `Voc`, and `label_map.pbtxt` is written beside the shards. Images
+    that cannot be read, or differ in size from their annotation, are skipped.
 
     Args:
         data_dir: the folder that holds Annotations; with a year the one above, VOCdevkit.
         output: the folder of the shards, made if need be.
-        split: "train", "val", "trainval", "test" or another list of the data set; None for all annotations.
+        split: "train", "val", "trainval", "test" or another list of the data set; None: all annotations.
         year: "VOC2007", "VOC2012" or "merged", which is both, one after the other.
         label_map: the number of each class.
         ignore_difficult: leave out the objects that are marked as difficult.
@@ -57,28 +68,24 @@ def convert_voc(
         settings: how the conversion runs.
 
     Raises:
-        InputError: there is no such year.
-        DataError: as `Voc` and `convert`; or another label map is there.
+        DataError: as `Voc` and `convert`; or there is another label map.
         WorkerError: as `convert`.
     """
     if year is not None:
         check_one_of("year", year, [*YEARS])
     check_local(data_dir)
     folders = [folder_of_year(Path(data_dir), each) for each in YEARS[year]] if year else [Path(data_dir)]
-    readers = _of_one_numbering(folders, split, not ignore_difficult, label_map)
+    readers = _voc_readers(folders, split, not ignore_difficult, label_map)
     reader = Concatenated({folder.name: reader for folder, reader in zip(folders, readers, strict=True)})
     annotations = [[path.name, path.stat().st_mtime_ns] for folder in folders for path in annotation_files(folder)]
-    options = {"split": split, "difficult": not ignore_difficult, "annotations": annotations}
-    with _classes_beside(output, readers[0].classes, label_map, settings):
-        return convert(
-            _examples(reader),
-            partial(_record, reader),
-            output,
-            base or split or "all",
-            _count(reader, num_shards),
-            options={**options, "classes": readers[0].classes},
-            settings=settings,
-        )
+    options = {
+        "split": split,
+        "difficult": not ignore_difficult,
+        "annotations": annotations,
+        "classes": readers[0].classes,
+    }
+    with _label_map_written(output, readers[0].classes, label_map, settings):
+        return _convert_examples(reader, output, base or split or "all", num_shards, options, settings)
 
 
 def convert_coco(
@@ -96,11 +103,11 @@ def convert_coco(
 ) -> Summary:
     """Write the examples of a data set in COCO's format to shards BASE-00000-of-00002 ... in the folder `output`.
 
-    Without a label map the ids of categories are the labels, or the ids + 1 if they are zero-based, and
-    `label_map.pbtxt` is written beside the shards. What cannot be read is skipped, as by `convert_voc`.
+    Without a label map the labels are the ids of the categories, or the ids + 1 if they are zero-based, and
+    `label_map.pbtxt` is written beside the shards. Images are skipped as by `convert_voc`.
 
     Args:
-        annotations: the file, such as instances_train2017.json.
+        annotations: the file of annotations, such as instances_train2017.json.
         images: the folder of the images.
         output: the folder of the shards, made if need be.
         masks: write the objects' masks too.
@@ -112,29 +119,23 @@ def convert_coco(
         settings: how the conversion runs.
 
     Raises:
-        DataError: as `Coco` and `convert`; or another label map is there.
+        DataError: as `Coco` and `convert`; or there is another label map.
         WorkerError: as `convert`.
     """
     reader = Coco(annotations, images, masks=masks, keypoints=keypoints, label_map=label_map, zero_based=zero_based)
     path = Path(annotations)
-    version = [path.stat().st_size, path.stat().st_mtime_ns]
-    options = {"annotations": [path.name, *version], "masks": masks, "keypoints": keypoints}
-    with _classes_beside(output, reader.classes, label_map, settings):
-        return convert(
-            _examples(reader),
-            partial(_record, reader),
-            output,
-            base or path.stem,
-            _count(reader, num_shards),
-            options={**options, "classes": reader.classes},
-            settings=settings,
-        )
+    options = {
+        "annotations": [path.name, path.stat().st_size, path.stat().st_mtime_ns],
+        "masks": masks,
+        "keypoints": keypoints,
+        "classes": reader.classes,
+    }
+    with _label_map_written(output, reader.classes, label_map, settings):
+        return _convert_examples(reader, output, base or path.stem, num_shards, options, settings)
 
 
-def _of_one_numbering(
-    folders: Sequence[Path], split: str | None, difficult: bool, label_map: LabelMap | None
-) -> list[Voc]:
-    """A reader of each folder, all with the same label for a class."""
+def _voc_readers(folders: Sequence[Path], split: str | None, difficult: bool, label_map: LabelMap | None) -> list[Voc]:
+    """A reader of each folder; a class has the same label in all of them."""
     readers = [Voc(folder, split, difficult=difficult, label_map=label_map) for folder in folders]
     if all(reader.classes == readers[0].classes for reader in readers):
         return readers
@@ -143,13 +144,17 @@ def _of_one_numbering(
     return [Voc(folder, split, difficult=difficult, label_map=joint) for folder in folders]
 
 
-def _examples(reader: Reader) -> list[tuple[int, str]]:
-    """The number and the name of each example."""
-    return [(index, reader.example_id(index)) for index in range(len(reader))]
+def _convert_examples(
+    reader: Reader, output: Path, base: str, num_shards: int | None, options: Mapping[str, object], settings: Settings
+) -> Summary:
+    if num_shards is None:
+        num_shards = max(1, math.ceil(len(reader) / _EXAMPLES_PER_SHARD))
+    items = [(index, reader.example_id(index)) for index in range(len(reader))]
+    return convert(items, partial(_record, reader), output, base, num_shards, options=options, settings=settings)
 
 
 def _record(reader: Reader, example: tuple[int, str]) -> bytes | Skipped:
-    """The record of an example, or why it has none."""
+    """The record of an example, by its index and id; or why it is skipped."""
     index, name = example
     try:
         batch = reader.read_batch(np.array([index], dtype=np.int64))
@@ -158,19 +163,11 @@ def _record(reader: Reader, example: tuple[int, str]) -> bytes | Skipped:
         return Skipped(name, f"{error.what} {error.given}")
 
 
-def _count(reader: Reader, num_shards: int | None) -> int:
-    return max(1, -(-len(reader) // _EXAMPLES_A_SHARD)) if num_shards is None else num_shards
-
-
 @contextmanager
-def _classes_beside(
+def _label_map_written(
     output: Path, classes: Mapping[int, str], label_map: LabelMap | None, settings: Settings
 ) -> Iterator[None]:
-    """Where no label map was given, write one beside the shards that are made meanwhile.
-
-    Raises:
-        DataError: that of other shards is there, or the system refuses to write it.
-    """
+    """Write a label map once the block has made the shards, unless one was given; another one there is an error."""
     if label_map is not None:
         yield
         return
@@ -185,3 +182,96 @@ def _classes_beside(
         )
     yield
     write_label_map(path, made)
+
+
+def detection_example(fields: Mapping[str, Any]) -> bytes:
+    """Serialize one example of a reader, one row of its `read_batch`, as a `tf.train.Example`.
+
+    JPEGs and PNGs stay as they are; an image of another format becomes a PNG, without loss. Each mask becomes a PNG of
+    one bit a pixel.
+
+    Args:
+        fields: "image", an `EncodedImage`; "boxes", float32 (objects, 4) top, left, bottom, right as shares of height
+            and width; "source_id", by default the name of the file; and for each object any of "labels", "class_text",
+            "area" (pixels), "is_crowd", "difficult", "truncated", "group_of", "view", "weights", "keypoints" (objects,
+            keypoints, 2) y, x as shares, "keypoint_visibility" (objects, keypoints), and "masks", with a `decode` that
+            gives uint8 (objects, height, width). Other fields are left out.
+
+    Raises:
+        InputError: a field has more or fewer values than there are boxes.
+        DataError: the image's header cannot be read; or its format must change, and it cannot be decoded.
+    """
+    image, boxes = fields["image"], fields["boxes"]
+    features = {**_features_of_image(image, fields.get("source_id")), **_features_of_boxes(boxes)}
+    for name, feature, values_of in _OF_OBJECTS:
+        if name in fields:
+            if len(fields[name]) != len(boxes):
+                raise InputError(
+                    f"The field {name!r} of {image.source} does not fit its boxes.",
+                    given=f"{len(fields[name])} values",
+                    expected=f"{len(boxes)}, one for each box",
+                    hint="give every field of objects a value for each of them",
+                )
+            features[f"image/object/{feature}"] = values_of(fields[name])
+    return serialize_example(features)
+
+
+def _features_of_image(image: EncodedImage, source_id: str | None) -> dict[str, Values]:
+    # Boxes and masks belong to the stored raster, before it is turned.
+    image = replace(image, decoding=replace(image.decoding, exif=False))
+    width, height = image.size
+    name = os.path.basename(image.source)  # noqa: PTH119 - a source need not be a path
+    data, kind = image.data, b"png"
+    if data.startswith(jpeg.START):
+        kind = b"jpeg"
+    elif not data.startswith(_PNG_START):
+        data = png_bytes(Image.fromarray(image.decode().permute(1, 2, 0).numpy()))
+    return {
+        "image/encoded": [data],
+        "image/format": [kind],
+        "image/filename": [name.encode(errors="surrogateescape")],
+        "image/key/sha256": [hashlib.sha256(data).hexdigest().encode()],
+        "image/source_id": [(source_id or name).encode(errors="surrogateescape")],
+        "image/height": np.array([height], dtype=np.int64),
+        "image/width": np.array([width], dtype=np.int64),
+    }
+
+
+def _features_of_boxes(boxes: Tensor) -> dict[str, Values]:
+    edges = zip(("ymin", "xmin", "ymax", "xmax"), boxes.unbind(1), strict=True)
+    return {f"image/object/bbox/{edge}": _floats(values) for edge, values in edges}
+
+
+def _floats(values: Tensor) -> Values:
+    return values.flatten().float().numpy()
+
+
+def _int64s(values: Tensor) -> Values:
+    return values.flatten().long().numpy()
+
+
+def _texts(values: list[str]) -> Values:
+    return [value.encode() for value in values]
+
+
+def _masks(masks: Any) -> Values:
+    # One bit a pixel: several times as fast to write and to read as a byte a pixel.
+    return [png_bytes(Image.fromarray(mask)) for mask in masks.decode().numpy().astype(bool)]
+
+
+# The fields of objects, the features they become, and how.
+_OF_OBJECTS: tuple[tuple[str, str, Callable[[Any], Values]], ...] = (
+    ("labels", "class/label", _int64s),
+    ("class_text", "class/text", _texts),
+    ("area", "area", _floats),
+    ("is_crowd", "is_crowd", _int64s),
+    ("difficult", "difficult", _int64s),
+    ("truncated", "truncated", _int64s),
+    ("group_of", "group_of", _int64s),
+    ("view", "view", _texts),
+    ("weights", "weight", _floats),
+    ("keypoints", "keypoint/y", lambda points: _floats(points[..., 0])),
+    ("keypoints", "keypoint/x", lambda points: _floats(points[..., 1])),
+    ("keypoint_visibility", "keypoint/visibility", _int64s),
+    ("masks", "mask", _masks),
+)

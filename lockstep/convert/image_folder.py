@@ -1,4 +1,4 @@
-"""Folders of images, one a class, made into records as by the TensorFlow reference's build_image_data."""
+"""List the images in a folder for each class and convert them, as by the TensorFlow reference's build_image_data."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 from lockstep.checks import check_range
-from lockstep.convert.imagenet_example import LabelledImage, Synset, image_record
-from lockstep.convert.jpeg_repair import DECODING
+from lockstep.convert.image_record import DECODING, LabelledImage, Synset, image_record
 from lockstep.convert.sharding import DEFAULT, Settings, Summary, convert
 from lockstep.errors import DataError
 from lockstep.listing import shorten
@@ -20,7 +19,7 @@ from lockstep.readers.image_folder import ImageFolder
 from lockstep.records.shards import check_local
 
 SETS = {"validation": ("validation", "val"), "train": ("train",)}
-"""The sets in the order in which they are converted, each with the names its folder may have."""
+"""The sets in the order in which they are converted, with the names that their folders may have."""
 
 _SEED = 12345
 
@@ -36,13 +35,11 @@ def convert_images(
     *,
     settings: Settings = DEFAULT,
 ) -> Summary:
-    """Write the records of images to the shards BASE-00000-of-00002 ... in the folder `output`.
+    """Write the records of images to the shards BASE-00000-of-00002 ... in the folder `output`, as `convert` does.
 
-    An image that cannot be decoded, and a link to a file that is not there, are skipped; an image that is no JPEG in
-    colours becomes one, as `colour_jpeg` says.
+    Images that cannot be decoded and broken links are skipped. Other formats become JPEGs, as by `colour_jpeg`.
 
     Raises:
-        InputError: as `convert`.
         DataError: an image cannot be read; or as `convert`.
         WorkerError: as `convert`.
     """
@@ -50,40 +47,39 @@ def convert_images(
 
 
 def image_sets(folder: Path, labels: Path | None = None) -> dict[str, list[LabelledImage]]:
-    """The images of the folders `train` and `validation` (or `val`) in a folder, shuffled; one of them may be missing.
+    """List the images in the folders `train` and `validation` (or `val`) of a folder, shuffled; one may be missing.
 
-    Within each lies a folder for each class. The label of a class is its line in the file of labels, counted from 1;
-    without one the folders count in the order of their names, the same in both sets.
+    Each holds a folder for each class. The label of a class is its line in the file of labels, counted from 1; without
+    that file it is the folder's place among all, sorted by name, which must be the same in both sets.
 
     Raises:
-        DataError: neither of them is there, or no `ImageFolder`; or they have other classes.
+        DataError: neither is there or can be read as an `ImageFolder`; or their classes differ.
     """
     folders = find_sets(folder)
     readers = {name: _reader(path, labels) for name, path in folders.items()}
-    _check_alike(folder, readers)
-    return {name: shuffled(_images(folder, folders[name], reader)) for name, reader in readers.items()}
+    _check_same_classes(folder, readers)
+    return {name: shuffled(_list_images(folder, folders[name], reader)) for name, reader in readers.items()}
 
 
 def split_images(
     folder: Path, labels: Path | None = None, *, share: float | None = None, per_class: int | None = None
 ) -> dict[str, list[LabelledImage]]:
-    """The images of the folders of classes in a folder, some of each drawn for validation; both sets are shuffled.
+    """List the images of a folder, some of each class drawn for validation; both sets are shuffled.
 
     Args:
         folder: holds a folder for each class.
         labels: as in `image_sets`.
-        share: of each class for validation, rounded, but one image at least; 0 has all of them train.
-        per_class: in place of it, how many of each.
+        share: the share of each class that validates, below 1, rounded, but one image at least; 0: all images train.
+        per_class: the number of images of each class that validate, in place of a share.
 
     Raises:
-        InputError: the share is not 0 or more and below 1, or the number not 1 or more.
         DataError: the folder is no `ImageFolder`, or a class has too few images to leave one for training.
     """
     if per_class is None:
         check_range("share", share if share is not None else math.nan, 0, 1)
     else:
         check_range("per_class", per_class, 1)
-    images = _images(folder, folder, _reader(folder, labels))
+    images = _list_images(folder, folder, _reader(folder, labels))
     drawing = random.Random(_SEED)
     sets: dict[str, list[LabelledImage]] = {"validation": [], "train": []}
     for name, group in groupby(images, lambda image: image.text):
@@ -91,14 +87,19 @@ def split_images(
         drawing.shuffle(of_class)
         count = per_class or (max(1, round(share * len(of_class))) if share else 0)
         if count >= len(of_class):
-            raise _too_few(folder / name, len(of_class), count)
+            raise DataError(
+                f"{folder / name} has too few images to draw some for validation.",
+                given=f"{len(of_class)} images, {count} of them to be drawn",
+                expected="one more than is drawn, or more",
+                hint="draw fewer, or leave the class out by a file of labels",
+            )
         sets["validation"] += of_class[:count]
         sets["train"] += of_class[count:]
     return {name: shuffled(images) for name, images in sets.items() if images}
 
 
 def find_sets(folder: Path) -> dict[str, Path]:
-    """The folders of the sets in a folder, by the names of the sets.
+    """Find the folders of the sets in a folder, by the name of the set.
 
     Raises:
         DataError: there is none, or two for the same set.
@@ -120,18 +121,18 @@ def find_sets(folder: Path) -> dict[str, Path]:
 
 
 def shuffled(images: Sequence[LabelledImage]) -> list[LabelledImage]:
-    """In the order in which the reference writes them, run by Python 3."""
+    """The images in the order in which the reference writes them, run by Python 3."""
     order = list(range(len(images)))
     random.Random(_SEED).shuffle(order)
     return [images[index] for index in order]
 
 
 def labelled(folder: Path, path: Path, label: int, text: str, synset: Synset | None = None) -> LabelledImage:
-    """A file below the folder that is converted."""
+    """The image in a file below the folder that is converted."""
     try:
         status = path.stat()
         version = status.st_size, status.st_mtime_ns
-    except OSError:  # such as a broken link: `image_record` says what is wrong with it, when its turn comes
+    except OSError:  # such as a broken link: `image_record` says what is wrong
         version = 0, 0
     return LabelledImage(path.relative_to(folder).as_posix(), label, text, version, synset)
 
@@ -140,14 +141,14 @@ def _reader(folder: Path, labels: Path | None) -> ImageFolder:
     return ImageFolder(folder, labels, background=True, decoding=DECODING)
 
 
-def _images(root: Path, folder: Path, reader: ImageFolder) -> list[LabelledImage]:
+def _list_images(root: Path, folder: Path, reader: ImageFolder) -> list[LabelledImage]:
     labels = {text: label for label, text in enumerate(reader.classes)}
     names = [reader.example_id(index) for index in range(len(reader))]
     texts = [name.split("/", 1)[0] for name in names]
     return [labelled(root, folder / name, labels[text], text) for name, text in zip(names, texts, strict=True)]
 
 
-def _check_alike(folder: Path, readers: Mapping[str, ImageFolder]) -> None:
+def _check_same_classes(folder: Path, readers: Mapping[str, ImageFolder]) -> None:
     classes = [frozenset(reader.classes) for reader in readers.values()]
     if others := sorted(classes[0] ^ classes[-1]):
         raise DataError(
@@ -156,12 +157,3 @@ def _check_alike(folder: Path, readers: Mapping[str, ImageFolder]) -> None:
             expected="a folder for each class in all of them: its label is its place among them",
             hint="give a file of labels, or each set the missing folders",
         )
-
-
-def _too_few(folder: Path, num_images: int, count: int) -> DataError:
-    return DataError(
-        f"{folder} has too few images to draw some for validation.",
-        given=f"{num_images} images, {count} of them to be drawn",
-        expected="one more than is drawn, or more",
-        hint="draw fewer, or leave the class out by a file of labels",
-    )

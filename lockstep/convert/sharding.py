@@ -1,4 +1,4 @@
-"""The machine of all converters: items become records, in shards that several processes write."""
+"""Convert items to records in shards, written by several processes: what all converters share."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from lockstep.checks import check_range, check_type
-from lockstep.convert.crew import work_off
-from lockstep.convert.manifest import Manifest, Shard, Skipped, claim, fingerprint, held
+from lockstep.convert.conversion_state import (
+    ConversionState,
+    Shard,
+    Skipped,
+    conversion_fingerprint,
+    lock_shards,
+    start_or_resume,
+)
+from lockstep.convert.worker_pool import run_tasks
 from lockstep.cores import usable_cores
 from lockstep.durable import atomic_write
 from lockstep.errors import DataError, InputError
@@ -29,19 +36,18 @@ _logger = logging.getLogger("lockstep")
 
 @dataclass(frozen=True)
 class Summary:
-    """What a conversion has made; that of an earlier start which was kept counts too, but for the seconds."""
+    """The result of a conversion. Shards kept from an earlier start count too, except in the seconds."""
 
     num_shards: int
     num_kept: int
-    """Shards that were finished before this start."""
+    """Shards finished by an earlier start."""
     num_records: int
     num_bytes: int
     skipped: tuple[Skipped, ...]
-    """In the order of the items."""
     seconds: float
 
     def __add__(self, other: Summary) -> Summary:
-        """Both conversions as one."""
+        """The result of both conversions."""
         return Summary(
             self.num_shards + other.num_shards,
             self.num_kept + other.num_kept,
@@ -54,20 +60,16 @@ class Summary:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a conversion runs; its bytes do not depend on it.
-
-    Raises:
-        InputError: a number is out of range.
-    """
+    """How a conversion runs. The bytes of the shards do not depend on it."""
 
     num_processes: int | None = None
-    """By default one for each core that may be used."""
+    """By default one for each usable core."""
     max_skipped: int | None = None
-    """Items that may be skipped; by default any number."""
+    """Items that may be skipped; None: any number."""
     overwrite: bool = False
-    """Write over the shards of another conversion."""
+    """Overwrite the shards of another conversion."""
     progress: Progress | None = None
-    """Called with the number of items done and of all, after each."""
+    """Called after each item with the numbers of items done and of all items."""
 
     def __post_init__(self) -> None:
         if self.num_processes is not None:
@@ -91,36 +93,34 @@ def convert(
 ) -> Summary:
     """Write the records of all items to the files BASE-00000-of-00002, BASE-00001-of-00002 ... in the folder `output`.
 
-    Shard i holds the items from the whole part of i * items / shards on, as in the TensorFlow reference's builders. The
-    bytes are the same however many processes write, and however often they were stopped: a finished shard is kept when
-    the same conversion is asked for again. What tells one conversion from another is the number of shards, the options
-    and the `repr` of every item, kept in the hidden file .BASE.conversion.json, which also lists what was skipped.
+    Shard i starts with item floor(i * items / shards), as in the TensorFlow reference's builders. The bytes do not
+    depend on the number of processes, nor on how often they were stopped: the same call again keeps finished shards. A
+    conversion is the same if the number of shards, the options and the `repr` of every item are. The hidden file
+    .BASE.conversion.json holds their hash, and lists the skipped items.
 
     Args:
-        items: what to convert. They reach the processes by fork.
-        serialize: makes the record of an item, or says why there is none.
+        items: handed to the processes by fork.
+        serialize: makes the record of an item, or says why it is skipped. What it raises comes through.
         output: the folder, made if need be.
-        base: the name before the number of the shard.
+        base: the name before the number of a shard.
         num_shards: 1 up to the number of items.
         options: what else decides the bytes of the records, as values of JSON.
-        settings: how it runs.
+        settings: how the conversion runs.
 
     Raises:
-        InputError: there are fewer items than shards, or no shards.
-        DataError: shards of another conversion are there; more was skipped than allowed, or everything; the system
-            refuses to write. What `serialize` raises comes through as it is.
-        WorkerError: a process died, or `serialize` raised no error of Lockstep.
+        DataError: there are shards of another conversion; more items were skipped than allowed, or all; or the system
+            refuses to write.
+        WorkerError: a process died, or `serialize` raised something that is no error of Lockstep.
     """
     _check(len(items), output, base, num_shards)
     started = time.monotonic()
-    with held(output, base):
+    with lock_shards(output, base):
         names = [shard_name(base, number, num_shards) for number in range(num_shards)]
-        made_of = fingerprint(items, options or {}, num_shards)
-        manifest = claim(output, base, names, made_of, overwrite=settings.overwrite)
-        num_kept = len(manifest.finished)
-        conversion = _Conversion(items, serialize, output, base, num_shards)
-        _write_missing(conversion, manifest, settings)
-    shards = [manifest.finished[number] for number in range(num_shards)]
+        fingerprint = conversion_fingerprint(items, options or {}, num_shards)
+        state = start_or_resume(output, base, names, fingerprint, overwrite=settings.overwrite)
+        num_kept = len(state.finished)
+        _write_missing(_Conversion(items, serialize, output, base, num_shards), state, settings)
+    shards = [state.finished[number] for number in range(num_shards)]
     skipped = tuple(each for shard in shards for each in shard.skipped)
     num_records = sum(shard.num_records for shard in shards)
     if not num_records:
@@ -135,7 +135,7 @@ def shard_name(base: str, number: int, num_shards: int) -> str:
 
 
 class _Finished(NamedTuple):
-    """A shard stands whole in its place."""
+    """The event that a shard is whole and in its place."""
 
     number: int
     shard: Shard
@@ -143,7 +143,7 @@ class _Finished(NamedTuple):
 
 @dataclass(frozen=True)
 class _Conversion:
-    """What is converted into what."""
+    """Which items become which shards."""
 
     items: Sequence[object]
     serialize: Callable[..., bytes | Skipped]
@@ -152,12 +152,12 @@ class _Conversion:
     num_shards: int
 
     def range_of(self, number: int) -> range:
-        """Which items a shard holds."""
+        """The indices of the items in a shard."""
         bounds = np.linspace(0, len(self.items), self.num_shards + 1).astype(int)
         return range(*bounds[number : number + 2].tolist())
 
     def write(self, number: int) -> Generator[Skipped | _Finished | None, None, None]:
-        """Write a shard; yields None or `Skipped` after each item, and at last that it is finished."""
+        """Write a shard. Yields None or `Skipped` after each item, then `_Finished`."""
         path = self.output / shard_name(self.base, number, self.num_shards)
         num_records, skipped = 0, []
         with atomic_write(path, parents=True, failure=DataError) as file:
@@ -174,17 +174,17 @@ class _Conversion:
         yield _Finished(number, Shard(num_records, num_bytes, tuple(skipped)))
 
 
-def _write_missing(conversion: _Conversion, manifest: Manifest, settings: Settings) -> None:
+def _write_missing(conversion: _Conversion, state: ConversionState, settings: Settings) -> None:
     """Write the shards that are not finished."""
     num_items = len(conversion.items)
-    skipped = [each for shard in manifest.finished.values() for each in shard.skipped]
-    done = sum(len(conversion.range_of(number)) for number in manifest.finished)
-    missing = [number for number in range(conversion.num_shards) if number not in manifest.finished]
+    skipped = [each for shard in state.finished.values() for each in shard.skipped]
+    done = sum(len(conversion.range_of(number)) for number in state.finished)
+    missing = [number for number in range(conversion.num_shards) if number not in state.finished]
     _check_skipped(skipped, settings.max_skipped)
-    with closing(work_off(missing, conversion.write, settings.num_processes or usable_cores())) as events:
+    with closing(run_tasks(missing, conversion.write, settings.num_processes or usable_cores())) as events:
         for event in events:
             if isinstance(event, _Finished):
-                manifest.add(*event)
+                state.add(*event)
                 continue
             done += 1
             if event is not None:

@@ -15,6 +15,7 @@ import torch
 from PIL import features
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
+from PIL.Image import Image
 from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
@@ -49,6 +50,13 @@ def open_image(data: bytes) -> ImageFile:
         if data.startswith(start):
             return opener(BytesIO(data))
     raise ValueError(f"the first bytes {data[:12].hex(' ')}" if data else "no bytes")
+
+
+def png_bytes(image: Image) -> bytes:
+    """The image encoded as a PNG."""
+    file = BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
 
 
 def shrunk(image: ImageFile, factor: int) -> ImageFile:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_range, check_switch
+from lockstep.checks import Fraction, Hint, NonNegativeFloat
 from lockstep.optim.kernels import fused_adam
-from lockstep.optim.optimizers import LearningRate, WeightDecay, check_betas
+from lockstep.optim.optimizers import WeightDecay
 from lockstep.optim.rules import Chunk, Rule, in_float32, slot
+from lockstep.optim.schedules import LearningRate
+
+Betas = Annotated[tuple[Fraction, Fraction], Hint("write betas=(0.9, 0.999)")]
+"""The decays of the means of the gradients and of their squares."""
 
 
 @dataclass(frozen=True)
@@ -29,18 +33,12 @@ class Adam(Rule):
     decoupled: ClassVar[bool] = False
 
     lr: LearningRate
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    betas: Betas = (0.9, 0.999)
+    eps: NonNegativeFloat = 1e-8
     weight_decay: WeightDecay = 0.0
     """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
     epsilon_hat: bool = False
     """Add eps to the root of exp_avg_sq as it is, not corrected: TensorFlow's form, in section 2 of the paper."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_betas(self.betas)
-        check_range("eps", self.eps, 0.0)
-        check_switch("epsilon_hat", self.epsilon_hat)
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
         """Both means, at 0."""

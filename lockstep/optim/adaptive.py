@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_range, check_switch, check_type
+from lockstep.checks import Fraction, Hint, NonNegativeFloat, PositiveFloat, Range
 from lockstep.errors import InputError
 from lockstep.optim.kernels import fused_adagrad
-from lockstep.optim.optimizers import LearningRate, WeightDecay
+from lockstep.optim.optimizers import WeightDecay
 from lockstep.optim.rules import Chunk, Rule, in_float32, slot
+from lockstep.optim.schedules import LearningRate
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,12 @@ class Adagrad(Rule):
     lr: LearningRate
     weight_decay: WeightDecay = 0.0
     """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
-    initial_accumulator_value: float = 0.0
+    initial_accumulator_value: NonNegativeFloat = 0.0
     """What the sums start at."""
-    eps: float = 1e-10
+    eps: NonNegativeFloat = 1e-10
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("initial_accumulator_value", self.initial_accumulator_value, 0.0)
-        check_range("eps", self.eps, 0.0)
         if not (self.eps or self.initial_accumulator_value):
             raise InputError(
                 "Adagrad would divide by 0 where a gradient is 0.",
@@ -86,23 +84,11 @@ class Adadelta(Rule):
     """
 
     lr: LearningRate
-    rho: float = 0.9
+    rho: Fraction = 0.9
     """The decay of both means."""
-    eps: float = 1e-6
+    eps: Annotated[PositiveFloat, Hint("set eps=1e-6: the first update is as large as the root of eps")] = 1e-6
     weight_decay: WeightDecay = 0.0
     """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("rho", self.rho, 0.0, 1.0)
-        check_range("eps", self.eps, 0.0)
-        if not self.eps:
-            raise InputError(
-                "Adadelta would never move: its first update is as large as the root of eps.",
-                given="eps=0",
-                expected="a number above 0",
-                hint="set eps=1e-6",
-            )
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
         """The mean squares of gradients and updates, at 0."""
@@ -137,25 +123,17 @@ class RMSProp(Rule):
     """
 
     lr: LearningRate
-    alpha: float = 0.9
+    alpha: Fraction = 0.9
     """The decay of the mean, which TensorFlow calls `decay`."""
-    eps: float = 1e-10
+    eps: NonNegativeFloat = 1e-10
     """Inside the root, so its size is that of a squared gradient."""
     weight_decay: WeightDecay = 0.0
     """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
-    momentum: float = 0.0
+    momentum: Fraction = 0.0
     centered: bool = False
     """Divide by the root of the variance: the running mean of the gradients, squared, is taken off `square_avg`."""
-    initial_accumulator_value: float = 1.0
+    initial_accumulator_value: NonNegativeFloat = 1.0
     """What `square_avg` starts at: with 1 the first updates are small, with 0 they are large."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("alpha", self.alpha, 0.0, 1.0)
-        check_range("eps", self.eps, 0.0)
-        check_range("momentum", self.momentum, 0.0, 1.0)
-        check_switch("centered", self.centered)
-        check_range("initial_accumulator_value", self.initial_accumulator_value, 0.0)
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
         """The mean of the squares, and where they are used the momentum buffer and the mean of the gradients."""
@@ -209,33 +187,21 @@ class FTRL(Rule):
 
     lr: LearningRate
     """Above 0 at every step."""
-    learning_rate_power: float = -0.5
-    """At most 0; with 0 the rate does not fall with the gradients."""
-    initial_accumulator_value: float = 0.1
-    """What the sums of the squared gradients start at, above 0."""
-    l1: float = 0.0
-    l2: float = 0.0
-    l2_shrinkage: float = 0.0
+    learning_rate_power: Annotated[float, Range(le=0), Hint("leave it at -0.5, or set 0 for a steady rate")] = -0.5
+    """With 0 the rate does not fall with the gradients."""
+    initial_accumulator_value: Annotated[PositiveFloat, Hint("set initial_accumulator_value=0.1")] = 0.1
+    """What the sums of the squared gradients start at."""
+    l1: NonNegativeFloat = 0.0
+    l2: NonNegativeFloat = 0.0
+    l2_shrinkage: NonNegativeFloat = 0.0
     """L2 on the size of the parameters as they are; `l2` stabilises, and acts on the solution."""
     weight_decay: WeightDecay = 0.0
     """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("initial_accumulator_value", "l1", "l2", "l2_shrinkage"):
-            check_range(name, getattr(self, name), 0.0)
-        power = self.learning_rate_power
-        check_type("learning_rate_power", power, (int, float), expected="a number", hint="leave it at -0.5")
-        if not -math.inf < power <= 0:
-            raise InputError(
-                "learning_rate_power is out of range.",
-                given=f"learning_rate_power={power}",
-                expected="0 or less",
-                hint="leave it at -0.5, or set 0 for a rate that does not fall",
-            )
-        for name in ("lr", "initial_accumulator_value"):
-            if getattr(self, name) == 0:
-                raise _divides_by_zero(name, "")
+        if self.lr == 0:
+            raise _rate_of_zero("")
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
         """The sums of squared gradients, and the linear terms at 0."""
@@ -245,7 +211,7 @@ class FTRL(Rule):
     def check_rate(self, lr: float, step: int) -> None:
         """Refuse a rate of 0."""
         if not lr > 0:
-            raise _divides_by_zero("lr", f" in the update that makes step {step}")
+            raise _rate_of_zero(f" in the update that makes step {step}")
 
     def apply(self, chunk: Chunk, lr: float, step: int) -> None:
         """Update parameters and slots in place."""
@@ -280,10 +246,10 @@ class FTRL(Rule):
         return torch._foreach_pow(sums, -self.learning_rate_power)
 
 
-def _divides_by_zero(name: str, when: str) -> InputError:
+def _rate_of_zero(when: str) -> InputError:
     return InputError(
-        f"FTRL divides by {name}, which is 0{when}.",
-        given=f"{name}=0",
+        f"FTRL divides by lr, which is 0{when}.",
+        given="lr=0",
         expected="a number above 0",
-        hint="start a warm-up, and end a decay, above 0" if name == "lr" else f"set {name}=0.1",
+        hint="start a warm-up, and end a decay, above 0",
     )

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_open_unit, check_switch
+from lockstep.checks import Checked, Decay, Hint
 
 
 @dataclass(frozen=True)
-class MovingAverage:
+class MovingAverage(Checked):
     """average = d * average + (1 - d) * parameter after each update, with d = min(decay, (1 + t) / (10 + t)).
 
     The rule of tf.train.ExponentialMovingAverage with num_updates; t is the step that the update made, so early
     averages follow the parameters closely. With dynamic=False, d is `decay` throughout.
     """
 
-    decay: float = 0.9999
+    decay: Annotated[Decay, Hint("give a decay such as 0.999 or 0.9999")] = 0.9999
     dynamic: bool = True
     statistics: bool = False
     """Average the batch-norm statistics too, as the Inception trainer did: all floating-point buffers but float8.
 
     A buffer that is not finite at the start, such as a mask of -inf, has no average: its values are copied."""
-
-    def __post_init__(self) -> None:
-        check_open_unit("decay", self.decay, hint="give a decay such as 0.999 or 0.9999")
-        check_switch("dynamic", self.dynamic)
-        check_switch("statistics", self.statistics)
 
     def decay_at(self, step: int) -> float:
         """The decay used by the update that makes `step`."""

@@ -14,7 +14,8 @@ from torch.optim import Optimizer as TorchOptimizer
 from lockstep.checks import plain, wrong_type
 from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
-from lockstep.optim.optimizers import LearningRate, Scheduled, check_rates, of_another
+from lockstep.optim.optimizers import Scheduled, of_another
+from lockstep.optim.schedules import LearningRate, check_schedule
 
 _SCALARS = (bool, int, float, str, type(None))
 _UNUSED_RATE = 1e-3  # torch's classes want a number; each update sets the schedule's
@@ -45,7 +46,7 @@ class FromTorch:
         _check_class(cls)
         if "lr" in arguments:
             arguments["lr"] = plain(arguments["lr"])
-            check_rates(arguments["lr"], 0.0)
+            check_schedule("lr", arguments["lr"])
         trial = self._built([nn.Parameter(torch.zeros(1, 1))], hint="correct the arguments")
         if not isinstance(trial.defaults.get("lr"), float | int):
             raise InputError(

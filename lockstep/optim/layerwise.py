@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_range, check_switch
-from lockstep.optim.adam import corrections, update_means
-from lockstep.optim.optimizers import LearningRate, WeightDecay, check_betas
+from lockstep.checks import Fraction, NonNegativeFloat
+from lockstep.optim.adam import Betas, corrections, update_means
+from lockstep.optim.optimizers import WeightDecay
 from lockstep.optim.rules import Chunk, Rule, in_float32, slot
+from lockstep.optim.schedules import LearningRate
 
 
 @dataclass(frozen=True)
@@ -24,18 +25,12 @@ class LARS(Rule):
     """
 
     lr: LearningRate
-    momentum: float = 0.9
+    momentum: Fraction = 0.9
     weight_decay: WeightDecay = 0.0
     """One number, or by pattern; the paper has 0.0005. Biases are decayed too, unless no pattern finds them."""
-    trust_coefficient: float = 0.001
+    trust_coefficient: NonNegativeFloat = 0.001
     skip_vectors: bool = True
     """Parameters of one dimension or none (biases, the scales of batch norm) have the trust 1."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("momentum", self.momentum, 0.0, 1.0)
-        check_range("trust_coefficient", self.trust_coefficient, 0.0)
-        check_switch("skip_vectors", self.skip_vectors)
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
         """A momentum buffer of zeros, if there is a momentum."""
@@ -71,18 +66,12 @@ class LAMB(Rule):
     """
 
     lr: LearningRate
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-6
+    betas: Betas = (0.9, 0.999)
+    eps: NonNegativeFloat = 1e-6
     weight_decay: WeightDecay = 0.0
     """One number, or by pattern; the paper has 0.01. Biases are decayed too, unless no pattern finds them."""
     skip_vectors: bool = True
     """Parameters of one dimension or none (biases, the scales of batch norm) have the trust 1."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_betas(self.betas)
-        check_range("eps", self.eps, 0.0)
-        check_switch("skip_vectors", self.skip_vectors)
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
         """Both means, at 0."""

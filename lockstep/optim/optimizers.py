@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, Protocol
 
 from torch import Tensor
 
-from lockstep.checks import check_range
-from lockstep.errors import CheckpointError, InputError
+from lockstep.checks import NonNegativeFloat, check_value
+from lockstep.errors import CheckpointError
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.resolution import describe_schedule, resolve_schedule
-from lockstep.optim.schedules import Constant, Schedule, check_schedule, rate_at
+from lockstep.optim.schedules import Constant, LearningRate, Schedule, rate_at
 
-WeightDecay = float | Mapping[str, float]
+
+def _check_weight_decay(name: str, decay: object) -> None:
+    for pattern, each in decay.items() if isinstance(decay, Mapping) else [("", decay)]:
+        check_value(f"{name} of {pattern!r}" if pattern else name, each, NonNegativeFloat)
+
+
+WeightDecay = Annotated[float | Mapping[str, float], _check_weight_decay]
 """One number for all parameters, or one a pattern: those that no pattern matches have none."""
-
-LearningRate = float | Schedule
 
 
 class BoundOptimizer(Protocol):
@@ -139,32 +143,3 @@ def of_another(given: str, expected: str) -> CheckpointError:
         expected=expected,
         hint="resume with the optimizer of the run, or train in another workdir",
     )
-
-
-def check_rates(lr: Any, weight_decay: Any) -> None:
-    """Refuse what is no learning rate or no weight decay.
-
-    Raises:
-        InputError: one of them is of the wrong type or out of range.
-    """
-    check_schedule("lr", lr)
-    decays = weight_decay if isinstance(weight_decay, Mapping) else {"": weight_decay}
-    for pattern, decay in decays.items():
-        check_range(f"weight_decay of {pattern!r}" if pattern else "weight_decay", decay, 0.0)
-
-
-def check_betas(betas: object) -> None:
-    """Refuse what is not two decays of running means: 0 or more, below 1.
-
-    Raises:
-        InputError: it is no pair, or one of them is out of range.
-    """
-    if not isinstance(betas, Sequence) or isinstance(betas, str) or len(betas) != 2:
-        raise InputError(
-            "betas are not two numbers.",
-            given=f"betas={betas!r}",
-            expected="the decays of the means of the gradients and of their squares",
-            hint="write betas=(0.9, 0.999)",
-        )
-    for index, beta in enumerate(betas):
-        check_range(f"betas[{index}]", beta, 0.0, 1.0)

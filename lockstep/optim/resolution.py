@@ -6,29 +6,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, cast
 
-from lockstep.checks import check_range, check_type
+from lockstep.checks import Checked, NonNegativeFloat, NonNegativeInt, PositiveInt, check_value
 from lockstep.errors import InputError
-from lockstep.optim.schedules import Constant, Schedule, check_schedule, rate_at
+from lockstep.optim.schedules import Constant, LearningRate, Schedule, rate_at
 from lockstep.progress import Epochs
 
 
 @dataclass(frozen=True)
-class ScaledByBatch:
+class ScaledByBatch(Checked):
     """A rate that was found for batches of `base_batch_size`, for the batches of the run.
 
     The linear scaling rule: batches k times as large learn k times as fast (Goyal et al.: Accurate, Large Minibatch
     SGD, 2017). The batch size is known once the schedule is resolved.
     """
 
-    schedule: float | Schedule
+    schedule: LearningRate
     """A rate, one of Lockstep's schedules, or any function of the step."""
-    base_batch_size: int
+    base_batch_size: PositiveInt
     """Examples an update, over all towers."""
-
-    def __post_init__(self) -> None:
-        check_schedule("schedule", self.schedule)
-        check_type("base_batch_size", self.base_batch_size, int, expected="a whole number", hint="write it as 256")
-        check_range("base_batch_size", self.base_batch_size, 1)
 
     def __call__(self, step: int) -> float:
         """The rate is not known yet.
@@ -49,15 +44,11 @@ class ScaledByBatch:
 
 
 @dataclass(frozen=True)
-class Scaled:
+class Scaled(Checked):
     """`factor` times the rate of `schedule`: what `ScaledByBatch` is, once the batch size is known."""
 
-    schedule: float | Schedule
-    factor: float
-
-    def __post_init__(self) -> None:
-        check_schedule("schedule", self.schedule)
-        check_range("factor", self.factor, 0.0)
+    schedule: LearningRate
+    factor: NonNegativeFloat
 
     def __call__(self, step: int) -> float:
         """The rate after `step` completed updates."""
@@ -113,8 +104,8 @@ def _in_steps(name: str, length: int | Epochs, sizes: _Sizes) -> int:
 
 
 def _checked_sizes(epoch_size: int, batch_size: int) -> _Sizes:
-    check_range("epoch_size", epoch_size, 0)
-    check_range("batch_size", batch_size, 1)
+    check_value("epoch_size", epoch_size, NonNegativeInt)
+    check_value("batch_size", batch_size, PositiveInt)
     return _Sizes(epoch_size, batch_size)
 
 

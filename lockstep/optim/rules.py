@@ -11,11 +11,12 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.checks import plain
+from lockstep.checks import Checked, plain
 from lockstep.errors import InputError
 from lockstep.optim import kernels
 from lockstep.optim.gradients import Gradients
-from lockstep.optim.optimizers import LearningRate, Scheduled, WeightDecay, check_rates, of_another
+from lockstep.optim.optimizers import Scheduled, WeightDecay, of_another
+from lockstep.optim.schedules import LearningRate
 from lockstep.selection import assigned, selected
 
 _CACHED_ELEMENTS = 1 << 18
@@ -40,7 +41,7 @@ class Chunk(NamedTuple):
         return list(torch._foreach_add(self.gradients, self.parameters, alpha=self.weight_decay))
 
 
-class Rule(ABC):
+class Rule(Checked, ABC):
     """An optimizer whose update is a function of parameter, gradient, slots, learning rate and step."""
 
     lr: LearningRate
@@ -52,7 +53,7 @@ class Rule(ABC):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr", plain(self.lr))
-        check_rates(self.lr, self.weight_decay)
+        super().__post_init__()
 
     @property
     def takes_rows(self) -> bool:
@@ -67,7 +68,7 @@ class Rule(ABC):
     def apply(self, chunk: Chunk, lr: float, step: int) -> None:
         """Update parameters and slots in place; `step` counts this update too, so the first is 1."""
 
-    def check_rate(self, lr: float, step: int) -> None:  # noqa: B027
+    def check_rate(self, lr: float, step: int) -> None:
         """Refuse a rate that the update that makes `step` cannot use, though it is finite and 0 or more.
 
         Raises:

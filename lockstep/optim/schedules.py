@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
-from lockstep.checks import check_one_of, check_range, check_switch, check_type, plain, wrong_type
+from lockstep.checks import Checked, FiniteFloat, Hint, NonNegativeFloat, Range, check_value, plain, wrong_type
 from lockstep.errors import InputError, LockstepError
 from lockstep.progress import Epochs
 
@@ -61,14 +62,40 @@ def _unusable(schedule: Schedule, step: int, name: str, low: float, result: str)
     )
 
 
+def check_schedule(name: str, schedule: object) -> None:
+    """Refuse what is neither a rate nor a schedule."""
+    if isinstance(schedule, int | float):
+        check_value(name, schedule, NonNegativeFloat)
+    elif not callable(schedule) or isinstance(schedule, type):
+        hint = f"write {name}=0.1, or {name}=ls.optim.Cosine(0.1, 1000)"
+        raise wrong_type(name, schedule, expected="a number or a schedule", hint=hint)
+
+
+def _check_length(name: str, length: object, *, bounds: Range) -> None:
+    if isinstance(length, Epochs):
+        check_value(name, length.count, FiniteFloat)
+    elif not isinstance(length, int) or isinstance(length, bool):
+        raise InputError(
+            f"{name} is not a length.",
+            given=f"{name}={length!r}",
+            expected="a whole number of steps, or epochs",
+            hint=f"write it as {name}=1000, or as {name}=ls.Epochs(30)",
+        )
+    else:
+        check_value(name, length, Annotated[int, bounds])
+
+
+LearningRate = Annotated[float | Schedule, check_schedule]
+Length = Annotated[int | Epochs, partial(_check_length, bounds=Range(ge=1))]
+OptionalLength = Annotated[int | Epochs, partial(_check_length, bounds=Range(ge=0))]
+"""A length that may be 0 steps."""
+
+
 @dataclass(frozen=True)
-class Constant:
+class Constant(Checked):
     """The same rate at every step."""
 
-    value: float
-
-    def __post_init__(self) -> None:
-        check_range("value", self.value, 0.0)
+    value: NonNegativeFloat
 
     def __call__(self, step: int) -> float:
         """The rate after `step` completed updates."""
@@ -76,40 +103,27 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Exponential:
+class Exponential(Checked):
     """initial * factor ** (step / decay_steps), the rule of tf.train.exponential_decay.
 
     With a burn-in (TensorFlow Object Detection, 2018) the rate is first `burn_in` for `burn_in_steps`, and the decay is
     counted from the end of these.
     """
 
-    initial: float
-    decay_steps: int | Epochs
-    factor: float
-    """What the rate is multiplied by every `decay_steps`: above 0, at most 1."""
+    initial: NonNegativeFloat
+    decay_steps: Length
+    factor: Annotated[float, Range(gt=0, le=1), Hint("give what the rate is multiplied by, such as 0.94")]
+    """Multiplies the rate every `decay_steps`."""
     staircase: bool = True
     """Decay in jumps, every `decay_steps`; False: a little at each step."""
-    burn_in_steps: int | Epochs = 0
-    burn_in: float | None = None
+    burn_in_steps: OptionalLength = 0
+    burn_in: NonNegativeFloat | None = None
     """The rate during the burn-in; None or 0: `initial`."""
-    final: float = 0.0
+    final: NonNegativeFloat = 0.0
     """The rate never falls below this one, in the burn-in neither."""
 
     def __post_init__(self) -> None:
-        for name in ("initial", "factor", "final"):
-            check_range(name, getattr(self, name), 0.0)
-        if self.burn_in is not None:
-            check_range("burn_in", self.burn_in, 0.0)
-        _check_length("decay_steps", self.decay_steps, 1)
-        _check_length("burn_in_steps", self.burn_in_steps, 0)
-        check_switch("staircase", self.staircase)
-        if not 0 < self.factor <= 1:
-            raise InputError(
-                "This factor makes no decay.",
-                given=f"factor={self.factor}",
-                expected="0 < factor <= 1",
-                hint="give what the rate is multiplied by, such as 0.94",
-            )
+        super().__post_init__()
         if self.final > self.initial:
             raise InputError(
                 "The rate would start below its floor.",
@@ -129,32 +143,18 @@ class Exponential:
 
 
 @dataclass(frozen=True)
-class Polynomial:
+class Polynomial(Checked):
     """(initial - final) * (1 - step / steps) ** power + final, then `final`: the rule of tf.train.polynomial_decay.
 
     With `cycle`, `steps` is multiplied as often as needed to reach the current step: the rate jumps up after each
     `steps`, less each time. A `final` above `initial` is a rise.
     """
 
-    initial: float
-    steps: int | Epochs
-    final: float = 1e-4
-    power: float = 1.0
-    """Above 0; 1 is a straight line."""
+    initial: NonNegativeFloat
+    steps: Length
+    final: NonNegativeFloat = 1e-4
+    power: Annotated[float, Range(gt=0), Hint("give power=1.0 for a straight line, or use Constant")] = 1.0
     cycle: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("initial", "final", "power"):
-            check_range(name, getattr(self, name), 0.0)
-        _check_length("steps", self.steps, 1)
-        check_switch("cycle", self.cycle)
-        if not self.power:
-            raise InputError(
-                "A polynomial of power 0 does not decay.",
-                given=f"power={self.power}",
-                expected="a power above 0",
-                hint="give power=1.0 for a straight line, or use Constant",
-            )
 
     def __call__(self, step: int) -> float:
         """The rate after `step` completed updates."""
@@ -165,27 +165,23 @@ class Polynomial:
 
 
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(Checked):
     """Half a cosine from `initial` down to `final`, reached at `steps`, then constant (Loshchilov, Hutter: SGDR, 2017).
 
     Within `steps`, the rate may first rise linearly from `warmup_initial` to `initial` for `warmup_steps`, and then
     stay there for `hold_steps`; a hold that reaches beyond `steps` ends there, and the rate drops to `final` after it.
     """
 
-    initial: float
-    steps: int | Epochs
-    """The length; `Epochs` are resolved to whole batches when the run is built."""
-    warmup_steps: int | Epochs = 0
-    final: float = 0.0
-    warmup_initial: float = 0.0
-    hold_steps: int | Epochs = 0
+    initial: NonNegativeFloat
+    steps: Length
+    """`Epochs` are resolved to whole batches when the run is built."""
+    warmup_steps: OptionalLength = 0
+    final: NonNegativeFloat = 0.0
+    warmup_initial: NonNegativeFloat = 0.0
+    hold_steps: OptionalLength = 0
 
     def __post_init__(self) -> None:
-        for name in ("initial", "final", "warmup_initial"):
-            check_range(name, getattr(self, name), 0.0)
-        _check_length("steps", self.steps, 1)
-        _check_length("warmup_steps", self.warmup_steps, 0)
-        _check_length("hold_steps", self.hold_steps, 0)
+        super().__post_init__()
         if _longer(self.warmup_steps, self.steps):
             raise InputError(
                 "The warm-up is longer than the whole schedule.",
@@ -216,7 +212,7 @@ class Cosine:
 
 
 @dataclass(frozen=True)
-class PiecewiseConstant:
+class PiecewiseConstant(Checked):
     """values[0] until boundaries[0], then values[1] until boundaries[1], and so on; the new value holds at a boundary.
 
     The manual steps of TensorFlow Object Detection. With `warmup`, the rate rises (or falls) linearly from values[0] to
@@ -224,21 +220,15 @@ class PiecewiseConstant:
     with those when they are resolved. Lists are taken for tuples.
     """
 
-    boundaries: tuple[int | Epochs, ...]
+    boundaries: tuple[Length, ...]
     """Where the value changes: 1 or more, strictly rising; none at all for a constant."""
-    values: tuple[float, ...]
+    values: tuple[NonNegativeFloat, ...]
     warmup: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("boundaries", "values"):
-            given = getattr(self, name)
-            check_type(name, given, (tuple, list), expected="a tuple", hint=f"write it as {name}=({given!r},)")
-            object.__setattr__(self, name, tuple(given))
-        for index, boundary in enumerate(self.boundaries):
-            _check_length(f"boundaries[{index}]", boundary, 1)
-        for index, value in enumerate(self.values):
-            check_range(f"values[{index}]", value, 0.0)
-        check_switch("warmup", self.warmup)
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         self._check_order()
         self._check_counts()
 
@@ -276,7 +266,7 @@ class PiecewiseConstant:
 
 
 @dataclass(frozen=True)
-class OneCycle:
+class OneCycle(Checked):
     """Up to `peak` and down to far below the start, with the numbers of torch.optim.lr_scheduler.OneCycleLR.
 
     From peak / div_factor to `peak` over the first `warmup_share` of the steps, then down to
@@ -284,24 +274,14 @@ class OneCycle:
     Super-Convergence, 2018). Momentum is not cycled.
     """
 
-    peak: float
-    steps: int | Epochs
-    warmup_share: float = 0.3
-    """Share of the steps before the peak, 0 or more, below 1; torch's pct_start."""
-    div_factor: float = 25.0
-    """1 or more."""
-    final_div_factor: float = 1e4
-    """1 or more."""
+    peak: NonNegativeFloat
+    steps: Length
+    warmup_share: Annotated[float, Range(ge=0, lt=1)] = 0.3
+    """Share of the steps before the peak; torch's pct_start."""
+    div_factor: Annotated[float, Range(ge=1)] = 25.0
+    final_div_factor: Annotated[float, Range(ge=1)] = 1e4
     anneal: Literal["cosine", "linear"] = "cosine"
     """The form of both halves."""
-
-    def __post_init__(self) -> None:
-        check_range("peak", self.peak, 0.0)
-        _check_length("steps", self.steps, 1)
-        check_range("warmup_share", self.warmup_share, 0.0, 1.0)
-        check_range("div_factor", self.div_factor, 1.0)
-        check_range("final_div_factor", self.final_div_factor, 1.0)
-        check_one_of("anneal", self.anneal, ("cosine", "linear"))
 
     def __call__(self, step: int) -> float:
         """The rate after `step` completed updates."""
@@ -318,21 +298,16 @@ class OneCycle:
 
 
 @dataclass(frozen=True)
-class Warmup:
+class Warmup(Checked):
     """A straight line from `initial` to what `schedule` gives at `steps`, over `steps`; from there on `schedule`.
 
     The schedule is not put off: it counts the steps of its warm-up.
     """
 
-    schedule: float | Schedule
+    schedule: LearningRate
     """A rate, one of Lockstep's schedules, or any function of the step."""
-    steps: int | Epochs
-    initial: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_schedule("schedule", self.schedule)
-        _check_length("steps", self.steps, 1)
-        check_range("initial", self.initial, 0.0)
+    steps: Length
+    initial: NonNegativeFloat = 0.0
 
     def __call__(self, step: int) -> float:
         """The rate after `step` completed updates."""
@@ -340,30 +315,6 @@ class Warmup:
         if step >= steps:
             return rate_at(self.schedule, step)
         return _linear(self.initial, rate_at(self.schedule, steps), step / steps)
-
-
-def check_schedule(name: str, schedule: object) -> None:
-    """Refuse what is neither a rate nor a schedule."""
-    if isinstance(schedule, int | float):
-        check_range(name, schedule, 0.0)
-    elif not callable(schedule) or isinstance(schedule, type):
-        hint = f"write {name}=0.1, or {name}=ls.optim.Cosine(0.1, 1000)"
-        raise wrong_type(name, schedule, expected="a number or a schedule", hint=hint)
-
-
-def _check_length(name: str, length: object, least: int) -> None:
-    """Refuse what is neither epochs nor a whole number of at least so many steps."""
-    if isinstance(length, Epochs):
-        check_range(name, length.count, 0.0)
-    elif not isinstance(length, int) or isinstance(length, bool):
-        raise InputError(
-            f"{name} is not a length.",
-            given=f"{name}={length!r}",
-            expected="a whole number of steps, or epochs",
-            hint=f"write it as {name}=1000, or as {name}=ls.Epochs(30)",
-        )
-    else:
-        check_range(name, length, least)
 
 
 def _longer(first: int | Epochs, second: int | Epochs) -> bool:

@@ -8,11 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_range, check_switch
+from lockstep.checks import Fraction
 from lockstep.errors import InputError
 from lockstep.optim.kernels import fused_sgd
-from lockstep.optim.optimizers import LearningRate, WeightDecay
+from lockstep.optim.optimizers import WeightDecay
 from lockstep.optim.rules import Chunk, Rule, in_float32, slot
+from lockstep.optim.schedules import LearningRate
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,13 @@ class SGD(Rule):
     takes_complex: ClassVar[bool] = True
 
     lr: LearningRate
-    momentum: float = 0.0
+    momentum: Fraction = 0.0
     nesterov: bool = False
     weight_decay: WeightDecay = 0.0
     """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("momentum", self.momentum, 0.0, 1.0)
-        check_switch("nesterov", self.nesterov)
         if self.nesterov and not self.momentum > 0:
             raise InputError(
                 "Nesterov's update looks ahead along the momentum, and there is none.",

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, cast
+from typing import Annotated, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_positive, check_type
+from lockstep.checks import Checked, Hint, Range, check_type
 from lockstep.errors import InputError
 from lockstep.norms import norms_of
 from lockstep.optim.gradients import Gradients
@@ -60,22 +60,19 @@ def _watched(function: BoundTransform, name: str, gradients: Gradients, step: in
         )
 
 
-_CLIP_HINT = "give the largest allowed, or leave the transform out"
+_Limit = Annotated[float, Range(gt=0, finite=False), Hint("give the largest allowed, or leave the transform out")]
 _SMALL = 4096
 """Tensors of at most so many elements are sooner copied into one than measured each alone."""
 
 
 @dataclass(frozen=True)
-class ClipGlobalNorm:
+class ClipGlobalNorm(Checked):
     """Scale all gradients by max_norm / norm where their global norm exceeds it (Pascanu et al., 2013).
 
     The rule of tf.clip_by_global_norm; torch's clip_grad_norm_ divides by norm + 1e-6.
     """
 
-    max_norm: float
-
-    def __post_init__(self) -> None:
-        check_positive("max_norm", self.max_norm, hint=_CLIP_HINT)
+    max_norm: _Limit
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
         """The same for any parameters."""
@@ -88,18 +85,15 @@ class ClipGlobalNorm:
 
 
 @dataclass(frozen=True)
-class ClipNorm:
+class ClipNorm(Checked):
     """Scale each gradient by max_norm / norm where its own norm exceeds it: a limit for each parameter alone.
 
     The rule of tf.clip_by_norm, and of `clip_gradient_norm` in TF-Slim.
     """
 
-    max_norm: float
+    max_norm: _Limit
     pattern: Patterns | None = None
     """The parameters it is for, by regular expression or exact name; None: all."""
-
-    def __post_init__(self) -> None:
-        check_positive("max_norm", self.max_norm, hint=_CLIP_HINT)
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
         """The clip of those that the pattern matches.
@@ -115,13 +109,10 @@ class ClipNorm:
 
 
 @dataclass(frozen=True)
-class ClipValue:
+class ClipValue(Checked):
     """Hold every element of every gradient within -max_value and max_value, as torch's clip_grad_value_ does."""
 
-    max_value: float
-
-    def __post_init__(self) -> None:
-        check_positive("max_value", self.max_value, hint=_CLIP_HINT)
+    max_value: _Limit
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
         """The same for any parameters."""
@@ -137,7 +128,7 @@ class ClipValue:
 
 
 @dataclass(frozen=True)
-class AdaptiveClip:
+class AdaptiveClip(Checked):
     """Scale each output unit's gradient to clip_factor * max(norm of its weights, eps) where its norm exceeds that.
 
     Brock et al., "High-Performance Large-Scale Image Recognition Without Normalization", 2021, with the units of the
@@ -147,16 +138,12 @@ class AdaptiveClip:
     "^(?!head[.])" leaves out what is called head.
     """
 
-    clip_factor: float = 0.01
+    clip_factor: _Limit = 0.01
     """The paper has 0.01 for batches of 4096 examples, and more for smaller ones."""
-    eps: float = 1e-3
+    eps: Annotated[float, Range(gt=0, finite=False), Hint("give a small norm, such as 1e-3")] = 1e-3
     """The least norm of weights to go by: those that start at 0 could not leave it otherwise."""
     pattern: Patterns | None = None
     """The parameters it is for, by regular expression or exact name; None: all."""
-
-    def __post_init__(self) -> None:
-        check_positive("clip_factor", self.clip_factor, hint=_CLIP_HINT)
-        check_positive("eps", self.eps, hint="give a small norm, such as 1e-3")
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
         """The clip of those that the pattern matches, by their weights as they are at each update.
@@ -260,7 +247,7 @@ _SCALE_HINT = 'write ScaleGradients({r"bias$": 2.0})'
 
 
 @dataclass(frozen=True)
-class ScaleGradients:
+class ScaleGradients(Checked):
     """Multiply the gradients of some parameters: `ScaleGradients({r"bias$": 2.0, "scale": lambda step: 0.1})`.
 
     A pattern is a regular expression that is searched for in the name, or the exact name; parameters that none of them

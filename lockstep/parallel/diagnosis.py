@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from lockstep.parallel.tower_losses import objective
+from lockstep.parallel.tower_outputs import objective
 from lockstep.types import Batch
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Again:
 
     def __init__(self, losses: LossFunction) -> None:
         self._losses = losses
-        self.unfit: str | None = None
+        self.nonfinite: str | None = None
         """The first loss or gradient that is not finite; empty where all are, None where that is not known."""
         self.error: Exception | None = None
 
@@ -48,19 +48,19 @@ class Again:
         try:
             returned = self._losses(model, batch)
             losses = returned[0] if isinstance(returned, tuple) else returned
-            unfit = unfit_losses({name: loss.item() for name, loss in losses.items()})
-            self.unfit = unfit[0] if unfit else _unfit_gradient(model, losses)
+            nonfinite = nonfinite_losses({name: loss.item() for name, loss in losses.items()})
+            self.nonfinite = nonfinite[0] if nonfinite else _unfit_gradient(model, losses)
         except Exception as error:
             self.error = error
         return {}
 
 
-def unfit_losses(losses: Mapping[str, float]) -> list[str]:
+def nonfinite_losses(losses: Mapping[str, float]) -> list[str]:
     """The losses that are not finite, in words."""
     return [f"loss {name!r} is {value}" for name, value in losses.items() if not math.isfinite(value)]
 
 
-def first_unfit(
+def first_nonfinite(
     model: nn.Module, batch: Batch, run: Callable[[], object] | None, gradients: Mapping[str, Tensor]
 ) -> tuple[str, list[int] | None]:
     """What is not finite first on the way of a tower to its losses: an example, or an output.
@@ -90,8 +90,8 @@ def _unfit_gradient(model: nn.Module, losses: Mapping[str, Tensor]) -> str:
 
 def _last_unfit(gradients: Mapping[str, Tensor]) -> str:
     # The backward pass goes from the last parameter to the first: what is unfit last in the model was so first.
-    unfit = [name for name, gradient in gradients.items() if not all(_are_finite(gradient))]
-    return f"the gradient of {unfit[-1]!r} is not finite" if unfit else ""
+    nonfinite = [name for name, gradient in gradients.items() if not all(_are_finite(gradient))]
+    return f"the gradient of {nonfinite[-1]!r} is not finite" if nonfinite else ""
 
 
 def _first_unfit_output(model: nn.Module, run: Callable[[], object], batch: Batch) -> tuple[str, list[int] | None]:
@@ -116,8 +116,8 @@ def _unfit_rows(value: Any) -> list[int]:
     """The rows of a field that are not finite: of a tensor with the batch first, or of a list."""
     if not isinstance(value, Tensor):
         return [row for row, item in enumerate(value) if not all(_are_finite(item))]
-    unfit = ~value.isfinite()
-    rows: list[int] = (unfit.flatten(1).any(1) if unfit.ndim > 1 else unfit).nonzero()[:, 0].tolist()
+    nonfinite = ~value.isfinite()
+    rows: list[int] = (nonfinite.flatten(1).any(1) if nonfinite.ndim > 1 else nonfinite).nonzero()[:, 0].tolist()
     return rows
 
 

@@ -7,8 +7,9 @@ one tensor a dtype: a model has hundreds of buffers, each far smaller than the c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -26,20 +27,20 @@ class Statistics:
     """The buffers of a model around its towers, and the share of each tower in their new values."""
 
     def __init__(self, model: nn.Module, policy: BatchNorm, num_towers: int) -> None:
-        self._owners = [
-            (name, module, tuple(map(id, module._buffers.values()))) for name, module in model.named_modules()
-        ]
+        self._modules = dict(model.named_modules())
+        self._held = [module._buffers for module in self._modules.values()]
+        self._ids = _ids(self._held)
         self._policy = policy
         self._last = num_towers - 1
         self._buffers = changeable_buffers(model)
         self._starts, self._values = _Block(self._buffers), _Block(self._buffers)
 
-    def keep(self) -> None:
-        """Remember the values: this is the start of a step."""
+    def save(self) -> None:
+        """Keep the values: this is the start of a step."""
         _copy(self._starts.views, self._buffers)
 
-    def put_back(self) -> None:
-        """Have the values of the step's start again."""
+    def restore(self) -> None:
+        """Give the buffers the values of the step's start again."""
         _copy(self._buffers, self._starts.views)
 
     def shares(self, tower: int, share: float) -> list[Tensor]:
@@ -75,21 +76,32 @@ class Statistics:
                 values.copy_(total)
         return self._values.views
 
-    def fit(self, sums: Sequence[Tensor]) -> bool:
-        """Whether what the towers have changed is finite, where it is averaged; a mask may well hold infinities."""
+    def are_finite(self, sums: Sequence[Tensor]) -> bool:
+        """Whether the changes are finite, where they are averaged; a mask may well hold infinities."""
         return all(bool(total.isfinite().all()) for total in sums if self._is_averaged(total))
 
     def check(self) -> None:
-        """Refuse a model that has replaced a buffer, or made one, while it ran."""
-        for prefix, module, held in self._owners:
-            if (module._buffers or held) and tuple(map(id, module._buffers.values())) != held:
-                new = [name for name, buffer in module._buffers.items() if id(buffer) not in held]
-                raise InputError(
-                    "The model has replaced a buffer, or made one, while it ran.",
-                    given=", ".join(f"{prefix}.{name}".lstrip(".") for name in new) or f"one of {prefix!r} is gone",
-                    expected="buffers that are there from the start and change in place",
-                    hint=f"register it in __init__, and write its values: self.{(new or ['buffer'])[0]}.copy_(...)",
-                )
+        """Refuse a model that has replaced a buffer, or made one, while it ran.
+
+        Raises:
+            InputError: naming the buffers that are new.
+        """
+        if _ids(self._held) == self._ids:
+            return
+        known = set(self._ids)
+        new = [
+            f"{prefix}.{name}".lstrip(".")
+            for prefix, module in self._modules.items()
+            for name, buffer in module._buffers.items()
+            if id(buffer) not in known
+        ]
+        raise InputError(
+            "The model has replaced a buffer, or made one, while it ran.",
+            given=", ".join(new) or "a buffer that was there at the start is gone",
+            expected="buffers that are there from the start and change in place",
+            hint="register it in __init__, and write its values: "
+            f"self.{(new or ['buffer'])[0].rpartition('.')[2]}.copy_(...)",
+        )
 
     def _is_averaged(self, values: Tensor) -> bool:
         return values.is_floating_point() and self._policy in ("mean", "sync")
@@ -107,8 +119,8 @@ class _Block:
 
 
 @contextmanager
-def put_back(buffers: Sequence[Tensor]) -> Iterator[None]:
-    """Whatever happens inside, the buffers hold in the end what they held at first."""
+def restored(buffers: Sequence[Tensor]) -> Iterator[None]:
+    """Whatever happens inside, the buffers have the same values at the end as at the start."""
     kept = [buffer.clone() for buffer in buffers]
     try:
         yield
@@ -121,6 +133,10 @@ def put_back(buffers: Sequence[Tensor]) -> Iterator[None]:
 def changeable_buffers(model: nn.Module) -> list[Tensor]:
     """The buffers that a step may change: all but those that are expanded, and so cannot be written."""
     return [b for b in model.buffers() if not any(n > 1 and s == 0 for n, s in zip(b.shape, b.stride(), strict=True))]
+
+
+def _ids(held: Sequence[Mapping[str, Tensor | None]]) -> list[int]:
+    return list(map(id, chain.from_iterable([buffers.values() for buffers in held])))
 
 
 def _as_numbers(values: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ from lockstep.parallel.towers import Towers
 from lockstep.progress import End, Interval
 from lockstep.recipes.data import ImageData, MnistData
 from lockstep.recipes.parts import Checkpoints, CrossEntropy, Evaluate, Feed, InitialWeights, Stage, Watch, check_counts
-from lockstep.training.smoothing import LossAverage
+from lockstep.training.attempt import LossAverage
 from lockstep.training.state import Nonfinite
 
 CLASSES_OF: Mapping[Any, tuple[type, ...]] = {

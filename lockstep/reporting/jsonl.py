@@ -54,7 +54,7 @@ class MetricsFile:
                 "learning_rate": report.learning_rate,
                 **rates,
                 "gradient_norm": report.gradient_norm,
-                "refused": report.refused,
+                "refused": report.skipped,
                 **({"bad_examples": len(report.bad)} if report.bad else {}),
             }
         )

@@ -57,7 +57,7 @@ class Summaries:
         self._is_due = self._is_due or self._interval.passed(before, report.progress)
         self._pace.add(report)
         self._input.add(report)
-        if not report.refused:
+        if not report.skipped:
             self._unwritten = report
             if self._is_due:
                 self._write(report)
@@ -80,9 +80,15 @@ class Summaries:
 
     def write_histograms(self, histograms: Mapping[str, Histogram], scalars: Mapping[str, float], step: int) -> None:
         """Write histograms and scalars by tag, and how many numbers of each histogram are not finite, if there are."""
+<<<<<<< HEAD
         unfit = {f"nonfinite/{tag}": float(h.num_nonfinite) for tag, h in histograms.items() if h.num_nonfinite}
         summary = histogram_summary(histograms)
         summary.MergeFrom(scalar_summary({**scalars, **unfit}))
+=======
+        nonfinite = {f"nonfinite/{tag}": float(h.num_nonfinite) for tag, h in histograms.items() if h.num_nonfinite}
+        summary = summary_values.histograms(histograms)
+        summary.MergeFrom(summary_values.scalars({**scalars, **nonfinite}))
+>>>>>>> main
         self._file.write(summary, step)
 
     def flush(self) -> None:

@@ -15,15 +15,15 @@ class Throughput:
     """Sums over the attempts since the last `clear`, and the rates they give; a rate over no time is 0."""
 
     num_steps: float = 0.0
-    num_refused: int = 0
+    num_skipped: int = 0
     num_examples: float = 0.0
     seconds: float = 0.0
     wait_seconds: float = 0.0
 
     def add(self, report: StepReport) -> None:
         """Count one attempt."""
-        if report.refused:
-            self.num_refused += 1
+        if report.skipped:
+            self.num_skipped += 1
         else:
             self.num_steps += 1
         self.num_examples += report.num_examples
@@ -33,7 +33,7 @@ class Throughput:
     def clear(self) -> None:
         """Begin anew."""
         self.num_steps = self.num_examples = self.seconds = self.wait_seconds = 0.0
-        self.num_refused = 0
+        self.num_skipped = 0
 
     def fade(self, factor: float) -> None:
         """Let what was counted so far weigh less than what follows; refused attempts stay counted."""
@@ -65,7 +65,7 @@ def moment_before(report: StepReport) -> Progress:
     """The moment before an attempt, as far as its report can tell."""
     now = report.progress
     return Progress(
-        step=now.step if report.refused else now.step - 1,
+        step=now.step if report.skipped else now.step - 1,
         position=now.position - report.num_examples,
         epoch_size=now.epoch_size,
         elapsed_seconds=now.elapsed_seconds - report.step_seconds,

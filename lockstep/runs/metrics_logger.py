@@ -14,8 +14,7 @@ from lockstep.progress import Interval, Progress
 from lockstep.recipes.parts import Watch
 from lockstep.reporting.jsonl import MetricsFile
 from lockstep.reporting.summaries import Summaries
-from lockstep.training.hooks import every
-from lockstep.training.loop import Hook
+from lockstep.training.loop import Hook, every
 from lockstep.training.observe import ActivationSource, GradientSource, Observer, Source, VariableSource
 from lockstep.training.state import TrainState
 from lockstep.types import StepReport
@@ -35,7 +34,7 @@ class MetricsLogger:
         when_due = every(self._watch.metrics, self._metrics.write, start=start)
 
         def write(report: StepReport) -> None:
-            if report.refused and self._watch.metrics.amount:
+            if report.skipped and self._watch.metrics.amount:
                 self._metrics.write(report)  # a refused attempt is at the step of the one before, and never due
             else:
                 when_due(report)

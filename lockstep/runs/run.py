@@ -260,14 +260,14 @@ class Run:
         Returns:
             What the history is to say.
         """
-        refusal, from_step, before = error.refusal, self.step, self._stages.parts
-        if self._files is None or refusal is None or self._recipe.nonfinite != "rollback":
+        nonfinite, from_step, before = error.nonfinite, self.step, self._stages.parts
+        if self._files is None or nonfinite is None or self._recipe.nonfinite != "rollback":
             raise error
         check_may_roll_back(before.state, before.loader, error)
         checkpoint = last_checkpoint(self._files.store, error)
         self._stages.turn_to(checkpoint)
         go_back(checkpoint, self._stages.parts.state, self._stages.parts.loader, error)
-        return {"from_step": from_step, "skipped": refusal.position, "why": [*refusal.reasons, *refusal.culprits]}
+        return {"from_step": from_step, "skipped": nonfinite.position, "why": [*nonfinite.reasons, *nonfinite.culprits]}
 
     def _spend(self, seconds: float) -> None:
         """Take the time of a leg off what is left of an end in hours: the clock begins anew with the next."""

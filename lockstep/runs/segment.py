@@ -19,10 +19,9 @@ from lockstep.runs.skipped import KeptBatches, QuarantineList
 from lockstep.runs.stages import Stages
 from lockstep.runs.validation import SPLIT, Validation
 from lockstep.runs.workdir import Workdir
-from lockstep.training.hooks import every
-from lockstep.training.loop import Hook, train_steps
+from lockstep.training.loop import Hook, every, train_steps
 from lockstep.training.saving import Saver
-from lockstep.types import Refusal, StepReport
+from lockstep.types import NonFiniteReport, StepReport
 from lockstep.workers.rank import Worker
 
 log = logging.getLogger("lockstep")
@@ -123,8 +122,8 @@ class Segment:
                     for hook in hooks:
                         hook(report)
         except NonFiniteError as error:
-            if error.refusal:
-                self._keep(error.refusal)
+            if error.nonfinite:
+                self._keep(error.nonfinite)
             raise
         self._worker.pulse.at(self._state.step, "end")
 
@@ -168,13 +167,13 @@ class Segment:
     def _look(self, report: StepReport) -> None:
         if self._files:
             self._files.workdir.check_held(closely=False)
-        if report.refusal and report.refusal.culprits:
-            self._keep(report.refusal)
+        if report.nonfinite and report.nonfinite.culprits:
+            self._keep(report.nonfinite)
 
-    def _keep(self, refusal: Refusal) -> None:
+    def _keep(self, nonfinite: NonFiniteReport) -> None:
         if self._files:
             kept = KeptBatches(self._files.workdir.path / "refused", self._loader, self._worker)
-            kept.keep(refusal, self._state.step)
+            kept.keep(nonfinite, self._state.step)
 
     def _validate(self) -> None:
         """Score the validation examples, unless the run is to stop: there may be no time for more than to save."""

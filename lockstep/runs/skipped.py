@@ -20,7 +20,7 @@ from lockstep.checkpoints.encoding import encoded
 from lockstep.data.loader import Loader
 from lockstep.durable import atomic_write, make_folder
 from lockstep.runs.workdir import QUARANTINE, Workdir
-from lockstep.types import Batch, Refusal, StepReport
+from lockstep.types import Batch, NonFiniteReport, StepReport
 from lockstep.workers.rank import Worker
 
 log = logging.getLogger("lockstep")
@@ -35,36 +35,36 @@ class KeptBatches:
     def __init__(self, folder: Path, loader: Loader, worker: Worker) -> None:
         self._folder, self._loader, self._worker = folder, loader, worker
 
-    def keep(self, refusal: Refusal, step: int) -> None:
+    def keep(self, nonfinite: NonFiniteReport, step: int) -> None:
         """Write this worker's part of a refused batch, and the report, which is the chief's to write.
 
         Args:
-            refusal: of the attempt.
+            nonfinite: what the attempt reported.
             step: updates completed before it.
         """
-        folder = self._folder / f"position-{refusal.position:09d}"
+        folder = self._folder / f"position-{nonfinite.position:09d}"
         try:
-            self._write(folder, refusal, step)
+            self._write(folder, nonfinite, step)
         except Exception as error:  # what has to be told is the refusal itself
             log.warning("the refused batch cannot be kept in %s: %r", folder, error)
 
-    def _write(self, folder: Path, refusal: Refusal, step: int) -> None:
+    def _write(self, folder: Path, nonfinite: NonFiniteReport, step: int) -> None:
         if not folder.exists() and len(list(self._folder.glob("position-*"))) >= MAX_KEPT:
             if self._worker.is_chief:
                 log.info("%s holds %d refused batches; this one is not kept", self._folder, MAX_KEPT)
             return
-        if refusal.batch is None and not self._worker.is_chief:
+        if nonfinite.batch is None and not self._worker.is_chief:
             return
         make_folder(folder)
-        if refusal.batch is not None:
-            self._write_batch(folder, refusal.batch)
+        if nonfinite.batch is not None:
+            self._write_batch(folder, nonfinite.batch)
         if self._worker.is_chief:
             report = {
                 "step": step,
-                "position": refusal.position,
-                "reasons": refusal.reasons,
-                "culprits": refusal.culprits,
-                "examples": self._loader.example_ids(refusal.position, self._loader.batch_size),
+                "position": nonfinite.position,
+                "reasons": nonfinite.reasons,
+                "culprits": nonfinite.culprits,
+                "examples": self._loader.example_ids(nonfinite.position, self._loader.batch_size),
             }
             _write_json(folder / "report.json", report)
             log.info("the refused batch is kept in %s", folder)

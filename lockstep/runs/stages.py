@@ -19,7 +19,6 @@ from lockstep.recipes.data import ImageData
 from lockstep.recipes.parts import Stage
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import Parts, ReaderFunction, build, build_state, schedule_mismatch
-from lockstep.training.handover import hand_over
 from lockstep.training.resume import take_over
 from lockstep.workers.rank import Worker
 
@@ -123,7 +122,7 @@ class Stages:
         """Begin the next stage: what was learned and counted goes on, and the slots of its optimizer are fresh."""
         before = self.parts.state
         self._enter(self.stage_spans[self.now.number])
-        hand_over(before, self.parts.state)
+        self.parts.state.continue_from(before)
 
     def in_words(self) -> str:
         """Which stage it is: `stage 2 of 2: steps 1001 to 1500, training 4 of 190 parameters`."""
@@ -159,7 +158,7 @@ class Stages:
         place = self.parts.loader.state()
         self.parts = build(span.recipe, self._worker, self._reader)
         self.parts.loader.load_state(place)
-        self.parts.state.first_step = span.first_step
+        self.parts.state.count_steps_from(span.first_step)
         self.now = span
 
 

@@ -19,7 +19,7 @@ from lockstep.errors import InputError
 from lockstep.parallel.exchange import Exchange
 from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import assign_towers
-from lockstep.progress import End, Epochs, Hours, Progress, Steps
+from lockstep.progress import End, Epochs, Hours, Interval, Progress, Steps
 from lockstep.training.preflight import check_data
 from lockstep.training.state import TrainState
 from lockstep.training.step import bind
@@ -29,6 +29,7 @@ from lockstep.workers.signals import enter_body, log_stop, stop_on_interrupt
 
 if TYPE_CHECKING:
     from lockstep.types import CountFunction, LossFunction
+
 
 log = logging.getLogger("lockstep")
 
@@ -148,3 +149,27 @@ def _no_batch_fits(until: End, loader: Loader) -> InputError:
 def _check(loader: Loader, until: End | None) -> None:
     check_type("loader", loader, Loader, expected="ls.data.Loader", hint="write ls.data.Loader(reader, batch_size=64)")
     check_type("until", until, (Steps, Epochs, Hours, NoneType), expected="an end, or None", hint="write ls.Steps(500)")
+
+
+def every(interval: Interval | str | int, hook: Hook, *, start: Progress | None = None) -> Hook:
+    """The hook, called only where a whole multiple of the interval has passed since the report before.
+
+    Every worker calls it at the same step, whatever the unit: the clock is the chief's.
+
+    Args:
+        interval: an `Interval`, its text ("20 steps", "600 s", "1 epochs"), or a number of steps; 0 is never.
+        hook: what to call.
+        start: where the run resumed, so that nothing is called twice; its beginning by default.
+    """
+    if not isinstance(interval, Interval):
+        interval = Interval.parse(interval) if isinstance(interval, str) else Interval(interval)
+    before = start or Progress(0, 0, 0)
+
+    def call_when_due(report: StepReport) -> None:
+        nonlocal before
+        due = interval.passed(before, report.progress)
+        before = report.progress
+        if due:
+            hook(report)
+
+    return call_when_due

@@ -74,7 +74,7 @@ class Observer:
     def __call__(self, report: StepReport) -> None:
         """Write what the attempt showed, if it was to be seen, and attach to the next one, if that is."""
         if self._is_due:
-            if not report.refused:
+            if not report.skipped:
                 self._summaries.write_histograms(*self._source.seen(), report.step)
                 self._is_due = False
             self._source.detach()
@@ -117,7 +117,7 @@ class GradientSource:
     """The gradients that the optimizer gets, after all transforms: `gradients/NAME`, and `gradient_norms/NAME`.
 
     Of a sparse gradient the rows that it has. A parameter without a gradient is named in the log, once. While it is
-    attached, the state's `watcher` is its own.
+    attached, it is one of the state's gradient hooks.
     """
 
     def __init__(self, state: TrainState) -> None:
@@ -128,12 +128,13 @@ class GradientSource:
     def attach(self) -> None:
         """Watch the next update."""
         self._found = {}
-        self._state.watcher = self._look
+        self.detach()
+        self._state.gradient_hooks.append(self._look)
 
     def detach(self) -> None:
         """Watch no more."""
-        if self._state.watcher == self._look:
-            self._state.watcher = None
+        if self._look in self._state.gradient_hooks:
+            self._state.gradient_hooks.remove(self._look)
 
     def seen(self) -> Seen:
         """What the last update got."""

@@ -11,7 +11,7 @@ from lockstep.checkpoints.encoding import check as check_saveable
 from lockstep.data.loader import Loader
 from lockstep.errors import InputError
 from lockstep.parallel.exchange import Exchange
-from lockstep.parallel.sparse import sparse_parameters
+from lockstep.parallel.tower_outputs import sparse_parameters
 from lockstep.parallel.towers import Towers
 from lockstep.readers.fingerprint import lines_of
 from lockstep.training.extra_state import SECTION, extra_state

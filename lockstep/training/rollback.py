@@ -8,10 +8,9 @@ from pathlib import Path
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError, InputError, NonFiniteError
-from lockstep.training.refusals import in_short
+from lockstep.training.nonfinite import check_finite, in_short
 from lockstep.training.resume import States, agreed, by_name, take_over
-from lockstep.training.unfit import check_finite
-from lockstep.types import Refusal
+from lockstep.types import NonFiniteReport
 from lockstep.workers.rank import join
 
 log = logging.getLogger("lockstep")
@@ -80,19 +79,19 @@ def go_back(checkpoint: Checkpoint, states: States, loader: Loader, error: NonFi
     Raises:
         CheckpointError: it does not fit the states.
     """
-    refusal = _refusal(error)
+    nonfinite = _refusal(error)
     # The data was compared when the run began: it may have been accepted that the checkpoint is of other data.
     take_over(checkpoint, states, loader, accept_data_change=True)
-    loader.skip(refusal.position)
+    loader.skip(nonfinite.position)
     if join().is_chief:
         log.warning(
             "%s Going back to step %d, position %d, and on without the batch at position %d (%s): %s",
             error.what,
             checkpoint.step,
             loader.position,
-            refusal.position,
+            nonfinite.position,
             f"{len(loader.skipped)} of at most {_budget(states)}",
-            in_short(refusal),
+            in_short(nonfinite),
         )
 
 
@@ -100,22 +99,22 @@ def _budget(states: States) -> int:
     return min(state.nonfinite_budget for state in by_name(states).values())
 
 
-def _refusal(error: NonFiniteError) -> Refusal:
-    if error.refusal is None:
+def _refusal(error: NonFiniteError) -> NonFiniteReport:
+    if error.nonfinite is None:
         raise InputError(
             "This error does not say which batch was not finite.",
             given=f"a {type(error).__name__} without a refusal",
             expected="the error that train_step or train_steps has raised",
             hint="pass on what was caught: except ls.NonFiniteError as error",
         ) from error
-    return error.refusal
+    return error.nonfinite
 
 
-def _check(refusal: Refusal, loader: Loader, budget: int, error: NonFiniteError) -> None:
-    if refusal.position in loader.skipped:
+def _check(nonfinite: NonFiniteReport, loader: Loader, budget: int, error: NonFiniteError) -> None:
+    if nonfinite.position in loader.skipped:
         raise InputError(
             "A batch has come that was to be skipped.",
-            given=f"the batch at position {refusal.position}, skipped: {', '.join(map(str, loader.skipped))}",
+            given=f"the batch at position {nonfinite.position}, skipped: {', '.join(map(str, loader.skipped))}",
             expected="batches from `batches` or `train_steps`, called after the last rollback",
             hint="begin the loop anew after each rollback",
         ) from error
@@ -125,4 +124,4 @@ def _check(refusal: Refusal, loader: Loader, budget: int, error: NonFiniteError)
             given=error.given,
             expected="no more batches that are not finite than the nonfinite_budget",
             hint="lower the learning rate, clip the gradients, look at these examples, or raise nonfinite_budget",
-        ).about(refusal) from error
+        ).about(nonfinite) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, NoneType
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 from weakref import WeakSet
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lockstep.checkpoints.background import let_change
 from lockstep.checks import check_all, check_one_of, check_range, check_type, wrong_type
-from lockstep.errors import InputError
+from lockstep.errors import InputError, NonFiniteError
 from lockstep.listing import shorten
 from lockstep.losses.regularization import L1, L2
 from lockstep.optim.averages import MovingAverage
@@ -23,15 +23,12 @@ from lockstep.optim.optimizers import Optimizer
 from lockstep.optim.transforms import BoundTransform, GradientTransform, bind_transform
 from lockstep.parallel.statistics import changeable_buffers
 from lockstep.selection import Patterns
-from lockstep.training.attempt import Attempt, Outcome
-from lockstep.training.loss_scale import LossScale
-from lockstep.training.matches import matches
+from lockstep.training.attempt import Attempt, LossAverage, LossScale, Outcome, SmoothedLosses, describe_nonfinite
+from lockstep.training.extra_state import extra_state, set_extra_state
+from lockstep.training.freezing import freeze, matches
 from lockstep.training.saved import check_fits
-from lockstep.training.smoothing import LossAverage, SmoothedLosses
-from lockstep.training.trained import freeze
 from lockstep.training.trained_with import Resumed, of_state
 from lockstep.training.unchanged import layouts_of
-from lockstep.training.unfit import unfit_in_words, unfit_penalty
 
 Nonfinite = Literal["stop", "skip", "rollback", "off"]
 Update = Callable[[nn.Module, int], Mapping[str, Tensor]]
@@ -40,6 +37,8 @@ _AVERAGE_HINT = "write average=ls.optim.MovingAverage(0.999), loss_average=ls.Lo
 _TRANSFORMS_HINT = "write a list: gradient_transforms=[ls.optim.ClipGlobalNorm(10.0)]"
 _UPDATE_HINT = 'return {"name.of.a.buffer": tensor}'
 Transforms = Sequence[GradientTransform | BoundTransform]
+_states: WeakSet[TrainState] = WeakSet()
+"""All states of this process: a loss function may use the model of another one, whose buffers are to stay."""
 
 
 class TrainState:
@@ -70,8 +69,6 @@ class TrainState:
         InputError: an argument is of another type or out of range, a pattern matches nothing, or there is nothing to
             train.
     """
-
-    living: ClassVar[WeakSet[TrainState]] = WeakSet()
 
     computed_with: Mapping[str, Any] = MappingProxyType({})
     """The towers, the exchange and the threads of the steps; see `lockstep.training.trained_with`."""
@@ -116,6 +113,7 @@ class TrainState:
         self.layouts = layouts_of(self.parameters)
         changeable = set(map(id, changeable_buffers(model)))
         self.buffers = {n: b for n, b in model.named_buffers() if id(b) in changeable}
+        self._buffer_list = list(self.buffers.values())
         self._optimizer = _optimizer(optimizer).bind(self.parameters)
         self._average = average.bind(self.parameters, self.buffers) if average else None
         self.matches = matches(
@@ -132,23 +130,20 @@ class TrainState:
         self.tower_transforms = [bind_transform(each, self.parameters) for each in tower_gradient_transforms]
         self._updates = tuple(updates)
         self.nonfinite, self.nonfinite_budget = nonfinite, nonfinite_budget
-        self.num_refused = 0
+        self.num_skipped = 0
         """Attempts that were not finite and changed nothing; overflows of the fp16 loss scale do not count."""
         self.loss_scale = LossScale()
         self.smoothed = SmoothedLosses(loss_average or LossAverage())
-        self.watcher: Callable[[Gradients], None] | None = None
-        """Sees the gradients of the next update as the optimizer gets them."""
-        self.steps: dict[object, object] = {}
-        """The steps bound to this state, by their towers and exchange (see `lockstep.training.step`)."""
-        self.living.add(self)
+        self.gradient_hooks: list[Callable[[Gradients], None]] = []
+        """Called with the gradients of each update as the optimizer gets them."""
+        _states.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has steps of its own, and nobody watches it.
-        return {**self.__dict__, "steps": {}, "watcher": None}
+        return {**self.__dict__, "gradient_hooks": []}  # nobody watches a copy
 
     def __setstate__(self, values: dict[str, Any]) -> None:
         self.__dict__.update(values)
-        self.living.add(self)
+        _states.add(self)
 
     @torch.no_grad()
     def apply(self, attempt: Attempt) -> Outcome:
@@ -156,19 +151,19 @@ class TrainState:
         rates = self._optimizer.learning_rates(self.step - self.first_step)
         losses, gradients = self._regularized(attempt)
         norm = gradients.norm
-        fit = attempt.statistics_fit and math.isfinite(norm) and all(map(math.isfinite, losses.values()))
-        if not fit and (self.nonfinite != "off" or self._has_overflowed(attempt, losses)):
-            return self._refused(Outcome(rates, norm, losses), gradients, attempt)
+        finite = attempt.has_finite_statistics and math.isfinite(norm) and all(map(math.isfinite, losses.values()))
+        if not finite and (self.nonfinite != "off" or self._has_overflowed(attempt, losses)):
+            return self._skipped(Outcome(rates, norm, losses), gradients, attempt)
         changes = [change for update in self._updates for change in self._changes(update)]
         for transform in self._transforms:
             transform(gradients, self.step)
-        if self.watcher:
-            self.watcher(gradients)
+        for hook in self.gradient_hooks:
+            hook(gradients)
         let_change()
         self._optimizer.update(gradients, self.step - self.first_step)
         self.step += 1
-        for buffer, new in zip(self.buffers.values() if attempt.statistics else (), attempt.statistics, strict=True):
-            buffer.copy_(new)
+        if attempt.statistics:
+            torch._foreach_copy_(self._buffer_list, attempt.statistics)
         for buffer, new in changes:
             buffer.copy_(new)
         if self._average:
@@ -229,21 +224,34 @@ class TrainState:
     def _has_overflowed(self, attempt: Attempt, losses: Mapping[str, float]) -> bool:
         return attempt.overflowed(losses) and self.loss_scale.can_shrink
 
-    def _refused(self, outcome: Outcome, gradients: Gradients, attempt: Attempt) -> Outcome:
-        """Count the refusal: against the loss scale, where a smaller one may help, else against the budget.
+    def _skipped(self, outcome: Outcome, gradients: Gradients, attempt: Attempt) -> Outcome:
+        """Count the attempt: against the loss scale, where a smaller one may help, else against the budget.
 
         Raises:
             NonFiniteError: the penalty alone is not finite, for which no batch is to blame.
         """
         if self._regularization and attempt.is_finite():
-            raise unfit_penalty({name: self.parameters[name] for name in self.penalised})
+            penalised = {name: self.parameters[name] for name in self.penalised}
+            raise NonFiniteError(
+                "The penalty on the parameters is not finite; nothing was changed.",
+                given=", ".join(name for name, p in penalised.items() if not p.isfinite().all())
+                or "parameters whose squares overflow",
+                expected="finite parameters",
+                hint="lower the learning rate; skipping a batch cannot help",
+            )
         overflowed = self._has_overflowed(attempt, outcome.losses)
         if overflowed:
             self.loss_scale.shrink()
         else:
-            self.num_refused += 1
-        unfit = unfit_in_words(outcome.losses, gradients, statistics_fit=attempt.statistics_fit)
-        return outcome._replace(unfit=unfit, overflowed=overflowed)
+            self.num_skipped += 1
+        words = describe_nonfinite(outcome.losses, gradients, has_finite_statistics=attempt.has_finite_statistics)
+        return outcome._replace(nonfinite=tuple(words), overflowed=overflowed)
+
+    def other_buffers(self) -> list[Tensor]:
+        """The buffers of the models of all other states: no step of this state may change them."""
+        if len(_states) == 1:
+            return []
+        return [b for other in _states if other.model is not self.model for b in other.buffers.values()]
 
     def check_rows(self, names: Sequence[str]) -> None:
         """Refuse parameters with sparse gradients that the optimizer cannot take; see `BoundOptimizer`."""
@@ -304,10 +312,38 @@ class TrainState:
         return {
             "step": self.step,
             "smoothed": self.smoothed.values(),
-            "num_refused": self.num_refused,
+            "num_refused": self.num_skipped,
             "loss_scale": self.loss_scale.values(),
             "optimizer": self._optimizer.values(),
         }
+
+    def continue_from(self, before: TrainState) -> None:
+        """Go on from where another state stands, with a model of the same kind: the next stage of a run.
+
+        Parameters, buffers, extra state, averages, the step, smoothed losses, the number of skipped attempts and the
+        loss scale go on. The slots of the optimizer stay fresh, and it counts its steps from here. A parameter that had
+        no average begins it at its present value; one that is no longer trained has none.
+
+        Args:
+            before: stays as it is, and shares no tensor with this state; it may train other parameters, with another
+                optimizer.
+        """
+        old, new = before.sections(), self.sections()
+        present = {**old["parameters"], **old["buffers"]}
+        with torch.no_grad():
+            for name, tensor in {**new["parameters"], **new["buffers"]}.items():
+                tensor.copy_(present[name])
+            for name, average in new["average"].items():
+                average.copy_(old["average"].get(name, present[name]))
+        set_extra_state(self.model, extra_state(before.model))
+        self.step = self.first_step = before.step
+        self.num_skipped = before.num_skipped
+        self.loss_scale = LossScale(**before.loss_scale.values())
+        self.smoothed.load(before.smoothed.values())
+
+    def count_steps_from(self, first_step: int) -> None:
+        """Have the optimizer and its schedules count their steps from this one: the first of a stage."""
+        self.first_step = first_step
 
     def load(self, sections: Mapping[str, Mapping[str, Tensor]], values: Mapping[str, Any]) -> None:
         """Take over what was saved; everything is checked before anything changes.
@@ -325,7 +361,7 @@ class TrainState:
                     tensor.copy_(sections[section][name])
             self._optimizer.load(slots, values["optimizer"])
         self.step = int(values["step"])
-        self.num_refused = int(values["num_refused"])
+        self.num_skipped = int(values["num_refused"])
         self.loss_scale = LossScale(**values["loss_scale"])
         self.smoothed.load(values["smoothed"])
 

@@ -6,8 +6,10 @@ import logging
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import NoneType
 from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -15,19 +17,18 @@ from lockstep.checks import check_type
 from lockstep.errors import InputError
 from lockstep.parallel.exchange import AllReduce, Exchange, Reducer
 from lockstep.parallel.hosting import StepInputs, TowerHost
-from lockstep.parallel.sparse import rows_of
-from lockstep.parallel.statistics import put_back
+from lockstep.parallel.statistics import restored
+from lockstep.parallel.tower_outputs import Totals
 from lockstep.parallel.towers import Towers
-from lockstep.parallel.tree import PartialSum, TreeSum, assign_towers
+from lockstep.parallel.tree import TreeSum, assign_towers
 from lockstep.progress import Progress
 from lockstep.training.attempt import Attempt, Outcome
+from lockstep.training.nonfinite import act, check_finite, explain
 from lockstep.training.preflight import check_fit, check_start
-from lockstep.training.refusals import act, explain
 from lockstep.training.state import TrainState
 from lockstep.training.trained_with import check_resumed, check_threads, of_step
 from lockstep.training.unchanged import check_buffers, check_parameters, check_training_mode
-from lockstep.training.unfit import check_finite
-from lockstep.types import BadExample, Batch, Refusal, StepReport
+from lockstep.types import BadExample, Batch, NonFiniteReport, StepReport
 from lockstep.workers.rank import Worker, join
 from lockstep.workers.signals import interruptible, uninterrupted
 
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from lockstep.types import CountFunction, LossFunction
 
 log = logging.getLogger("lockstep")
+
+_steps: WeakKeyDictionary[TrainState, dict[tuple[Towers, Exchange], BoundStep]] = WeakKeyDictionary()
+"""The steps of each state, by towers and exchange; they live as long as the state."""
 
 
 def train_step(
@@ -83,22 +87,27 @@ def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | N
     check_type("towers", towers, (Towers, NoneType), expected="ls.Towers", hint="write ls.Towers(4) for four towers")
     worker = join()
     key = (towers or Towers(worker.num_workers), exchange or AllReduce())
-    if key not in state.steps:
-        state.steps[key] = BoundStep(state, *key, worker)
+    steps = _steps.get(state, {})
+    if key not in steps:
+        steps[key] = BoundStep(state, *key, worker)
+        _steps[state] = steps
     if state.resumed:
         check_resumed(state, *key, worker)
-    return cast("BoundStep", state.steps[key])
+    return steps[key]
 
 
 class BoundStep:
-    """The step of one state, connected with the other workers."""
+    """The step of one state, connected with the other workers.
+
+    An attempt in four parts: run this worker's towers, exchange their sums, apply the totals, report.
+    """
 
     def __init__(self, state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
         check_start(state, worker)
         check_fit(state, towers, exchange)
         check_threads(exchange, worker)
         state.computed_with = of_step(towers, exchange)
-        if worker.is_chief and not state.steps:
+        if worker.is_chief and state not in _steps:
             for line in state.matches:
                 log.info("%s", line)
         if towers.channels_last:
@@ -111,13 +120,13 @@ class BoundStep:
             state.model, state.parameters, towers, worker, state.name, state.tower_transforms, state.frozen.norms
         )
         num_leaves, mine = (worker.num_workers, [worker.rank]) if towers.joined else (towers.count, list(self._mine))
-        self._exchange = Reducer(exchange, worker, num_leaves, mine)
+        self._reducer = Reducer(exchange, worker, num_leaves, mine)
         self._told_missing: set[str] = set()
         self._started = time.perf_counter()
         self._resolved_for: tuple[int, int] | None = None
 
     def start(self) -> None:
-        """Begin a stretch of steps: its clock starts at 0.
+        """Begin a series of steps: its clock starts at 0.
 
         Raises:
             InputError: the model has changed since the state was made.
@@ -130,51 +139,126 @@ class BoundStep:
         """Make one attempt; see `train_step`."""
         # A KeyboardInterrupt comes out of the loss function, the wait for other workers, or after the attempt.
         with uninterrupted():
-            return self._make_attempt(losses, batch, counts)
+            return self._attempt(losses, batch, counts)
 
-    def _make_attempt(self, losses: LossFunction, batch: Batch, counts: CountFunction | None) -> StepReport:
+    def _attempt(self, losses: LossFunction, batch: Batch, counts: CountFunction | None) -> StepReport:
         began = time.perf_counter()
-        state, pulse = self._state, self.worker.pulse
-        if batch.towers != self._mine:
-            raise self._cut_for_others(batch)
-        if self._resolved_for != (batch.epoch_size, batch.batch_size):
-            self._resolve(batch)
-        check_training_mode(state)
-        is_first = self._host.losses.names is None
-        pulse.at(state.step, "first step" if is_first else "compute")
-        inputs = self._step_inputs(batch, counts, began)
+        self._check(batch)
+        inputs = self._inputs(batch, counts, began)
         sums = self._run_towers(losses, batch, inputs)
-        pulse.at(state.step, "exchange")
-        if is_first:
-            self.worker.group.agree("the names of losses and metrics", [list(n) for n in self._host.losses.names or ()])
-        with interruptible():
-            total = self._exchange.total(sums)
-        named, metrics, (missing, elapsed_seconds, stops, num_bad) = self._read(total.numbers)
+        totals, owned = self._exchange(sums)
+        elapsed_seconds, num_stops, num_bad = totals.extras
         bad = self._gather_bad(batch) if num_bad else ()
-        outcome = state.apply(self._attempt(total, named, inputs.loss_scale, missing))
-        refusal = self._refusal(outcome, losses, batch, sums) if outcome.refused else None
+        outcome = self._apply(totals, inputs.loss_scale, owned=owned)
+        nonfinite = self._handle_nonfinite(outcome, losses, batch, sums) if outcome.skipped else None
         report = StepReport(
-            progress=Progress(state.step, batch.position + batch.batch_size, batch.epoch_size, elapsed_seconds),
+            progress=Progress(self._state.step, batch.position + batch.batch_size, batch.epoch_size, elapsed_seconds),
             losses=outcome.losses,
-            smoothed=state.smoothed.now(),
-            metrics=metrics,
+            smoothed=self._state.smoothed.now(),
+            metrics=totals.metrics,
             learning_rate=next(iter(outcome.learning_rates.values())),
             gradient_norm=outcome.gradient_norm,
             num_examples=batch.batch_size,
             step_seconds=batch.wait_seconds + time.perf_counter() - began,
             wait_seconds=batch.wait_seconds,
-            refused=outcome.refused,
-            stop_requested=stops > 0,
+            skipped=outcome.skipped,
             learning_rates=outcome.learning_rates,
-            refusal=refusal,
+            nonfinite=nonfinite,
             stage_seconds=batch.stage_seconds,
             queue_fill=batch.queue_fill,
             bad=bad,
+            stop_requested=num_stops > 0,
         )
         if batch.loader is not None:
             batch.loader.commit(batch, report)
-        pulse.at(state.step, "loop body")
+        self.worker.pulse.at(self._state.step, "loop body")
         return report
+
+    # The towers of this worker --------------------------------------------------------------------------------------
+
+    def _check(self, batch: Batch) -> None:
+        """Refuse a batch or a model that cannot be trained on; resolve lengths in epochs when the stream is new."""
+        if batch.towers != self._mine:
+            raise InputError(
+                "This batch was cut for other towers than it is to be computed on.",
+                given=f"a batch for towers {list(batch.towers)}",
+                expected=f"one for towers {list(self._mine)}: {self.worker.name}'s of {self.towers.count}",
+                hint="give `batches` and `train_step` the same Towers",
+            )
+        check_training_mode(self._state)
+        stream = (batch.epoch_size, batch.batch_size)
+        if self._resolved_for != stream:
+            for line in self._state.resolve(*stream):
+                if self.worker.is_chief:
+                    log.info("%s", line)
+            self._resolved_for = stream
+
+    def _inputs(self, batch: Batch, counts: CountFunction | None, began: float) -> StepInputs:
+        state, worker = self._state, self.worker
+        return StepInputs(
+            state.step,
+            self._reducer.counted([counts(part) for _, _, part in self._host.parts(batch)]) if counts else {},
+            state.loss_scale.value if self.towers.precision == "fp16" else None,
+            (
+                began - self._started if worker.rank == 0 else 0.0,  # the chief's clock
+                float(worker.pulse.stop_requested is not None),
+                float(len(batch.bad)),
+            ),
+        )
+
+    def _run_towers(self, losses: LossFunction, batch: Batch, inputs: StepInputs) -> TreeSum:
+        """Run this worker's towers; the buffers of other states' models, if the loss uses them, are restored.
+
+        Raises:
+            InputError: parameters have changed since the state was made, which may be why they fail.
+        """
+        is_first = self._host.outputs.names is None
+        self.worker.pulse.at(inputs.step, "first step" if is_first else "compute")
+        try:
+            others = self._state.other_buffers()
+            with restored(others) if others else nullcontext():
+                sums = self._host.run(losses, batch, inputs)
+        except (RuntimeError, InputError):
+            check_parameters(self._state)
+            raise
+        self.worker.pulse.at(inputs.step, "exchange")
+        if is_first:
+            self.worker.group.agree(
+                "the names of losses and metrics", [list(n) for n in self._host.outputs.names or ()]
+            )
+        return sums
+
+    # Between the workers --------------------------------------------------------------------------------------------
+
+    def _exchange(self, sums: TreeSum) -> tuple[Totals, bool]:
+        """The sums over the towers of all workers, and whether their tensors may be used up."""
+        with interruptible():
+            total = self._reducer.total(sums)
+        totals = self._host.outputs.unpacked(total)
+        if totals.num_missing:
+            totals = totals._replace(gradients=self._without_missing(totals.gradients))
+        return totals, total.owned
+
+    def _without_missing(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients, None for each parameter that no tower of any worker had one for."""
+        absent = [float(self._host.absent.get(index, 0)) for index in range(len(gradients))]
+        # The first of this worker's leaves tells what all of them lack.
+        of_each = [absent, *[[0.0] * len(absent)] * (len(self._host.leaves) - 1)]
+        is_missing = [count == self._reducer.num_leaves for count in self._reducer.numbers(of_each)]
+        missing = [name for name, nowhere in zip(self._state.parameters, is_missing, strict=True) if nowhere]
+        if new := [name for name in missing if name not in self._told_missing]:
+            self._told_missing.update(new)
+            check_parameters(self._state)
+            if self.worker.is_chief:
+                self._log_missing(new)
+        return [None if nowhere else g for g, nowhere in zip(gradients, is_missing, strict=True)]
+
+    def _log_missing(self, names: Sequence[str]) -> None:
+        penalised = [name for name in names if name in self._state.penalised]
+        untouched = [name for name in names if name not in penalised]
+        for some, what_happens in ((untouched, "left untouched"), (penalised, "moved by the penalty alone")):
+            if some:
+                log.warning("no tower has a gradient for %s: %s", ", ".join(some), what_happens)
 
     def _gather_bad(self, batch: Batch) -> tuple[BadExample, ...]:
         """Gather the examples that could not be read on any worker, and count them; all workers call it together.
@@ -188,107 +272,32 @@ class BoundStep:
             batch.loader.add_bad(bad)
         return bad
 
-    def _resolve(self, batch: Batch) -> None:
-        """Say once what epochs and batch sizes mean for the learning rates, now that the stream is known."""
-        for line in self._state.resolve(batch.epoch_size, batch.batch_size):
-            if self.worker.is_chief:
-                log.info("%s", line)
-        self._resolved_for = (batch.epoch_size, batch.batch_size)
+    # The update -----------------------------------------------------------------------------------------------------
 
-    def _step_inputs(self, batch: Batch, counts: CountFunction | None, began: float) -> StepInputs:
-        elapsed_seconds = began - self._started if self.worker.is_chief else 0.0
-        return StepInputs(
-            step=self._state.step,
-            counts=self._exchange.counted([counts(part) for _, _, part in self._host.parts(batch)]) if counts else {},
-            loss_scale=self._state.loss_scale.value if self.towers.precision == "fp16" else None,
-            extras=(elapsed_seconds, float(self.worker.pulse.stop_requested is not None), float(len(batch.bad))),
-        )
-
-    def _attempt(
-        self, total: PartialSum, losses: dict[str, float], loss_scale: float | None, missing: float
-    ) -> Attempt:
-        """What the update is made from, out of the sum over all towers."""
-        num_gradients, sparse = len(self._state.parameters), self._host.sparse
-        gradients: list[Tensor | None] = list(total.tensors[:num_gradients])
-        marks = total.tensors[num_gradients : num_gradients + len(sparse)]
-        rows = {}
-        for index, mark in zip(sparse, marks, strict=True):
-            rows[index], gradients[index] = rows_of(total.tensors[index], mark)
-        if missing:
-            gradients = self._without_missing(gradients)
-        changes = total.tensors[num_gradients + len(sparse) :]
+    def _apply(self, totals: Totals, loss_scale: float | None, *, owned: bool) -> Outcome:
         statistics = self._host.statistics
-        return Attempt(
-            gradients,
-            statistics.combined(changes),
-            losses,
-            rows,
-            loss_scale,
-            total.owned,
-            statistics.fit(changes),
+        return self._state.apply(
+            Attempt(
+                totals.gradients,
+                statistics.combined(totals.statistics),
+                totals.losses,
+                totals.rows,
+                loss_scale,
+                owned,
+                statistics.are_finite(totals.statistics),
+            )
         )
 
-    def _cut_for_others(self, batch: Batch) -> InputError:
-        return InputError(
-            "This batch was cut for other towers than it is to be computed on.",
-            given=f"a batch for towers {list(batch.towers)}",
-            expected=f"one for towers {list(self._mine)}: {self.worker.name}'s of {self.towers.count}",
-            hint="give `batches` and `train_step` the same Towers",
-        )
-
-    def _refusal(self, outcome: Outcome, losses: LossFunction, batch: Batch, sums: TreeSum) -> Refusal:
-        """What made the attempt unfit, and where; see `refusals.act` and `check_finite` for what is raised."""
-        if outcome.overflowed:
-            refusal = Refusal(batch.position, outcome.unfit)
-        else:
-            check_finite(self._state, self.worker)
-            refusal = explain(outcome, self._host, losses, batch, sums, self.worker)
-        act(self._state, outcome, refusal, is_chief=self.worker.is_chief)
-        return refusal
-
-    def _read(self, values: list[float]) -> tuple[dict[str, float], dict[str, float], list[float]]:
-        """Losses, metrics, and the numbers that follow them."""
-        names = self._host.losses.names
-        assert names is not None, "the towers ran"
-        first_extra = len(names.losses) + len(names.metrics)
-        losses = dict(zip(names.losses, values, strict=False))
-        metrics = dict(zip(names.metrics, values[len(losses) : first_extra], strict=True))
-        return losses, metrics, values[first_extra:]
-
-    def _run_towers(self, losses: LossFunction, batch: Batch, inputs: StepInputs) -> TreeSum:
-        """Run this worker's towers; the buffers of other states' models, if the loss uses them, are put back.
+    def _handle_nonfinite(self, outcome: Outcome, losses: LossFunction, batch: Batch, sums: TreeSum) -> NonFiniteReport:
+        """Find what is not finite and where it came from, then do what the state's policy says.
 
         Raises:
-            InputError: parameters have changed since the state was made, which may be why they fail.
+            NonFiniteError: see `nonfinite.act` and `nonfinite.check_finite`.
         """
-        try:
-            if len(TrainState.living) == 1:
-                return self._host.run(losses, batch, inputs)
-            mine = self._state.model
-            others = [b for other in TrainState.living if other.model is not mine for b in other.buffers.values()]
-            with put_back(others):
-                return self._host.run(losses, batch, inputs)
-        except (RuntimeError, InputError):
-            check_parameters(self._state)
-            raise
-
-    def _without_missing(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients, None for each parameter that no tower of any worker had one for."""
-        absent = [float(self._host.absent.get(index, 0)) for index in range(len(gradients))]
-        # The first of this worker's leaves tells what all of them lack.
-        of_each = [absent, *[[0.0] * len(absent)] * (len(self._host.places) - 1)]
-        everywhere = [count == self._exchange.num_leaves for count in self._exchange.numbers(of_each)]
-        without = [name for name, nowhere in zip(self._state.parameters, everywhere, strict=True) if nowhere]
-        if new := [name for name in without if name not in self._told_missing]:
-            self._told_missing.update(new)
-            check_parameters(self._state)
-            if self.worker.is_chief:
-                self._tell_of_missing(new)
-        return [None if nowhere else g for g, nowhere in zip(gradients, everywhere, strict=True)]
-
-    def _tell_of_missing(self, without: Sequence[str]) -> None:
-        penalised = [name for name in without if name in self._state.penalised]
-        untouched = [name for name in without if name not in penalised]
-        for names, then in ((untouched, "left untouched"), (penalised, "moved by the penalty alone")):
-            if names:
-                log.warning("no tower has a gradient for %s: %s", ", ".join(names), then)
+        if outcome.overflowed:
+            report = NonFiniteReport(batch.position, outcome.nonfinite)
+        else:
+            check_finite(self._state, self.worker)
+            report = explain(outcome, self._state, self._host, losses, batch, sums, self.worker)
+        act(self._state, outcome, report, is_chief=self.worker.is_chief)
+        return report

@@ -140,10 +140,10 @@ class TestWhatIsSaidAndWritten:
         (workdir / "summaries-evaluation").touch()
         assert evaluate(workdir) == 0
         assert any(message.startswith("test accuracy") for message in caplog.messages)
-        refused = [message for message in caplog.messages if "are not written down" in message]
-        assert len(refused) == 2
-        assert f"{workdir}/evaluations.jsonl cannot be written: Is a directory." in refused[0]
-        assert f"{workdir}/summaries-evaluation/test-average cannot be written: Not a directory." in refused[1]
+        skipped = [message for message in caplog.messages if "are not written down" in message]
+        assert len(skipped) == 2
+        assert f"{workdir}/evaluations.jsonl cannot be written: Is a directory." in skipped[0]
+        assert f"{workdir}/summaries-evaluation/test-average cannot be written: Not a directory." in skipped[1]
 
     def test_a_run_that_is_over_is_followed_to_its_last_checkpoint(
         self, workdir: Path, caplog: pytest.LogCaptureFixture

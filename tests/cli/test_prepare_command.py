@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.cli import convert_prepare
 from lockstep.cli.converting import size
-from lockstep.convert.prepared_record import Preparation, prepared_record
+from lockstep.convert.prepare import Preparation, prepared_record
 from lockstep.errors import DataError, InputError
 from lockstep.records.example import serialize_example
 from lockstep.records.record_files import RecordFiles

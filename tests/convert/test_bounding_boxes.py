@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.convert.bounding_boxes import BoxCounts, read_boxes, write_boxes
-from lockstep.convert.imagenet_example import Box
+from lockstep.convert.image_record import Box
+from lockstep.convert.imagenet import BoxCounts, read_boxes, write_boxes
 from lockstep.errors import DataError
 
 DOG, FOX = "n02092002", "n02119247"

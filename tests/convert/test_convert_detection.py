@@ -221,7 +221,7 @@ def test_a_label_map_renumbers_coco(coco: Path, tmp_path: Path) -> None:
 
 
 def test_examples_fill_shards_of_one_size(devkit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detection, "_EXAMPLES_A_SHARD", 2)
+    monkeypatch.setattr(detection, "_EXAMPLES_PER_SHARD", 2)
     assert convert_voc(devkit, tmp_path / "out", year="VOC2007", settings=ALONE).num_shards == 2
 
 

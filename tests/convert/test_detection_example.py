@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from lockstep.convert.detection_example import detection_example
+from lockstep.convert.detection import detection_example
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import Decoding, EncodedImage
 from lockstep.records.example import Values, parse_example

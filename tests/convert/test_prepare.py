@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.convert.prepare import prepare
-from lockstep.convert.prepared_record import Preparation, prepared_record
+from lockstep.convert.prepare import Preparation, prepare, prepared_record
 from lockstep.convert.sharding import Settings
 from lockstep.errors import DataError, InputError
 from lockstep.records.example import serialize_example

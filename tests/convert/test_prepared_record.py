@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image, JpegImagePlugin
 from torch.nn.functional import interpolate
 
-from lockstep.convert.prepared_record import Preparation, prepared_record
+from lockstep.convert.prepare import Preparation, prepared_record
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import Decoding, EncodedImage
 from lockstep.records.example import Values, parse_example, serialize_example

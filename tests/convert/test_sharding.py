@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.convert.manifest import held
+from lockstep.convert.conversion_state import lock_shards
 from lockstep.convert.sharding import Settings, Skipped, Summary, convert
 from lockstep.errors import DataError, InputError, WorkerError
 from lockstep.records.record_files import RecordFiles
@@ -298,9 +298,9 @@ def test_a_process_that_is_gone_is_missed(tmp_path: Path, action: Callable[[], N
 
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
     message = r"are being written in .* already\.\n  given:    .*\.train\.lock, held by another process"
-    with held(tmp_path, "train"), pytest.raises(DataError, match=message):
+    with lock_shards(tmp_path, "train"), pytest.raises(DataError, match=message):
         convert(ITEMS, serialize, tmp_path, "train", 5)
-    with held(tmp_path, "validation"):
+    with lock_shards(tmp_path, "validation"):
         convert(ITEMS, serialize, tmp_path, "train", 5)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.convert.validation_folders import sort_validation
+from lockstep.convert.imagenet import sort_validation
 from lockstep.errors import DataError, InputError
 
 SYNSETS = ["n01751748", "n09193705", "n01751748"]

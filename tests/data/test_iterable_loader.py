@@ -221,7 +221,7 @@ def test_a_run_that_is_resumed_says_so_and_goes_on(tmp_path: Path, caplog: pytes
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [WARNING.format(12)]
     reports = list(ls.train_steps(resumed, losses, again, until=ls.Steps(5)))
     assert [(report.step, report.progress.position) for report in reports] == [(4, 16), (5, 20)]
-    assert not any(report.refused for report in reports)
+    assert not any(report.skipped for report in reports)
 
 
 def trained_by_towers() -> list[float]:

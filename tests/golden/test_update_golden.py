@@ -17,7 +17,7 @@ from lockstep.optim.gradients import Gradients
 from lockstep.optim.optimizers import Optimizer
 from lockstep.optim.schedules import Schedule
 from lockstep.optim.transforms import GradientTransform
-from lockstep.parallel.sparse import densified, rows_of
+from lockstep.parallel.tower_outputs import densified, rows_of
 
 
 def test_the_inputs_are_those_that_were_recorded_with() -> None:

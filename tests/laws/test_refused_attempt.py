@@ -50,7 +50,7 @@ def learned(state: ls.TrainState) -> list[Any]:
 def refusing() -> tuple[list[Any], int, int]:
     state, loader = make_state(), make_loader()
     reports = list(ls.train_steps(state, losses, loader, ls.Towers(2), until=ls.Steps(STEPS)))
-    return learned(state), sum(report.refused for report in reports), loader.position
+    return learned(state), sum(report.skipped for report in reports), loader.position
 
 
 def skipping() -> list[Any]:
@@ -64,16 +64,16 @@ def skipping() -> list[Any]:
 
 
 def test_alone() -> None:
-    found, refused, position = refusing()
-    assert refused == len(BAD_POSITIONS)
-    assert position == (STEPS + refused) * BATCH_SIZE
+    found, skipped, position = refusing()
+    assert skipped == len(BAD_POSITIONS)
+    assert position == (STEPS + skipped) * BATCH_SIZE
     assert found == skipping()
 
 
 def test_on_two_workers(run_workers: Callable[..., list[Any]]) -> None:
-    for found, refused, position in run_workers(refusing, 2):
-        assert refused == len(BAD_POSITIONS)
-        assert position == (STEPS + refused) * BATCH_SIZE
+    for found, skipped, position in run_workers(refusing, 2):
+        assert skipped == len(BAD_POSITIONS)
+        assert position == (STEPS + skipped) * BATCH_SIZE
         assert found == skipping()
 
 
@@ -114,10 +114,10 @@ def attempts(policy: str, bad: set[int], end: int = 80, *, told: bool = False) -
     try:
         for batch in takewhile(lambda batch: batch.position < end, ls.batches(loader, ls.Towers(2))):
             report = ls.train_step(state, spoiled, batch, ls.Towers(2))
-            if not report.refused:
+            if not report.skipped:
                 log.append(facts(report))
     except ls.NonFiniteError as error:
-        stopped_at = error.refusal.position if error.refusal else -2
+        stopped_at = error.nonfinite.position if error.nonfinite else -2
     return learned(state), log, stopped_at
 
 

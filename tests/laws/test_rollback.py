@@ -184,7 +184,7 @@ def test_the_budget_is_the_number_of_batches_that_are_skipped(tmp_path: Path) ->
         "  expected: no more batches that are not finite than the nonfinite_budget\n"
         "  hint:     lower the learning rate, clip the gradients, look at these examples, or raise nonfinite_budget"
     )
-    assert caught.value.refusal is error.refusal
+    assert caught.value.nonfinite is error.nonfinite
     assert state.step == 4, "nothing has changed"
 
 

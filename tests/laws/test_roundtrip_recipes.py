@@ -46,7 +46,7 @@ from lockstep.recipes.recipe import Recipe, differences
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find, names
 from lockstep.recipes.toml import from_toml, to_toml
-from lockstep.training.smoothing import LossAverage
+from lockstep.training.attempt import LossAverage
 from lockstep.weights.layouts import Layout
 from lockstep.weights.names import Rename
 from lockstep.weights.warm_start import WarmStart

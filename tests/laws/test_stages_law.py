@@ -29,6 +29,7 @@ from staged_run import (
 
 import lockstep as ls
 from lockstep.recipes.parts import Checkpoints, Stage, Watch
+from lockstep.training.state import _states
 
 POSITIONS = [step * BATCH_SIZE for step in range(STEPS)]
 
@@ -133,8 +134,8 @@ def test_the_stages_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_stage_that_is_over_leaves_no_state_behind(tmp_path: Path) -> None:
-    before, living = len(ls.TrainState.living), set[int]()
-    run(tmp_path, make_recipe(), Disturbance(attempted=lambda _: living.add(len(ls.TrainState.living) - before)))
+    before, living = len(_states), set[int]()
+    run(tmp_path, make_recipe(), Disturbance(attempted=lambda _: living.add(len(_states) - before)))
     assert living == {1}
 
 

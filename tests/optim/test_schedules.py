@@ -425,15 +425,15 @@ REFUSED: list[tuple[Callable[[], Any], str, str, str]] = [
     (lambda: Constant("0.1"), "value is of the wrong type.", "value is str", "a number"),  # type: ignore[arg-type]
     (lambda: Constant(True), "value is of the wrong type.", "value is bool", "a number"),
     (lambda: Exponential(-1.0, 3, 0.1), "initial is out of range.", "initial=-1.0", "0 or more, finite"),
-    (lambda: Exponential(1.0, 0, 0.1), "decay_steps is out of range.", "decay_steps=0", "1 or more, finite"),
+    (lambda: Exponential(1.0, 0, 0.1), "decay_steps is out of range.", "decay_steps=0", "1 or more"),
     (
         lambda: Exponential(1.0, 2.5, 0.1),  # type: ignore[arg-type]
         "decay_steps is not a length.",
         "decay_steps=2.5",
         "a whole number of steps, or epochs",
     ),
-    (lambda: Exponential(1.0, 3, 0.0), "This factor makes no decay.", "factor=0.0", "0 < factor <= 1"),
-    (lambda: Exponential(1.0, 3, 1.5), "This factor makes no decay.", "factor=1.5", "0 < factor <= 1"),
+    (lambda: Exponential(1.0, 3, 0.0), "factor is out of range.", "factor=0.0", "above 0, at most 1"),
+    (lambda: Exponential(1.0, 3, 1.5), "factor is out of range.", "factor=1.5", "above 0, at most 1"),
     (
         lambda: Exponential(1.0, 3, 0.1, staircase=2),  # type: ignore[arg-type]
         "staircase is of the wrong type.",
@@ -444,7 +444,7 @@ REFUSED: list[tuple[Callable[[], Any], str, str, str]] = [
         lambda: Exponential(1.0, 3, 0.1, burn_in_steps=-1),
         "burn_in_steps is out of range.",
         "burn_in_steps=-1",
-        "0 or more, finite",
+        "0 or more",
     ),
     (lambda: Exponential(1.0, 3, 0.1, burn_in=-1.0), "burn_in is out of range.", "burn_in=-1.0", "0 or more, finite"),
     (
@@ -454,14 +454,14 @@ REFUSED: list[tuple[Callable[[], Any], str, str, str]] = [
         "final <= initial",
     ),
     (lambda: Polynomial(math.inf, 3), "initial is out of range.", "initial=inf", "0 or more, finite"),
-    (lambda: Polynomial(0.1, -3), "steps is out of range.", "steps=-3", "1 or more, finite"),
-    (lambda: Polynomial(0.1, Epochs(math.inf)), "steps is out of range.", "steps=inf", "0 or more, finite"),
+    (lambda: Polynomial(0.1, -3), "steps is out of range.", "steps=-3", "1 or more"),
+    (lambda: Polynomial(0.1, Epochs(math.inf)), "steps is out of range.", "steps=inf", "finite"),
     (lambda: Polynomial(0.1, 3, final=-1e-4), "final is out of range.", "final=-0.0001", "0 or more, finite"),
     (
         lambda: Polynomial(0.1, 3, power=0.0),
-        "A polynomial of power 0 does not decay.",
+        "power is out of range.",
         "power=0.0",
-        "a power above 0",
+        "above 0, finite",
     ),
     (
         lambda: Polynomial(0.1, 3, cycle="yes"),  # type: ignore[arg-type]
@@ -469,9 +469,9 @@ REFUSED: list[tuple[Callable[[], Any], str, str, str]] = [
         "cycle is str",
         "True or False",
     ),
-    (lambda: Cosine(0.1, 0), "steps is out of range.", "steps=0", "1 or more, finite"),
+    (lambda: Cosine(0.1, 0), "steps is out of range.", "steps=0", "1 or more"),
     (lambda: Cosine(0.1, True), "steps is not a length.", "steps=True", "a whole number of steps, or epochs"),
-    (lambda: Cosine(0.1, 9, hold_steps=-1), "hold_steps is out of range.", "hold_steps=-1", "0 or more, finite"),
+    (lambda: Cosine(0.1, 9, hold_steps=-1), "hold_steps is out of range.", "hold_steps=-1", "0 or more"),
     (
         lambda: Cosine(0.1, 10, warmup_steps=11),
         "The warm-up is longer than the whole schedule.",
@@ -506,19 +506,19 @@ REFUSED: list[tuple[Callable[[], Any], str, str, str]] = [
         lambda: PiecewiseConstant(5, (0.1,)),  # type: ignore[arg-type]
         "boundaries is of the wrong type.",
         "boundaries is int",
-        "a tuple",
+        "a list",
     ),
     (
         lambda: PiecewiseConstant((0,), (0.1, 0.2)),
         "boundaries[0] is out of range.",
         "boundaries[0]=0",
-        "1 or more, finite",
+        "1 or more",
     ),
     (
         lambda: PiecewiseConstant((2, -3), (0.1, 0.2, 0.3)),
         "boundaries[1] is out of range.",
         "boundaries[1]=-3",
-        "1 or more, finite",
+        "1 or more",
     ),
     (
         lambda: PiecewiseConstant((2.0,), (0.1, 0.2)),  # type: ignore[arg-type]
@@ -557,7 +557,7 @@ REFUSED: list[tuple[Callable[[], Any], str, str, str]] = [
         "a boundary",
     ),
     (lambda: OneCycle(-0.1, 10), "peak is out of range.", "peak=-0.1", "0 or more, finite"),
-    (lambda: OneCycle(0.1, 0), "steps is out of range.", "steps=0", "1 or more, finite"),
+    (lambda: OneCycle(0.1, 0), "steps is out of range.", "steps=0", "1 or more"),
     (lambda: OneCycle(0.1, 10, 1.0), "warmup_share is out of range.", "warmup_share=1.0", "0 or more, below 1"),
     (
         lambda: OneCycle(0.1, 10, div_factor=0.5),
@@ -577,7 +577,7 @@ REFUSED: list[tuple[Callable[[], Any], str, str, str]] = [
         "anneal='cos'",
         "'cosine' or 'linear'",
     ),
-    (lambda: Warmup(0.1, 0), "steps is out of range.", "steps=0", "1 or more, finite"),
+    (lambda: Warmup(0.1, 0), "steps is out of range.", "steps=0", "1 or more"),
     (lambda: Warmup(0.1, 5, initial=-1), "initial is out of range.", "initial=-1", "0 or more, finite"),
     (lambda: Warmup(-0.1, 5), "schedule is out of range.", "schedule=-0.1", "0 or more, finite"),
     (
@@ -596,7 +596,7 @@ REFUSED: list[tuple[Callable[[], Any], str, str, str]] = [
         lambda: ScaledByBatch(0.1, 0),
         "base_batch_size is out of range.",
         "base_batch_size=0",
-        "1 or more, finite",
+        "1 or more",
     ),
     (
         lambda: ScaledByBatch(0.1, 25.6),  # type: ignore[arg-type]
@@ -611,9 +611,9 @@ REFUSED: list[tuple[Callable[[], Any], str, str, str]] = [
         "a whole number",
     ),
     (lambda: Scaled(0.1, -2.0), "factor is out of range.", "factor=-2.0", "0 or more, finite"),
-    (lambda: resolve_schedule(0.1, -1, 10), "epoch_size is out of range.", "epoch_size=-1", "0 or more, finite"),
-    (lambda: resolve_schedule(0.1, 100, 0), "batch_size is out of range.", "batch_size=0", "1 or more, finite"),
-    (lambda: describe_schedule(0.1, 100, 0), "batch_size is out of range.", "batch_size=0", "1 or more, finite"),
+    (lambda: resolve_schedule(0.1, -1, 10), "epoch_size is out of range.", "epoch_size=-1", "0 or more"),
+    (lambda: resolve_schedule(0.1, 100, 0), "batch_size is out of range.", "batch_size=0", "1 or more"),
+    (lambda: describe_schedule(0.1, 100, 0), "batch_size is out of range.", "batch_size=0", "1 or more"),
     (
         lambda: resolve_schedule(Warmup(0.1, Epochs(0.5)), 100, 64),
         "steps is shorter than one step.",
@@ -668,13 +668,14 @@ HINTS = {
     "staircase is of the wrong type.": "write staircase=True, or leave it out",
     "cycle is of the wrong type.": "write cycle=True, or leave it out",
     "warmup is of the wrong type.": "write warmup=True, or leave it out",
-    "boundaries is of the wrong type.": "write it as boundaries=(5,)",
+    "boundaries is of the wrong type.": "write boundaries=(5,)",
     "schedule is of the wrong type.": "write schedule=0.1, or schedule=ls.optim.Cosine(0.1, 1000)",
-    "base_batch_size is of the wrong type.": "write it as 256",
+    "base_batch_size is of the wrong type.": "give base_batch_size as a whole number",
     "anneal cannot be 'cos'.": "give one of these",
-    "This factor makes no decay.": "give what the rate is multiplied by, such as 0.94",
+    "factor=0.0": "give what the rate is multiplied by, such as 0.94",
+    "factor=1.5": "give what the rate is multiplied by, such as 0.94",
     "The rate would start below its floor.": "lower final, or leave it out",
-    "A polynomial of power 0 does not decay.": "give power=1.0 for a straight line, or use Constant",
+    "power=0.0": "give power=1.0 for a straight line, or use Constant",
     "The warm-up is longer than the whole schedule.": "raise steps or lower warmup_steps",
     "The warm-up would fall instead of rise.": "lower warmup_initial, or leave the warm-up out",
     "There is one value before the first boundary, and one after each.": (
@@ -693,6 +694,8 @@ RANGE, LENGTH = " is out of range.", "This schedule counts in epochs, and was as
 
 
 def hint_of(what: str, given_value: str) -> str:
+    if given_value in HINTS:
+        return HINTS[given_value]
     if what.endswith(RANGE):
         return f"give {what.removesuffix(RANGE)} a value in this range"
     if what == LENGTH:

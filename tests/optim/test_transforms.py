@@ -504,9 +504,9 @@ def test_a_tensor_that_others_hold_is_not_used_up_by_the_update(puts_it: bool) -
         (lambda: ClipGlobalNorm(math.nan), r"max_norm is out of range.*\n.*max_norm=nan"),
         (
             lambda: ClipGlobalNorm(True),
-            r"max_norm is of the wrong type.*\n.*bool\n.*a number above 0\n.*largest allowed",
+            r"max_norm is of the wrong type.*\n.*bool\n.*a number\n.*largest allowed",
         ),
-        (lambda: ClipValue("1"), r"max_value is of the wrong type.*\n.*str\n.*a number above 0"),
+        (lambda: ClipValue("1"), r"max_value is of the wrong type.*\n.*str\n.*a number"),
         (lambda: ClipValue(0), r"max_value is out of range.*\n.*max_value=0"),
         (lambda: AdaptiveClip(0.0), r"clip_factor is out of range.*\n.*clip_factor=0.0"),
         (lambda: AdaptiveClip(eps=0.0), r"eps is out of range.*\n.*eps=0.0\n.*above 0\n.*small norm"),

@@ -745,9 +745,9 @@ def test_elsewhere_one_worker_runs_in_the_launcher_itself(tmp_path: Path) -> Non
         )
 
     assert run("here").stdout.splitlines()[1:] == ["in the launcher itself"]
-    refused = run("done")
-    assert refused.returncode == 2
-    assert refused.stderr.splitlines()[:2] == ["Several workers need Linux.", "  given:    2 workers on darwin"]
+    skipped = run("done")
+    assert skipped.returncode == 2
+    assert skipped.stderr.splitlines()[:2] == ["Several workers need Linux.", "  given:    2 workers on darwin"]
 
 
 def test_functions_that_a_worker_could_not_find_are_refused() -> None:

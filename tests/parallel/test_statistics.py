@@ -28,14 +28,14 @@ class Buffers(nn.Module):
 def run_towers(model: Buffers, policy: BatchNorm, changes: list[float]) -> dict[str, torch.Tensor]:
     """Each tower adds its number to the mean and 1 to the count; returns what is to be committed, by name."""
     statistics = Statistics(model, policy, len(changes))
-    statistics.keep()
+    statistics.save()
     sums: list[torch.Tensor] = []
     for tower, change in enumerate(changes):
         model.mean += change
         model.count += 1
         shares = statistics.shares(tower, 1 / len(changes))
         sums = [a + b for a, b in zip(sums, shares, strict=True)] if tower else shares
-        statistics.put_back()
+        statistics.restore()
     names = [name for name, _ in model.named_buffers() if name != "wide"]
     combined = statistics.combined(sums)
     return dict(zip(names if combined else [], combined, strict=True))
@@ -68,7 +68,7 @@ def test_the_buffers_hold_the_values_of_the_start_again() -> None:
 
 def test_one_tensor_is_sent_for_each_dtype() -> None:
     statistics = Statistics(Buffers(), "mean", 2)
-    statistics.keep()
+    statistics.save()
     assert [share.dtype for share in statistics.shares(0, 0.5)] == [
         torch.float32,
         torch.int64,
@@ -79,7 +79,7 @@ def test_one_tensor_is_sent_for_each_dtype() -> None:
 
 def test_a_model_without_buffers_has_nothing_to_send() -> None:
     statistics = Statistics(nn.Linear(2, 2), "mean", 2)
-    statistics.keep()
+    statistics.save()
     assert statistics.shares(0, 0.5) == []
     assert statistics.combined([]) == []
 

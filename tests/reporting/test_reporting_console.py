@@ -81,7 +81,7 @@ def test_seconds_pass_on_the_chiefs_clock(make_report) -> None:
 def test_refused_attempts_are_said(make_report) -> None:
     reports = [
         make_report(1),
-        make_report(1, position=256, losses={"loss": float("nan")}, smoothed={"total": 0.5}, refused=True),
+        make_report(1, position=256, losses={"loss": float("nan")}, smoothed={"total": 0.5}, skipped=True),
         make_report(2, position=384),
         make_report(3, position=512),
         make_report(4, position=640),
@@ -92,7 +92,7 @@ def test_refused_attempts_are_said(make_report) -> None:
 
 
 def test_a_refused_attempt_at_the_end_is_shown_as_it_was(make_report) -> None:
-    (line,) = lines_of(plain("10 steps"), [make_report(1, losses={"loss": float("nan")}, smoothed={}, refused=True)])
+    (line,) = lines_of(plain("10 steps"), [make_report(1, losses={"loss": float("nan")}, smoothed={}, skipped=True)])
     assert line.startswith("step 1 | loss nan | lr 0.05")
     assert line.endswith("1 attempt refused")
 
@@ -291,7 +291,7 @@ def test_measures(make_report) -> None:
     report = make_report(1, losses={"loss": 0.5}, smoothed={"total": 0.25}, learning_rate=0.0498)
     pace = Throughput(num_steps=10, num_examples=1280, seconds=0.5, wait_seconds=0.005)
     assert format_measures(report, pace) == ("loss 0.5 (smoothed 0.25) | lr 0.0498 | 2560 examples/s | data wait 1 %")
-    pace.num_refused = 1
+    pace.num_skipped = 1
     assert format_measures(report, pace).endswith(" | 1 attempt refused")
-    pace.num_refused = 2
+    pace.num_skipped = 2
     assert format_measures(report, pace).endswith(" | 2 attempts refused")

@@ -28,7 +28,7 @@ def test_a_line_holds_the_facts_of_an_attempt(tmp_path: Path, make_report) -> No
     file = MetricsFile(tmp_path / "metrics.jsonl", from_position=0)
     file.write(
         make_report(
-            3, losses={"cross_entropy": 0.1, "l2": 0.2}, smoothed={"total": 1 / 3}, metrics={"top1": 0.5}, refused=True
+            3, losses={"cross_entropy": 0.1, "l2": 0.2}, smoothed={"total": 1 / 3}, metrics={"top1": 0.5}, skipped=True
         )
     )
     file.write_evaluation(3, "validate", {"top1": 0.9912, "correct": 9912})
@@ -82,7 +82,7 @@ def test_numbers_that_json_has_not_are_strings(tmp_path: Path, make_report) -> N
     write_lines(
         tmp_path / "metrics.jsonl",
         0,
-        make_report(1, losses={"a": math.nan, "b": math.inf}, gradient_norm=-math.inf, refused=True),
+        make_report(1, losses={"a": math.nan, "b": math.inf}, gradient_norm=-math.inf, skipped=True),
     )
     (line,) = lines_of(tmp_path / "metrics.jsonl")
     assert line["losses"] == {"a": "nan", "b": "inf"}
@@ -93,11 +93,11 @@ def attempts() -> list[StepReport]:
     """Twelve attempts; each third is refused, so that a step stands for several positions."""
     reports, step = [], 0
     for attempt in range(1, 13):
-        refused = attempt % 3 == 0
-        step += not refused
-        loss = math.nan if refused else 1 / attempt
+        skipped = attempt % 3 == 0
+        step += not skipped
+        loss = math.nan if skipped else 1 / attempt
         reports.append(
-            StepReport(Progress(step, 8 * attempt, 96), {"loss": loss}, {}, {}, 0.1, loss, 8, 0.1, 0.0, refused)
+            StepReport(Progress(step, 8 * attempt, 96), {"loss": loss}, {}, {}, 0.1, loss, 8, 0.1, 0.0, skipped)
         )
     return reports
 

@@ -97,9 +97,9 @@ def test_an_interval_of_zero_writes_no_scalars(tmp_path: Path, make_report) -> N
 def test_a_refused_attempt_waits_for_the_next_step(tmp_path: Path, make_report) -> None:
     summaries = Summaries(tmp_path, from_step=0, interval=Interval(1, "seconds"))
     summaries(make_report(1, elapsed_seconds=0.4))
-    summaries(make_report(1, position=256, elapsed_seconds=1.2, losses={"loss": float("nan")}, refused=True))
+    summaries(make_report(1, position=256, elapsed_seconds=1.2, losses={"loss": float("nan")}, skipped=True))
     summaries(make_report(2, position=384, elapsed_seconds=1.3))
-    summaries(make_report(2, position=512, elapsed_seconds=1.4, refused=True))
+    summaries(make_report(2, position=512, elapsed_seconds=1.4, skipped=True))
     summaries.close()
     events = read(tmp_path)
     assert steps(tmp_path) == [2]

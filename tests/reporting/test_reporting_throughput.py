@@ -13,11 +13,11 @@ def test_rates_are_over_all_attempts(make_report) -> None:
     pace = Throughput()
     pace.add(make_report(1, step_seconds=0.3, wait_seconds=0.1))
     pace.add(make_report(2, step_seconds=0.1, wait_seconds=0.0))
-    pace.add(make_report(2, step_seconds=0.1, wait_seconds=0.0, refused=True))
+    pace.add(make_report(2, step_seconds=0.1, wait_seconds=0.0, skipped=True))
     assert pace.steps_per_second == pytest.approx(4)
     assert pace.examples_per_second == pytest.approx(3 * 128 / 0.5)
     assert pace.wait_share == pytest.approx(0.2)
-    assert pace.num_refused == 1
+    assert pace.num_skipped == 1
     pace.clear()
     assert pace == Throughput()
 
@@ -28,19 +28,19 @@ def test_rates_over_no_time_are_zero() -> None:
 
 def test_what_faded_weighs_less(make_report) -> None:
     pace = Throughput()
-    pace.add(make_report(1, step_seconds=1.0, refused=True))
+    pace.add(make_report(1, step_seconds=1.0, skipped=True))
     pace.fade(0.5)
     assert pace.examples_per_second == pytest.approx(128)
     pace.add(make_report(1, step_seconds=0.1))
     assert pace.examples_per_second == pytest.approx((64 + 128) / (0.5 + 0.1))
-    assert pace.num_refused == 1
+    assert pace.num_skipped == 1
 
 
 def test_moment_before(make_report) -> None:
     before = moment_before(make_report(7))
     assert (before.step, before.position) == (6, 6 * 128)
     assert before.elapsed_seconds == pytest.approx(0.6)
-    assert moment_before(make_report(7, refused=True)).step == 7
+    assert moment_before(make_report(7, skipped=True)).step == 7
 
 
 def progress(step: int, elapsed_seconds: float = 0.0, position: int | None = None) -> Progress:

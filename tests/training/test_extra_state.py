@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import lockstep as ls
-from lockstep.training.handover import hand_over
 
 
 class Scaled(nn.Module):
@@ -204,7 +203,7 @@ def test_a_scored_copy_and_the_next_stage_have_it() -> None:
     assert seen[0] == 2
     assert state.model[0].passes == 2
     following = make_state(Scaled())
-    hand_over(state, following)
+    following.continue_from(state)
     assert following.model[0].passes == 2
     assert torch.equal(following.model[0].largest, state.model[0].largest)
     assert following.model[0].largest is not state.model[0].largest

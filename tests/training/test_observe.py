@@ -56,7 +56,7 @@ def sources_of(state: ls.TrainState) -> list[Source]:
 
 def attached(state: ls.TrainState) -> bool:
     hooks = [hook for module in state.model.modules() for hook in module._forward_hooks]
-    return state.watcher is not None or bool(hooks)
+    return bool(state.gradient_hooks or hooks)
 
 
 Observe = Callable[..., list[Observer]]
@@ -188,8 +188,8 @@ def test_a_division_is_left_to_the_update() -> None:
     source = GradientSource(state)
     source.attach()
     gradients = Gradients(["weight", "bias"], [torch.full((1, 3), 8.0), None], divisor=2.0, owned=True)
-    assert state.watcher is not None
-    state.watcher(gradients)
+    (hook,) = state.gradient_hooks
+    hook(gradients)
     assert gradients.to_divide()[1] == 2.0
     assert source.seen().histograms["gradients/weight"].largest == 4.0
 
@@ -275,7 +275,7 @@ def test_a_refused_attempt_shows_nothing_and_the_next_one_does(tmp_path: Path, o
         return squared(model, batch)
 
     reports = run(state, hooks, range(3), losses=losses)
-    assert [report.refused for report in reports] == [False, True, False]
+    assert [report.skipped for report in reports] == [False, True, False]
     for tag in ["gradients/head.weight", "variables/head.weight", "activations/head"]:
         assert steps_of(tmp_path, tag) == [2]
     assert not [tag for tag in read(tmp_path).Tags()["scalars"] if tag.startswith("nonfinite/")]
@@ -392,9 +392,9 @@ def test_closing_leaves_the_watcher_of_somebody_else(observe: Observe) -> None:
     state = make_state()
     (hook,) = observe(GradientSource(state), interval=Interval(5))
     mine = [].append
-    state.watcher = mine
+    state.gradient_hooks.append(mine)
     hook.close()
-    assert state.watcher == mine
+    assert state.gradient_hooks == [mine]
 
 
 def test_activations_of_a_compiled_model_are_refused() -> None:

@@ -34,7 +34,7 @@ def test_apply_changes_everything_together() -> None:
     state = make_state(average=ls.optim.MovingAverage(0.9, dynamic=False))
     before = everything(state)
     outcome = state.apply(attempt(state))
-    assert not outcome.refused
+    assert not outcome.skipped
     assert state.step == 1
     after = everything(state)
     assert all(not torch.equal(before[name], after[name]) for name in before)
@@ -53,7 +53,7 @@ def test_an_attempt_that_is_not_finite_changes_nothing(bad: dict[str, float]) ->
     )
     state.apply(attempt(state))
     before, values = everything(state), state.values()
-    assert state.apply(attempt(state, **bad)).refused
+    assert state.apply(attempt(state, **bad)).skipped
     assert state.values() == {**values, "num_refused": 1}
     after = everything(state)
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -63,7 +63,7 @@ def test_what_is_not_finite_is_named() -> None:
     state = make_state()
     bad = attempt(state, loss=math.nan)
     bad.gradients[2][0] = math.inf  # type: ignore[index]
-    assert state.apply(bad).unfit == ("loss 'loss' is nan", "gradient of '1.weight'")
+    assert state.apply(bad).nonfinite == ("loss 'loss' is nan", "gradient of '1.weight'")
     assert state.step == 0
 
 
@@ -133,8 +133,8 @@ def test_channels_last_moves_weights_and_all_that_is_kept_for_them() -> None:
 def test_statistics_that_are_not_finite_are_not_committed() -> None:
     state = make_state(nonfinite="skip")
     before = everything(state)
-    outcome = state.apply(dataclasses.replace(attempt(state), statistics_fit=False))
-    assert outcome.unfit == ("the batch-norm statistics",)
+    outcome = state.apply(dataclasses.replace(attempt(state), has_finite_statistics=False))
+    assert outcome.nonfinite == ("the batch-norm statistics",)
     assert all(torch.equal(before[name], tensor) for name, tensor in everything(state).items())
 
 

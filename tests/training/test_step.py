@@ -43,7 +43,7 @@ def test_a_report_says_what_the_step_did() -> None:
     assert report.smoothed["total"] == pytest.approx(expected)
     assert report.num_examples == 8
     assert report.learning_rate == 0.1
-    assert not report.refused
+    assert not report.skipped
     assert not report.stop_requested
     assert report.examples_per_second > 0
 
@@ -281,8 +281,8 @@ def spoiled(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
 
 def test_stop_names_the_loss_the_parameter_and_the_tower() -> None:
     state = make_state()
-    unfit = r"loss 'squared' is nan, gradient of 'weight', gradient of 'bias'"
-    message = rf"after step 0 is not finite.*\n.*{unfit}; from tower 3 on worker 0 \(positions 22 to 23"
+    nonfinite = r"loss 'squared' is nan, gradient of 'weight', gradient of 'bias'"
+    message = rf"after step 0 is not finite.*\n.*{nonfinite}; from tower 3 on worker 0 \(positions 22 to 23"
     with pytest.raises(ls.NonFiniteError, match=message):
         ls.train_step(state, spoiled, make_batch(4, position=16), ls.Towers(4))
     assert state.step == 0
@@ -290,7 +290,7 @@ def test_stop_names_the_loss_the_parameter_and_the_tower() -> None:
 
 def test_a_skip_is_said(caplog: pytest.LogCaptureFixture) -> None:
     report = ls.train_step(make_state(nonfinite="skip"), spoiled, make_batch(4), ls.Towers(4))
-    assert report.refused
+    assert report.skipped
     assert "after step 0 is not finite, and was skipped: loss 'squared' is nan" in caplog.text
 
 

@@ -16,7 +16,7 @@ import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.losses import L1, L2
 from lockstep.readers.reader import Arrays
-from lockstep.training.smoothing import LossAverage
+from lockstep.training.attempt import LossAverage
 
 BATCH_SIZE = 32
 
@@ -147,7 +147,7 @@ def test_a_transform_of_towers_cannot_hide_what_is_not_finite() -> None:
     )
     batch = next(make_loader().batches(range(2), 2))
     batch["x"][3] = math.inf
-    assert ls.train_step(state, squares, batch, ls.Towers(2)).refused
+    assert ls.train_step(state, squares, batch, ls.Towers(2)).skipped
 
 
 def test_a_transform_of_ones_own_is_a_function() -> None:
@@ -307,7 +307,7 @@ def test_updates_of_ones_own_are_committed_with_the_rest() -> None:
     ls.train_step(state, squares, batch)
     assert torch.equal(model.get_buffer("target"), first)
     batch["x"][0] = math.nan
-    assert ls.train_step(state, squares, batch).refused
+    assert ls.train_step(state, squares, batch).skipped
     assert torch.equal(model.get_buffer("target"), first)
 
 
@@ -412,12 +412,12 @@ def test_fp16_overflow_is_counted_and_halves_the_scale() -> None:
 
     before = model.weight.detach().clone()
     reports = [ls.train_step(state, steep, batch, ls.Towers(2, precision="fp16")) for _ in range(12)]
-    refused = [report.refused for report in reports]
-    assert refused == sorted(refused, reverse=True)
-    assert 0 < sum(refused) < 12
-    assert state.loss_scale.value == 2.0 ** (16 - sum(refused))
-    assert state.num_refused == 0
-    assert state.step == 12 - sum(refused)
+    skipped = [report.skipped for report in reports]
+    assert skipped == sorted(skipped, reverse=True)
+    assert 0 < sum(skipped) < 12
+    assert state.loss_scale.value == 2.0 ** (16 - sum(skipped))
+    assert state.num_skipped == 0
+    assert state.step == 12 - sum(skipped)
     torch.testing.assert_close(model.weight.detach(), before - 0.1 * 64 * state.step)
 
 

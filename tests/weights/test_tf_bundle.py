@@ -233,7 +233,7 @@ def test_an_index_that_lies_under_true_checksums_is_refused_or_read(tmp_path: Pa
     true = {key: bytes(value) for key, value in Table(MADE / f"{name}.index").items()}
     for path in MADE.glob(f"{name}.data-*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    num_refused = 0
+    num_skipped = 0
     for _ in range(100):
         key = generator.choice(list(true))
         lies = true | {key: flip_a_bit(generator, true[key])}
@@ -241,14 +241,14 @@ def test_an_index_that_lies_under_true_checksums_is_refused_or_read(tmp_path: Pa
         try:
             source = TensorBundle(tmp_path / name)
         except CheckpointError:
-            num_refused += 1
+            num_skipped += 1
             continue
         for tensor, info in source.tensors.items():
             try:
                 assert tuple(source.read(tensor).shape) == info.shape
             except CheckpointError:
-                num_refused += not info.dtype.startswith("DT_")
-    assert num_refused > 30
+                num_skipped += not info.dtype.startswith("DT_")
+    assert num_skipped > 30
 
 
 def test_two_names_that_are_one_as_text_are_refused(prefix: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lockstep.convert.jpeg_repair import colour_jpeg
+from lockstep.convert.image_record import colour_jpeg
 from lockstep.errors import DataError
 
 IMAGES = Path(__file__).parent.parent / "fixtures" / "images"

@@ -1,4 +1,4 @@
-"""Attempts that were not finite: who is to blame, and what is done about it."""
+"""Attempts that are not finite: what is not, where it came from, and what the state's policy does about it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from lockstep.checkpoints.encoding import not_finite
 from lockstep.errors import NonFiniteError
 from lockstep.listing import shorten
-from lockstep.parallel.diagnosis import Again, Finding, unfit_losses
+from lockstep.parallel.diagnosis import Again, Finding, nonfinite_losses
 from lockstep.parallel.hosting import TowerHost
-from lockstep.parallel.statistics import put_back
+from lockstep.parallel.statistics import restored
 from lockstep.parallel.tree import TreeSum
 from lockstep.training.attempt import Outcome
-from lockstep.training.state import TrainState
-from lockstep.types import Batch, Refusal
+from lockstep.types import Batch, NonFiniteReport
 from lockstep.workers.rank import Worker
 
 if TYPE_CHECKING:
+    from lockstep.training.state import TrainState
     from lockstep.types import LossFunction
+    from lockstep.workers.rank import Worker
+
 
 log = logging.getLogger("lockstep")
 
@@ -27,31 +30,37 @@ NO_TOWER = "no tower alone: the losses and gradients of each are finite"
 
 
 def explain(
-    outcome: Outcome, host: TowerHost, losses: LossFunction, batch: Batch, sums: TreeSum, worker: Worker
-) -> Refusal:
-    """Say what made an attempt unfit, and where, whoever hosts it; all workers come here together.
+    outcome: Outcome,
+    state: TrainState,
+    host: TowerHost,
+    losses: LossFunction,
+    batch: Batch,
+    sums: TreeSum,
+    worker: Worker,
+) -> NonFiniteReport:
+    """Find what in an attempt is not finite, and where it came from, on any worker; all workers come here together.
 
-    Towers under suspicion compute their losses and gradients again, from the same values and random numbers.
+    The suspected towers compute their losses and gradients again, from the same values and random numbers.
     """
-    with put_back([buffer for state in TrainState.living for buffer in state.buffers.values()]):
+    with restored([*state.buffers.values(), *state.other_buffers()]):
         mine = [_look_into(host, losses, batch, tower, sums, worker) for tower in suspects(host, sums)]
     guilty = [line for line in mine if line]
     found = [line for lines in worker.group.gather(guilty) for line in lines]
     # Without its loader, which is about to keep the report that holds this.
     part = replace(batch, fields=batch, loader=None) if guilty else None
-    return Refusal(batch.position, outcome.unfit, tuple(found) or (NO_TOWER,), part)
+    return NonFiniteReport(batch.position, outcome.nonfinite, tuple(found) or (NO_TOWER,), part)
 
 
 def suspects(host: TowerHost, sums: TreeSum) -> list[int]:
-    """The towers of this worker whose losses are not finite; where all are, those in whose sums something is not."""
+    """This worker's towers with losses that are not finite; if there are none, those of sums that are not."""
     towers = [tower for tower in host.values if _losses_of(host, tower)]
     for node, partial in [] if towers else sums.nodes:
         if not all(tensor.isfinite().all() for tensor in partial.tensors):
-            towers += [tower for tower, place in host.places.items() if node.start <= place < node.start + node.span]
+            towers += [tower for tower, leaf in host.leaves.items() if node.start <= leaf < node.start + node.span]
     return towers
 
 
-def act(state: TrainState, outcome: Outcome, refusal: Refusal, *, is_chief: bool) -> None:
+def act(state: TrainState, outcome: Outcome, nonfinite: NonFiniteReport, *, is_chief: bool) -> None:
     """Do what the state was told to do about an attempt that was not finite.
 
     Raises:
@@ -62,23 +71,23 @@ def act(state: TrainState, outcome: Outcome, refusal: Refusal, *, is_chief: bool
             log.info("the gradients overflow in fp16: the loss scale is %g now", state.loss_scale.value)
         return
     skips, budget = state.nonfinite == "skip", state.nonfinite_budget
-    if skips and state.num_refused <= budget:
+    if skips and state.num_skipped <= budget:
         if is_chief:
-            count, why = f"{state.num_refused} of at most {budget}", in_short(refusal)
+            count, why = f"{state.num_skipped} of at most {budget}", in_short(nonfinite)
             log.warning("the update after step %d is not finite, and was skipped: %s (%s)", state.step, why, count)
         return
     spent = f" after {budget} that were skipped" if skips else ""
     raise NonFiniteError(
         f"The update after step {state.step} is not finite{spent}; nothing was changed.",
-        given=f"{', '.join(refusal.reasons)}; from {'; '.join(refusal.culprits)}",
+        given=f"{', '.join(nonfinite.reasons)}; from {'; '.join(nonfinite.culprits)}",
         expected="finite losses and gradients",
         hint=_hint(state),
-    ).about(refusal)
+    ).about(nonfinite)
 
 
-def in_short(refusal: Refusal) -> str:
+def in_short(nonfinite: NonFiniteReport) -> str:
     """What is not finite, and where that came from: enough for a line of the log."""
-    return f"{shorten(refusal.reasons, 1)}; from {'; '.join(refusal.culprits)}"
+    return f"{shorten(nonfinite.reasons, 1)}; from {'; '.join(nonfinite.culprits)}"
 
 
 def _hint(state: TrainState) -> str:
@@ -96,12 +105,12 @@ def _look_into(
     """What is wrong with a tower, in words; None where it is innocent: its own losses and gradients are finite."""
     again = Again(losses)
     finding = host.explain(again, batch, tower, sums)
-    unfit = _losses_of(host, tower) or ([again.unfit] if again.unfit else [])
-    said = [*unfit, finding.words] if finding.words else unfit
+    nonfinite = _losses_of(host, tower) or ([again.nonfinite] if again.nonfinite else [])
+    said = [*nonfinite, finding.words] if finding.words else nonfinite
     if again.error:
         said = [*said, f"run again, it raised {again.error!r}"]
-    elif again.unfit == "":
-        if not unfit:
+    elif again.nonfinite == "":
+        if not nonfinite:
             return None
         said = [*said, "run again, it is finite"]
     return _in_words(finding, "; ".join(said), batch, worker) if said else None
@@ -109,9 +118,9 @@ def _look_into(
 
 def _losses_of(host: TowerHost, tower: int) -> list[str]:
     """The losses of a tower that are not finite, in words; metrics may be what they like."""
-    names = host.losses.names
+    names = host.outputs.names
     assert names is not None, "the towers ran"
-    return unfit_losses(dict(zip(names.losses, host.values[tower], strict=False)))
+    return nonfinite_losses(dict(zip(names.losses, host.values[tower], strict=False)))
 
 
 def _in_words(finding: Finding, what: str, batch: Batch, worker: Worker) -> str:
@@ -132,3 +141,29 @@ def _example_ids(batch: Batch, position: int, count: int) -> list[str]:
     except Exception as error:
         log.warning("the examples at positions %d to %d have no names: %r", position, position + count - 1, error)
         return []
+
+
+MAX_NAMES = 8
+
+
+def check_finite(state: TrainState, worker: Worker) -> None:
+    """Refuse a model that was not finite before the attempt: no batch is to blame. All workers come here together.
+
+    Raises:
+        NonFiniteError: trained parameters are not finite, or others or buffers hold NaN. Those may hold infinities, as
+            a mask does.
+    """
+    sections = state.sections()
+    mine = not_finite(
+        {section: sections[section] for section in ("parameters", "buffers")}, {"parameters": state.untrained()}
+    )
+    of_all = worker.group.gather(shorten(mine, MAX_NAMES))
+    if any(of_all):
+        named = [f"worker {rank}: {nonfinite}" for rank, nonfinite in enumerate(of_all) if nonfinite]
+        raise NonFiniteError(
+            f"The model is not finite after step {state.step}, so no batch is to blame.",
+            given=shorten(mine, MAX_NAMES) if len(set(of_all)) == 1 else "; ".join(named),
+            expected="finite parameters, and no NaN in buffers",
+            hint="go on from the last checkpoint with a lower learning rate or clipped gradients; "
+            "skipping batches cannot help",
+        )

@@ -1,8 +1,7 @@
-"""Processes that share the tasks of a conversion, and tell what they have done.
+"""A pool of processes that share the tasks of a conversion and send back its events.
 
-They are forked, so that nothing need be pickled to reach them. Each has a pipe of its own and no lock is shared:
-killing one is always safe. When the process that started them is gone, their next word finds nobody, and they end as if
-told to.
+The processes are forked, so nothing need be pickled to reach them. Each has a pipe of its own and shares no lock, so
+killing one is always safe. When the process that started them dies, their next send fails and they end too.
 """
 
 from __future__ import annotations
@@ -27,41 +26,41 @@ Task = TypeVar("Task")
 Event = TypeVar("Event")
 Work = Callable[[Task], Generator[Event, None, None]]
 
-_SECONDS_TO_LEAVE = 10.0
+_SECONDS_TO_EXIT = 10.0
 
 
-def work_off(tasks: Sequence[Task], work: Work[Task, Event], num_processes: int) -> Generator[Event, None, None]:
-    """Yield all events of all tasks, those of one task in turn; process k does every `num_processes`th task from k on.
+def run_tasks(tasks: Sequence[Task], work: Work[Task, Event], num_processes: int) -> Generator[Event, None, None]:
+    """Run `work` on all tasks and yield its events, those of one task in order.
 
-    With one process the caller's own does the work. To close the generator ends the processes, and closes the
-    generators that `work` has made in them.
+    Process k runs every `num_processes`th task from k on; with one process the caller runs them all. Closing the
+    generator ends the processes and closes the generators that `work` has made in them.
 
     Raises:
-        LockstepError: what `work` raised, as the same class.
+        LockstepError: raised by `work`, as the same class.
         WorkerError: `work` raised something else, or a process died.
     """
     if min(num_processes, len(tasks)) <= 1 or not hasattr(os, "fork"):
         for task in tasks:
             yield from work(task)
         return
-    crew: list[_Process[Task, Event]] = []
+    pool: list[_Process[Task, Event]] = []
     try:
         for number in range(min(num_processes, len(tasks))):
-            crew.append(_Process(tasks[number::num_processes], work, [each.pipe for each in crew]))
-        while running := [process for process in crew if not process.finished]:
+            pool.append(_Process(tasks[number::num_processes], work, [each.pipe for each in pool]))
+        while running := [process for process in pool if not process.finished]:
             ready = wait([process.pipe for process in running])
             for process in running:
                 if process.pipe in ready:
-                    yield from process.next()
+                    yield from process.receive()
     finally:
-        for process in crew:
-            process.ask_to_leave()
-        for process in crew:
-            process.end()
+        for process in pool:
+            process.terminate()
+        for process in pool:
+            process.join()
 
 
 class _Process(Generic[Task, Event]):
-    """One of the processes, as the one that started it sees it."""
+    """One process of the pool, seen from its parent."""
 
     def __init__(self, tasks: Sequence[Task], work: Work[Task, Event], inherited: Sequence[Connection]) -> None:
         context = get_context("fork")
@@ -70,41 +69,41 @@ class _Process(Generic[Task, Event]):
         self._process = context.Process(
             target=_serve, args=(theirs, [*inherited, self.pipe], tasks, work), name="converting process", daemon=True
         )
-        # Until it has handlers of its own, a signal must not find those of the process it was forked from.
+        # Until the child has handlers of its own, a signal must not run those of its parent.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        # Its end is now open in the child alone, so the child's death is the end of the pipe.
+        # From now on the child alone has the sending end, so its death ends the pipe.
         theirs.close()
 
-    def next(self) -> Iterator[Event]:
-        """Wait for its next word; no event if that says that all is done."""
+    def receive(self) -> Iterator[Event]:
+        """Wait for the next message; yields its event, or nothing if the process says that all is done."""
         try:
-            word: Event | _Failure | _End = self.pipe.recv()
+            message: Event | _Failure | _Done = self.pipe.recv()
         except (EOFError, ConnectionError) as error:
-            raise self._lost() from error
-        if isinstance(word, _Failure):
-            raise word.raised()
-        if isinstance(word, _End):
+            raise self._died() from error
+        if isinstance(message, _Failure):
+            raise message.raised()
+        if isinstance(message, _Done):
             self.finished = True
         else:
-            yield word
+            yield message
 
-    def ask_to_leave(self) -> None:
-        """Have it unwind: what it was writing disappears."""
+    def terminate(self) -> None:
+        """Ask the process to unwind, which deletes the file that it is writing."""
         self._process.terminate()
 
-    def end(self) -> None:
-        """Wait until it has left, and kill it if it does not."""
-        self._process.join(_SECONDS_TO_LEAVE)
+    def join(self) -> None:
+        """Wait until the process has ended, and kill it if it takes too long."""
+        self._process.join(_SECONDS_TO_EXIT)
         self._process.kill()
         self._process.join()
         self._process.close()
         self.pipe.close()
 
-    def _lost(self) -> WorkerError:
+    def _died(self) -> WorkerError:
         self._process.join()
         code = self._process.exitcode or 0
         end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -119,10 +118,10 @@ class _Process(Generic[Task, Event]):
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What went wrong in a process."""
+    """An exception in a process, as it is sent to the parent."""
 
     error: LockstepError | None
-    """None where it was no error of ours."""
+    """None for any other exception: it need not survive pickling."""
     trace: str
 
     def raised(self) -> LockstepError:
@@ -136,17 +135,17 @@ class _Failure:
         return error
 
 
-class _End:
-    """The last word of a process that has done its tasks."""
+class _Done:
+    """The last message of a process that has run its tasks."""
 
 
 def _serve(pipe: Connection, inherited: Sequence[Connection], tasks: Sequence[Task], work: Work[Task, Event]) -> None:
-    """Do the tasks, and tell what happens."""
+    """Run the tasks in the child and send their events."""
     for connection in inherited:
         connection.close()
-    # A terminal signals every process; the one that started this one decides, and asks by SIGTERM.
+    # A terminal sends Ctrl-C to every process; the parent decides, and asks the others by SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _exit)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     torch.set_num_threads(1)
     try:
@@ -154,12 +153,12 @@ def _serve(pipe: Connection, inherited: Sequence[Connection], tasks: Sequence[Ta
             with closing(work(task)) as events:
                 for event in events:
                     pipe.send(event)
-        pipe.send(_End())
+        pipe.send(_Done())
     except BrokenPipeError:
         return
     except Exception as error:
         pipe.send(_Failure(error if isinstance(error, LockstepError) else None, traceback.format_exc()))
 
 
-def _leave(number: int, _: FrameType | None) -> None:
+def _exit(number: int, _: FrameType | None) -> None:
     raise SystemExit(128 + number)

@@ -112,10 +112,10 @@ def all_faults() -> dict[str, Any]:
     found = {}
     for name, (fault, _, _) in FAULTS.items():
         error = fault()
-        refusal = error.refusal
-        assert refusal is not None
-        towers = None if refusal.batch is None else list(refusal.batch.towers)
-        found[name] = str(error), refusal.position, refusal.culprits, towers
+        nonfinite = error.nonfinite
+        assert nonfinite is not None
+        towers = None if nonfinite.batch is None else list(nonfinite.batch.towers)
+        found[name] = str(error), nonfinite.position, nonfinite.culprits, towers
     return found
 
 
@@ -261,7 +261,7 @@ def test_a_metric_that_is_not_finite_refuses_nothing() -> None:
         return losses(model, batch), {"ratio": batch["x"].square().sum() / 0.0}
 
     (report,) = ls.train_steps(make_state(), with_metric, make_loader(), ls.Towers(TOWERS), until=ls.Steps(1))
-    assert not report.refused
+    assert not report.skipped
     assert report.metrics == {"ratio": math.inf}
 
 
@@ -269,9 +269,9 @@ def test_a_metric_is_never_to_blame() -> None:
     def with_metric(model: nn.Module, batch: ls.Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         return losses(model, batch), {"ratio": torch.tensor(math.nan if batch.towers.start == 0 else 1.0)}
 
-    refusal = refused(make_state(), make_loader(x=(15, math.inf)), with_metric).refusal
-    assert refusal is not None
-    assert [line[:7] for line in refusal.culprits] == ["tower 3"]
+    nonfinite = refused(make_state(), make_loader(x=(15, math.inf)), with_metric).nonfinite
+    assert nonfinite is not None
+    assert [line[:7] for line in nonfinite.culprits] == ["tower 3"]
 
 
 def test_what_depends_on_random_numbers_meets_the_same_ones_again() -> None:
@@ -283,11 +283,11 @@ def test_what_depends_on_random_numbers_meets_the_same_ones_again() -> None:
         return {"square": losses(model, batch)["square"] * (math.inf if is_bad else 1.0)}
 
     before = torch.random.get_rng_state()
-    refusal = refused(make_state(), make_loader(), unlucky).refusal
+    nonfinite = refused(make_state(), make_loader(), unlucky).nonfinite
     unlucky_towers = [tower for tower in range(TOWERS) if draws[TOWERS + tower] > 0.5]
-    assert refusal is not None
+    assert nonfinite is not None
     assert 0 < len(unlucky_towers) < TOWERS
-    assert [line[:7] for line in refusal.culprits] == [f"tower {tower}" for tower in unlucky_towers]
+    assert [line[:7] for line in nonfinite.culprits] == [f"tower {tower}" for tower in unlucky_towers]
     assert draws[2 * TOWERS :] == [draws[TOWERS + tower] for tower in unlucky_towers]
     assert torch.equal(torch.random.get_rng_state(), before)
 
@@ -373,7 +373,7 @@ def test_a_penalty_that_is_not_finite_blames_no_tower() -> None:
     batch["x"].zero_()
     with pytest.raises(ls.NonFiniteError, match="penalty on the parameters is not finite") as caught:
         ls.train_step(state, losses, batch, ls.Towers(TOWERS))
-    assert caught.value.refusal is None
+    assert caught.value.nonfinite is None
 
 
 def test_a_norm_that_overflows_blames_no_tower() -> None:
@@ -401,7 +401,7 @@ def test_a_refused_attempt_leaves_the_buffers_of_other_models() -> None:
 
     before = {name: buffer.clone() for name, buffer in other.named_buffers()}
     (report,) = islice(ls.train_steps(state, through_both, make_loader(x=(3, 1e30)), ls.Towers(2)), 1)
-    assert report.refused
+    assert report.skipped
     assert all(torch.equal(buffer, before[name]) for name, buffer in other.named_buffers())
 
 
@@ -419,7 +419,7 @@ def test_the_error_says_what_can_be_done(policy: str, hint: str) -> None:
 def test_off_does_not_look() -> None:
     state = make_state(nonfinite="off")
     reports = list(ls.train_steps(state, losses, make_loader(x=(15, math.inf)), ls.Towers(TOWERS), until=ls.Steps(2)))
-    assert [report.refused for report in reports] == [False, False]
+    assert [report.skipped for report in reports] == [False, False]
     assert math.isnan(reports[1].losses["square"])
 
 
@@ -446,15 +446,15 @@ def skip_all(workdir: Path | None = None, most: int | None = None) -> tuple[list
         error = str(raised)
     if workdir:
         ls.save(state, loader, workdir)
-    positions = [report.refusal.position for report in reports if report.refusal]
-    return [report.refused for report in reports], error, state.num_refused, positions
+    positions = [report.nonfinite.position for report in reports if report.nonfinite]
+    return [report.skipped for report in reports], error, state.num_skipped, positions
 
 
 def test_the_budget_is_the_number_of_attempts_that_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
-    refusals, error, num_refused, positions = skip_all()
-    assert refusals == [False, False, True, True, True]
+    nonfinites, error, num_skipped, positions = skip_all()
+    assert nonfinites == [False, False, True, True, True]
     assert positions == [16, 24, 32]
-    assert num_refused == 4
+    assert num_skipped == 4
     assert error.startswith("The update after step 2 is not finite after 3 that were skipped; nothing was changed.")
     assert "set nonfinite='skip' with a larger nonfinite_budget" in error
     skips = [record.message for record in caplog.records if record.levelno == logging.WARNING]
@@ -464,10 +464,10 @@ def test_the_budget_is_the_number_of_attempts_that_are_skipped(caplog: pytest.Lo
 def test_a_resumed_run_has_the_rest_of_the_budget(tmp_path: Path) -> None:
     assert skip_all(tmp_path, most=4)[:3] == ([False, False, True, True], "", 2)
     # The checkpoint is that of step 2, so nothing of the budget is lost with the process.
-    refusals, error, num_refused, positions = skip_all(tmp_path)
-    assert refusals == [True]
+    nonfinites, error, num_skipped, positions = skip_all(tmp_path)
+    assert nonfinites == [True]
     assert "after 3 that were skipped" in error
-    assert (num_refused, positions) == (4, [32])
+    assert (num_skipped, positions) == (4, [32])
 
 
 def test_all_workers_skip_and_stop_alike() -> None:

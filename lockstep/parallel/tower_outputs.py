@@ -1,0 +1,227 @@
+"""What a tower returns: its losses are checked, its gradients laid out, and all of it packed as one operand of the sum.
+
+The tensors of an operand are the gradients, in the order of the parameters, then a mark for each row of the sparse
+ones, then the statistics. The numbers are the losses, the metrics, how many gradients are missing, then the extras. An
+exchange adds them up without knowing what they mean.
+
+A sparse gradient (of an embedding) travels dense, with a 1 at each row that has values. So the order of addition stays
+that of the tree, and the update sees again the rows alone: the others keep their slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.checks import plain
+from lockstep.errors import InputError
+from lockstep.parallel.tree import PartialSum
+
+if TYPE_CHECKING:
+    from lockstep.types import Scalars
+
+
+class ScalarNames(NamedTuple):
+    """The names of the losses and metrics, in the order in which their numbers travel."""
+
+    losses: tuple[str, ...]
+    metrics: tuple[str, ...]
+
+
+class Totals(NamedTuple):
+    """The sum over all towers, taken apart."""
+
+    losses: dict[str, float]
+    metrics: dict[str, float]
+    gradients: list[Tensor | None]
+    """In the order of the parameters; of the sparse ones the rows that have values."""
+    rows: dict[int, Tensor]
+    """For the index of each sparse gradient: which rows it has."""
+    statistics: list[Tensor]
+    num_missing: float
+    """Gradients that a tower did not have, over all towers."""
+    extras: list[float]
+
+
+class TowerOutputs:
+    """Packs what the towers of one state return, always under the names and in the order of the first time.
+
+    Args:
+        model: tells which parameters have sparse gradients.
+        parameters: those that are trained, by name.
+    """
+
+    def __init__(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+        self.names: ScalarNames | None = None
+        """Known once a tower has run."""
+        self._parameter_names = list(parameters)
+        self._parameters = tuple(parameters.values())
+        self._strides = [p.stride() for p in self._parameters]
+        self._sparse = [self._parameter_names.index(name) for name in sparse_parameters(model)]
+
+    def checked(self, returned: Any, factors: Mapping[str, float]) -> tuple[Scalars, Scalars]:
+        """The losses, each times its factor, and the metrics of a loss function, as scalar tensors.
+
+        Raises:
+            InputError: these are no named scalars, or their names are not those of the first time; or a factor belongs
+                to no loss.
+        """
+        losses, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
+        if not isinstance(losses, Mapping) or not isinstance(metrics, Mapping) or not losses:
+            raise _no_losses(returned)
+        losses = {name: _scalar(name, value) for name, value in losses.items()}
+        metrics = {name: _scalar(name, value) for name, value in metrics.items()}
+        names = ScalarNames(tuple(losses), tuple(metrics))
+        if self.names is None:
+            _check_names(losses, factors)
+            self.names = names
+        if names != self.names:
+            raise InputError(
+                "The loss function returned other names than before.",
+                given=f"losses {names.losses}, metrics {names.metrics}",
+                expected=f"losses {self.names.losses}, metrics {self.names.metrics}, as at the start",
+                hint="return the same names for every batch, with a value of 0 where one does not apply",
+            )
+        if factors:
+            losses = {name: value * factors.get(name, 1.0) for name, value in losses.items()}
+        return losses, metrics
+
+    def laid_out(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
+        """Dense gradients in the memory layout of their parameters, zeros for those absent; then the marks."""
+        filled = [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, self._parameters, strict=True)]
+        marks: list[Tensor] = []
+        for index in self._sparse:
+            filled[index], mark = densified(filled[index])
+            marks.append(mark if gradients[index] is not None else torch.zeros_like(mark))
+        try:
+            if [g.stride() for g in filled] != self._strides:
+                # The fused kernels walk memory, not indices: a gradient must have the strides of its parameter.
+                filled = [
+                    g if g.stride() == strides else torch.empty_like(p).copy_(g)
+                    for g, strides, p in zip(filled, self._strides, self._parameters, strict=True)
+                ]
+        except RuntimeError:
+            self._check_dense(filled)
+            raise
+        return filled + marks if marks else filled
+
+    def unpacked(self, total: PartialSum) -> Totals:
+        """The sum over all towers, taken apart."""
+        assert self.names is not None, "a tower ran"
+        num_losses, num_gradients = len(self.names.losses), len(self._parameters)
+        first_extra = num_losses + len(self.names.metrics)
+        numbers, tensors = total.numbers, total.tensors
+        gradients: list[Tensor | None] = list(tensors[:num_gradients])
+        rows = {}
+        for index, mark in zip(self._sparse, tensors[num_gradients:], strict=False):
+            rows[index], gradients[index] = rows_of(tensors[index], mark)
+        return Totals(
+            dict(zip(self.names.losses, numbers, strict=False)),
+            dict(zip(self.names.metrics, numbers[num_losses:first_extra], strict=True)),
+            gradients,
+            rows,
+            tensors[num_gradients + len(self._sparse) :],
+            numbers[first_extra],
+            numbers[first_extra + 1 :],
+        )
+
+    def _check_dense(self, gradients: Sequence[Tensor]) -> None:
+        sparse = [n for n, g in zip(self._parameter_names, gradients, strict=True) if g.layout != torch.strided]
+        if sparse:
+            raise InputError(
+                "A parameter has a sparse gradient, and is not the weight of an embedding.",
+                given=", ".join(sparse),
+                expected="dense gradients, or those of nn.Embedding and nn.EmbeddingBag with sparse=True",
+                hint="build the module with sparse=False",
+            ) from None
+
+
+def objective(losses: Scalars) -> Tensor:
+    """The sum of the losses.
+
+    Raises:
+        InputError: it is not connected with any trained parameter.
+    """
+    total: Any = reduce(add, losses.values())
+    if not isinstance(total, Tensor) or not total.requires_grad:
+        raise InputError(
+            "The losses do not depend on any trained parameter.",
+            given=f"losses whose sum is {total!r}",
+            expected="at least one loss computed from the model that is trained",
+            hint="return the losses with their graph: no detach(), no item(), no torch.no_grad()",
+        )
+    return total
+
+
+def sparse_parameters(model: nn.Module) -> list[str]:
+    """The trained parameters whose gradients are sparse: weights of embeddings that were built with sparse=True."""
+    sparse = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+    }
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad and id(parameter) in sparse]
+
+
+def densified(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """A gradient as a dense tensor, and 1 at each of its rows that it has values for, shape (rows,)."""
+    if gradient.layout == torch.strided:
+        return gradient, torch.ones(len(gradient), dtype=gradient.dtype, device=gradient.device)
+    rows = gradient.coalesce()
+    marks = torch.zeros(len(gradient), dtype=gradient.dtype, device=gradient.device)
+    marks[rows.indices()[0]] = 1.0
+    return rows.to_dense(), marks
+
+
+def rows_of(gradient: Tensor, marks: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows that are marked, and the gradient's values there."""
+    rows = marks.nonzero()[:, 0]
+    return rows, gradient[rows]
+
+
+def _scalar(name: str, value: Any) -> Tensor:
+    if isinstance(value, Tensor) and not value.ndim and not value.is_complex():
+        return value
+    number = plain(value)
+    if isinstance(number, int | float):
+        return torch.tensor(float(number))
+    raise InputError(
+        f"{name!r} is not a scalar.",
+        given=f"a tensor of shape {tuple(value.shape)}, {value.dtype}"
+        if isinstance(value, Tensor)
+        else repr(value)[:200],
+        expected="a real tensor without dimensions, the mean over the tower's examples",
+        hint=f"reduce it: {name} = value.mean()",
+    )
+
+
+def _no_losses(returned: object) -> InputError:
+    return InputError(
+        "The loss function returned no named losses.",
+        given=repr(returned)[:200],
+        expected="a dict of named scalar tensors, or a pair of them: (losses, metrics)",
+        hint='return {"cross_entropy": loss}',
+    )
+
+
+def _check_names(losses: Scalars, factors: Mapping[str, float]) -> None:
+    if "total" in losses:
+        raise InputError(
+            "No loss may be called 'total': that is the name of their sum.",
+            given=f"losses {tuple(losses)}",
+            expected="names of the single losses",
+            hint="call it by what it measures, such as cross_entropy",
+        )
+    unknown = [name for name in factors if name not in losses]
+    if unknown:
+        raise InputError(
+            "Something is counted that is no loss.",
+            given=f"counts of {', '.join(unknown)}; losses {tuple(losses)}",
+            expected="counts by the names of losses, each of which is a sum over what is counted",
+            hint="use the names that the loss function returns",
+        )
