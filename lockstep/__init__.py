@@ -32,26 +32,16 @@ if TYPE_CHECKING:
     from lockstep.progress import Epochs, Hours, Interval, Progress, Steps
     from lockstep.runs.result import Result
     from lockstep.runs.run import run
-<<<<<<< HEAD
-    from lockstep.training.hooks import every
-    from lockstep.training.loop import batches, train, train_steps
-=======
     from lockstep.training.attempt import LossAverage
-    from lockstep.training.initialize import initialize
     from lockstep.training.loop import batches, every, train, train_steps
->>>>>>> main
     from lockstep.training.resume import resume, save
     from lockstep.training.rollback import rollback
     from lockstep.training.saving import Saver
     from lockstep.training.state import TrainState
     from lockstep.training.step import train_step
     from lockstep.training.warm_start import warm_start
-<<<<<<< HEAD
-    from lockstep.types import BadExample, Batch, Refusal, StepReport
-    from lockstep.weights.initializers import initialize
-=======
     from lockstep.types import BadExample, Batch, NonFiniteReport, StepReport
->>>>>>> main
+    from lockstep.weights.initializers import initialize
     from lockstep.workers.rank import Worker, join
 
 _HOMES = {
@@ -74,14 +64,7 @@ _HOMES = {
     "lockstep.progress": ["Epochs", "Hours", "Interval", "Progress", "Steps"],
     "lockstep.runs.result": ["Result"],
     "lockstep.runs.run": ["run"],
-<<<<<<< HEAD
-    "lockstep.training.hooks": ["every"],
-    "lockstep.weights.initializers": ["initialize"],
-    "lockstep.training.loop": ["batches", "train", "train_steps"],
-=======
-    "lockstep.training.initialize": ["initialize"],
     "lockstep.training.loop": ["batches", "every", "train", "train_steps"],
->>>>>>> main
     "lockstep.training.resume": ["resume", "save"],
     "lockstep.training.rollback": ["rollback"],
     "lockstep.training.saving": ["Saver"],
@@ -90,6 +73,7 @@ _HOMES = {
     "lockstep.training.step": ["train_step"],
     "lockstep.training.warm_start": ["warm_start"],
     "lockstep.types": ["BadExample", "Batch", "NonFiniteReport", "StepReport"],
+    "lockstep.weights.initializers": ["initialize"],
     "lockstep.workers.rank": ["Worker", "join"],
 }
 # Names from files that are logged hold no line breaks, whatever handler shows them.

@@ -144,6 +144,6 @@ def format_measures(report: StepReport, pace: Throughput) -> str:
         f"{format_rate(pace.examples_per_second)} examples/s",
         f"data wait {100 * pace.wait_share:.0f} %",
     ]
-    if pace.num_refused:
-        parts.append(f"{pace.num_refused} {'attempt' if pace.num_refused == 1 else 'attempts'} refused")
+    if pace.num_skipped:
+        parts.append(f"{pace.num_skipped} {'attempt' if pace.num_skipped == 1 else 'attempts'} refused")
     return " | ".join(parts)

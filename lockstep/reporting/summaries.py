@@ -80,15 +80,9 @@ class Summaries:
 
     def write_histograms(self, histograms: Mapping[str, Histogram], scalars: Mapping[str, float], step: int) -> None:
         """Write histograms and scalars by tag, and how many numbers of each histogram are not finite, if there are."""
-<<<<<<< HEAD
-        unfit = {f"nonfinite/{tag}": float(h.num_nonfinite) for tag, h in histograms.items() if h.num_nonfinite}
-        summary = histogram_summary(histograms)
-        summary.MergeFrom(scalar_summary({**scalars, **unfit}))
-=======
         nonfinite = {f"nonfinite/{tag}": float(h.num_nonfinite) for tag, h in histograms.items() if h.num_nonfinite}
-        summary = summary_values.histograms(histograms)
-        summary.MergeFrom(summary_values.scalars({**scalars, **nonfinite}))
->>>>>>> main
+        summary = histogram_summary(histograms)
+        summary.MergeFrom(scalar_summary({**scalars, **nonfinite}))
         self._file.write(summary, step)
 
     def flush(self) -> None:
