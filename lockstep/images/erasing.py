@@ -1,4 +1,4 @@
-"""Random erasing: a rectangle of some images is painted over.
+"""Random erasing: paint over a rectangle of some of the images.
 
 Zhong et al., Random erasing data augmentation, 2017; rectangles by the law of torchvision's `RandomErasing`.
 """
@@ -31,9 +31,6 @@ class RandomErasing:
 
     The field holds decoded images: uint8 of shape (batch, 3, height, width). Colours that change later change the
     rectangle too.
-
-    Raises:
-        InputError: a parameter is out of range.
     """
 
     p: float = 0.5
@@ -53,11 +50,7 @@ class RandomErasing:
         check_one_of("fill", self.fill, (*_COLOURS, "noise"))
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
-        """Return the batch with some of its images changed; the images given stay as they are.
-
-        Raises:
-            InputError: the field holds no decoded images.
-        """
+        """Return the batch with some of its images changed; the images given stay as they are."""
         images = colour_images(batch, self.field, self).clone()
         column = f"RandomErasing {self.field}"
         rectangles = self._rectangles(images.shape[2], images.shape[3], draws, column)
@@ -75,16 +68,16 @@ class RandomErasing:
         return torch.tensor(_COLOURS[self.fill], dtype=torch.uint8)[:, None, None]
 
     def _rectangles(self, height: int, width: int, draws: Draws, column: str) -> _Int64s:
-        """Top, left, height and width in pixels, shape (4, batch); 0 where none of the attempts fits in the image."""
+        """Draw top, left, height and width in pixels, shape (4, batch); all 0 where no attempt is within the image."""
         found = np.zeros((4, len(draws.positions)), dtype=np.int64)
         for attempt in range(_ATTEMPTS):
             area = _between(draws, f"{column} {attempt} area", *self.scale) * height * width
             ratio = np.exp(_between(draws, f"{column} {attempt} ratio", *np.log(self.ratio)))
             rows, columns = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
-            fits = (found[2] == 0) & (rows < height) & (columns < width) & (rows > 0) & (columns > 0)
+            taken = (found[2] == 0) & (rows < height) & (columns < width) & (rows > 0) & (columns > 0)
             top = np.floor(draws.uniform(f"{column} {attempt} top") * (height - rows + 1))
             left = np.floor(draws.uniform(f"{column} {attempt} left") * (width - columns + 1))
-            found = np.where(fits, np.stack([top, left, rows, columns]).astype(np.int64), found)
+            found = np.where(taken, np.stack([top, left, rows, columns]).astype(np.int64), found)
         return found
 
 
@@ -93,6 +86,6 @@ def _between(draws: Draws, column: str, low: float, high: float) -> _Floats:
 
 
 def _noise(key: int, count: int) -> Tensor:
-    """Bytes that depend on the key alone."""
+    """Draw bytes that depend on the key alone."""
     hashes = mix_arrays(key, np.arange(-(-count // 8), dtype=np.uint64))
     return torch.from_numpy(hashes.astype("<u8").view(np.uint8)[:count])

@@ -110,7 +110,7 @@ class GreyDraws:
     p: float = 0.1
     """The probability that an image becomes grey, from 0 to 1."""
     field: str = "image"
-    """The images that are meant; it is not read."""
+    """The images that may become grey; it is not read."""
 
     def __post_init__(self) -> None:
         check_probability("p", self.p)
@@ -126,7 +126,7 @@ class GreyDraws:
 
 
 def grey(images: Tensor) -> Tensor:
-    """0.2989 red + 0.587 green + 0.114 blue: float32 of shape (..., 1, height, width).
+    """Compute 0.2989 red + 0.587 green + 0.114 blue: float32 of shape (..., 1, height, width).
 
     Args:
         images: uint8 or floats of shape (..., 3, height, width).
@@ -136,14 +136,11 @@ def grey(images: Tensor) -> Tensor:
 
 
 def greyed(images: Tensor, chosen: Tensor) -> Tensor:
-    """The images with those that were chosen in grey; float32 of the same shape.
+    """Make the chosen images grey; float32 of the same shape.
 
     Args:
         images: uint8 of shape (batch, 3, height, width), taken as [0, 1], or floats.
         chosen: as `GreyDraws` draws them, on the same device.
-
-    Raises:
-        InputError: the shapes or types do not fit.
     """
     known = images.dtype == torch.uint8 or images.is_floating_point()
     shapes = images.ndim == 4 and images.shape[1] == 3 and chosen.shape == images.shape[:1]

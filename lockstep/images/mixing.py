@@ -1,4 +1,4 @@
-"""Mixup and cutmix: each image with a part of another one, numbers drawn where images are read.
+"""Mixup and cutmix: each image is mixed with another one, by numbers drawn where images are read.
 
 The other one stands at the mirrored place of the tower's slice (the last for the first): what a tower mixes depends on
 its own examples, not on who hosts it. In a slice of odd length the one in the middle is mixed with itself.
@@ -33,9 +33,6 @@ class MixDraws:
     other image takes all of. Where both alphas are above 0, an even chance decides how an image is mixed.
 
     The field holds decoded images: any tensor of shape (batch, channels, height, width).
-
-    Raises:
-        InputError: a parameter is out of range, or both alphas are 0.
     """
 
     mixup: float = 0.2
@@ -65,11 +62,7 @@ class MixDraws:
         return f"{self.field}.mix"
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
-        """Return the batch with its numbers; the images stay as they are.
-
-        Raises:
-            InputError: the field holds no decoded images.
-        """
+        """Return the batch with its numbers; the images stay as they are."""
         images = image_tensor(batch, self.field, self)
         is_mixed = draws.uniform(f"{self.into} p") < self.p
         is_cut = draws.uniform(f"{self.into} which") < (0.0 if not self.cutmix else 0.5 if self.mixup else 1.0)
@@ -80,19 +73,19 @@ class MixDraws:
         return {**batch, self.into: torch.from_numpy(np.stack([share, top, left, bottom, right], axis=1)).float()}
 
     def _shares(self, alpha: float, draws: Draws) -> _Floats:
-        """Shape (batch,); 1 where there is no alpha."""
+        """Draw from Beta(alpha, alpha), shape (batch,); 1 if alpha is 0."""
         uniform, angle = draws.uniform(f"{self.into} share"), draws.uniform(f"{self.into} angle")
         return symmetric_beta(uniform, angle, alpha) if alpha else np.ones_like(uniform)
 
     def _span(self, axis: str, length: int, area: _Floats, draws: Draws) -> tuple[_Floats, _Floats]:
-        """Where a square of this share of the area begins and ends: about any pixel, and clipped to the image."""
+        """Draw where a square of this share of the area begins and ends: about any pixel, and clipped to the image."""
         middle = np.floor(draws.uniform(f"{self.into} {axis}") * length)
         half = np.floor(np.sqrt(area) / 2 * length)
         return np.maximum(middle - half, 0), np.minimum(middle + half, length)
 
 
 def symmetric_beta(uniform: _Floats, angle: _Floats, alpha: float) -> _Floats:
-    """From two uniform numbers in [0, 1) one of Beta(alpha, alpha), exactly; the shape of both.
+    """Turn two arrays of uniform numbers in [0, 1) into one of numbers distributed exactly as Beta(alpha, alpha).
 
     sqrt(nu * (u ** (-2 / nu) - 1)) * cos(2 pi v) has Student's t distribution with nu degrees of freedom (Bailey,
     Polar generation of random variates with the t-distribution, 1994), and (1 + t / sqrt(nu + t ** 2)) / 2 is then of
@@ -106,7 +99,7 @@ def symmetric_beta(uniform: _Floats, angle: _Floats, alpha: float) -> _Floats:
 
 
 def mixed(images: Tensor, labels: Tensor, numbers: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Each image mixed with the mirrored one, and the probabilities of its classes: what cross entropy takes as labels.
+    """Mix each image with the mirrored one, and its label likewise: to probabilities, which cross entropy takes.
 
     Args:
         images: of a tower's slice, shape (batch, channels, height, width); uint8, taken as [0, 1], or floats.
