@@ -42,7 +42,7 @@ from lockstep.checkpoints.retention import PINNED, Retention, Standing, rate
 from lockstep.durable import make_folder, sync_folder, write_file
 from lockstep.errors import CheckpointError
 from lockstep.listing import shorten
-from lockstep.owner import host, started
+from lockstep.owner import host_name, start_ticks
 
 log = logging.getLogger("lockstep")
 
@@ -338,7 +338,7 @@ _UNFINISHED = re.compile(r"\.step-\d{8,}\.(?:new|old)\.(?P<host>[^.]+)\.(?P<pid>
 def unfinished_path(final: Path, kind: Literal["new", "old"]) -> Path:
     """Where this process writes a folder before it is called `final`, or keeps it while it is being deleted."""
     pid = os.getpid()
-    return final.with_name(f".{final.name}.{kind}.{host()}.{pid}.{started(pid)}")
+    return final.with_name(f".{final.name}.{kind}.{host_name()}.{pid}.{start_ticks(pid)}")
 
 
 def sweep(folder: Path) -> None:
@@ -361,8 +361,8 @@ def delete(path: Path) -> None:
 
 
 def _is_owned(path: Path, match: re.Match[str]) -> bool:
-    if match["host"] == host() and Path("/proc/self/stat").exists():
-        return started(int(match["pid"])) == match["started"]
+    if match["host"] == host_name() and Path("/proc/self/stat").exists():
+        return start_ticks(int(match["pid"])) == match["started"]
     return time.time() - _last_touched(path) < ABANDONED_SECONDS
 
 

@@ -45,7 +45,7 @@ from lockstep.data.patience import Patience, Whereabouts
 from lockstep.data.shared_memory import ReceivedMemories, SentMemories
 from lockstep.errors import LockstepError, WorkerError
 from lockstep.listing import shorten
-from lockstep.parallel.forkserver import status_fields
+from lockstep.owner import process_fields
 from lockstep.screen import Lines
 from lockstep.tracing import listen, measure_stages, timed
 from lockstep.workers.signals import NOTICES
@@ -206,7 +206,7 @@ class _LoaderProcess(Generic[Job, Result]):
             said, seconds = said + piece, _NEXT_PIECE_SECONDS
         if said:
             return said.decode(errors="replace").rstrip()
-        state = status_fields(pid)[:1]
+        state = process_fields(pid)[:1]
         return _NO_STACK.get("".join(state), "it does not answer, so its stack is not known")
 
     def _lost(self, *job: Job) -> WorkerError:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_whole
+from lockstep.checks import Checked, PositiveInt
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment, RandomShift
 from lockstep.images.decode import Decoding
@@ -77,7 +77,7 @@ class MnistData:
 
 
 @dataclass(frozen=True)
-class ImageData:
+class ImageData(Checked):
     """Images that have one class each: sharded records, tar shards, or a folder of images for each class.
 
     Raises:
@@ -90,11 +90,11 @@ class ImageData:
     """Those that are scored while the run goes on; None: nothing is."""
     test: str | None = None
     """Those that are scored after its end; None: those to validate once more."""
-    image_size: int = 299
+    image_size: PositiveInt = 299
     """Height and width of the images as the network sees them, in pixels."""
     preprocessing: Preprocessing = field(default_factory=Inception)
     """How they come to be that."""
-    labels_offset: int = 0
+    labels_offset: Annotated[int, check_labels_offset] = 0
     """What is taken off each label; -1 for folders, whose classes count from 0, where 0 is to be the background."""
     decoding: Decoding = field(default_factory=Decoding)
     """How image files become pixels."""
@@ -104,8 +104,7 @@ class ImageData:
     """The examples to train on."""
 
     def __post_init__(self) -> None:
-        check_whole("image_size", self.image_size, least=1)
-        check_labels_offset("labels_offset", self.labels_offset)
+        super().__post_init__()
         self.preprocessing.preset(self.image_size)
         for split in self.splits:
             if not getattr(self, split):

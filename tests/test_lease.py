@@ -21,7 +21,7 @@ import pytest
 from lockstep import lease as leases
 from lockstep.errors import WorkdirError
 from lockstep.lease import EXPIRY_SECONDS, RENEW_SECONDS, Lease, take
-from lockstep.owner import Owner, started, this_process
+from lockstep.owner import Owner, start_ticks, this_process
 
 ELSEWHERE = Owner("node7", 41, "5", "another boot", 1_780_000_000, "abc")
 FORK = multiprocessing.get_context("fork")
@@ -167,7 +167,7 @@ def test_where_no_system_can_be_told_all_are_elsewhere(tmp_path: Path, monkeypat
 def test_a_lease_that_names_nobody_holds_for_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
-    monkeypatch.setattr(leases, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(leases, "_READ_PAUSE_SECONDS", 0.0)
     leave(tmp_path, 1, content)
     with pytest.raises(
         WorkdirError, match=r"held by a process that did not name itself \(it renewed its lease 0 s ago"
@@ -233,7 +233,7 @@ class Arena:
                 except WorkdirError:
                     os.sched_yield()
                     continue
-                if started(self.pid_inside()) != "0":
+                if start_ticks(self.pid_inside()) != "0":
                     log.write(b"two at once\n")
                 partial = self.inside.with_name(f"inside.{os.getpid()}")
                 partial.write_text(str(os.getpid()))
@@ -265,7 +265,7 @@ class Arena:
 def arena(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Arena]:
     # Who is killed between the creation of its lease and the writing of its name cannot be seen, only waited for.
     monkeypatch.setattr(leases, "EXPIRY_SECONDS", 0.2)
-    monkeypatch.setattr(leases, "_LOOK_SECONDS", 0.005)
+    monkeypatch.setattr(leases, "_READ_PAUSE_SECONDS", 0.005)
     found = Arena(tmp_path)
     yield found
     for process in list(found.processes):
