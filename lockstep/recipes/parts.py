@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from lockstep.checkpoints.retention import Retention
 from lockstep.checks import Checked, Fraction, Hint, NonNegativeFloat, PositiveInt, Range, check_type
 from lockstep.data.bad_examples import Policy
-from lockstep.data.block_order import BlockShuffled
-from lockstep.data.crew import Crew
+from lockstep.data.order import BlockShuffled
+from lockstep.data.prefetch import LoaderPool
 from lockstep.errors import InputError
 from lockstep.evaluation.evaluate import Weights
 from lockstep.optim.optimizers import Optimizer
@@ -44,7 +44,7 @@ class Feed(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Crew(self.num_processes, self.num_threads, self.prefetch)
+        LoaderPool(self.num_processes, self.num_threads, self.prefetch)
 
 
 @dataclass(frozen=True)

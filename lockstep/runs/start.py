@@ -136,7 +136,7 @@ def resolve_choices(recipe: Recipe, parts: Parts, worker: Worker, workdir: Workd
     if worker.is_chief:
         log.info("%s: %s", _crew(worker, parts.towers.count), now)
         if parts.loader.reader.cost == "decode":
-            log.info("%s", parts.loader.crew.describe(worker.num_local_workers))
+            log.info("%s", parts.loader.pool.describe(worker.num_local_workers))
     return before or now, changed
 
 

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from lockstep.cores import usable_cores
-from lockstep.data.bad_examples import NextOfEpoch
+from lockstep.data.bad_examples import ReplaceBad
+from lockstep.data.batch_reader import BatchReader, SkipBad
 from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s, Order
-from lockstep.data.reading import Leave, Reading
-from lockstep.data.rows import Due, TrainingRows
+from lockstep.data.rows import BatchRequest, TrainingRows
 from lockstep.tracing import sum_seconds
 from lockstep.types import Batch
 
@@ -31,7 +31,7 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Pace:
+class Throughput:
     """How long a number of examples took."""
 
     num_examples: int
@@ -64,15 +64,15 @@ class Pace:
 class Measured:
     """How fast each part is, for one worker."""
 
-    first_read: Pace
+    first_read: Throughput
     """Reading alone in one process, of files that may have to come from storage."""
-    read: Pace
+    read: Throughput
     """The same examples again, now that they lie in memory if they fit; so all that follows."""
-    alone: Pace
+    alone: Throughput
     """All that makes a batch, in one process with one thread."""
-    loader: Pace
+    loader: Throughput
     """The same by the loader as it runs in training, batches taken as fast as they come."""
-    step: Pace | None
+    step: Throughput | None
     """The training step on one batch, again and again, while nobody reads; None where there is none."""
     num_readers: int
     """Loader processes or threads; 0 where the trainer's own process reads."""
@@ -109,19 +109,19 @@ def measure(
         LockstepError: an example cannot be read, or what `step` raises.
     """
     in_memory = loader.reader.cost == "memory"
-    num_readers = 0 if in_memory else loader.crew.size(1)
+    num_readers = 0 if in_memory else loader.pool.size(1)
     with _one_thread():
         tell("reading, for the first time")
         first_read, indices = first_reading(loader, _READING * seconds)
         order = _Again(indices)
         tell("reading, again")
-        read = loading_pace(_copy(loader, order, augment=[]), _READING * seconds)
+        read = loader_throughput(_copy(loader, order, augment=[]), _READING * seconds)
         tell("reading, decoding and augmenting in one process")
-        alone = loading_pace(_copy(loader, order), _ALONE * seconds)
+        alone = loader_throughput(_copy(loader, order), _ALONE * seconds)
     tell("the loader as it runs in training")
-    crew = loader.crew
-    whole = loading_pace(
-        _copy(loader, order, **asdict(crew)),
+    pool = loader.pool
+    whole = loader_throughput(
+        _copy(loader, order, **asdict(pool)),
         _LOADER * seconds,
         device,
         num_readers,
@@ -129,7 +129,7 @@ def measure(
     pace = None
     if step is not None:
         tell("the training step alone")
-        pace = step_pace(step, _one_batch(loader, device, num_towers), _STEP * seconds)
+        pace = step_throughput(step, _one_batch(loader, device, num_towers), _STEP * seconds)
     return Measured(
         first_read=first_read,
         read=read,
@@ -137,34 +137,36 @@ def measure(
         loader=whole,
         step=pace,
         num_readers=num_readers,
-        threads=bool(loader.crew.num_threads),
+        threads=bool(loader.pool.num_threads),
         in_memory=in_memory,
         num_cores=usable_cores(),
         step_on_cpu=device.type == "cpu",
     )
 
 
-def first_reading(loader: Loader, seconds: float) -> tuple[Pace, Int64s]:
+def first_reading(loader: Loader, seconds: float) -> tuple[Throughput, Int64s]:
     """Of reading alone, in this process, until the seconds or an epoch have passed; and which examples were read."""
     size, batch_size = len(loader.reader), loader.batch_size
     order = loader.order, size, loader.seed
-    leave = Leave(NextOfEpoch(*order), size) if loader.quarantine.policy == "skip" else None
+    leave = SkipBad(ReplaceBad(*order), size) if loader.quarantine.policy == "skip" else None
     first, whole = (TrainingRows(*order, batch_size, np.arange(rows)) for rows in (1, batch_size))
-    Reading(loader.reader, [], loader.seed, first, leave)(Due(0))  # Whatever is made when it is needed is made now.
-    reading = Reading(loader.reader, [], loader.seed, whole, leave)
+    BatchReader(loader.reader, [], loader.seed, first, leave)(
+        BatchRequest(0)
+    )  # Whatever is made when it is needed is made now.
+    reading = BatchReader(loader.reader, [], loader.seed, whole, leave)
     read: list[Int64s] = []
     passed = cpu_passed = 0.0
     while not read or (passed < seconds and len(read) * batch_size < loader.epoch_size):
-        due = Due(len(read) * batch_size)
+        due = BatchRequest(len(read) * batch_size)
         read.append(whole(due).indices)
         started, cpu_started = time.perf_counter(), time.process_time()
         reading(due)
         passed += time.perf_counter() - started
         cpu_passed += time.process_time() - cpu_started
-    return Pace(len(read) * loader.batch_size, passed, cpu_passed), np.concatenate(read)
+    return Throughput(len(read) * loader.batch_size, passed, cpu_passed), np.concatenate(read)
 
 
-def loading_pace(loader: Loader, seconds: float, device: torch.device = _CPU, num_readers: int = 0) -> Pace:
+def loader_throughput(loader: Loader, seconds: float, device: torch.device = _CPU, num_readers: int = 0) -> Throughput:
     """Of the loader's batches, taken as fast as they come, for so many seconds or a little longer.
 
     Counted are whole rounds, a batch of each reader; the first round, in which they start, is not.
@@ -182,23 +184,23 @@ def loading_pace(loader: Loader, seconds: float, device: torch.device = _CPU, nu
                 stages = sum_seconds(stages, batch.stage_seconds)
                 fills += [] if batch.queue_fill is None else [batch.queue_fill]
         now, cpu_now = time.perf_counter(), time.process_time()
-    return Pace(
+    return Throughput(
         num_examples=num_batches * loader.batch_size,
         seconds=now - started,
-        cpu_seconds=None if num_readers and not loader.crew.num_threads else cpu_now - cpu_started,
+        cpu_seconds=None if num_readers and not loader.pool.num_threads else cpu_now - cpu_started,
         stage_seconds=stages,
         queue_fill=sum(fills) / len(fills) if fills else None,
     )
 
 
-def step_pace(step: Callable[[Batch], object], batch: Batch, seconds: float) -> Pace:
+def step_throughput(step: Callable[[Batch], object], batch: Batch, seconds: float) -> Throughput:
     """Of steps with one batch, for so many seconds or a little longer; the first step is not counted."""
     step(batch)
     started, num_steps, passed = time.perf_counter(), 0, 0.0
     while not num_steps or passed < seconds:
         step(batch)
         num_steps, passed = num_steps + 1, time.perf_counter() - started
-    return Pace(num_steps * batch.batch_size, passed)
+    return Throughput(num_steps * batch.batch_size, passed)
 
 
 def _copy(loader: Loader, order: Order, **changes: Any) -> Loader:

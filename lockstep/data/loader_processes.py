@@ -40,8 +40,7 @@ from typing import Any, Generic
 
 import torch
 
-from lockstep.data.ahead import Job, Result, Timed
-from lockstep.data.patience import Patience, Whereabouts
+from lockstep.data.prefetch import Job, LoaderStatus, Result, StallTimeout, TimedResult
 from lockstep.data.shared_memory import ReceivedMemories, SentMemories
 from lockstep.errors import LockstepError, WorkerError
 from lockstep.listing import shorten
@@ -69,8 +68,8 @@ def read_in_processes(
     num_processes: int,
     prefetch: int,
     names_of: Callable[[Job], Sequence[str]],
-    patience: Patience,
-) -> Generator[Timed[Result], None, None]:
+    stall_timeout: StallTimeout,
+) -> Generator[TimedResult[Result], None, None]:
     """Yield what `read` makes of each job, in order.
 
     Job k is read by process k % num_processes, each of which is up to `prefetch` jobs ahead. They live until the
@@ -80,21 +79,21 @@ def read_in_processes(
         LockstepError: what `read` raised, as the same class.
         WorkerError: `read` raised something else, a loader process died, or a job takes longer than `patience` has.
     """
-    crew: list[_LoaderProcess[Job, Result]] = []
+    pool: list[_LoaderProcess[Job, Result]] = []
     try:
         for number in range(num_processes):
-            crew.append(_LoaderProcess(number, read, names_of, patience))
-        for process, job in zip(cycle(crew), islice(jobs, num_processes * prefetch), strict=False):
+            pool.append(_LoaderProcess(number, read, names_of, stall_timeout))
+        for process, job in zip(cycle(pool), islice(jobs, num_processes * prefetch), strict=False):
             process.ask(job)
-        turns = cycle(crew)
+        turns = cycle(pool)
         while (process := next(turns)).asked:
-            queue_fill = sum(each.num_ready for each in crew) / (num_processes * prefetch)
-            answer = process.answer(crew)
+            queue_fill = sum(each.num_ready for each in pool) / (num_processes * prefetch)
+            answer = process.answer(pool)
             for job in islice(jobs, 1):
                 process.ask(job)
             yield answer._replace(queue_fill=queue_fill)
     finally:
-        for process in crew:
+        for process in pool:
             process.end()
 
 
@@ -106,12 +105,12 @@ class _LoaderProcess(Generic[Job, Result]):
         number: int,
         read: Callable[[Job], Result],
         names_of: Callable[[Job], Sequence[str]],
-        patience: Patience,
+        stall_timeout: StallTimeout,
     ) -> None:
         self._owner = os.getpid()
         context = get_context("fork")
         self.asked: deque[Job] = deque()
-        self._names_of, self._patience = names_of, patience
+        self._names_of, self._stall_timeout = names_of, stall_timeout
         self._notes = _Notes()
         self._num_taken = 0
         self._memories = ReceivedMemories()
@@ -150,11 +149,11 @@ class _LoaderProcess(Generic[Job, Result]):
         """Jobs that it has finished and nobody has asked for yet."""
         return self._notes.num_finished - self._num_taken
 
-    def answer(self, crew: Sequence[_LoaderProcess[Job, Result]]) -> Timed[Result]:
+    def answer(self, pool: Sequence[_LoaderProcess[Job, Result]]) -> TimedResult[Result]:
         """Wait for the oldest job asked for, and for the death of any of the crew."""
-        ends: list[Connection | int] = [self._pipe, *(process._process.sentinel for process in crew)]
-        ready = self._patience.wait(partial(wait, ends), self._whereabouts)
-        for process in crew:
+        ends: list[Connection | int] = [self._pipe, *(process._process.sentinel for process in pool)]
+        ready = self._stall_timeout.wait(partial(wait, ends), self._status)
+        for process in pool:
             if process._process.sentinel in ready:
                 raise process._lost(*islice(process.asked, 1))
         try:
@@ -166,7 +165,7 @@ class _LoaderProcess(Generic[Job, Result]):
             raise self._lost(self.asked[0]) from error
         self.asked.popleft()
         self._num_taken += 1
-        return Timed(result, seconds)
+        return TimedResult(result, seconds)
 
     def end(self) -> None:
         """Kill it, once: it holds nothing that could be lost."""
@@ -174,7 +173,7 @@ class _LoaderProcess(Generic[Job, Result]):
             return
         atexit.unregister(self.end)
         self._process.kill()
-        self._process.join(self._patience.end_seconds)
+        self._process.join(self._stall_timeout.end_seconds)
         if self._process.exitcode is None:
             self._leave_behind()
         else:
@@ -192,10 +191,10 @@ class _LoaderProcess(Generic[Job, Result]):
     def _name(self) -> str:
         return f"{self._process.name} (pid {self._process.pid})"
 
-    def _whereabouts(self) -> Whereabouts:
+    def _status(self) -> LoaderStatus:
         job = self.asked[0]
         example = self._notes.reading or f"one of {shorten(self._names_of(job))}"
-        return Whereabouts(self._name, str(job), example, self._stack())
+        return LoaderStatus(self._name, str(job), example, self._stack())
 
     def _stack(self) -> str:
         """What its code is at: it tells at a signal, unless it is stopped or waits for the system."""

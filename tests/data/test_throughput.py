@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data import measuring
+from lockstep.data import throughput
 from lockstep.data.loader import Loader
-from lockstep.data.measuring import Pace, first_reading, loading_pace, measure, step_pace
 from lockstep.data.order import Int64s
+from lockstep.data.throughput import Throughput, first_reading, loader_throughput, measure, step_throughput
 from lockstep.errors import DataError
 from lockstep.randomness import Draws
 from lockstep.readers.reader import Cost
@@ -52,11 +52,11 @@ def loader_of(reader: Numbers, **more: Any) -> Loader:
 
 
 def test_a_pace_says_rates_and_shares() -> None:
-    pace = Pace(100, 4.0, 2.0, {"read": 1.0, "decode": 3.0})
+    pace = Throughput(100, 4.0, 2.0, {"read": 1.0, "decode": 3.0})
     assert (pace.examples_per_second, pace.examples_per_cpu_second) == (25.0, 50.0)
     assert [pace.share(name) for name in ("read", "decode", "augment")] == [0.25, 0.75, 0.0]
-    assert Pace(100, 4.0).examples_per_cpu_second is None
-    assert Pace(100, 4.0).share("read") == 0.0
+    assert Throughput(100, 4.0).examples_per_cpu_second is None
+    assert Throughput(100, 4.0).share("read") == 0.0
 
 
 def test_the_first_reading_is_of_the_training_stream_and_ends_with_the_epoch() -> None:
@@ -83,20 +83,20 @@ def test_everything_else_is_measured_on_what_was_read_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("crew", "num_readers"),
+    ("pool", "num_readers"),
     [({"num_processes": 0}, 0), ({"num_processes": 2}, 2), ({"num_threads": 2}, 2)],
     ids=["nobody", "processes", "threads"],
 )
-def test_each_part_is_measured_with_its_own_stages(crew: dict[str, int], num_readers: int) -> None:
+def test_each_part_is_measured_with_its_own_stages(pool: dict[str, int], num_readers: int) -> None:
     doing: list[str] = []
-    measured = measure(loader_of(Numbers(), augment=decode, **crew), 0.01, tell=doing.append)
+    measured = measure(loader_of(Numbers(), augment=decode, **pool), 0.01, tell=doing.append)
     assert {*measured.read.stage_seconds} == {"read"}
     assert {*measured.alone.stage_seconds} == {"read", "decode", "augment"}
-    in_processes = "num_processes" in crew and num_readers > 0
+    in_processes = "num_processes" in pool and num_readers > 0
     assert ("collate" in measured.loader.stage_seconds) is in_processes
     assert (measured.loader.cpu_seconds is None) is in_processes
     assert (measured.loader.queue_fill is None) is (num_readers == 0)
-    assert (measured.num_readers, measured.threads) == (num_readers, "num_threads" in crew)
+    assert (measured.num_readers, measured.threads) == (num_readers, "num_threads" in pool)
     assert (measured.in_memory, measured.step) == (False, None)
     assert doing == [
         "reading, for the first time",
@@ -113,7 +113,7 @@ def test_what_lies_in_memory_is_read_by_nobody_ahead() -> None:
 
 def test_whole_rounds_are_counted_and_the_first_is_not() -> None:
     reader = Numbers()
-    pace = loading_pace(loader_of(reader, num_processes=0), 0, num_readers=3)
+    pace = loader_throughput(loader_of(reader, num_processes=0), 0, num_readers=3)
     assert pace.num_examples == 3 * 4
     assert len(reader.asked) == 6, "two rounds of three batches"
 
@@ -147,9 +147,9 @@ def test_the_step_gets_one_training_batch_again_and_again(num_towers: int) -> No
 
 def test_steps_are_counted_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([100.0, 100.4, 100.8, 101.2])
-    monkeypatch.setattr(measuring.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(throughput.time, "perf_counter", lambda: next(ticks))
     batch = Batch({}, position=0, batch_size=8, towers=range(1))
-    pace = step_pace(lambda _: None, batch, 1.0)
+    pace = step_throughput(lambda _: None, batch, 1.0)
     assert (pace.num_examples, round(pace.seconds, 6)) == (24, 1.2)
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lockstep.data.patience import Patience, Whereabouts
+from lockstep.data.prefetch import LoaderStatus, StallTimeout
 from lockstep.errors import WorkerError
 
-THERE = Whereabouts("loader process 0 (pid 7)", "the batch at position 64", "cat/7.jpg", "Stack:\n  File")
+THERE = LoaderStatus("loader process 0 (pid 7)", "the batch at position 64", "cat/7.jpg", "Stack:\n  File")
 
 
 def found_after(seconds: float) -> Callable[[float], str]:
@@ -38,11 +38,11 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str
 
 
 def test_a_wait_of_ten_seconds_is_told_once(warnings: Callable[[], list[str]]) -> None:
-    patience = Patience(0)
-    assert patience.wait(found_after(9.9), lambda: THERE) == "found"
+    stall_timeout = StallTimeout(0)
+    assert stall_timeout.wait(found_after(9.9), lambda: THERE) == "found"
     assert not warnings()
-    patience = Patience(0)
-    assert patience.wait(found_after(1000), lambda: THERE) == "found"
+    stall_timeout = StallTimeout(0)
+    assert stall_timeout.wait(found_after(1000), lambda: THERE) == "found"
     assert warnings() == [
         "the trainer has waited 10 s for the batch at position 64: loader process 0 (pid 7) is at cat/7.jpg\n"
         "Stack:\n  File"
@@ -50,19 +50,19 @@ def test_a_wait_of_ten_seconds_is_told_once(warnings: Callable[[], list[str]]) -
 
 
 def test_after_long_waits_only_one_ten_times_as_long_is_told(warnings: Callable[[], list[str]]) -> None:
-    patience = Patience(0)
-    patience.wait(found_after(6.2), lambda: THERE)  # found in the look that begins at 6 s
-    patience.wait(found_after(59), lambda: THERE)
+    stall_timeout = StallTimeout(0)
+    stall_timeout.wait(found_after(6.2), lambda: THERE)  # found in the look that begins at 6 s
+    stall_timeout.wait(found_after(59), lambda: THERE)
     assert not warnings()
-    patience.wait(found_after(595), lambda: THERE)
+    stall_timeout.wait(found_after(595), lambda: THERE)
     assert [message[:32] for message in warnings()] == ["the trainer has waited 590 s for"]
 
 
 def test_a_wait_ends_after_the_timeout(warnings: Callable[[], list[str]]) -> None:
-    patience = Patience(600)
-    assert patience.wait(found_after(599.9), lambda: THERE) == "found"
+    stall_timeout = StallTimeout(600)
+    assert stall_timeout.wait(found_after(599.9), lambda: THERE) == "found"
     with pytest.raises(WorkerError) as caught:
-        patience.wait(found_after(600.1), lambda: THERE)
+        stall_timeout.wait(found_after(600.1), lambda: THERE)
     assert str(caught.value) == (
         "Loader process 0 (pid 7) hangs: the trainer has waited 600 s for the batch at position 64.\n"
         "  given:    it is at cat/7.jpg\n"
@@ -75,5 +75,5 @@ def test_a_wait_ends_after_the_timeout(warnings: Callable[[], list[str]]) -> Non
 
 def test_a_short_timeout_comes_before_any_warning(warnings: Callable[[], list[str]]) -> None:
     with pytest.raises(WorkerError, match=r"waited 0\.3 s for"):
-        Patience(0.3).wait(found_after(1), lambda: THERE)
+        StallTimeout(0.3).wait(found_after(1), lambda: THERE)
     assert not warnings()

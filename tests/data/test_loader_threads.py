@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data import crew, processes
+from lockstep.data import loader as loader_module
+from lockstep.data import loader_processes
 from lockstep.data.loader import Loader
-from lockstep.data.patience import Patience
+from lockstep.data.prefetch import StallTimeout
 from lockstep.errors import InputError, WorkerError
 from lockstep.readers.reader import Arrays
 
@@ -106,7 +107,7 @@ def test_the_seeded_reading_of_single_examples_names_them(pipe: tuple[int, int])
 def test_a_long_wait_is_told_once_and_then_the_stream_goes_on(
     who: str, pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew, "Patience", partial(Patience, warn_seconds=0.2))
+    monkeypatch.setattr(loader_module, "StallTimeout", partial(StallTimeout, warn_seconds=0.2))
     with told(lambda: os.write(pipe[1], b"x")) as messages:
         loader = Loader(OneByOne(pipe[0]), batch_size=4, **{f"num_{who}": 1})  # type: ignore[arg-type]
         assert [batch["index"].tolist() for batch in loader.evaluation_batches(4)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -115,7 +116,7 @@ def test_a_long_wait_is_told_once_and_then_the_stream_goes_on(
     expected = rf"the trainer has waited 0\.2 s for the batch at position 0: {WHO[who]} is at cat/2\.jpg"
     assert re.fullmatch(expected, first)
     assert "Stack (most recent call" in stack
-    assert re.search(r'File ".*test_hung_readers.py", line \d+,? in read\b', stack)
+    assert re.search(r'File ".*test_loader_threads.py", line \d+,? in read\b', stack)
 
 
 class told:  # noqa: N801
@@ -218,7 +219,7 @@ def test_closing_waits_for_the_job_that_a_thread_is_at(pipe: tuple[int, int]) ->
 
 
 def test_a_long_name_keeps_its_end() -> None:
-    notes = processes._Notes()
+    notes = loader_processes._Notes()
     notes.reading = "a/" * 1000 + "\udcff7.jpg"
     assert notes.reading.endswith(r"a/\udcff7.jpg")
     assert len(notes.reading) == 1000

@@ -25,8 +25,7 @@ from typing import Generic
 
 import torch
 
-from lockstep.data.ahead import Job, Result, Timed, timed
-from lockstep.data.patience import Patience, Whereabouts
+from lockstep.data.prefetch import Job, LoaderStatus, Result, StallTimeout, TimedResult, run_timed
 from lockstep.listing import shorten
 from lockstep.tracing import listen
 
@@ -39,8 +38,8 @@ def read_in_threads(
     num_threads: int,
     prefetch: int,
     names_of: Callable[[Job], Sequence[str]],
-    patience: Patience,
-) -> Generator[Timed[Result], None, None]:
+    stall_timeout: StallTimeout,
+) -> Generator[TimedResult[Result], None, None]:
     """Yield what `read` makes of each job, in order; each thread is up to `prefetch` jobs ahead.
 
     They end when the generator is closed, after the jobs they are at; one that hangs is left behind. What `read` raises
@@ -50,18 +49,18 @@ def read_in_threads(
         WorkerError: a job takes longer than `patience` has.
     """
     most, threads_of_caller = num_threads * prefetch, torch.get_num_threads()
-    crew = _LoaderThreads(read, num_threads, names_of, patience)
+    pool = _LoaderThreads(read, num_threads, names_of, stall_timeout)
     try:
-        asked = deque(map(crew.ask, islice(jobs, most)))
+        asked = deque(map(pool.ask, islice(jobs, most)))
         while asked:
             queue_fill = sum(task.answer.done() for task in asked) / most
-            answer = crew.answer(asked.popleft())
-            asked.extend(map(crew.ask, islice(jobs, 1)))
+            answer = pool.answer(asked.popleft())
+            asked.extend(map(pool.ask, islice(jobs, 1)))
             # What a loader thread asks for itself, torch takes for the wish of threads that begin later, too.
             torch.set_num_threads(threads_of_caller)
             yield answer._replace(queue_fill=queue_fill)
     finally:
-        crew.end()
+        pool.end()
         torch.set_num_threads(threads_of_caller)
 
 
@@ -73,9 +72,9 @@ class _LoaderThreads(Generic[Job, Result]):
         read: Callable[[Job], Result],
         num_threads: int,
         names_of: Callable[[Job], Sequence[str]],
-        patience: Patience,
+        stall_timeout: StallTimeout,
     ) -> None:
-        self._names_of, self._patience = names_of, patience
+        self._names_of, self._stall_timeout = names_of, stall_timeout
         self._tasks: SimpleQueue[_Task[Job, Result] | None] = SimpleQueue()
         self._threads = [_LoaderThread(number, read, self._tasks) for number in range(num_threads)]
         for thread in self._threads:
@@ -88,10 +87,10 @@ class _LoaderThreads(Generic[Job, Result]):
         self._tasks.put(task)
         return task
 
-    def answer(self, task: _Task[Job, Result]) -> Timed[Result]:
+    def answer(self, task: _Task[Job, Result]) -> TimedResult[Result]:
         """Wait for what it has become."""
         if not task.answer.done():
-            self._patience.wait(lambda seconds: wait([task.answer], seconds).done, partial(self._whereabouts, task))
+            self._stall_timeout.wait(lambda seconds: wait([task.answer], seconds).done, partial(self._status, task))
         return task.answer.result()
 
     def end(self) -> None:
@@ -102,17 +101,17 @@ class _LoaderThreads(Generic[Job, Result]):
                 self._tasks.get_nowait()
         for _ in self._threads:
             self._tasks.put(None)
-        deadline = time.monotonic() + self._patience.end_seconds
+        deadline = time.monotonic() + self._stall_timeout.end_seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 _logger.warning("%s does not end, and is left behind", thread.name)
 
-    def _whereabouts(self, task: _Task[Job, Result]) -> Whereabouts:
+    def _status(self, task: _Task[Job, Result]) -> LoaderStatus:
         thread = task.thread or self._threads[0]
         frame = sys._current_frames().get(thread.ident or 0)
         trace = "".join(traceback.format_stack(frame)).rstrip()
-        return Whereabouts(
+        return LoaderStatus(
             thread.name,
             str(task.job),
             thread.reading or f"one of {shorten(self._names_of(task.job))}",
@@ -126,7 +125,7 @@ class _Task(Generic[Job, Result]):
     def __init__(self, job: Job) -> None:
         self.job = job
         self.thread: _LoaderThread[Job, Result] | None = None
-        self.answer: Future[Timed[Result]] = Future()
+        self.answer: Future[TimedResult[Result]] = Future()
 
 
 class _LoaderThread(threading.Thread, Generic[Job, Result]):
@@ -148,7 +147,7 @@ class _LoaderThread(threading.Thread, Generic[Job, Result]):
         while (task := self._tasks.get()) is not None:
             task.thread, self.reading = self, ""
             try:
-                task.answer.set_result(timed(self._read, task.job))
+                task.answer.set_result(run_timed(self._read, task.job))
             except BaseException as error:
                 task.answer.set_exception(error)
             del task  # A batch is to be freed with its last name outside.

@@ -6,12 +6,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from lockstep.data.bad_examples import Choose, check_budget
-from lockstep.data.one_at_a_time import read_seeded
+from lockstep.data.bad_examples import ChooseRows, check_budget
+from lockstep.data.each_example import restore_global_generators, seed_global_generators
 from lockstep.data.order import Int64s
-from lockstep.data.rows import Due, Rows, RowsOf
+from lockstep.data.rows import BatchRequest, Rows, RowsOf
 from lockstep.errors import DataError, LockstepError
 from lockstep.images.augment import turns
 from lockstep.randomness import Draws
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
     from lockstep.images.augment import Augment
     from lockstep.readers.reader import Reader
 
+
 Fields = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BadRow:
     """An example that cannot be read, where it was due."""
 
     position: int
@@ -40,14 +42,14 @@ class ReadRows(NamedTuple):
     """What became of the rows of a batch."""
 
     fields: Fields
-    bad: list[Found]
+    bad: list[BadRow]
 
 
 @dataclass
-class Leave:
+class SkipBad:
     """What may be left out."""
 
-    choose: Choose
+    choose: ChooseRows
     """Which rows are read, given what is bad."""
     budget: int
     """More different bad examples than this end the run; so nobody reads on for hours to find them all."""
@@ -55,7 +57,7 @@ class Leave:
     """Examples that were bad before, by index: they are looked at alone first."""
 
 
-class Reading:
+class BatchReader:
     """Reads and augments the rows of a batch; wherever it runs, the same rows give the same fields.
 
     A DataError is an example's own fault if the example alone raises it too, at its position. Then the rows are chosen
@@ -70,7 +72,7 @@ class Reading:
     """
 
     def __init__(
-        self, reader: Reader, augment: Sequence[Augment], seed: int, rows_of: RowsOf, leave: Leave | None = None
+        self, reader: Reader, augment: Sequence[Augment], seed: int, rows_of: RowsOf, leave: SkipBad | None = None
     ) -> None:
         self.reader = reader
         self._augment = list(zip(augment, turns(augment), strict=True))
@@ -78,7 +80,7 @@ class Reading:
         self._rows_of = rows_of
         self._leave = leave
 
-    def __call__(self, due: Due) -> ReadRows:
+    def __call__(self, due: BatchRequest) -> ReadRows:
         """The fields of the batch that is due.
 
         Raises:
@@ -89,7 +91,7 @@ class Reading:
             return ReadRows(self.fields_of(rows), [])
         return _Attempts(self, self._leave).read(rows)
 
-    def names(self, due: Due) -> list[str]:
+    def names(self, due: BatchRequest) -> list[str]:
         """The names of the examples of the batch that is due."""
         return [self.reader.example_id(index) for index in self._rows_of(due).indices.tolist()]
 
@@ -113,7 +115,7 @@ class Reading:
 class _Attempts:
     """The attempts to read one batch, and what they have found to be bad, by (position, index)."""
 
-    def __init__(self, reading: Reading, leave: Leave) -> None:
+    def __init__(self, reading: BatchReader, leave: SkipBad) -> None:
         self._reading = reading
         self._leave = leave
         self._reasons: dict[tuple[int, int], str | None] = {}
@@ -158,14 +160,14 @@ class _Attempts:
         names = {self._reading.reader.example_id(index): reason for index, reason in list(bad.items())[-3:]}
         check_budget(len(bad), self._leave.budget + num_rows, names)
 
-    def _found(self, rows: Rows, chosen: Rows) -> list[Found]:
+    def _found(self, rows: Rows, chosen: Rows) -> list[BadRow]:
         if chosen is rows:
             return []
         columns = (rows.positions.tolist(), rows.indices.tolist(), chosen.indices.tolist())
         found = {}
         for position, index, instead in zip(*columns, strict=True):
             if (reason := self._reasons.get((position, index))) is not None:
-                found[position] = Found(position, index, instead, reason)
+                found[position] = BadRow(position, index, instead, reason)
         return list(found.values())
 
 
@@ -224,4 +226,46 @@ def _unreadable(reader: Reader, indices: Int64s, error: Exception) -> DataError:
         given=f"{type(error).__name__}: {error}",
         expected=f"an example that {type(reader).__name__} can read",
         hint="repair it, or leave it out of the data",
+    )
+
+
+def read_seeded(reader: Reader, rows: Rows, seed: int) -> Fields:
+    """The examples of some rows, each read with the generators seeded by its position, which are put back.
+
+    Raises:
+        DataError: the fields of two examples do not fit each other.
+    """
+    names = [reader.example_id(index) for index in rows.indices.tolist()]
+    single = []
+    with restore_global_generators():
+        for row, position in enumerate(rows.positions.tolist()):
+            now_reading(names[row])
+            seed_global_generators(seed, position)
+            single.append(reader.read_batch(rows.indices[row : row + 1]))
+    for name, fields in zip(names, single, strict=True):
+        if fields.keys() != single[0].keys():
+            raise _unlike(names[0], name, ", ".join(map(str, single[0])), ", ".join(map(str, fields)))
+    return {field: _column(field, [each[field] for each in single], names) for field in single[0]}
+
+
+def _column(field: str, values: Sequence[Any], names: Sequence[str]) -> Tensor | list[Any]:
+    expected = _kind(values[0])
+    for name, value in zip(names, values, strict=True):
+        if _kind(value) != expected:
+            raise _unlike(names[0], name, f"{field!r}: {expected}", f"{field!r}: {_kind(value)}")
+    if isinstance(values[0], Tensor):
+        return torch.cat(list(values))
+    return [entry for value in values for entry in value]
+
+
+def _kind(value: Any) -> str:
+    return f"{value.dtype} of shape {tuple(value.shape[1:])}" if isinstance(value, Tensor) else "a list"
+
+
+def _unlike(first: str, other: str, expected: str, given: str) -> DataError:
+    return DataError(
+        f"The examples {first} and {other} do not fit into one batch.",
+        given=f"{other} has {given}",
+        expected=f"{expected}, as {first} has",
+        hint="give all examples the same fields, of the same shapes and dtypes; or lists of what differs",
     )
