@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.checkpoints.unfinished import ABANDONED_SECONDS, delete, sweep, unfinished_path
+from lockstep.checkpoints.store import ABANDONED_SECONDS, delete, sweep, unfinished_path
 
 
 def make(path: Path, *, age_seconds: float = 0.0) -> Path:

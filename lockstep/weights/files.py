@@ -1,37 +1,22 @@
-"""The errors that the readers of files with weights share."""
+"""What the readers of weight files share: their errors, and how zip archives begin and break."""
 
 from __future__ import annotations
 
+import struct
+import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.errors import CheckpointError
 from lockstep.listing import shorten
 
-# Of both of its formats, as TensorFlow has had them from the start.
-_VERSION = 1
-
 
 class MissingFileError(CheckpointError):
     """One of the files of a checkpoint is not there."""
 
 
-def check_version(least: int, path: Path) -> None:
-    """Refuse a file for readers of a later version of the format.
-
-    Raises:
-        CheckpointError: naming the file and the version.
-    """
-    if least > _VERSION:
-        raise CheckpointError(
-            f"{path} is of a later version of the format.",
-            given=f"a file for readers of version {least} or later",
-            expected=f"one that readers of version {_VERSION} may read",
-            hint="save the checkpoint with an earlier TensorFlow",
-        )
-
-
-def damaged(path: Path, what: str, *, given: str, expected: str) -> CheckpointError:
+def damaged_file(path: Path, what: str, *, given: str, expected: str) -> CheckpointError:
     """The error for a file of which `what` is true: "is cut short"."""
     return CheckpointError(f"{path} {what}.", given=given, expected=expected, hint="copy the checkpoint again")
 
@@ -46,7 +31,7 @@ def damaged_tensor(name: str, path: Path, *, given: str, expected: str) -> Check
     )
 
 
-def unreadable(path: Path, error: OSError) -> CheckpointError:
+def unreadable_file(path: Path, error: OSError) -> CheckpointError:
     """The error for a file that cannot be opened or read."""
     return CheckpointError(
         f"{path} cannot be read.",
@@ -56,7 +41,7 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
     )
 
 
-def check_whole(checkpoint: Path, files: Sequence[Path], count: int) -> None:
+def check_present(checkpoint: Path, files: Sequence[Path], count: int) -> None:
     """Refuse a checkpoint of `count` files of which some of these are not there.
 
     Raises:
@@ -89,3 +74,30 @@ def not_numbers(name: str, path: Path, kind: str) -> CheckpointError:
         expected="floating-point numbers, integers, complex numbers or booleans",
         hint="leave this tensor out",
     )
+
+
+ZIP_MAGIC, EMPTY_ZIP = b"PK\x03\x04", b"PK\x05\x06"
+
+ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, RuntimeError)
+"""Beside OSError. The library has an error of its own, and raises these too."""
+
+# The record at the end of an archive (APPNOTE.TXT, 4.3.16), which a comment may follow.
+_END, _MOST_COMMENT_BYTES = struct.Struct("<4s4H2LH"), (1 << 16) - 1
+_UNCOUNTED = 0xFFFF
+"""What the record says of so many files or more."""
+
+
+def check_zip_count(archive: zipfile.ZipFile, path: Path) -> None:
+    """Compare the number of files that are listed with the number that the end of the archive has.
+
+    The library does not: an entry of the list whose length is damaged hides those that follow it.
+
+    Raises:
+        BadZipFile: the numbers differ.
+    """
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _END.size - _MOST_COMMENT_BYTES))
+        tail = file.read()
+    count, found = _END.unpack_from(tail, tail.rindex(EMPTY_ZIP))[4], len(archive.infolist())
+    if count not in (found, _UNCOUNTED):
+        raise zipfile.BadZipFile(f"its end says that it has {count} files, and {found} are found")

@@ -16,7 +16,7 @@ import torch
 from damaged_files import TENSORS, contents, count_refused, truncated, with_a_flipped_bit
 
 from lockstep.errors import CheckpointError
-from lockstep.weights.numpy_archive import NumpyArchive, NumpyFile
+from lockstep.weights.numpy_files import NumpyArchive, NumpyFile
 from lockstep.weights.source import TensorInfo
 
 ARRAYS = {name: tensor.numpy() for name, tensor in TENSORS.items()}

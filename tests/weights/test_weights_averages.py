@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from lockstep.errors import CheckpointError, InputError
-from lockstep.weights.memory import MemorySource
+from lockstep.weights.assignment import assign_tensors
 from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.names import Rename
-from lockstep.weights.opening import open_file
-from lockstep.weights.plan import plan
-from lockstep.weights.source import WeightSource
+from lockstep.weights.open import open_file
+from lockstep.weights.source import MemorySource, WeightSource
 from lockstep.weights.warm_start import Target, WarmStart
 
 NAMES = ("conv.weight", "conv.bias", "bn.weight", "bn.running_mean")
@@ -29,7 +28,7 @@ def tensors(value: float, prefix: str = "") -> dict[str, Tensor]:
 
 
 def loaded(source: WeightSource, **fields: Any) -> list[float]:
-    found = plan(source, TARGETS, WarmStart(prefer_average=True, **fields))
+    found = assign_tensors(source, TARGETS, WarmStart(prefer_average=True, **fields))
     return [value.item() for _, value in found.tensors(source)]
 
 
@@ -64,7 +63,7 @@ def test_averages_take_the_prefix_of_the_weights(raw: str, averaged: str) -> Non
     own = {name + AVERAGE: value for name, value in tensors(AVERAGED, averaged).items()}
     source = MemorySource(tensors(RAW, raw) | own)
     assert loaded(source, strip_prefix=raw) == [AVERAGED] * len(NAMES)
-    report = plan(source, TARGETS, WarmStart(prefer_average=True, strip_prefix=raw)).report
+    report = assign_tensors(source, TARGETS, WarmStart(prefer_average=True, strip_prefix=raw)).report
     assert all(each.averaged for each in report.loaded)
     assert {each.reason for each in report.ignored} == {"its moving average is loaded"}
 
@@ -81,7 +80,7 @@ def test_the_averaged_model_of_torch_is_taken_as_one(tmp_path: Path) -> None:
         name: Target(tuple(value.shape), str(value.dtype).removeprefix("torch."))
         for name, value in model.state_dict().items()
     }
-    found = plan(source, targets, WarmStart(prefer_average=True))
+    found = assign_tensors(source, targets, WarmStart(prefer_average=True))
     expected = averaged.module.state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in found.tensors(source))
     assert found.report.missing == found.report.unexpected == ()
@@ -119,6 +118,6 @@ def test_a_file_without_averages_says_how_they_are_told() -> None:
 
 def test_nothing_changes_where_averages_are_not_preferred() -> None:
     source = MemorySource(tensors(RAW) | tensors(AVERAGED, "ema.module.") | COUNT)
-    found = plan(source, TARGETS)
+    found = assign_tensors(source, TARGETS)
     assert [value.item() for _, value in found.tensors(source)] == [RAW] * len(NAMES)
     assert set(found.report.unexpected) == {"n_averaged", *tensors(AVERAGED, "ema.module.")}

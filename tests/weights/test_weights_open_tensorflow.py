@@ -11,8 +11,8 @@ import torch
 
 from lockstep.errors import CheckpointError
 from lockstep.readers.mnist import SPLITS, load_idx
+from lockstep.weights.open import latest_checkpoint, open_tensorflow
 from lockstep.weights.source import WeightSource
-from lockstep.weights.tf_checkpoint import latest_checkpoint, open_tensorflow
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "tf_ckpt"
 MNIST = Path(__file__).parents[2] / "data" / "mnist"

@@ -7,10 +7,17 @@ from pathlib import Path
 
 import torch
 
-from lockstep.weights.memory import MemorySource
-from lockstep.weights.plan import plan
-from lockstep.weights.report import Left, Loaded, Mismatch, NonFinite, Report
-from lockstep.weights.warm_start import Target, WarmStart
+from lockstep.weights.assignment import assign_tensors
+from lockstep.weights.source import MemorySource
+from lockstep.weights.warm_start import (
+    Loaded,
+    Mismatch,
+    NonFinite,
+    Skipped,
+    Target,
+    WarmStart,
+    WarmStartReport,
+)
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "weight_names_golden.json"
 
@@ -19,7 +26,7 @@ def use(target: str, source: str, *, layout: str | None = None, converted: str |
     return Loaded(target, source, (2, 3), layout, reshaped=False, converted=converted, averaged=False)
 
 
-REPORT = Report(
+REPORT = WarmStartReport(
     origin="model.ckpt-5 (a checkpoint)",
     loaded=(
         use("fc.weight", "fc/weights", layout="i o -> o i"),
@@ -27,10 +34,10 @@ REPORT = Report(
         use("scale", "scale"),
     ),
     missing=tuple(f"layer{index}.weight" for index in range(16)),
-    skipped=(Left("head.weight", "skip"), Left("head.bias", "skip"), Left("bn.weight", "not in such files")),
+    skipped=(Skipped("head.weight", "skip"), Skipped("head.bias", "skip"), Skipped("bn.weight", "not in such files")),
     mismatched=(Mismatch("conv.weight", "conv/weights", "shape (1,) in the file, (2,) in the model"),),
     unexpected=("old/weights",),
-    ignored=(Left("global_step", "count of steps"),),
+    ignored=(Skipped("global_step", "count of steps"),),
     num_values=2000,
     num_values_loaded=1501,
 )
@@ -50,7 +57,7 @@ def test_the_screen_shows_counts_and_cuts_long_lists() -> None:
 
 def test_what_did_not_happen_is_a_zero() -> None:
     source = MemorySource({"a": torch.zeros(2)})
-    assert str(plan(source, {"a": Target((2,), "float32")}).report) == (
+    assert str(assign_tensors(source, {"a": Target((2,), "float32")}).report) == (
         "Weights from memory (values in memory): 1 of 1 tensors of the model, 100.0 % of its parameters\n"
         "  loaded          1\n"
         "  missing         0\n"
@@ -72,7 +79,7 @@ def test_what_is_not_finite_is_counted_once_it_was_read() -> None:
         }
     )
     kinds = {name: (tuple(source.tensors[name].shape), source.tensors[name].dtype) for name in "abcd"}
-    planned = plan(source, {name: Target(*kind) for name, kind in kinds.items()})
+    planned = assign_tensors(source, {name: Target(*kind) for name, kind in kinds.items()})
     assert planned.report.nonfinite is None
     report = planned.report.after(dict(planned.tensors(source)))
     assert report.nonfinite == (NonFinite("a", 2, 1), NonFinite("b", 0, 1), NonFinite("c", 1, 1))
@@ -107,7 +114,7 @@ def test_programs_get_everything_as_json() -> None:
 
 
 def test_a_model_without_parameters_has_no_share() -> None:
-    assert Report("file", (), (), (), (), (), (), 0, 0).share == 0
+    assert WarmStartReport("file", (), (), (), (), (), (), 0, 0).share == 0
 
 
 def test_fine_tuning_inception_leaves_the_four_variables_of_its_heads() -> None:
@@ -120,7 +127,7 @@ def test_fine_tuning_inception_leaves_the_four_variables_of_its_heads() -> None:
         for name, shape in golden["torchvision_inception_v3"].items()
     }
     mapping = WarmStart(name_map="inception_slim", skip=("^logits/", "^aux_logits/FC/"), require_loaded=0.85)
-    report = plan(source, targets, mapping).report
+    report = assign_tensors(source, targets, mapping).report
     assert len(report.loaded) == 384
     heads = ["AuxLogits.fc.weight", "AuxLogits.fc.bias", "fc.weight", "fc.bias"]
     assert [each.name for each in report.skipped if each.reason == "skip"] == heads

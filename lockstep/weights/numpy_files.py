@@ -10,13 +10,21 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
-from lockstep.weights import zip_files
-from lockstep.weights.file_errors import damaged, damaged_tensor, no_tensor, not_numbers, unreadable
-from lockstep.weights.numpy_kinds import tensor_of, torch_name
+from lockstep.weights.files import (
+    ZIP_FAULTS,
+    check_zip_count,
+    damaged_file,
+    damaged_tensor,
+    no_tensor,
+    not_numbers,
+    unreadable_file,
+)
 from lockstep.weights.source import TensorInfo
 
 ENDING = ".npy"
@@ -88,7 +96,7 @@ class NumpyArchive:
     def __init__(self, path: Path) -> None:
         self.path = path
         with _faults(path), zipfile.ZipFile(path) as archive:
-            zip_files.check_count(archive, path)
+            check_zip_count(archive, path)
             size = path.stat().st_size
             self._entries = {entry.filename.removesuffix(ENDING): entry for entry in archive.infolist()}
             for name, entry in self._entries.items():
@@ -186,10 +194,24 @@ def _faults(path: Path, name: str | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise unreadable(path, error) from error
-    except zip_files.FAULTS as error:
+        raise unreadable_file(path, error) from error
+    except ZIP_FAULTS as error:
         if name is not None:
             raise damaged_tensor(name, path, given=str(error), expected="an array as NumPy writes it") from error
-        raise damaged(
+        raise damaged_file(
             path, "is no file of NumPy's, or is damaged or cut short", given=str(error), expected="a whole file"
         ) from error
+
+
+def torch_name(dtype: np.dtype[Any]) -> str | None:
+    """What torch calls numbers of this kind, in either byte order; None where it has none."""
+    try:
+        same = torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype
+    except TypeError:
+        return None
+    return str(same).removeprefix("torch.")
+
+
+def tensor_of(array: npt.NDArray[Any]) -> Tensor:
+    """A tensor of its own: a copy, contiguous and in the byte order of this machine."""
+    return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))

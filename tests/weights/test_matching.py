@@ -10,11 +10,10 @@ from torch import nn
 
 from lockstep.errors import CheckpointError
 from lockstep.training.warm_start import targets_of
-from lockstep.weights.memory import MemorySource
+from lockstep.weights.assignment import assign_tensors
 from lockstep.weights.names import Rename
-from lockstep.weights.plan import plan
-from lockstep.weights.report import Report
-from lockstep.weights.warm_start import WarmStart
+from lockstep.weights.source import MemorySource
+from lockstep.weights.warm_start import WarmStart, WarmStartReport
 
 
 def net() -> nn.Module:
@@ -27,9 +26,9 @@ def refusal(prefix: str, model: nn.Module, **fields: Any) -> CheckpointError:
     return refused.value
 
 
-def report(prefix: str, model: nn.Module, **fields: Any) -> Report:
+def report(prefix: str, model: nn.Module, **fields: Any) -> WarmStartReport:
     source = MemorySource({prefix + name: value for name, value in net().state_dict().items()})
-    return plan(source, targets_of(model), WarmStart(**fields)).report
+    return assign_tensors(source, targets_of(model), WarmStart(**fields)).report
 
 
 @pytest.mark.parametrize(
@@ -62,9 +61,9 @@ def test_behind_renames_a_prefix_is_renamed() -> None:
     renames = (Rename("^old/", "new/"),)
     source = {f"old/{name}": value for name, value in net().state_dict().items()}
     with pytest.raises(CheckpointError) as refused:
-        plan(MemorySource(source), targets_of(net()), WarmStart(rename=renames))
+        assign_tensors(MemorySource(source), targets_of(net()), WarmStart(rename=renames))
     assert refused.value.hint.startswith("give rename=(..., Rename('^new/', ''),), ")
-    found = plan(MemorySource(source), targets_of(net()), WarmStart(rename=(*renames, Rename("^new/", ""))))
+    found = assign_tensors(MemorySource(source), targets_of(net()), WarmStart(rename=(*renames, Rename("^new/", ""))))
     assert found.report.share == 1
 
 
@@ -72,9 +71,14 @@ def test_behind_a_name_map_a_prefix_is_renamed() -> None:
     source = MemorySource({"scope/fc/weights": torch.zeros(2, 3), "scope/fc/biases": torch.zeros(3)})
     targets = targets_of(nn.ModuleDict({"fc": nn.Linear(2, 3)}))
     with pytest.raises(CheckpointError) as refused:
-        plan(source, targets, WarmStart(name_map="tensorflow"))
+        assign_tensors(source, targets, WarmStart(name_map="tensorflow"))
     assert refused.value.hint.startswith(r"give rename=(Rename('^scope\\.', ''),), with which 2 of the 2 ")
-    assert plan(source, targets, WarmStart(name_map="tensorflow", rename=(Rename(r"^scope\.", ""),))).report.share == 1
+    assert (
+        assign_tensors(
+            source, targets, WarmStart(name_map="tensorflow", rename=(Rename(r"^scope\.", ""),))
+        ).report.share
+        == 1
+    )
 
 
 def test_no_prefix_is_given_that_would_lose_what_is_found() -> None:
@@ -83,5 +87,5 @@ def test_no_prefix_is_given_that_would_lose_what_is_found() -> None:
         net().state_dict() | {"classifier.weight": torch.zeros(1, 1), "classifier.bias": torch.zeros(1)}
     )
     with pytest.raises(CheckpointError) as refused:
-        plan(source, targets_of(model))
+        assign_tensors(source, targets_of(model))
     assert refused.value.hint.startswith("give rename=..., ")

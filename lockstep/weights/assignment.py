@@ -13,16 +13,22 @@ from torch import Tensor
 
 from lockstep.errors import CheckpointError
 from lockstep.listing import shorten
-from lockstep.weights.averages import ITS_AVERAGE_IS_LOADED, variables_of
-from lockstep.weights.fits import arranged, fit, same_bits, to_give, two_values
-from lockstep.weights.name_maps import map_that_knows
+from lockstep.weights.averages import ITS_AVERAGE_IS_LOADED, select_variables
+from lockstep.weights.matching import (
+    Pair,
+    convert_tensor,
+    equal_bits,
+    match_tensor,
+    one_each,
+    pairs_of,
+    prefixes_that_find,
+    rename_hint,
+    tied_conflict,
+)
+from lockstep.weights.name_maps import best_name_map
 from lockstep.weights.names import matched
-from lockstep.weights.pairs import Pair, one_each, pairs_of, prefixes_that_find
-from lockstep.weights.report import Left, Loaded, Mismatch, Report
 from lockstep.weights.source import WeightSource
-from lockstep.weights.warm_start import Target, WarmStart
-
-__all__ = ["Plan", "Target", "WarmStart", "plan"]
+from lockstep.weights.warm_start import Loaded, Mismatch, Skipped, Target, WarmStart, WarmStartReport
 
 # Torch counts the batches that a batch norm has seen; no other system does, nor did torch before 0.4.1.
 _MAY_LACK = (r"(^|\.)num_batches_tracked$",)
@@ -32,10 +38,10 @@ _AS_THEY_ARE = WarmStart()
 
 
 @dataclass(frozen=True)
-class Plan:
+class Assignment:
     """Which tensors are to be read, and for what."""
 
-    report: Report
+    report: WarmStartReport
     targets: Mapping[str, Target] = field(repr=False)
     twins: tuple[Loaded, ...] = field(default=(), repr=False)
     """Tensors under other names of parameters that are loaded; they must have the same values."""
@@ -55,19 +61,21 @@ class Plan:
         for name, uses in by_tensor.items():
             tensor = source.read(name)
             for each in uses:
-                value = arranged(tensor, each, self.targets[each.target], source)
+                value = convert_tensor(tensor, each, self.targets[each.target], source)
                 self._check_twins(each, value, source)
                 yield each.target, value
 
     def _check_twins(self, used: Loaded, value: Tensor, source: WeightSource) -> None:
         for twin in self.twins:
             if twin.target == used.target:
-                other = arranged(source.read(twin.source), twin, self.targets[twin.target], source)
-                if not same_bits(value, other):
-                    raise two_values(source, used.target, used.source, f"{twin.source!r}, which has other values")
+                other = convert_tensor(source.read(twin.source), twin, self.targets[twin.target], source)
+                if not equal_bits(value, other):
+                    raise tied_conflict(source, used.target, used.source, f"{twin.source!r}, which has other values")
 
 
-def plan(source: WeightSource, targets: Mapping[str, Target], mapping: WarmStart = _AS_THEY_ARE) -> Plan:
+def assign_tensors(
+    source: WeightSource, targets: Mapping[str, Target], mapping: WarmStart = _AS_THEY_ARE
+) -> Assignment:
     """Decide which tensors of `source` go to which of the model's parameters and buffers; none of them is read.
 
     Raises:
@@ -76,13 +84,13 @@ def plan(source: WeightSource, targets: Mapping[str, Target], mapping: WarmStart
             parameter has tensors under two names of which one fits and one does not.
     """
     firsts = {other: name for name, target in targets.items() for other in target.other_names}
-    variables, ignored = variables_of(source, prefer_average=mapping.prefer_average)
+    variables, ignored = select_variables(source, prefer_average=mapping.prefer_average)
     why_not = _choice([*source.tensors, *variables, *targets, *firsts], mapping)
     pairs_by = partial(pairs_of, source, variables, firsts)
     refusals = _refusals(pairs_by(mapping), why_not)
     chosen = one_each(source, [pair for pair, why in refusals.items() if not why and pair.target in targets])
     taken = {pair.target: pair for pair in reversed(chosen)}
-    fit_of = {pair: fit(pair, source.tensors[pair.tensor], targets[pair.target], mapping) for pair in chosen}
+    fit_of = {pair: match_tensor(pair, source.tensors[pair.tensor], targets[pair.target], mapping) for pair in chosen}
     fits = [fit_of[taken[name]] for name in targets if name in taken]
     others = [pair for pair in chosen if pair is not taken[pair.target]]
     twins = [_check_fits(source, each, taken[each.target], fit_of[each]) for each in others]
@@ -93,7 +101,7 @@ def plan(source: WeightSource, targets: Mapping[str, Target], mapping: WarmStart
     missing, skipped = _by_reason({n: why_not(n) or refused.get(n) or _why_lacking(n, mapping) for n in rest})
     used = {pair.tensor for pair in taken.values()}
     unexpected, refused_tensors = _by_reason({p.tensor: why for p, why in reasons.items() if p.tensor not in used})
-    report = Report(
+    report = WarmStartReport(
         origin=f"{source.path} ({source.kind})",
         loaded=loaded,
         missing=missing,
@@ -109,7 +117,7 @@ def plan(source: WeightSource, targets: Mapping[str, Target], mapping: WarmStart
         _check_averages(source, report, [pair.tensor for pair in unused if pair.is_average])
     hint = _hint(variables, report, taken, unused, mapping, pairs_by)
     _check(report, mapping, {pair.place.name: pair.tensor for pair in unused}, hint)
-    return Plan(report, dict(targets), tuple(twins))
+    return Assignment(report, dict(targets), tuple(twins))
 
 
 def _choice(names: Sequence[str], mapping: WarmStart) -> Callable[..., str]:
@@ -146,14 +154,14 @@ def _check_fits(source: WeightSource, pair: Pair, used: Pair, found: Loaded | Mi
         CheckpointError: it does not.
     """
     if isinstance(found, Mismatch):
-        raise two_values(source, pair.target, used.tensor, f"{pair.tensor!r}, which does not fit: {found.reason}")
+        raise tied_conflict(source, pair.target, used.tensor, f"{pair.tensor!r}, which does not fit: {found.reason}")
     return found
 
 
-def _by_reason(reasons: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[Left, ...]]:
+def _by_reason(reasons: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[Skipped, ...]]:
     """The names without a reason, and those with one."""
     without = tuple(name for name, why in reasons.items() if not why)
-    return without, tuple(Left(name, why) for name, why in reasons.items() if why)
+    return without, tuple(Skipped(name, why) for name, why in reasons.items() if why)
 
 
 def _why_lacking(name: str, mapping: WarmStart) -> str:
@@ -166,7 +174,7 @@ def _num_values(targets: Mapping[str, Target], names: Iterable[str]) -> int:
     return sum(math.prod(targets[name].shape) for name in names if targets[name].kind == "parameter")
 
 
-def _check_averages(source: WeightSource, report: Report, unused: Sequence[str]) -> None:
+def _check_averages(source: WeightSource, report: WarmStartReport, unused: Sequence[str]) -> None:
     """Refuse to load raw weights alone where averages are preferred and the file has some, under other names.
 
     Raises:
@@ -183,7 +191,7 @@ def _check_averages(source: WeightSource, report: Report, unused: Sequence[str])
 
 def _hint(
     variables: Iterable[str],
-    report: Report,
+    report: WarmStartReport,
     found: Collection[str],
     unused: Sequence[Pair],
     mapping: WarmStart,
@@ -191,16 +199,16 @@ def _hint(
 ) -> str:
     """What to give so that what is missing is found and what does not fit does, in words; "" if nothing is known."""
     hints = []
-    if report.missing and mapping.name_map is None and (known := map_that_knows(variables, report.missing)):
+    if report.missing and mapping.name_map is None and (known := best_name_map(variables, report.missing)):
         hints.append(f"give name_map={known!r}, which knows these names")
     elif report.missing:
         hints.append(prefixes_that_find(report.missing, found, unused, mapping, pairs_by))
     if renames := [each.rename for each in report.mismatched if each.rename]:
-        hints.append(to_give(renames, more=bool(mapping.rename)))
+        hints.append(rename_hint(renames, more=bool(mapping.rename)))
     return "; ".join(filter(None, hints))
 
 
-def _check(report: Report, mapping: WarmStart, guesses: Mapping[str, str], hint: str) -> None:
+def _check(report: WarmStartReport, mapping: WarmStart, guesses: Mapping[str, str], hint: str) -> None:
     """Refuse a plan that would leave out what was not to be left out.
 
     Args:

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from lockstep.errors import CheckpointError
 from lockstep.records.tfrecord import write_records
-from lockstep.weights.opening import KNOWN, open_file
+from lockstep.weights.open import KNOWN, open_file
 
 TENSORFLOW = FIXTURES.parent / "tf_ckpt"
 MADE = TENSORFLOW / "made"

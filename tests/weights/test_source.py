@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from lockstep.errors import CheckpointError, InputError
-from lockstep.weights.memory import MemorySource
-from lockstep.weights.source import TensorInfo, WeightSource
+from lockstep.weights.source import MemorySource, TensorInfo, WeightSource
 
 
 def read_only(array: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]

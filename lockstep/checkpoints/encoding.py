@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors.torch import load
@@ -173,3 +173,43 @@ def _check_kind(section: str, name: str, tensor: Tensor) -> None:
             + ", ".join(sorted(str(d).removeprefix("torch.") for d in _DTYPES)),
             hint="convert it (`to_dense()`, `view_as_real`, `view(torch.int64)`), or keep it in a plain attribute",
         )
+
+
+JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
+
+
+def encode_values(values: Mapping[str, JSON]) -> bytes:
+    """The bytes of `values.json`.
+
+    Raises:
+        CheckpointError: a value that JSON does not give back as it was; it is named.
+    """
+    for name, value in values.items():
+        if not comes_back(value):
+            raise CheckpointError(
+                f"The value {name!r} cannot be saved as JSON.",
+                given=repr(value)[:200],
+                expected="None, bool, int, finite float, str, and lists and dicts (with str as keys) of these",
+                hint="save tuples and arrays as lists, and leave out what is not a number",
+            )
+    return (json.dumps(dict(values), indent=1) + "\n").encode()
+
+
+def decode_values(data: bytes) -> dict[str, Any]:
+    """What was in `values.json`.
+
+    Raises:
+        ValueError: the bytes are no JSON object.
+    """
+    values = json.loads(data)
+    if not isinstance(values, dict):
+        raise ValueError("not a JSON object")
+    return values
+
+
+def comes_back(value: JSON) -> bool:
+    """Whether JSON gives a value back as it was."""
+    try:
+        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+    except (TypeError, ValueError):
+        return False

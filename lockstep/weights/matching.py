@@ -4,28 +4,151 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lockstep.errors import CheckpointError
-from lockstep.weights.layouts import DENSE, Layout, Shape, fitting, of_flattened
-from lockstep.weights.pairs import Pair
-from lockstep.weights.report import Loaded, Mismatch
+from lockstep.errors import CheckpointError, InputError
+from lockstep.listing import shorten
+from lockstep.weights.layouts import DENSE, Layout, Shape, flattened_layout, infer_layout
+from lockstep.weights.names import Destination, Rename, apply_renames, find_prefixes
 from lockstep.weights.source import TensorInfo, WeightSource
-from lockstep.weights.warm_start import Flattening, Target, WarmStart
+from lockstep.weights.warm_start import Flattening, Loaded, Mismatch, Target, WarmStart
 
 _LENGTHS = {"depth": "D", "height": "H", "width": "W"}
 
 
-def fit(pair: Pair, info: TensorInfo, target: Target, mapping: WarmStart) -> Loaded | Mismatch:
+class Pair(NamedTuple):
+    """A tensor of the file, and a place in the model that it would go to."""
+
+    tensor: str
+    variable: str
+    """What the tensor holds, or holds the average of."""
+    place: Destination
+    target: str
+    """The parameter of that name; of a tied one that has several, the first."""
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """By which patterns choose it."""
+        return self.tensor, self.variable, self.place.name
+
+    @property
+    def is_average(self) -> bool:
+        """Whether the tensor is the moving average of the variable."""
+        return self.tensor != self.variable
+
+
+def pairs_of(
+    source: WeightSource, variables: Mapping[str, str], firsts: Mapping[str, str], mapping: WarmStart
+) -> list[Pair]:
+    """Every tensor that may be loaded with every name that it gets.
+
+    Raises:
+        InputError: the prefix is on none of the names, or a rename or the name map matches none.
+    """
+    if mapping.strip_prefix and not any(name.startswith(mapping.strip_prefix) for name in variables):
+        raise _matches_nothing(source, f"strip_prefix={mapping.strip_prefix!r}", variables)
+    stripped = {name: [Destination(name.removeprefix(mapping.strip_prefix))] for name in variables}
+    mapped, unmatched = apply_renames(stripped, mapping.resolved_map.renames)
+    if mapping.name_map is not None and len(unmatched) == len(mapping.resolved_map.renames):
+        called = f"name_map={mapping.name_map!r}" if isinstance(mapping.name_map, str) else "The name map"
+        raise _matches_nothing(source, called, _names(stripped))
+    places, unmatched = apply_renames(mapped, mapping.rename)
+    if unmatched:
+        raise _matches_nothing(source, ", ".join(map(repr, unmatched)), _names(mapped))
+    prefixed = {
+        name: [Destination(mapping.add_prefix + place.name, place.layout) for place in each]
+        for name, each in places.items()
+    }
+    return [
+        Pair(tensor, variable, place, firsts.get(place.name, place.name))
+        for variable, tensor in variables.items()
+        for place in prefixed[variable]
+    ]
+
+
+def one_each(source: WeightSource, pairs: Sequence[Pair]) -> list[Pair]:
+    """The pair of each place, which is one name of a parameter.
+
+    Raises:
+        InputError: a place has two.
+    """
+    taken: dict[str, Pair] = {}
+    for pair in pairs:
+        other = taken.setdefault(pair.place.name, pair)
+        if other is not pair:
+            raise InputError(
+                f"Two tensors of {source.path} would go to {pair.place.name!r}.",
+                given=f"{other.tensor!r} and {pair.tensor!r}",
+                expected="one tensor for each parameter",
+                hint="make a rename narrower, or skip one of the two by its name in the file",
+            )
+    return [*taken.values()]
+
+
+def prefixes_that_find(
+    missing: Sequence[str],
+    found: Collection[str],
+    unused: Sequence[Pair],
+    mapping: WarmStart,
+    pairs_by: Callable[[WarmStart], list[Pair]],
+) -> str:
+    """The prefixes to strip or add so that at least half of what is missing is found, and nothing else is lost.
+
+    Args:
+        missing: names in the model.
+        found: other names in the model.
+        unused: tensors of the file that have no place in the model.
+        mapping: what was asked for.
+        pairs_by: all pairs by another mapping.
+
+    Returns:
+        What to give, in the words of an error; "" if there are no such prefixes.
+    """
+    strip, add = find_prefixes([pair.place.name.removeprefix(mapping.add_prefix) for pair in unused], missing)
+    changes: dict[str, Any] = {}
+    words = []
+    if strip and (mapping.rename or mapping.name_map):  # which come after strip_prefix
+        last = Rename(f"^{re.escape(strip)}", "")
+        changes["rename"] = (*mapping.rename, last)
+        words = [f"rename=({'..., ' if mapping.rename else ''}Rename({last.pattern!r}, ''),)"]
+    elif strip:
+        changes["strip_prefix"] = mapping.strip_prefix + strip
+        words = [f"strip_prefix={changes['strip_prefix']!r}"]
+    if add != mapping.add_prefix:
+        changes["add_prefix"] = add
+        words.append(f"add_prefix={add!r}")
+    names = {pair.target for pair in pairs_by(replace(mapping, **changes))}
+    num_found = len(names.intersection(missing))
+    if 2 * num_found < len(missing) or not names.issuperset(found):
+        return ""
+    return f"give {' and '.join(words)}, with which {num_found:,} of the {len(missing):,} missing names are found"
+
+
+def _names(places: Mapping[str, Sequence[Destination]]) -> list[str]:
+    return [place.name for each in places.values() for place in each]
+
+
+def _matches_nothing(source: WeightSource, what: str, names: Iterable[str]) -> InputError:
+    return InputError(
+        f"{what} matches no tensor of {source.path}.",
+        given=what,
+        expected=f"what is found in one of {shorten(list(names)) or 'no names at all'}",
+        hint="correct it, or leave it out",
+    )
+
+
+def match_tensor(pair: Pair, info: TensorInfo, target: Target, mapping: WarmStart) -> Loaded | Mismatch:
     """How a tensor of a file becomes the parameter of the pair, or why it cannot."""
     system = mapping.system or mapping.resolved_map.system
-    layout = pair.place.layout or (None if target.role == "table" else fitting(system, info.shape, target.shape))
+    layout = pair.place.layout or (None if target.role == "table" else infer_layout(system, info.shape, target.shape))
     shape = layout.shape(info.shape) if layout else info.shape
     reshaped = shape != target.shape
-    if not converts(info.dtype, target.dtype):
+    if not can_convert(info.dtype, target.dtype):
         return Mismatch(pair.target, pair.tensor, f"{info.dtype} in the file, {target.dtype} in the model")
     if layout is None and system == "tensorflow" and target.role == "kernel":
         return Mismatch(pair.target, pair.tensor, _no_kernel(info.shape, target.shape))
@@ -34,7 +157,7 @@ def fit(pair: Pair, info: TensorInfo, target: Target, mapping: WarmStart) -> Loa
         rename = _rename(pair.place.name.removeprefix(mapping.add_prefix), flattening)  # which comes before the prefix
         if flattening.is_certain:
             return Mismatch(pair.target, pair.tensor, f"its layer takes {_flattened(flattening)}", rename)
-        doubt = f"its layer may take {_flattened(flattening)}. If it does, {to_give([rename])}"
+        doubt = f"its layer may take {_flattened(flattening)}. If it does, {rename_hint([rename])}"
     if shape is None or (reshaped and not (mapping.reshape and math.prod(shape) == math.prod(target.shape))):
         return Mismatch(pair.target, pair.tensor, _other_shape(info.shape, layout, target.shape))
     return Loaded(
@@ -49,7 +172,7 @@ def fit(pair: Pair, info: TensorInfo, target: Target, mapping: WarmStart) -> Loa
     )
 
 
-def to_give(renames: Sequence[str], *, more: bool = False) -> str:
+def rename_hint(renames: Sequence[str], *, more: bool = False) -> str:
     """What to give so that layers behind a flattening are loaded; `more` where there are other renames."""
     text = ", ".join(renames)
     lengths = [f"{what} for {axis}" for what, axis in _LENGTHS.items() if f"={axis}" in text]
@@ -60,7 +183,7 @@ def to_give(renames: Sequence[str], *, more: bool = False) -> str:
     )
 
 
-def converts(given: str, wanted: str) -> bool:
+def can_convert(given: str, wanted: str) -> bool:
     """Whether values of one dtype are taken for another, both as torch calls them.
 
     Floating point becomes any floating point, whole numbers what holds them all; never one of these the other.
@@ -76,7 +199,7 @@ def converts(given: str, wanted: str) -> bool:
     return wide.min <= narrow.min and narrow.max <= wide.max
 
 
-def arranged(tensor: Tensor, use: Loaded, target: Target, source: WeightSource) -> Tensor:
+def convert_tensor(tensor: Tensor, use: Loaded, target: Target, source: WeightSource) -> Tensor:
     """A tensor of the file as the value of a parameter: in its layout, shape and dtype.
 
     Raises:
@@ -97,12 +220,12 @@ def arranged(tensor: Tensor, use: Loaded, target: Target, source: WeightSource) 
     return value
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
+def equal_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one shape and dtype are the same to the bit, not-a-numbers included."""
     return torch.equal(*(values.contiguous().reshape(-1).view(torch.uint8) for values in (one, other)))
 
 
-def two_values(source: WeightSource, target: str, used: str, other: str) -> CheckpointError:
+def tied_conflict(source: WeightSource, target: str, used: str, other: str) -> CheckpointError:
     """The error for a tied parameter with a tensor `used`, and another of which `other` says what is wrong."""
     return CheckpointError(
         f"The tied parameter {target!r} would get two values from {source.path}.",
@@ -141,7 +264,7 @@ def _no_kernel(given: Shape, wanted: Shape) -> str:
 
 def _flattened(flattening: Flattening) -> str:
     """What a layer takes, in words; its places by their lengths where those have to be given."""
-    lengths = re.findall("=([DHW])", of_flattened(flattening.num_places, flattening.num_dimensions))
+    lengths = re.findall("=([DHW])", flattened_layout(flattening.num_places, flattening.num_dimensions))
     num_places = " = ".join(filter(None, (" x ".join(lengths), str(flattening.num_places))))
     return (
         f"{flattening.num_channels} channels of {num_places} places, flattened, "
@@ -151,13 +274,13 @@ def _flattened(flattening: Flattening) -> str:
 
 def _rename(name: str, flattening: Flattening) -> str:
     """The rename that gives a layer behind a flattening its order, as it is written in Python."""
-    pattern = of_flattened(flattening.num_places, flattening.num_dimensions)
+    pattern = flattened_layout(flattening.num_places, flattening.num_dimensions)
     return f"Rename({'^' + re.escape(name) + '$'!r}, {name!r}, Layout({pattern!r}))"
 
 
 def _other_shape(given: Shape, layout: Layout | None, wanted: Shape) -> str:
     """Why a shape does not fit."""
     moved = f" as {layout.pattern!r}" if layout else ""
-    foreign = None if layout else fitting("tensorflow", given, wanted)
+    foreign = None if layout else infer_layout("tensorflow", given, wanted)
     hint = "; it would fit as TensorFlow lays it out: system='tensorflow'" if foreign else ""
     return f"shape {given}{moved} in the file, {wanted} in the model{hint}"
