@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from lockstep.runs.result import Result as Result
     from lockstep.runs.run import run as run
     from lockstep.training.attempt import LossAverage as LossAverage
-    from lockstep.training.initialize import initialize as initialize
     from lockstep.training.loop import batches as batches
     from lockstep.training.loop import every as every
     from lockstep.training.loop import train as train
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
     from lockstep.types import Batch as Batch
     from lockstep.types import NonFiniteReport as NonFiniteReport
     from lockstep.types import StepReport as StepReport
+    from lockstep.weights.initializers import initialize as initialize
     from lockstep.workers.rank import Worker as Worker
     from lockstep.workers.rank import join as join
 else:

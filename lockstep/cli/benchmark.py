@@ -26,7 +26,7 @@ from lockstep.readers.combine import OnlyFields
 from lockstep.readers.reader import Reader
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
-from lockstep.reporting.wording import rate
+from lockstep.reporting.console import format_rate
 from lockstep.runs.build import build
 from lockstep.screen import log, write_json, write_lines
 from lockstep.tracing import INPUT_STAGES
@@ -168,7 +168,7 @@ def _table(rows: Mapping[str, Throughput]) -> Iterator[str]:
     for name, pace in rows.items():
         shares = [f"{100 * pace.share(stage):.0f} %" if stage in pace.stage_seconds else "" for stage in stages]
         per_cpu = pace.examples_per_cpu_second
-        lines.append([name, rate(pace.examples_per_second), rate(per_cpu) if per_cpu else "", *shares])
+        lines.append([name, format_rate(pace.examples_per_second), format_rate(per_cpu) if per_cpu else "", *shares])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for name, *cells in lines:
         numbers = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))

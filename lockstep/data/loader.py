@@ -26,7 +26,7 @@ from lockstep.data.shared_memory import map_leaves
 from lockstep.description import described
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
-from lockstep.readers.fingerprint import Fingerprint, changes, fingerprint_of
+from lockstep.readers.fingerprint import Fingerprint, fingerprint_changes, fingerprint_of
 from lockstep.readers.reader import ExampleReader, reader_of
 from lockstep.tracing import StageSeconds
 from lockstep.types import BadExample, Batch, StepReport
@@ -375,7 +375,7 @@ def check_same_stream(saved: Mapping[str, Any], here: Mapping[str, Any], *, acce
     Raises:
         InputError: naming what differs.
     """
-    changed = changes(saved["data"], here["data"]) if "data" in saved else []
+    changed = fingerprint_changes(saved["data"], here["data"]) if "data" in saved else []
     for name in ("seed", "num_examples", "epoch_size"):
         if saved.get(name, here[name]) != here[name]:
             raise InputError(

@@ -20,7 +20,7 @@ from lockstep.training.preflight import check_data
 from lockstep.training.resume import agreed, store_of
 from lockstep.training.run_weights import run_at_step
 from lockstep.training.warm_start import warm_start
-from lockstep.weights.report import Report
+from lockstep.weights.warm_start import WarmStartReport
 from lockstep.workers.rank import Worker
 
 
@@ -33,7 +33,7 @@ class Start(NamedTuple):
     """From a checkpoint of another run."""
     data_changed: Sequence[str] = ()
     """What has changed in the data since the checkpoint was saved, a line each."""
-    report: Report | None = None
+    report: WarmStartReport | None = None
     """What became of the tensors of a file whose weights it has started from."""
 
 

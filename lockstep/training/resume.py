@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from lockstep.checkpoints.background import settle
+from lockstep.checkpoints.encoding import FROZEN
 from lockstep.checkpoints.store import Checkpoint, Store
-from lockstep.checkpoints.tensors import FROZEN
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError
 from lockstep.screen import log
