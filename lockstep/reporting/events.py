@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from lockstep.reporting.histograms import Histogram
 
 
-
 class EventFile:
     """A new event file in a folder, named as TensorBoard expects; a written event is safe from a kill."""
 
