@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from lockstep.runs.result import Result
     from lockstep.runs.run import run
     from lockstep.training.attempt import LossAverage
-    from lockstep.training.initialize import initialize
     from lockstep.training.loop import batches, every, train, train_steps
     from lockstep.training.resume import resume, save
     from lockstep.training.rollback import rollback
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from lockstep.training.step import train_step
     from lockstep.training.warm_start import warm_start
     from lockstep.types import BadExample, Batch, NonFiniteReport, StepReport
+    from lockstep.weights.initializers import initialize
     from lockstep.workers.rank import Worker, join
 
 _HOMES = {
@@ -64,7 +64,6 @@ _HOMES = {
     "lockstep.progress": ["Epochs", "Hours", "Interval", "Progress", "Steps"],
     "lockstep.runs.result": ["Result"],
     "lockstep.runs.run": ["run"],
-    "lockstep.training.initialize": ["initialize"],
     "lockstep.training.loop": ["batches", "every", "train", "train_steps"],
     "lockstep.training.resume": ["resume", "save"],
     "lockstep.training.rollback": ["rollback"],
@@ -74,6 +73,7 @@ _HOMES = {
     "lockstep.training.step": ["train_step"],
     "lockstep.training.warm_start": ["warm_start"],
     "lockstep.types": ["BadExample", "Batch", "NonFiniteReport", "StepReport"],
+    "lockstep.weights.initializers": ["initialize"],
     "lockstep.workers.rank": ["Worker", "join"],
 }
 # Names from files that are logged hold no line breaks, whatever handler shows them.

@@ -20,9 +20,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from lockstep.checkpoints.encoding import JSON, Tensors, check
 from lockstep.checkpoints.store import Store
-from lockstep.checkpoints.tensors import Tensors, check
-from lockstep.checkpoints.values import JSON
 from lockstep.errors import CheckpointError
 from lockstep.workers.pulse import of_this_process
 from lockstep.workers.signals import interruptible

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from lockstep.cli.converting import size
-from lockstep.reporting import wording
+from lockstep.reporting.console import format_duration
 
 _logger = logging.getLogger("lockstep")
 
@@ -40,5 +40,5 @@ def run(arguments: argparse.Namespace) -> None:
         len(written),
         arguments.to,
         size(sum(each.path.stat().st_size for each in written)),
-        wording.duration(time.monotonic() - started),
+        format_duration(time.monotonic() - started),
     )

@@ -13,7 +13,7 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from lockstep.reporting import wording
+from lockstep.reporting.console import format_duration, format_rate
 from lockstep.reporting.log import is_terminal
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def report(summaries: Sequence[Summary], output: Path) -> None:
         kept,
         output,
         size(total.num_bytes),
-        wording.duration(total.seconds),
+        format_duration(total.seconds),
         skipped,
     )
 
@@ -123,12 +123,12 @@ class _Display:
             return
         num_since, seconds = done - self._first[0], now - self._first[1]
         pace = num_since / seconds if seconds else 0.0
-        left = f"{wording.duration((total - done) / pace)} left" if pace else ""
+        left = f"{format_duration((total - done) / pace)} left" if pace else ""
         place = f"{self._title}: {done} of {total}"
         if self._on_terminal:
-            self._draw(place, done / total, left, f"{wording.rate(pace)}/s")
+            self._draw(place, done / total, left, f"{format_rate(pace)}/s")
         else:
-            _logger.info("%s", " | ".join(part for part in (place, f"{wording.rate(pace)}/s", left) if part))
+            _logger.info("%s", " | ".join(part for part in (place, f"{format_rate(pace)}/s", left) if part))
         self._next = now + (_SECONDS_BETWEEN_DRAWINGS if self._on_terminal else _SECONDS_BETWEEN_LINES)
 
     def close(self) -> None:

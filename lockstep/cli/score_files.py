@@ -19,9 +19,8 @@ from lockstep.durable import atomic_write, make_folder
 from lockstep.errors import InputError, WorkdirError
 from lockstep.evaluation.evaluate import Evaluation
 from lockstep.reporting.append import append_line
-from lockstep.reporting.events import EventFile
+from lockstep.reporting.events import EventFile, scalar_summary
 from lockstep.reporting.jsonl import without_nonfinite
-from lockstep.reporting.summary_values import scalars
 
 log = logging.getLogger("lockstep")
 
@@ -65,7 +64,7 @@ class ScoreFiles:
             append_line(list_path, line)
         with _said_where_refused(folder):
             ours = {f"evaluation/{split}/{name}": mean for name, mean in result.means.items()}
-            self._opened(folder).write(scalars({**reference_names(result.means), **ours}), result.step)
+            self._opened(folder).write(scalar_summary({**reference_names(result.means), **ours}), result.step)
 
     def close(self) -> None:
         """Close what has been opened."""

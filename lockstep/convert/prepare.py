@@ -114,7 +114,7 @@ def prepare(
     versions = [[str(file.path), *file.index.version] for file in records.files]
     summary = convert(
         range(len(records)),
-        lambda index: prepared_record(records.read(index), preparation, records.place(index)),
+        lambda index: prepared_record(records.read(index), preparation, records.describe(index)),
         output,
         base or _base_of(paths),
         len(paths),

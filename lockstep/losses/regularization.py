@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from lockstep.checks import Checked, Hint, PositiveFloat
 from lockstep.errors import InputError
 from lockstep.listing import shorten
 from lockstep.losses.weighting import widened
@@ -19,30 +19,20 @@ from lockstep.selection import Patterns, selected
 
 
 @dataclass(frozen=True)
-class Regularizer(ABC):
+class Regularizer(Checked, ABC):
     """A penalty on parameters chosen by name: one of the losses, and so part of the objective.
 
     The update binds it to its parameters, and adds it once however many towers there are. A loss function calls it on a
     model: each tower adds it, and the mean over the towers holds it once.
     """
 
-    weight: float
-    """Above 0."""
+    weight: Annotated[PositiveFloat, Hint("give a weight such as 4e-5, or leave the regularisation out")]
     pattern: Patterns | None = None
     """What is penalised, by name; by default each trained parameter of two or more dimensions: no bias, no scale."""
     name: ClassVar[str]
     """The name of this loss among the losses."""
     order: ClassVar[int]
     """It is weight / order * sum(|w| ** order)."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.weight < math.inf:
-            raise InputError(
-                "This weight makes no penalty.",
-                given=f"weight={self.weight}",
-                expected="a finite number above 0",
-                hint="give a weight such as 4e-5, or leave the regularisation out",
-            )
 
     def __call__(self, model: nn.Module) -> Tensor:
         """Compute the penalty on the trained parameters of a model, with its graph; a scalar."""

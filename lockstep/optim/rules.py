@@ -100,7 +100,7 @@ class _Group:
         given = [g for g in mine if g is not None]
         whole = self.all
         if len(given) == len(mine) and not rows:
-            return whole._replace(gradients=given, divisor=divisor)
+            return Chunk(whole.parameters, given, whole.slots, whole.weight_decay, whole.fused, divisor)
         kept = [k for k, i in enumerate(self.indices) if gradients[i] is not None and i not in rows]
         return whole._replace(
             parameters=[whole.parameters[k] for k in kept],
@@ -114,7 +114,7 @@ class BoundRule(Scheduled):
     """A rule with its parameters, in groups that are updated together, and their slots."""
 
     def __init__(self, rule: Rule, parameters: Mapping[str, Tensor]) -> None:
-        super().__init__(rule.lr)
+        super().__init__(rule.lr, rule.check_rate)
         self._rule = rule
         self._names = list(parameters)
         self._parameters = list(parameters.values())
@@ -129,16 +129,6 @@ class BoundRule(Scheduled):
     def kernels(self) -> str:
         """Torch's fused kernel, or foreach operations."""
         return "fused" if self._fused else "foreach"
-
-    def rate(self, step: int) -> float:
-        """The rate of the update that follows `step` completed ones.
-
-        Raises:
-            InputError: the schedule gives what is no rate, or none for this rule.
-        """
-        lr = super().rate(step)
-        self._rule.check_rate(lr, step + 1)
-        return lr
 
     def matched(self) -> Iterator[tuple[str, list[str]]]:
         """The patterns of the weight decay."""

@@ -148,7 +148,7 @@ class ParsedExample:
         return values
 
     def unusable(self, name: str, expected: str, given: str = "") -> DataError:
-        """The error for a feature that cannot be used; `given` is by default how many values of which kind it has."""
+        """Make the error for a feature that cannot be used; by default `given` is the number and kind of its values."""
         return DataError(
             f"{self.source} has no usable feature {name!r}.",
             given=given or self._given(name),
@@ -296,7 +296,7 @@ class ImageRecords:
         return named_parts((file.path.name, file.summary) for file in self._records.files)
 
     def _example(self, index: int) -> ParsedExample:
-        source = self._records.place(index)
+        source = self._records.describe(index)
         now_reading(self.example_id(index))
         features = parse_example(self._records.read(index), source, self._features)
         return ParsedExample(features, source, self._decoding, partial(self._records.read, index))

@@ -20,8 +20,7 @@ from lockstep.progress import Hours, Progress
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import to_toml
-from lockstep.reporting.input_totals import InputTotals
-from lockstep.reporting.pace import Pace
+from lockstep.reporting.throughput import InputTotals, Throughput
 from lockstep.runs.build import ReaderFunction, check_told
 from lockstep.runs.result import Best, Reason, Result
 from lockstep.runs.segment import Files, Segment
@@ -155,7 +154,7 @@ class Run:
         self._stages = Stages(recipe, worker, reader)
         self._end = self._stages.end
         self._files = _files(workdir, recipe) if workdir else None
-        self._input, self._pace = InputTotals(), Pace()
+        self._input, self._pace = InputTotals(), Throughput()
 
     @property
     def step(self) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lockstep.checkpoints.tensors import encoded
+from lockstep.checkpoints.encoding import encoded
 from lockstep.data.loader import Loader
 from lockstep.durable import atomic_write, make_folder
 from lockstep.runs.workdir import QUARANTINE, Workdir

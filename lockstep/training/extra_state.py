@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lockstep.checkpoints.values import JSON, comes_back
+from lockstep.checkpoints.encoding import JSON, comes_back
 from lockstep.errors import CheckpointError
 from lockstep.listing import shorten
 from lockstep.workers.rank import join

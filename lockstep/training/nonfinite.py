@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lockstep.checkpoints.tensors import not_finite
+from lockstep.checkpoints.encoding import not_finite
 from lockstep.errors import NonFiniteError
 from lockstep.listing import shorten
 from lockstep.parallel.diagnosis import Again, Finding, nonfinite_losses

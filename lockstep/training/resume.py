@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from lockstep.checkpoints.background import settle
+from lockstep.checkpoints.encoding import FROZEN
 from lockstep.checkpoints.store import Checkpoint, Store
-from lockstep.checkpoints.tensors import FROZEN
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError
 from lockstep.training.extra_state import SECTION, ExtraState, check_extra_state, extra_state, set_extra_state

@@ -14,7 +14,7 @@ from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, DamagedError, FileEn
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError
 from lockstep.weights.name_maps import AVERAGE
-from lockstep.weights.opening import open_file, unknown
+from lockstep.weights.open import open_file, unknown
 from lockstep.weights.safetensors_file import SafetensorsFile
 from lockstep.weights.source import TensorInfo, WeightSource
 
@@ -134,7 +134,7 @@ def open_weights(path: str | Path, *, slots: bool = False, newest: int | None = 
 
     Args:
         path: a checkpoint of a run; a run's workdir, for its newest checkpoint that is intact, or `WORKDIR@STEP`; or
-            what `lockstep.weights.opening.open_file` opens.
+            what `lockstep.weights.open.open_file` opens.
         slots: list the slots of our own optimizers too.
         newest: the step whose checkpoint is taken for a workdir's newest, where that has been found out already.
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.checkpoints.retention import Retention
-from lockstep.data.block_order import BlockShuffled
+from lockstep.data.order import BlockShuffled
 from lockstep.images.augment import RandomShift
 from lockstep.images.decode import Decoding
 from lockstep.losses.regularization import L1, L2

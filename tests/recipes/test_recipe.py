@@ -26,11 +26,11 @@ def test_towers_not_given_are_as_many_as_the_workers(mnist: Recipe) -> None:
 @pytest.mark.parametrize(
     ("changes", "what", "given", "expected"),
     [
-        ({"batch_size": 0}, "batch_size is out of range.", "batch_size=0", "1 or more"),
-        ({"seed": -1}, "seed is out of range.", "seed=-1", "0 or more"),
-        ({"seed": 2**63}, "seed is out of range.", f"seed={2**63}", "a whole number below 2**63"),
-        ({"num_towers": 0}, "num_towers is out of range.", "num_towers=0", "1 or more"),
-        ({"num_workers": 0}, "num_workers is out of range.", "num_workers=0", "1 or more"),
+        ({"batch_size": 0}, "batch_size is out of range.", "batch_size=0", "1 or more, below 2**63"),
+        ({"seed": -1}, "seed is out of range.", "seed=-1", "0 or more, below 2**63"),
+        ({"seed": 2**63}, "seed is out of range.", f"seed={2**63}", "0 or more, below 2**63"),
+        ({"num_towers": 0}, "num_towers is out of range.", "num_towers=0", "1 or more, below 2**63"),
+        ({"num_workers": 0}, "num_workers is out of range.", "num_workers=0", "1 or more, below 2**63"),
         (
             {"num_towers": 3},
             "The batch cannot be split evenly over the towers.",
