@@ -25,7 +25,7 @@ from lockstep.parallel.towers import Variance
 from lockstep.recipes.parts import CrossEntropy
 from lockstep.runs.classification import Classification
 from lockstep.weights.name_maps import SLIM_INCEPTION_V3
-from lockstep.weights.names import Place, renamed
+from lockstep.weights.names import Destination, apply_renames
 
 MAPPING = ls.weights.WarmStart(name_map="slim_inception_v3", require_loaded=1.0)
 TASK = Classification(
@@ -103,7 +103,7 @@ def changes(
 ) -> npt.NDArray[np.float64]:
     """Sketches of what was added to the values that each variable began with, in the order of the variables."""
     initial = inputs.weights(shapes, run.start, run.dtype)
-    places, _ = renamed({name: [Place(name)] for name in shapes}, SLIM_INCEPTION_V3.renames)
+    places, _ = apply_renames({name: [Destination(name)] for name in shapes}, SLIM_INCEPTION_V3.renames)
     ours = {name: _to_reference(tensors[places[name][0].name], shape) for name, shape in shapes.items()}
     return np.stack([inputs.sketch(value - initial[name]) for name, value in ours.items()])
 
