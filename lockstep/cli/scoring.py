@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
@@ -24,10 +23,9 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import Examples, build_state, prepared, task
 from lockstep.runs.stages import recipe_at, recipe_at_start
 from lockstep.runs.workdir import Workdir
+from lockstep.screen import log
 from lockstep.training.resume import agreed, restore
 from lockstep.workers.rank import Worker
-
-log = logging.getLogger("lockstep")
 
 
 def plan(argv: list[str]) -> dict[str, Any]:

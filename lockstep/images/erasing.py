@@ -6,15 +6,15 @@ Zhong et al., Random erasing data augmentation, 2017; rectangles by the law of t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_one_of
-from lockstep.images.augment import check_bounds, check_probability, colour_images
+from lockstep.checks import Checked, OneOf, Probability
+from lockstep.images.augment import Bounds, Shares, colour_images
 from lockstep.images.normalisation import IMAGENET_MEAN
 from lockstep.randomness import Draws, mix_arrays
 
@@ -26,28 +26,22 @@ _COLOURS = {"black": (0, 0, 0), "mean": tuple(round(255 * share) for share in IM
 
 
 @dataclass(frozen=True)
-class RandomErasing:
+class RandomErasing(Checked):
     """Paint over a rectangle of some of the images.
 
     The field holds decoded images: uint8 of shape (batch, 3, height, width). Colours that change later change the
     rectangle too.
     """
 
-    p: float = 0.5
-    """The probability that an image loses a rectangle, from 0 to 1."""
-    scale: tuple[float, float] = (0.02, 0.33)
+    p: Probability = 0.5
+    """The probability that an image loses a rectangle."""
+    scale: Shares = (0.02, 0.33)
     """The share of the image that a rectangle takes, at least and at most."""
-    ratio: tuple[float, float] = (0.3, 3.3)
+    ratio: Bounds = (0.3, 3.3)
     """Height / width of a rectangle, at least and at most."""
-    fill: str = "mean"
+    fill: Annotated[str, OneOf((*_COLOURS, "noise"))] = "mean"
     """"mean", the mean colour of ImageNet, which `normalised` makes 0; "black"; or "noise" of all values alike."""
     field: str = "image"
-
-    def __post_init__(self) -> None:
-        check_probability("p", self.p)
-        check_bounds("scale", self.scale, most=1)
-        check_bounds("ratio", self.ratio)
-        check_one_of("fill", self.fill, (*_COLOURS, "noise"))
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with some of its images changed; the images given stay as they are."""

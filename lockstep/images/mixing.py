@@ -16,9 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_range
+from lockstep.checks import Checked, NonNegativeFloat, Probability
 from lockstep.errors import InputError
-from lockstep.images.augment import check_probability, image_tensor
+from lockstep.images.augment import image_tensor
 from lockstep.images.normalisation import as_floats
 from lockstep.randomness import Draws
 
@@ -26,7 +26,7 @@ _Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class MixDraws:
+class MixDraws(Checked):
     """Add the numbers that `mixed` needs to a batch: float32 (batch, 5) in the field `into`.
 
     Its columns: the share of an image that stays, and the top, left, bottom and right, in pixels, of the part that the
@@ -35,19 +35,17 @@ class MixDraws:
     The field holds decoded images: any tensor of shape (batch, channels, height, width).
     """
 
-    mixup: float = 0.2
+    mixup: NonNegativeFloat = 0.2
     """The share of an image is drawn from Beta(alpha, alpha) with this alpha; 0 is never."""
-    cutmix: float = 0.0
+    cutmix: NonNegativeFloat = 0.0
     """The share of its area that an image keeps is drawn in the same way; 0 is never."""
-    p: float = 1.0
-    """The probability that an image is mixed, from 0 to 1."""
+    p: Probability = 1.0
+    """The probability that an image is mixed."""
     field: str = "image"
     """The images that are mixed; their size alone is read."""
 
     def __post_init__(self) -> None:
-        check_range("mixup", self.mixup, 0)
-        check_range("cutmix", self.cutmix, 0)
-        check_probability("p", self.p)
+        super().__post_init__()
         if self.mixup == self.cutmix == 0:
             raise InputError(
                 "Nothing is mixed.",
