@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import time
 from pathlib import Path
 
 from lockstep.cli.converting import size
-from lockstep.reporting import wording
-
-_logger = logging.getLogger("lockstep")
+from lockstep.reporting.console import format_duration
+from lockstep.screen import log
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -34,11 +32,11 @@ def run(arguments: argparse.Namespace) -> None:
 
     started = time.monotonic()
     written = convert_mnist(arguments.to, arguments.layout, arguments.folder)
-    _logger.info(
+    log.info(
         "%d records in %d files in %s, %s, in %s",
         sum(each.num_records for each in written),
         len(written),
         arguments.to,
         size(sum(each.path.stat().st_size for each in written)),
-        wording.duration(time.monotonic() - started),
+        format_duration(time.monotonic() - started),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from lockstep.checkpoints.tensors import check, encoded
+from lockstep.checkpoints.encoding import check, encoded
 from lockstep.cli.converting import size
 from lockstep.cli.target_file import check_target
 from lockstep.durable import atomic_write
@@ -16,10 +16,10 @@ from lockstep.errors import InputError
 from lockstep.records.shards import check_local
 from lockstep.screen import write_lines
 from lockstep.training.run_weights import open_weights
-from lockstep.weights.averages import variables_of
+from lockstep.weights.assignment import assign_tensors
+from lockstep.weights.averages import select_variables
 from lockstep.weights.layouts import CONVOLUTION, CONVOLUTION_1D, CONVOLUTION_3D, DENSE, DEPTHWISE, Layout
-from lockstep.weights.names import Place, renamed
-from lockstep.weights.plan import plan
+from lockstep.weights.names import Destination, apply_renames
 from lockstep.weights.source import TensorInfo, WeightSource
 from lockstep.weights.warm_start import Target, WarmStart
 
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     check_target(path, [".safetensors"], what, overwrite=arguments.force)
     mapping = WarmStart(name_map=arguments.map, prefer_average=arguments.average)
     source = open_weights(arguments.path)
-    planned = plan(source, targets(source, mapping), mapping)
+    planned = assign_tensors(source, targets(source, mapping), mapping)
     tensors = dict(planned.tensors(source))
     check({"weights": tensors})
     with atomic_write(path, failure=InputError) as file:
@@ -50,12 +50,12 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 
 def targets(source: WeightSource, mapping: WarmStart) -> dict[str, Target]:
     """What a model would have that takes all weights of a file: their names by the map, and torch's shapes."""
-    tensors, _ = variables_of(source, prefer_average=mapping.prefer_average)
+    tensors, _ = select_variables(source, prefer_average=mapping.prefer_average)
     infos = {variable: source.tensors[tensor] for variable, tensor in tensors.items()}
     variables = {
         name: info for name, info in infos.items() if isinstance(getattr(torch, info.dtype, None), torch.dtype)
     }
-    places, _ = renamed({name: [Place(name)] for name in variables}, mapping.resolved_map.renames)
+    places, _ = apply_renames({name: [Destination(name)] for name in variables}, mapping.resolved_map.renames)
     by_system = mapping.resolved_map.system == "tensorflow"
     return {
         place.name: _target(name, place, variables[name], by_system=by_system)
@@ -64,7 +64,7 @@ def targets(source: WeightSource, mapping: WarmStart) -> dict[str, Target]:
     }
 
 
-def _target(variable: str, place: Place, info: TensorInfo, *, by_system: bool) -> Target:
+def _target(variable: str, place: Destination, info: TensorInfo, *, by_system: bool) -> Target:
     layout: Layout | None = place.layout
     if layout is None and by_system and place.name.endswith(_WEIGHT):
         layout = DEPTHWISE if "depthwise" in variable.rpartition("/")[2] else _BY_AXES.get(len(info.shape))

@@ -19,7 +19,7 @@ from lockstep.cli.converting import size
 from lockstep.errors import CheckpointError
 from lockstep.norms import norms_of
 from lockstep.training.run_weights import RunWeights
-from lockstep.weights.file_errors import MissingFileError
+from lockstep.weights.files import MissingFileError
 from lockstep.weights.source import TensorInfo, WeightSource
 
 _GLOBAL_STEP = re.compile(r"(^|/)global_step$")

@@ -9,7 +9,6 @@ Nothing else in the workdir is touched, and the run itself may go on meanwhile.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +18,9 @@ from lockstep.durable import atomic_write, make_folder
 from lockstep.errors import InputError, WorkdirError
 from lockstep.evaluation.evaluate import Evaluation
 from lockstep.reporting.append import append_line
-from lockstep.reporting.events import EventFile
+from lockstep.reporting.events import EventFile, scalar_summary
 from lockstep.reporting.jsonl import without_nonfinite
-from lockstep.reporting.summary_values import scalars
-
-log = logging.getLogger("lockstep")
+from lockstep.screen import log
 
 SUMMARIES, EVALUATIONS = "summaries-evaluation", "evaluations.jsonl"
 
@@ -65,7 +62,7 @@ class ScoreFiles:
             append_line(list_path, line)
         with _said_where_refused(folder):
             ours = {f"evaluation/{split}/{name}": mean for name, mean in result.means.items()}
-            self._opened(folder).write(scalars({**reference_names(result.means), **ours}), result.step)
+            self._opened(folder).write(scalar_summary({**reference_names(result.means), **ours}), result.step)
 
     def close(self) -> None:
         """Close what has been opened."""

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from lockstep.checks import Checked, Fraction, PositiveInt
-from lockstep.models.image_checks import check_images
-from lockstep.models.initial_weights import truncated_normal, without_memory
+from lockstep.models.common import check_images, truncated_normal, without_memory
 
 _STDDEV = 0.1
 
@@ -29,7 +28,7 @@ class LeNet(Checked):
     """The share of the values before the last layer that are left out in training."""
 
     def build(self, seed: int) -> LeNetNet:
-        """The net with its initial weights, which depend on the seed alone; no random stream is touched."""
+        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
         return LeNetNet(self, generator=Generator().manual_seed(seed))
 
 
@@ -61,11 +60,7 @@ class LeNetNet(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores before the softmax, shape (batch, classes), of images of shape (batch, channels, 28, 28).
-
-        Raises:
-            InputError: the images have another shape, or are not floating point.
-        """
+        """Compute scores before the softmax, shape (batch, classes), of images of shape (batch, channels, 28, 28)."""
         size = LeNet.image_size
         check_images("LeNet", images, channels=self.settings.channels, smallest=size, largest=size)
         # The maximum of what ReLU leaves is what ReLU leaves of the maximum: the same bits, on a quarter of the values.

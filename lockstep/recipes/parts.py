@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from lockstep.checkpoints.retention import Retention
 from lockstep.checks import Checked, Fraction, Hint, NonNegativeFloat, PositiveInt, Range, check_type
 from lockstep.data.bad_examples import Policy
-from lockstep.data.block_order import BlockShuffled
-from lockstep.data.crew import Crew
+from lockstep.data.order import BlockShuffled
+from lockstep.data.prefetch import LoaderPool
 from lockstep.errors import InputError
 from lockstep.evaluation.evaluate import Weights
 from lockstep.optim.optimizers import Optimizer
@@ -25,7 +25,7 @@ NonNegativeInt64 = Annotated[int, Range(ge=0, lt=2**63)]
 
 
 @dataclass(frozen=True)
-class Feed(Checked):
+class DataLoading(Checked):
     """How the examples to train on reach a worker; who reads ahead changes nothing in what is read."""
 
     order: Literal["shuffled", "sequential"] | BlockShuffled = "shuffled"
@@ -44,7 +44,7 @@ class Feed(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Crew(self.num_processes, self.num_threads, self.prefetch)
+        LoaderPool(self.num_processes, self.num_threads, self.prefetch)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
-class Watch(Checked):
+class Monitoring(Checked):
     """How often a run tells what it does, and how long it may stand still."""
 
     console: Interval = _TEN_STEPS

@@ -29,12 +29,12 @@ from lockstep.durable import atomic_write
 from lockstep.errors import WorkdirError
 from lockstep.lease import Lease, take
 from lockstep.listing import shorten
-from lockstep.recipes.recipe import Recipe, differences
+from lockstep.recipes.recipe import Recipe, is_harmless, recipe_changes
 from lockstep.recipes.toml import load, to_toml
 from lockstep.reporting.append import append_line, no_folder
 from lockstep.runs.result import Result
 from lockstep.training.choices import Choices
-from lockstep.weights.report import Report
+from lockstep.weights.warm_start import WarmStartReport
 
 RECIPE, CHOICES, HISTORY, SAVES = "recipe.toml", "choices.json", "history.jsonl", "saves.jsonl"
 QUARANTINE, RESULT, WARM_START = "quarantine.jsonl", "result.json", "warm_start.json"
@@ -80,8 +80,8 @@ class Workdir:
             WorkdirError: more than harmless fields differ, and changes were not accepted; or as `recipe` raises.
         """
         saved = self.recipe()
-        found = differences(saved, recipe) if saved else []
-        grave = [str(difference) for difference in found if not difference.harmless]
+        changes = recipe_changes(saved, recipe) if saved else []
+        grave = [str(change) for change in changes if not is_harmless(change)]
         if grave and not accept_changes:
             raise WorkdirError(
                 f"The run in {self.path} has another recipe.",
@@ -89,13 +89,13 @@ class Workdir:
                 expected="the recipe that the run began with, but for its end, intervals and machine",
                 hint="take the changes back, name another --workdir, or add --accept-changes to go on with them",
             )
-        return [str(difference) for difference in found]
+        return [str(change) for change in changes]
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Save the recipe as it runs now."""
         self.write(RECIPE, to_toml(recipe))
 
-    def begin(self, recipe: Recipe, choices: Choices, warm_start: Report | None) -> None:
+    def begin(self, recipe: Recipe, choices: Choices, warm_start: WarmStartReport | None) -> None:
         """Be the folder of a start that goes ahead: what it runs with is written down, an earlier result is no more.
 
         Raises:

@@ -8,16 +8,27 @@ name alone: neither the other parameters, nor their order, nor the number of wor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
 from torch import Generator, Tensor, nn
 
-from lockstep.checks import Checked, FiniteFloat, Hint, NonNegativeFloat, PositiveFloat, wrong_type
+from lockstep.checks import (
+    Checked,
+    FiniteFloat,
+    Hint,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    check_type,
+    check_value,
+    wrong_type,
+)
 from lockstep.errors import InputError
 from lockstep.randomness import key_of, mix
+from lockstep.selection import assigned
 
 Initializer = Callable[[str, Tensor, Generator], Tensor | None]
 """`initializer(name, tensor, generator)` fills the tensor, or returns one of the same shape."""
@@ -29,7 +40,7 @@ _STDDEV_OF_CUT = 0.87962566103423978
 
 
 @dataclass(frozen=True)
-class Constant(Checked):
+class Full(Checked):
     """The same value everywhere."""
 
     value: FiniteFloat
@@ -172,3 +183,39 @@ def _draw(tensor: Tensor, distribution: Distribution, stddev: float, generator: 
         tensor.normal_(0.0, stddev, generator=generator)
     else:
         nn.init.trunc_normal_(tensor, a=-2.0, b=2.0, generator=generator).mul_(stddev)
+
+
+_HINT = r'write {r"weight$": Xavier(), r"bias$": Zeros()}'
+
+
+def initialize(model: nn.Module, initializers: Mapping[str, Initializer], seed: int = 0) -> dict[str, Initializer]:
+    """Fill the parameters whose names match; the others stay as they are. To be called before the state is made.
+
+    What a parameter gets depends on the seed and its name alone: it is the same on every worker, on every device, and
+    whatever else there is in the model.
+
+    Args:
+        model: changed in place.
+        initializers: by pattern, a regular expression that is searched for in the name, or the exact name; a parameter
+            matches one at most. Functions of one's own, `f(name, tensor, generator)`, fill the tensor or return one.
+        seed: of the run.
+
+    Returns:
+        What each of the parameters that were filled was filled by.
+
+    Raises:
+        InputError: a pattern matches nothing, a parameter matches two, or an initialiser is none or gives what does not
+            fit.
+    """
+    check_type("model", model, nn.Module, expected="a torch.nn.Module", hint="pass the module before its state is made")
+    check_type("initializers", initializers, Mapping, expected="initializers by pattern", hint=_HINT)
+    check_value("seed", seed, NonNegativeInt)
+    for pattern, initializer in initializers.items():
+        if isinstance(initializer, type) or not callable(initializer):
+            name = f"The initializer of {pattern!r}"
+            raise wrong_type(name, initializer, expected="an initializer, or a function of your own", hint=_HINT)
+    parameters = dict(model.named_parameters())
+    found = assigned("initializers", initializers, parameters)
+    for name, initializer in found.items():
+        fill(initializer, name, parameters[name], seed)
+    return found
