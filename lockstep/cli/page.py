@@ -6,7 +6,6 @@ import base64
 import html
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from io import BytesIO
 from typing import NamedTuple
 
 from PIL import Image
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from lockstep.data.showing import Picture, ShownExample
 from lockstep.images.drawing import draw_marks, printable
+from lockstep.images.pillow import png_bytes
 from lockstep.images.resizing import resized
 
 _STYLE = """
@@ -73,13 +73,6 @@ def html_page(title: str, cards: Iterable[Card]) -> bytes:
     for card in cards:
         lines += _article(card)
     return "\n".join([*lines, "</html>", ""]).encode()
-
-
-def png_bytes(image: Image.Image) -> bytes:
-    """The image as a file."""
-    file = BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
 
 
 def _article(card: Card) -> Iterator[str]:

@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from lockstep.cli.mistakes import mistakes_sheet
-from lockstep.cli.page import png_bytes
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
+from lockstep.images.pillow import png_bytes
 from lockstep.metrics.classification import ConfusionMatrix, confusion_csv
 from lockstep.metrics.metric import Metric
 from lockstep.metrics.worst_mistakes import WorstMistakes

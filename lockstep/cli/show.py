@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.checks import check_range
-from lockstep.cli.page import card, html_page, png_bytes
+from lockstep.cli.page import card, html_page
 from lockstep.cli.sheet import contact_sheet
 from lockstep.cli.subject import Subject, subject
 from lockstep.cli.target_file import check_target
@@ -16,6 +16,7 @@ from lockstep.data.showing import examples
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
 from lockstep.images.drawing import printable
+from lockstep.images.pillow import png_bytes
 from lockstep.parallel.launch import STOPPED
 from lockstep.screen import write_lines
 
