@@ -54,7 +54,7 @@ def test_a_script_alone_is_a_script_on_two_workers_resumed(tmp_path: Path) -> No
     assert [line["event"] for line in events] == ["start", "end", "resume", "end"]
     assert {line["workers"] for line in events} == {2}
     with pytest.raises(ls.InputError) as raised:
-        training.plan(["train", str(resumed / "recipe.toml"), "--workdir", str(resumed)])
+        training.plan_training(["train", str(resumed / "recipe.toml"), "--workdir", str(resumed)])
     assert raised.value.what == "The examples of this run come from the function stripes of a script."
 
 
