@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from lockstep.parallel.forkserver import ENVIRONMENT
-from lockstep.workers.devices import describe
+from lockstep.workers.devices import describe_machine
 
 ALLOCATOR = {name: value for name, value in ENVIRONMENT.items() if name.startswith("MALLOC_")}
 """What `lockstep run` sets for its workers, and so for every contender."""
@@ -108,7 +108,7 @@ def record(script: str, lines: list[Line]) -> None:
         "commit": commit.stdout.strip(),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "machine": describe(),
+        "machine": describe_machine(),
         "cores": os.cpu_count(),
         "allocator": ALLOCATOR,
     }

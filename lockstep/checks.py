@@ -19,12 +19,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, partial
+from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from lockstep.errors import InputError
 
-Check = Callable[[str, Any], None]
+Check = Callable[[str, Any], object]
 """Raises an InputError about the value, in which it has the name."""
 
 
@@ -71,6 +72,17 @@ class Range:
 
 
 @dataclass(frozen=True)
+class OneOf:
+    """The words a field takes, where they stand in a table and not in a Literal."""
+
+    choices: tuple[str, ...]
+
+    def __call__(self, name: str, value: object) -> None:
+        """Refuse any other."""
+        check_one_of(name, value, self.choices)
+
+
+@dataclass(frozen=True)
 class Hint:
     """The hint that every error about a field gives."""
 
@@ -113,8 +125,8 @@ def _check_of(annotation: Any, bounds: Range = _ANY, hint: str | None = None) ->
         marks = arguments[1:]
         bounds = next((mark for mark in marks if isinstance(mark, Range)), bounds)
         hint = next((mark.text for mark in marks if isinstance(mark, Hint)), hint)
-        own = next((mark for mark in marks if callable(mark)), None)
-        return own or _check_of(arguments[0], bounds, hint)
+        checks: list[Check | None] = [_check_of(arguments[0], bounds, hint), *filter(callable, marks)]
+        return _all_of([check for check in checks if check])
     if origin in (Union, UnionType):
         some = [each for each in arguments if each is not NoneType]
         check = _check_of(some[0], bounds, hint) if len(some) == 1 else None
@@ -134,18 +146,28 @@ def _check_of(annotation: Any, bounds: Range = _ANY, hint: str | None = None) ->
     return None
 
 
+def _all_of(checks: Sequence[Check]) -> Check | None:
+    def check_all_of(name: str, value: Any) -> None:
+        for check in checks:
+            check(name, value)
+
+    return check_all_of if len(checks) > 1 else checks[0] if checks else None
+
+
 def _check_optional(check: Check, name: str, value: Any) -> None:
     if value is not None:
         check(name, value)
 
 
 def _check_items(check: Check, length: int | None, hint: str | None, name: str, values: Any) -> None:
-    hint = hint or f"write {name}=({values!r},)"
     if not isinstance(values, list | tuple):
-        raise wrong_type(name, values, expected="a list", hint=hint)
+        raise wrong_type(name, values, expected="a list", hint=hint or f"write {name}=({values!r},)")
     if length is not None and len(values) != length:
         raise InputError(
-            f"{name} is of the wrong length.", given=f"{name}={values}", expected=f"{length} values", hint=hint
+            f"{name} is of the wrong length.",
+            given=f"{name}={values}",
+            expected=f"{length} values",
+            hint=hint or f"give {name} {length} values",
         )
     for index, value in enumerate(values):
         check(f"{name}[{index}]", value)
@@ -173,6 +195,17 @@ def _digits(number: float) -> str:
     if isinstance(number, int) and number >= 1 << 20 and not number & (number - 1):
         return f"2**{number.bit_length() - 1}"
     return str(number) if isinstance(number, int) else f"{number:g}"
+
+
+def ordered(name: str, values: Any) -> None:
+    """Refuse a tuple, such as the least and the most of something, with a value less than the one before."""
+    if any(second < first for first, second in pairwise(values)):
+        raise InputError(
+            f"{name} is out of range.",
+            given=f"{name}={values}",
+            expected="the least, then the most",
+            hint=f"give {name}=(least, most)",
+        )
 
 
 def check_one_of(name: str, value: object, choices: Sequence[object], hint: str | None = None) -> None:

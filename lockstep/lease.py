@@ -2,21 +2,20 @@
 
 `flock` would do on a local disk; network file systems lack it, or grant it to everybody.
 
-The lease is a file, `.lease-000001`, with its owner in it. Who takes the folder over, from an owner that is dead or has
-given it up, creates the file with the next number. The system creates a file for one alone, so of all who have seen the
-same owner dead exactly one follows it. The highest number holds the folder: whoever was slow, and has created one that
-is no longer the highest, sees that and withdraws. Lower numbers are deleted, the highest never, not even when the lease
-is given up.
+The lease is a file, `.lease-000001`, with its owner in it. A process that takes the folder over, from an owner that is
+dead or has given it up, creates the file with the next number. The system lets exactly one process create a file, so of
+all that have seen the same owner dead exactly one follows it. The highest number holds the folder: a process that was
+slow, and has created a file that is no longer the highest, sees that and withdraws. Lower numbers are deleted, the
+highest never, not even when the lease is given up.
 
 An owner on this system is looked up among its processes. Any other is alive as long as it renews the time of its file.
-That time is compared with the one of a file created for the purpose: both are of the file server's clock, so the clocks
-of the hosts do not matter.
+That time is compared with the time of a file created for the purpose: both come from the file server's clock, so the
+clocks of the hosts do not matter.
 """
 
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 import threading
@@ -30,22 +29,21 @@ from typing import NamedTuple
 from lockstep.durable import atomic_write
 from lockstep.errors import WorkdirError
 from lockstep.owner import Owner, this_process
-
-log = logging.getLogger("lockstep")
+from lockstep.screen import log
 
 RENEW_SECONDS = 10.0
 EXPIRY_SECONDS = 60.0
-"""An owner that cannot be seen, and has not renewed its lease for so long, is dead."""
+"""An owner that cannot be seen is dead when it has not renewed its lease for this long."""
 
 _NAME = re.compile(r"\.lease-(\d{6,})")
 _CLOCK = ".lease-clock-"
 _MAX_BYTES = 1 << 12
-_LOOKS, _LOOK_SECONDS = 20, 0.05
+_NUM_READS, _READ_PAUSE_SECONDS = 20, 0.05
 _UNKNOWN = Owner("", 0, "0", "", 0, "")
 
 
-class _Seen(NamedTuple):
-    """What a lease says."""
+class _Entry(NamedTuple):
+    """The content of a lease file."""
 
     owner: Owner
     renewed: float
@@ -53,7 +51,7 @@ class _Seen(NamedTuple):
 
 
 class Lease:
-    """A folder that this process holds; `take` makes it. A thread renews it until it is released.
+    """The hold of this process on a folder; `take` makes it, and a thread renews it until it is released.
 
     Methods raise OSError where the system refuses.
     """
@@ -62,25 +60,25 @@ class Lease:
         self.path = path
         self.owner = owner
         self.taken_from = taken_from
-        """The owner before, where it died without giving the folder up."""
+        """The owner before, if it died without giving the folder up."""
         self._renewed, self._is_gone = time.time(), False
         self._released = threading.Event()
         threading.Thread(target=self._keep, name="lockstep-lease", daemon=True).start()
 
     def check(self) -> None:
-        """Make sure that the folder is still this process's.
+        """Check that the folder is still this process's, and renew the lease.
 
         Raises:
-            WorkdirError: somebody has taken it over, or deleted the lease.
+            WorkdirError: another process has taken it over, or the lease is deleted.
         """
-        mine, newest = _look(self.path), _newest(self.path.parent)
+        mine, newest = _read(self.path), _newest(self.path.parent)
         if mine is None or mine.owner != self.owner or newest != self.path:
-            raise self._lost(_look(newest) if newest else None)
+            raise self._lost(_read(newest) if newest else None)
         self._renew()
 
     def check_if_stale(self) -> None:
-        """Do what `check` does where there is reason to; for every step, because else it costs nothing."""
-        # Of the clocks this one alone goes on while the host sleeps.
+        """Check only if the lease is gone or was not renewed in time; cheap enough for every step."""
+        # time.time is the one clock that goes on while the host sleeps.
         if self._is_gone or abs(time.time() - self._renewed) > 3 * RENEW_SECONDS:
             self.check()
 
@@ -88,7 +86,7 @@ class Lease:
         """Give the folder up, if it is still this process's."""
         self._released.set()
         try:
-            mine = _look(self.path)
+            mine = _read(self.path)
             if mine and mine.owner == self.owner:
                 with atomic_write(self.path) as file:
                     file.write(replace(self.owner, released=True).encode())
@@ -109,7 +107,7 @@ class Lease:
         else:
             self._renewed = time.time()
 
-    def _lost(self, by: _Seen | None) -> WorkdirError:
+    def _lost(self, by: _Entry | None) -> WorkdirError:
         return WorkdirError(
             f"The run in {self.path.parent} is no longer this start's, which ends here.",
             given=f"taken over by {by.owner}" if by else f"{self.path.name} is gone",
@@ -119,7 +117,7 @@ class Lease:
 
 
 def take(folder: Path) -> Lease:
-    """Take the lease of a folder, which must be there.
+    """Take the lease of an existing folder.
 
     Raises:
         WorkdirError: a process that is alive holds it.
@@ -128,7 +126,7 @@ def take(folder: Path) -> Lease:
     owner = this_process()
     while True:
         last = _newest(folder)
-        before = _look(last) if last else None
+        before = _read(last) if last else None
         dead = before.owner if before and not before.owner.released else None
         if before and dead:
             _check_dead(before, folder)
@@ -140,12 +138,8 @@ def take(folder: Path) -> Lease:
             mine.unlink(missing_ok=True)
 
 
-def _check_dead(seen: _Seen, folder: Path) -> None:
-    """Refuse to follow an owner that is alive.
-
-    Raises:
-        WorkdirError: it is, or may be.
-    """
+def _check_dead(seen: _Entry, folder: Path) -> None:
+    """Raise WorkdirError unless the owner is dead."""
     state, silent_seconds = seen.owner.state(), 0.0
     if state == "unseen":
         # The clock of a server may be set: a time far ahead is that of no renewal.
@@ -166,7 +160,7 @@ def _check_dead(seen: _Seen, folder: Path) -> None:
 
 
 def _create(path: Path, owner: Owner) -> bool:
-    """Whether this process, and nobody else, has created the file."""
+    """Create a lease file; returns whether this process, and no other, has created it."""
     try:
         file = path.open("xb", buffering=0)
     except FileExistsError:
@@ -181,20 +175,20 @@ def _create(path: Path, owner: Owner) -> bool:
     return True
 
 
-def _look(path: Path) -> _Seen | None:
-    """What a lease says, None where there is no such file; one that says nothing is of an unknown owner."""
-    for _ in range(_LOOKS):
+def _read(path: Path) -> _Entry | None:
+    """Read a lease: None where there is no such file; one that cannot be read belongs to an unknown owner."""
+    for _ in range(_NUM_READS):
         try:
-            with path.open("rb") as file:  # which asks the server; `stat` may answer from memory
+            with path.open("rb") as file:  # `open` asks the server; `stat` may answer from memory
                 data, renewed = file.read(_MAX_BYTES), os.fstat(file.fileno()).st_mtime
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ESTALE):
                 return None
             raise
         with suppress(ValueError):
-            return _Seen(Owner.decode(data), renewed)
-        time.sleep(_LOOK_SECONDS)  # most likely it is just being written
-    return _Seen(_UNKNOWN, renewed)
+            return _Entry(Owner.decode(data), renewed)
+        time.sleep(_READ_PAUSE_SECONDS)  # most likely it is just being written
+    return _Entry(_UNKNOWN, renewed)
 
 
 def _newest(folder: Path) -> Path | None:
@@ -208,7 +202,7 @@ def _number(path: Path | None) -> int:
 
 
 def _server_seconds(folder: Path) -> float:
-    """The time now, on the clock that the times of files come from."""
+    """The time now, on the clock of the file server."""
     probe = folder / f"{_CLOCK}{uuid.uuid4().hex}"
     try:
         with probe.open("xb") as file:
@@ -218,7 +212,7 @@ def _server_seconds(folder: Path) -> float:
 
 
 def _sweep(folder: Path, newest: Path) -> None:
-    """Delete lower numbers, and what starts have left that were killed as they looked at the clock."""
+    """Delete leases with lower numbers, and the clock files of processes that were killed."""
     for path in list(folder.iterdir()):
         if 0 < _number(path) < _number(newest) or path.name.startswith(_CLOCK):
             with suppress(OSError):

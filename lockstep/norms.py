@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ def norms_of(tensors: Sequence[Tensor | None], order: int = 2) -> list[float]:
 
 
 def _norms(tensors: list[Tensor], order: int) -> list[float]:
-    dtypes = {t.dtype for t in tensors}
+    dtypes = set(map(attrgetter("dtype"), tensors))
     # In 16 bits a norm has two or three digits, or overflows.
     wide = None if dtypes <= _WIDE else reduce(torch.promote_types, dtypes, torch.float32)
     if tensors[0].device.type != "cpu":

@@ -1,7 +1,7 @@
-"""Which process something belongs to, told from all others, and whether it still lives.
+"""Owners of files and folders: which process something belongs to, and whether that process still lives.
 
-A process's number is given again once it is dead, so the time at which it began belongs to it; and another process can
-be seen only from the same system: after a restart, and in another container, the same number is somebody else.
+The system gives a dead process's number to a new one, so the time at which a process began belongs to its name. And a
+process can be seen only from its own system: after a restart, or in another container, its number is another process.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Literal
 
 _BOOT, _PROCESSES = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+_OWNER_FILE = "owner.json"
+_MAX_BYTES = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,13 @@ class Owner:
     pid: int
     """0 where it is not known."""
     started: str
-    """As `started` gives it."""
+    """See `start_ticks`."""
     system: str
     """Processes of one system see each other; "" where nobody can tell."""
     since_unix_seconds: int
     """By the clock of its host."""
     token: str
-    """Random: tells what one process takes twice."""
+    """Random: tells apart what one process takes twice."""
     released: bool = False
 
     def __str__(self) -> str:
@@ -47,15 +49,15 @@ class Owner:
         return f"process {self.pid} on host {self.host}, since {since}"
 
     def encode(self) -> bytes:
-        """The owner as JSON."""
+        """Return the owner as JSON."""
         return (json.dumps(asdict(self), indent=1) + "\n").encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Owner:
-        """What `encode` gave.
+        """Return the owner that was encoded.
 
         Raises:
-            ValueError: it did not give this.
+            ValueError: the bytes are not those of an owner.
         """
         try:
             body = json.loads(data)
@@ -75,29 +77,33 @@ class Owner:
         """Whether the process lives; `unseen` where this one cannot see it."""
         if not self.system or self.system != _system():
             return "unseen"
-        return "alive" if started(self.pid) == self.started else "dead"
+        return "alive" if start_ticks(self.pid) == self.started else "dead"
 
 
 def this_process() -> Owner:
     """This process, as the owner of something from now on."""
     pid = os.getpid()
-    return Owner(host(), pid, started(pid), _system(), int(time.time()), uuid.uuid4().hex)
+    return Owner(host_name(), pid, start_ticks(pid), _system(), int(time.time()), uuid.uuid4().hex)
 
 
-def host() -> str:
+def host_name() -> str:
     """The name of this host, of letters, digits and hyphens."""
     return re.sub(r"[^A-Za-z0-9-]", "-", platform.node()) or "unnamed"
 
 
-def started(pid: int) -> str:
+def start_ticks(pid: int) -> str:
     """When a process began, in clock ticks since the start of the system; "0" where none lives or none can be seen."""
+    fields = process_fields(pid)
+    return "0" if not fields or fields[0] in "ZX" else fields[19]
+
+
+def process_fields(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on ("T" is stopped, then the parent's pid); none where it is gone."""
     try:
-        # The name of the program comes second, in parentheses, and may hold anything.
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        # Before the state stands the program's name, in parentheses, which may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
-        return "0"
-    state, began = fields[0], fields[19]
-    return "0" if state in "ZX" else began
+        return []
 
 
 def _system() -> str:
@@ -106,15 +112,11 @@ def _system() -> str:
     return ""
 
 
-_OWNER = "owner.json"
-_MOST_BYTES = 1 << 12
-
-
 @contextmanager
 def scratch_folder(prefix: str) -> Iterator[Path]:
     """Yield a new folder among the temporary files, with a name that begins so, and delete it at the end.
 
-    First those with such names are deleted that this user's processes have left, if they can be seen to be dead.
+    First delete the folders with such names that this user's processes have left, if they can be seen to be dead.
     """
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with suppress(OSError, ValueError):
@@ -122,20 +124,16 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
                 shutil.rmtree(path)
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     try:
-        (folder / _OWNER).write_bytes(this_process().encode())
+        (folder / _OWNER_FILE).write_bytes(this_process().encode())
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_left_over(path: Path) -> bool:
-    """Whether a folder is of this user, and of a process that is dead.
-
-    Raises:
-        OSError, ValueError: it does not say of which.
-    """
-    # Anybody may write beside it: no link is followed, and nothing of another user is opened.
+    """Whether a folder is this user's, and its process is dead; raises OSError or ValueError if it names no process."""
+    # Anybody may write here: no link is followed, and nothing of another user is opened.
     if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
         return False
-    with (path / _OWNER).open("rb") as file:
-        return Owner.decode(file.read(_MOST_BYTES)).state() == "dead"
+    with (path / _OWNER_FILE).open("rb") as file:
+        return Owner.decode(file.read(_MAX_BYTES)).state() == "dead"

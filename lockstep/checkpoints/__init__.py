@@ -1,6 +1,6 @@
 """Checkpoints: written whole or not at all, verified when read, and readable without Lockstep."""
 
 from lockstep.checkpoints.retention import Retention
-from lockstep.checkpoints.store import Checkpoint, Store
+from lockstep.checkpoints.store import Store
 
-__all__ = ["Checkpoint", "Retention", "Store"]
+__all__ = ["Retention", "Store"]

@@ -10,7 +10,6 @@ states may share parameters, so an update waits for all that is being copied in 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
@@ -20,14 +19,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from lockstep.checkpoints.encoding import JSON, Tensors, check
 from lockstep.checkpoints.store import Store
-from lockstep.checkpoints.tensors import Tensors, check
-from lockstep.checkpoints.values import JSON
 from lockstep.errors import CheckpointError
+from lockstep.screen import log
 from lockstep.workers.pulse import of_this_process
 from lockstep.workers.signals import interruptible
-
-log = logging.getLogger("lockstep")
 
 
 class BackgroundWriter:

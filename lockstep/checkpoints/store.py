@@ -11,8 +11,8 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
-import logging
 import math
+import os
 import re
 import shutil
 import threading
@@ -20,21 +20,29 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
+from lockstep.checkpoints.encoding import (
+    FROZEN,
+    JSON,
+    Tensors,
+    check,
+    decode,
+    decode_values,
+    encode_values,
+    encoded,
+    not_finite,
+    size_bytes,
+)
 from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, VALUES, DamagedError, FileEntry, Manifest, damaged
-from lockstep.checkpoints.retention import Retention
-from lockstep.checkpoints.standing import PINNED, Standing, rate
-from lockstep.checkpoints.tensors import FROZEN, Tensors, check, decode, encoded, not_finite, size_bytes
-from lockstep.checkpoints.unfinished import delete, sweep, unfinished_path
-from lockstep.checkpoints.values import JSON, decode_values, encode_values
+from lockstep.checkpoints.retention import PINNED, Retention, Standing, rate
 from lockstep.durable import make_folder, sync_folder, write_file
 from lockstep.errors import CheckpointError
 from lockstep.listing import shorten
-
-log = logging.getLogger("lockstep")
+from lockstep.owner import host_name, start_ticks
+from lockstep.screen import log
 
 _NAME = re.compile(r"step-(\d{8,})")
 _USUAL = Retention()
@@ -317,3 +325,48 @@ def _write_file(path: Path, parts: Iterable[bytes | memoryview]) -> FileEntry:
 
     write_file(path, hashed())
     return FileEntry(path.name, size_bytes, sha256.hexdigest())
+
+
+ABANDONED_SECONDS = 3600.0
+"""What nobody has touched for so long is nobody's, where the process itself cannot be seen (on another host)."""
+
+_UNFINISHED = re.compile(r"\.step-\d{8,}\.(?:new|old)\.(?P<host>[^.]+)\.(?P<pid>\d+)\.(?P<started>\d+)")
+
+
+def unfinished_path(final: Path, kind: Literal["new", "old"]) -> Path:
+    """Where this process writes a folder before it is called `final`, or keeps it while it is being deleted."""
+    pid = os.getpid()
+    return final.with_name(f".{final.name}.{kind}.{host_name()}.{pid}.{start_ticks(pid)}")
+
+
+def sweep(folder: Path) -> None:
+    """Delete the unfinished folders whose process no longer lives; all else is left alone."""
+    for path in list(folder.iterdir()):
+        match = _UNFINISHED.fullmatch(path.name)
+        if match and not _is_owned(path, match):
+            log.info("deleting %s: the process that was at work on it is gone", path)
+            delete(path)
+
+
+def delete(path: Path) -> None:
+    """Delete a folder; where the disk refuses, say so and go on."""
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        log.warning("%s cannot be deleted (%s); delete it by hand, nothing uses it", path, error.strerror)
+
+
+def _is_owned(path: Path, match: re.Match[str]) -> bool:
+    if match["host"] == host_name() and Path("/proc/self/stat").exists():
+        return start_ticks(int(match["pid"])) == match["started"]
+    return time.time() - _last_touched(path) < ABANDONED_SECONDS
+
+
+def _last_touched(path: Path) -> float:
+    touched = 0.0
+    for entry in (path, *path.glob("*")):
+        with contextlib.suppress(FileNotFoundError):
+            touched = max(touched, entry.stat().st_mtime)
+    return touched

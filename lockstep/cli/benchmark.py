@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,20 +11,18 @@ from typing import TYPE_CHECKING, Any
 from lockstep.checks import check_one_of, check_range
 from lockstep.cli.shared import Command
 from lockstep.errors import InputError
-from lockstep.reporting.wording import rate
-from lockstep.screen import write_json, write_lines
+from lockstep.reporting.console import format_rate
+from lockstep.screen import log, write_json, write_lines
 from lockstep.tracing import INPUT_STAGES
 
 if TYPE_CHECKING:
     from lockstep.data.advice import Advice
     from lockstep.data.loader import Loader
-    from lockstep.data.measuring import Measured, Pace
+    from lockstep.data.throughput import Measured, Throughput
     from lockstep.readers.reader import Reader
     from lockstep.recipes.recipe import Recipe
     from lockstep.types import Batch
     from lockstep.workers.rank import Worker
-
-log = logging.getLogger("lockstep")
 
 _BATCH_SIZE = 64
 _CROP_SIZE = 224
@@ -65,7 +62,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
     from lockstep.cli.source import is_recipe
     from lockstep.data.advice import advise
-    from lockstep.data.measuring import measure
+    from lockstep.data.throughput import measure
     from lockstep.parallel.launch import STOPPED
     from lockstep.workers.rank import join
 
@@ -197,7 +194,7 @@ def _as_text(what: str, loader: Loader, measured: Measured, advice: Advice) -> I
     yield from (f"- {change}" for change in advice.changes)
 
 
-def _rows(loader: Loader, measured: Measured) -> dict[str, Pace]:
+def _rows(loader: Loader, measured: Measured) -> dict[str, Throughput]:
     rows = {
         "reading, for the first time": measured.first_read,
         "reading, again": measured.read,
@@ -207,14 +204,14 @@ def _rows(loader: Loader, measured: Measured) -> dict[str, Pace]:
     return rows | ({"the training step alone": measured.step} if measured.step else {})
 
 
-def _table(rows: Mapping[str, Pace]) -> Iterator[str]:
+def _table(rows: Mapping[str, Throughput]) -> Iterator[str]:
     """Names to the left, numbers to the right."""
     stages = [stage for stage in (*INPUT_STAGES, "copy") if any(pace.share(stage) for pace in rows.values())]
     lines = [["", "examples/s", "a CPU-second", *stages]]
     for name, pace in rows.items():
         shares = [f"{100 * pace.share(stage):.0f} %" if stage in pace.stage_seconds else "" for stage in stages]
         per_cpu = pace.examples_per_cpu_second
-        lines.append([name, rate(pace.examples_per_second), rate(per_cpu) if per_cpu else "", *shares])
+        lines.append([name, format_rate(pace.examples_per_second), format_rate(per_cpu) if per_cpu else "", *shares])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for name, *cells in lines:
         numbers = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
@@ -222,13 +219,13 @@ def _table(rows: Mapping[str, Pace]) -> Iterator[str]:
 
 
 def _who_reads(loader: Loader, measured: Measured) -> str:
-    return "the trainer's own process reads from memory" if measured.in_memory else loader.crew.describe(1)
+    return "the trainer's own process reads from memory" if measured.in_memory else loader.pool.describe(1)
 
 
 def _as_json(what: str, loader: Loader, measured: Measured, advice: Advice) -> dict[str, Any]:
-    from lockstep.data.measuring import Pace
+    from lockstep.data.throughput import Throughput
 
-    paces = {name: _pace(pace) for name, pace in vars(measured).items() if isinstance(pace, Pace)}
+    paces = {name: _pace(pace) for name, pace in vars(measured).items() if isinstance(pace, Throughput)}
     others = {name: value for name, value in vars(measured).items() if name not in paces}
     return {
         "what": what,
@@ -240,7 +237,7 @@ def _as_json(what: str, loader: Loader, measured: Measured, advice: Advice) -> d
     }
 
 
-def _pace(pace: Pace) -> dict[str, Any]:
+def _pace(pace: Throughput) -> dict[str, Any]:
     return {**vars(pace), "stage_seconds": dict(pace.stage_seconds), "examples_per_second": pace.examples_per_second}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.cli.shared import Command, format_size, show_progress
-from lockstep.reporting import wording
+from lockstep.reporting.console import format_duration
+from lockstep.screen import log
 
 if TYPE_CHECKING:
     from lockstep.convert.image_record import LabelledImage
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 _EVERY_SPLIT = "all"
 _INTERRUPTED = 130
-
-_logger = logging.getLogger("lockstep")
 
 
 class Converter(NamedTuple):
@@ -45,7 +43,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     try:
         CONVERTERS[arguments.kind].run(arguments)
     except KeyboardInterrupt:
-        _logger.info("Stopped. What is finished is kept: the same command goes on.")
+        log.info("Stopped. What is finished is kept: the same command goes on.")
         return _INTERRUPTED
     return 0
 
@@ -143,7 +141,7 @@ def _sort_validation(arguments: argparse.Namespace) -> None:
 
     with show_progress("validation images") as show:
         num_images = sort_validation(arguments.folder, arguments.labels, arguments.to, arguments.how, progress=show)
-    _logger.info("%d images in folders of their classes in %s", num_images, arguments.to)
+    log.info("%d images in folders of their classes in %s", num_images, arguments.to)
 
 
 def _add_boxes(command: argparse.ArgumentParser) -> None:
@@ -160,7 +158,7 @@ def _convert_boxes(arguments: argparse.Namespace) -> None:
     synsets = frozenset(read_labels(arguments.labels)) if arguments.labels else None
     with show_progress("boxes") as show:
         counts = write_boxes(arguments.folder, arguments.to, synsets, overwrite=arguments.overwrite, progress=show)
-    _logger.info(
+    log.info(
         "%d boxes of %d images in %s, from %d files; %d boxes skipped",
         counts.num_boxes,
         counts.num_images,
@@ -189,13 +187,13 @@ def _convert_mnist(arguments: argparse.Namespace) -> None:
 
     started = time.monotonic()
     written = convert_mnist(arguments.to, arguments.layout, arguments.folder)
-    _logger.info(
+    log.info(
         "%d records in %d files in %s, %s, in %s",
         sum(each.num_records for each in written),
         len(written),
         arguments.to,
         format_size(sum(each.path.stat().st_size for each in written)),
-        wording.duration(time.monotonic() - started),
+        format_duration(time.monotonic() - started),
     )
 
 
@@ -304,7 +302,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
     _log_summary([done.summary], arguments.to)
     before, after = done.num_bytes_before, done.summary.num_bytes
     sizes = format_size(before), format_size(after)
-    _logger.info("%s: %s before, %s after (%.0f %%)", preparation, *sizes, 100 * after / before)
+    log.info("%s: %s before, %s after (%.0f %%)", preparation, *sizes, 100 * after / before)
 
 
 @contextmanager
@@ -320,14 +318,14 @@ def _log_summary(summaries: Sequence[Summary], output: Path) -> None:
     total = reduce(add, summaries)
     kept = f" ({total.num_kept} of them before)" if total.num_kept else ""
     skipped = f", {len(total.skipped)} skipped (listed in {output}/.*.conversion.json)" if total.skipped else ""
-    _logger.info(
+    log.info(
         "%d records in %d shards%s in %s, %s, in %s%s",
         total.num_records,
         total.num_shards,
         kept,
         output,
         format_size(total.num_bytes),
-        wording.duration(total.seconds),
+        format_duration(total.seconds),
         skipped,
     )
 

@@ -14,7 +14,7 @@ from lockstep.screen import write_lines
 
 if TYPE_CHECKING:
     from lockstep.weights.layouts import Layout
-    from lockstep.weights.names import Place
+    from lockstep.weights.names import Destination
     from lockstep.weights.source import TensorInfo, WeightSource
     from lockstep.weights.warm_start import Target, WarmStart
 
@@ -34,10 +34,10 @@ def _add_arguments(importing: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Write the file, and what became of every tensor."""
-    from lockstep.checkpoints.tensors import check, encoded
+    from lockstep.checkpoints.encoding import check, encoded
     from lockstep.records.shards import check_local
     from lockstep.training.run_weights import open_weights
-    from lockstep.weights.plan import plan
+    from lockstep.weights.assignment import assign_tensors
     from lockstep.weights.warm_start import WarmStart
 
     check_local(arguments.path)
@@ -46,7 +46,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     check_target(path, [".safetensors"], what, overwrite=arguments.force)
     mapping = WarmStart(name_map=arguments.map, prefer_average=arguments.average)
     source = open_weights(arguments.path)
-    planned = plan(source, targets(source, mapping), mapping)
+    planned = assign_tensors(source, targets(source, mapping), mapping)
     tensors = dict(planned.tensors(source))
     check({"weights": tensors})
     with atomic_write(path, failure=InputError) as file:
@@ -62,15 +62,15 @@ def targets(source: WeightSource, mapping: WarmStart) -> dict[str, Target]:
     """Parameters of a model that takes all weights of a file: their names by the map, and torch's shapes."""
     import torch
 
-    from lockstep.weights.averages import variables_of
-    from lockstep.weights.names import Place, renamed
+    from lockstep.weights.averages import select_variables
+    from lockstep.weights.names import Destination, apply_renames
 
-    tensors, _ = variables_of(source, prefer_average=mapping.prefer_average)
+    tensors, _ = select_variables(source, prefer_average=mapping.prefer_average)
     infos = {variable: source.tensors[tensor] for variable, tensor in tensors.items()}
     variables = {
         name: info for name, info in infos.items() if isinstance(getattr(torch, info.dtype, None), torch.dtype)
     }
-    places, _ = renamed({name: [Place(name)] for name in variables}, mapping.resolved_map.renames)
+    places, _ = apply_renames({name: [Destination(name)] for name in variables}, mapping.resolved_map.renames)
     by_system = mapping.resolved_map.system == "tensorflow"
     return {
         place.name: _target(name, place, variables[name], by_system=by_system)
@@ -79,7 +79,7 @@ def targets(source: WeightSource, mapping: WarmStart) -> dict[str, Target]:
     }
 
 
-def _target(variable: str, place: Place, info: TensorInfo, *, by_system: bool) -> Target:
+def _target(variable: str, place: Destination, info: TensorInfo, *, by_system: bool) -> Target:
     from lockstep.weights.layouts import CONVOLUTION, CONVOLUTION_1D, CONVOLUTION_3D, DENSE, DEPTHWISE
     from lockstep.weights.warm_start import Target
 

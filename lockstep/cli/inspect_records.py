@@ -13,9 +13,9 @@ import numpy as np
 from lockstep.cli.shared import format_error, format_size
 from lockstep.errors import DataError, InputError
 from lockstep.records.example import Values, parse_sequence_example
-from lockstep.records.open_files import opened
+from lockstep.records.open_files import open_file
 from lockstep.records.shards import find_shards
-from lockstep.records.tfrecord import HEAD_BYTES, Source, compression_of, is_head, read_all
+from lockstep.records.tfrecord import HEAD_BYTES, RecordSource, compression_of, is_head, read_all
 from lockstep.screen import write_json, write_lines
 
 _MOST_VALUES, _MOST_CHARACTERS = 4, 40
@@ -78,11 +78,11 @@ def inspect_records(arguments: argparse.Namespace, files: Sequence[Path]) -> int
 def _has_records(path: Path) -> bool:
     """Whether the first bytes are those of a record; of a compressed file, whether it has one."""
     try:
-        with opened(path) as file:
+        with open_file(path) as file:
             head = file.read(HEAD_BYTES)
         if is_head(head):
             return True
-        return bool(compression_of(head, Source(path))) and next(read_all(path, verify=False), None) is not None
+        return bool(compression_of(head, RecordSource(path))) and next(read_all(path, verify=False), None) is not None
     except DataError:
         return False
 
@@ -97,8 +97,8 @@ def _scan(path: Path) -> tuple[_RecordFile, bytes | None]:
             sizes.append(len(payload))
     except DataError as error:
         problem = format_error(error)
-    with opened(path) as file:
-        compression = compression_of(file.read(HEAD_BYTES), Source(path)) if sizes else None
+    with open_file(path) as file:
+        compression = compression_of(file.read(HEAD_BYTES), RecordSource(path)) if sizes else None
     found = _RecordFile(
         path,
         compression,

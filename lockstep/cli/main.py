@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -13,7 +12,7 @@ from lockstep.cli import benchmark, convert, evaluate, export, importing, inspec
 from lockstep.cli.shared import EXIT_CODES
 from lockstep.errors import InputError, LockstepError
 from lockstep.reporting.log import configure
-from lockstep.screen import one_line
+from lockstep.screen import log, one_line
 
 EXAMPLES = """examples:
   lockstep train mnist --towers 2 --workdir runs/mnist    train; the same again resumes
@@ -81,5 +80,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return COMMANDS[arguments.command].run(arguments, given)
     except LockstepError as error:
-        logging.getLogger("lockstep").error("%s", error)
+        log.error("%s", error)
         return 2 if isinstance(error, InputError) else 1

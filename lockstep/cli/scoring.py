@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -36,24 +35,22 @@ from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
 from lockstep.evaluation.follow import Patience, follow
 from lockstep.images.drawing import printable
 from lockstep.images.pillow import png_bytes
-from lockstep.metrics.confusion import ConfusionMatrix
+from lockstep.metrics.classification import ConfusionMatrix
 from lockstep.metrics.metric import Metric
 from lockstep.metrics.worst_mistakes import Mistake, WorstMistakes
 from lockstep.readers.reader import Reader
 from lockstep.recipes.recipe import Recipe
 from lockstep.reporting.append import append_line
-from lockstep.reporting.events import EventFile
+from lockstep.reporting.events import EventFile, scalar_summary
 from lockstep.reporting.jsonl import without_nonfinite
-from lockstep.reporting.summary_values import scalars
 from lockstep.runs.build import Examples, build_state, prepared, task
 from lockstep.runs.classification import CONFUSION, MISTAKES, Classification
 from lockstep.runs.stages import recipe_at, recipe_at_start
 from lockstep.runs.workdir import Workdir
+from lockstep.screen import log
 from lockstep.training.resume import agreed, restore
 from lockstep.types import Batch
 from lockstep.workers.rank import Worker
-
-log = logging.getLogger("lockstep")
 
 SUMMARIES, EVALUATIONS = "summaries-evaluation", "evaluations.jsonl"
 
@@ -208,7 +205,7 @@ class ScoreFiles:
             append_line(list_path, line)
         with _logged_if_refused(folder):
             ours = {f"evaluation/{split}/{name}": mean for name, mean in result.means.items()}
-            self._event_file(folder).write(scalars({**reference_names(result.means), **ours}), result.step)
+            self._event_file(folder).write(scalar_summary({**reference_names(result.means), **ours}), result.step)
 
     def close(self) -> None:
         """Close the event files."""

@@ -6,7 +6,6 @@ Modules of commands load no torch: `lockstep --help` and the process that only l
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -16,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from lockstep.cores import usable_cores
 from lockstep.errors import InputError, LockstepError
+from lockstep.reporting.console import format_duration, format_rate
 from lockstep.reporting.log import configure, is_terminal
-from lockstep.reporting.wording import duration, rate
+from lockstep.screen import log
 
 if TYPE_CHECKING:
     from lockstep.reporting.bar import Bar
@@ -30,8 +30,6 @@ EXIT_CODES = """exit codes:
   75   preempted (SIGUSR1; with --requeue also SIGTERM), after a final checkpoint: to be started again
   130  stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP, after a final checkpoint: the same command goes on
   137  aborted by a second Ctrl-C: the last checkpoint stands"""
-
-log = logging.getLogger("lockstep")
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 _SECONDS_BETWEEN_DRAWINGS = 0.2
@@ -175,12 +173,12 @@ class _Display:
             return
         num_since, seconds = done - self._first[0], now - self._first[1]
         pace = num_since / seconds if seconds else 0.0
-        left = f"{duration((total - done) / pace)} left" if pace else ""
+        left = f"{format_duration((total - done) / pace)} left" if pace else ""
         place = f"{self._title}: {done} of {total}"
         if self._on_terminal:
-            self._draw(place, done / total, left, f"{rate(pace)}/s")
+            self._draw(place, done / total, left, f"{format_rate(pace)}/s")
         else:
-            log.info("%s", " | ".join(part for part in (place, f"{rate(pace)}/s", left) if part))
+            log.info("%s", " | ".join(part for part in (place, f"{format_rate(pace)}/s", left) if part))
         self._next = now + (_SECONDS_BETWEEN_DRAWINGS if self._on_terminal else _SECONDS_BETWEEN_LINES)
 
     def close(self) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.data.batch_reader import read_examples
 from lockstep.data.order import Order
-from lockstep.data.reading import read_examples
 from lockstep.data.rows import Rows
 from lockstep.data.showing import NOTHING, Pipeline
 from lockstep.errors import DataError, InputError

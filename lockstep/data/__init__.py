@@ -1,12 +1,10 @@
 """Examples: readers, orders, and the loader that makes the exact stream of batches of them."""
 
-from lockstep.data.block_order import BlockShuffled
 from lockstep.data.each_example import EachExample, ExampleDraws, Seeded
 from lockstep.data.iterable_loader import IterableLoader
 from lockstep.data.loader import Loader
-from lockstep.data.mixture import Mixture
-from lockstep.data.order import Order, Sequential, Shuffled
-from lockstep.data.repeating_orders import Balanced, Weighted
+from lockstep.data.order import BlockShuffled, Order, Sequential, Shuffled
+from lockstep.data.weighted_orders import Balanced, Mixture, Weighted
 from lockstep.readers.coco import Coco
 from lockstep.readers.combine import Concatenated, OnlyFields, Subset, one_of, split
 from lockstep.readers.image_folder import ImageFolder

@@ -24,7 +24,7 @@ POLICIES: tuple[Policy, ...] = ("raise", "skip")
 
 IsBad = Callable[[int, int], bool]
 """Whether an example is bad at a position: `is_bad(position, index)`."""
-Choose = Callable[[Rows, IsBad], Rows]
+ChooseRows = Callable[[Rows, IsBad], Rows]
 """The rows that are read where some are bad; the very rows where none is."""
 
 _MOST_TRIED = 10_000
@@ -33,7 +33,7 @@ _MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
-class NextOfEpoch:
+class ReplaceBad:
     """Training: the next example of the same epoch that is not bad stands in, with the draws of the place."""
 
     order: Order
@@ -75,7 +75,7 @@ class NextOfEpoch:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class DropBad:
     """Evaluation: the rows without the bad ones, filled up with the last that is left, or else with any example."""
 
     size: int

@@ -7,17 +7,19 @@ the process, these are seeded for each example, and put back.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from lockstep.checks import check_type
-from lockstep.data.generators import generators_put_back, seed_generators
 from lockstep.errors import DataError, InputError, LockstepError
 from lockstep.images.decode import EncodedImage
-from lockstep.randomness import Draws
+from lockstep.randomness import Draws, key_of, mix
 from lockstep.readers.reader import Collation
 
 Fields = dict[str, Any]
@@ -106,7 +108,7 @@ class Seeded:
                 expected=f"one called {self.field!r}",
                 hint="name the field: Seeded(transform, field=...)",
             )
-        with generators_put_back():
+        with restore_global_generators():
             values = [
                 self._transformed(value, draws.seed, position)
                 for value, position in zip(batch[self.field], draws.positions.tolist(), strict=True)
@@ -119,7 +121,7 @@ class Seeded:
 
     def _transformed(self, value: Any, seed: int, position: int) -> Any:
         whole = value.decode() if isinstance(value, EncodedImage) else value
-        seed_generators(seed, position)
+        seed_global_generators(seed, position)
         return _made(self.transform, position, whole)
 
 
@@ -153,3 +155,26 @@ def _check_function(name: str, given: object) -> None:
 
 def _name(function: object) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+_KEY = key_of("global generators")
+
+
+def seed_global_generators(seed: int, position: int) -> None:
+    """Seed Python's, numpy's and torch's generators by a hash of the seed and the position of an example."""
+    key = mix(seed, position, _KEY)
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(key)
+
+
+@contextmanager
+def restore_global_generators() -> Iterator[None]:
+    """Leave the three generators as they were."""
+    python, numpy, of_torch = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.default_generator.set_state(of_torch)

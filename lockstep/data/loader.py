@@ -15,24 +15,25 @@ import numpy as np
 import torch
 
 from lockstep.checks import check_one_of, check_type, check_whole
-from lockstep.data.ahead import Timed
-from lockstep.data.bad_examples import POLICIES, Choose, LeftOut, NextOfEpoch, Policy, Quarantine
-from lockstep.data.crew import Crew
+from lockstep.data.bad_examples import POLICIES, ChooseRows, DropBad, Policy, Quarantine, ReplaceBad
+from lockstep.data.batch_reader import BadRow, BatchReader, Fields, ReadRows, SkipBad
+from lockstep.data.loader_processes import read_in_processes
+from lockstep.data.loader_threads import read_in_threads
 from lockstep.data.order import Int64s, Order, order_of
-from lockstep.data.reading import Fields, Found, Leave, Reading, ReadRows
-from lockstep.data.rows import Due, EvaluationRows, RowsOf, TrainingRows, offsets_of
-from lockstep.data.saved_stream import check_same_stream
+from lockstep.data.prefetch import LoaderPool, StallTimeout, TimedResult, run_timed
+from lockstep.data.rows import BatchRequest, EvaluationRows, RowsOf, TrainingRows, offsets_of
 from lockstep.data.shared_memory import map_leaves
 from lockstep.description import described
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
-from lockstep.readers.fingerprint import Fingerprint, fingerprint_of
+from lockstep.readers.fingerprint import Fingerprint, fingerprint_changes, fingerprint_of
 from lockstep.readers.reader import ExampleReader, reader_of
 from lockstep.tracing import StageSeconds
 from lockstep.types import BadExample, Batch, StepReport
 
 if TYPE_CHECKING:
     from lockstep.readers.reader import Reader
+
 
 _CPU = torch.device("cpu")
 
@@ -101,9 +102,9 @@ class Loader:
         self.augment = _as_list(augment)
         self.epoch_size = self.order.epoch_size(len(reader))
         """Positions in an epoch: as many as the reader has examples, or as an order that repeats some says."""
-        self.crew = Crew(num_processes, num_threads, prefetch, timeout_seconds)
+        self.pool = LoaderPool(num_processes, num_threads, prefetch, timeout_seconds)
         """Who reads ahead."""
-        self.crew.check(self.reader, self.augment)
+        self.pool.check(self.reader, self.augment)
         self.quarantine = Quarantine(bad_examples, bad_budget)
         """The bad examples that the run has come upon."""
         self.made_with = {
@@ -200,7 +201,7 @@ class Loader:
         rows_of = TrainingRows(self.order, len(self.reader), self.seed, self.batch_size, offsets)
         source = self._source(
             rows_of,
-            NextOfEpoch(self.order, len(self.reader), self.seed),
+            ReplaceBad(self.order, len(self.reader), self.seed),
             self._starts(),
             workers_on_host or -(-num_towers // len(towers)),
         )
@@ -243,7 +244,7 @@ class Loader:
         size = len(self.reader)
         end = size // micro_batch * micro_batch if drop_last else size
         starts = range(rank * micro_batch, end, num_workers * micro_batch)
-        source = self._source(EvaluationRows(micro_batch, size), LeftOut(size), iter(starts), num_workers)
+        source = self._source(EvaluationRows(micro_batch, size), DropBad(size), iter(starts), num_workers)
         return _delivered(source, starts, device, partial(self._evaluation_batch, micro_batch))
 
     def example_ids(self, position: int, count: int, bad: Sequence[BadExample] = ()) -> list[str]:
@@ -305,7 +306,7 @@ class Loader:
             **times,
         )
 
-    def _bad_example(self, found: Found) -> BadExample:
+    def _bad_example(self, found: BadRow) -> BadExample:
         name, instead = map(self.reader.example_id, (found.index, found.read_instead))
         return BadExample(found.position, name, found.reason, instead)
 
@@ -314,14 +315,18 @@ class Loader:
         return filterfalse(frozenset(self.skipped).__contains__, count(self.position, self.batch_size))
 
     def _source(
-        self, rows_of: RowsOf, choose: Choose, starts: Iterator[int], num_workers: int
-    ) -> Generator[Timed[ReadRows], None, None]:
-        """The batches that start there, read by the crew."""
-        quarantine = self.quarantine
-        leave = Leave(choose, quarantine.budget, {*quarantine.reasons}) if quarantine.policy == "skip" else None
-        reading = Reading(self.reader, self.augment, self.seed, rows_of, leave)
-        needs_decoding = self.reader.cost == "decode"
-        return self.crew.read(reading, map(Due, starts), num_workers, reading.names, needs_decoding=needs_decoding)
+        self, rows_of: RowsOf, choose: ChooseRows, starts: Iterator[int], num_workers: int
+    ) -> Generator[TimedResult[ReadRows], None, None]:
+        """Read the batches that start there, ahead if the reader has to decode."""
+        quarantine, pool = self.quarantine, self.pool
+        skip_bad = SkipBad(choose, quarantine.budget, {*quarantine.reasons}) if quarantine.policy == "skip" else None
+        read = BatchReader(self.reader, self.augment, self.seed, rows_of, skip_bad)
+        requests = map(BatchRequest, starts)
+        size = pool.size(num_workers) if self.reader.cost == "decode" else 0
+        if not size:
+            return (run_timed(read, request) for request in requests)
+        read_ahead = read_in_threads if pool.num_threads else read_in_processes
+        return read_ahead(read, requests, size, pool.prefetch, read.names, StallTimeout(pool.timeout_seconds))
 
 
 def _as_list(augment: Augment | Sequence[Augment] | None) -> Sequence[Augment]:
@@ -331,7 +336,7 @@ def _as_list(augment: Augment | Sequence[Augment] | None) -> Sequence[Augment]:
 
 
 def _delivered(
-    source: Generator[Timed[ReadRows], None, None],
+    source: Generator[TimedResult[ReadRows], None, None],
     positions: Iterable[int],
     device: torch.device,
     batch_of: Callable[[ReadRows, int, dict[str, Any]], AnyBatch],
@@ -354,3 +359,37 @@ def _moved(rows: ReadRows, seconds: StageSeconds, device: torch.device) -> tuple
     move = methodcaller("to", device, non_blocking=True)
     fields: Fields = map_leaves(rows.fields, torch.Tensor, lambda tensor: move(tensor.pin_memory()))
     return ReadRows(fields, rows.bad), {**seconds, "copy": time.perf_counter() - started}
+
+
+def check_same_stream(saved: Mapping[str, Any], here: Mapping[str, Any], *, accept_data_change: bool) -> list[str]:
+    """Refuse to go on with another seed, another number of examples, or other examples.
+
+    Args:
+        saved: the state of the stream that was saved; one of an earlier version says nothing of the examples.
+        here: the state of the stream that is to go on.
+        accept_data_change: go on with other examples, if they are as many.
+
+    Returns:
+        What has changed in the examples, a line each.
+
+    Raises:
+        InputError: naming what differs.
+    """
+    changed = fingerprint_changes(saved["data"], here["data"]) if "data" in saved else []
+    for name in ("seed", "num_examples", "epoch_size"):
+        if saved.get(name, here[name]) != here[name]:
+            raise InputError(
+                f"The saved stream had another {name}.",
+                given="; ".join([f"{name} {here[name]}", *changed]),
+                expected=f"{name} {saved[name]}, as it was saved at position {saved['position']}",
+                hint="resume with the seed and the examples that the run began with, or start a new run",
+            )
+    if changed and not accept_data_change:
+        raise InputError(
+            "The training data is not what it was when the run was saved.",
+            given="; ".join(changed),
+            expected=f"the data of the run, as it was at position {saved['position']}",
+            hint="put the data back as it was, or start a new run; to go on with the data as it is now, give "
+            "accept_data_change=True (lockstep train: --accept-data-change)",
+        )
+    return changed

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from lockstep.checks import wrong_type
-from lockstep.data.permutation import permuted
+from lockstep.checks import check_range, check_type, wrong_type
 from lockstep.errors import InputError
-from lockstep.randomness import key_of, mix, mix_arrays
+from lockstep.randomness import UInt64s, key_of, mix, mix_arrays
 
 Int64s = npt.NDArray[np.int64]
 
@@ -90,3 +90,134 @@ def order_of(order: Order | str) -> Order:
             hint='give "shuffled", "sequential", or an order such as BlockShuffled(block_size=32)',
         )
     return order
+
+
+_ROUNDS = 6
+_HALF = np.uint64(32)
+_ONE = np.uint64(1)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def permuted(places: Int64s | UInt64s, keys: UInt64s, sizes: Int64s | int) -> Int64s:
+    """What stands at each place of the permutation of its key; keys and sizes broadcast to the places.
+
+    A Feistel network over pairs of mixed radix whose product barely exceeds the size (Black, Rogaway: Ciphers with
+    arbitrary finite domains, 2002), repeated for the few values that fall outside (cycle walking). Every place has to
+    be below its size.
+    """
+    bounds = np.asarray(sizes, dtype=np.uint64)
+    values = _passed_once(places.astype(np.uint64, copy=False), keys, bounds)
+    outside = np.flatnonzero(values >= bounds)
+    if outside.size:
+        keys, bounds = np.broadcast_to(keys, values.shape), np.broadcast_to(bounds, values.shape)
+    while outside.size:
+        values[outside] = _passed_once(values[outside], keys[outside], bounds[outside])
+        outside = outside[values[outside] >= bounds[outside]]
+    return values.astype(np.int64)
+
+
+def _passed_once(values: UInt64s, keys: UInt64s, sizes: UInt64s) -> UInt64s:
+    """Permute 0 to a * b - 1, where a * b is the first such product at or above the size with a = ceil(sqrt(size))."""
+    num_rows = np.ceil(np.sqrt(sizes)).astype(np.uint64)
+    num_columns = (sizes + num_rows - _ONE) // num_rows
+    rows, columns = np.divmod(values, num_columns)
+    for number in range(0, _ROUNDS, 2):
+        rows = _shifted(rows, num_rows, keys, number, columns)
+        columns = _shifted(columns, num_columns, keys, number + 1, rows)
+    passed: UInt64s = rows * num_columns + columns
+    return passed
+
+
+def _shifted(half: UInt64s, modulus: UInt64s, keys: UInt64s, number: int, other: UInt64s) -> UInt64s:
+    """One round: add a hash of the key, the round and the other half, modulo `modulus`."""
+    # In place, and lighter than `mix_arrays`: this is most of what the stream costs when the examples lie in memory.
+    shifted = other + np.uint64(number << 40)
+    shifted ^= keys
+    shifted *= _FIRST
+    shifted ^= shifted >> _HALF
+    shifted *= _SECOND
+    shifted >>= _HALF
+    shifted *= modulus  # The upper half of 32 random bits times the modulus is a number below it.
+    shifted >>= _HALF
+    shifted += half
+    # Unsigned: where nothing has to be taken off, the difference wraps round and is the larger of the two.
+    reduced: UInt64s = np.minimum(shifted, shifted - modulus)
+    return reduced
+
+
+@dataclass(frozen=True)
+class BlockShuffled:
+    """Blocks of consecutive examples in shuffled order; the examples are shuffled within a window of blocks.
+
+    For storage that is slow at single examples: while a window lasts, nothing but its `window_blocks` blocks is read,
+    and none of them is read again before the next epoch. Both permutations are other ones each epoch; the last block
+    may be short, and stands anywhere. Elsewhere this is a shuffled list of files, read `block_size` records at a time
+    into a shuffle buffer of `block_size * window_blocks`.
+
+    Args:
+        block_size: consecutive examples in a block, 1 or more.
+        window_blocks: blocks among which examples are shuffled, 1 or more.
+
+    Raises:
+        InputError: one of them is below 1.
+    """
+
+    block_size: int
+    window_blocks: int = 64
+    is_exactly_once: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name, value in (("block_size", self.block_size), ("window_blocks", self.window_blocks)):
+            check_type(name, value, int, expected="a whole number", hint=f"give {name} a whole number above 0")
+            check_range(name, value, 1, math.inf)
+
+    def epoch_size(self, size: int) -> int:
+        """As many as there are examples."""
+        return size
+
+    def indices(self, positions: Int64s, size: int, seed: int) -> Int64s:
+        """Index of the example at each position."""
+        epochs, places = np.divmod(positions, size)
+        keys = mix_arrays(mix(seed, key_of("blocks")), epochs.astype(np.uint64))
+        layout = _Layout(size, self.block_size, (keys % np.uint64(-(-size // self.block_size))).astype(np.int64))
+        windows = layout.slots(places) // self.window_blocks
+        starts = layout.start(windows * self.window_blocks)
+        ends = layout.start(np.minimum((windows + 1) * self.window_blocks, layout.num_blocks))
+        window_keys = mix_arrays(keys, key_of("within"), windows.astype(np.uint64))
+        shuffled = starts + permuted(places - starts, window_keys, ends - starts)
+        return layout.indices(shuffled, mix_arrays(keys, key_of("order")))
+
+
+class _Layout:
+    """Where the blocks of an epoch stand: one after another in slots, the last block in a slot of its own choice.
+
+    `slot_of_last` has the number of that slot for each row: the rows may belong to several epochs.
+    """
+
+    def __init__(self, size: int, block_size: int, slot_of_last: Int64s) -> None:
+        self.num_blocks = -(-size // block_size)
+        self._block_size = block_size
+        self._missing = self.num_blocks * block_size - size
+        self._slot_of_last = slot_of_last
+
+    def start(self, slots: Int64s) -> Int64s:
+        """The first place of a slot."""
+        return slots * self._block_size - np.where(slots > self._slot_of_last, self._missing, 0)
+
+    def slots(self, places: Int64s) -> Int64s:
+        """The slot of each place."""
+        return self._as_if_full(places) // self._block_size
+
+    def indices(self, places: Int64s, keys: UInt64s) -> Int64s:
+        """The example at each place, with the full blocks in the order of the keys' permutations."""
+        slots, offsets = np.divmod(self._as_if_full(places), self._block_size)
+        blocks = np.full(len(slots), self.num_blocks - 1)
+        full = np.flatnonzero(slots != self._slot_of_last)
+        if full.size:
+            slots_of_full = slots[full] - (slots[full] > self._slot_of_last[full])
+            blocks[full] = permuted(slots_of_full, keys[full], self.num_blocks - 1)
+        return blocks * self._block_size + offsets
+
+    def _as_if_full(self, places: Int64s) -> Int64s:
+        """The places, if the last block were as long as the others."""
+        return places + np.where(places >= self.start(self._slot_of_last + 1), self._missing, 0)

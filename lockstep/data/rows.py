@@ -32,7 +32,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class BatchRequest:
     """A batch that is to be read: so little that it always fits through a pipe."""
 
     start: int
@@ -45,7 +45,7 @@ class Due:
 class RowsOf(Protocol):
     """The rows of a batch, by where it starts."""
 
-    def __call__(self, due: Due) -> Rows:
+    def __call__(self, due: BatchRequest) -> Rows:
         """Arithmetic alone."""
         ...
 
@@ -67,7 +67,7 @@ class TrainingRows:
         self._next_starts = batch_size * np.arange(max(1, _ROWS_AT_ONCE // len(offsets)))
         self._known: dict[int, Rows] = {}
 
-    def __call__(self, due: Due) -> Rows:
+    def __call__(self, due: BatchRequest) -> Rows:
         """The rows of the batch that starts there; those of the batches that follow are computed with them."""
         rows = self._known.get(due.start)
         if rows is None:
@@ -86,7 +86,7 @@ class EvaluationRows:
     micro_batch: int
     size: int
 
-    def __call__(self, due: Due) -> Rows:
+    def __call__(self, due: BatchRequest) -> Rows:
         """The rows of the micro-batch that begins at this index."""
         indices = np.minimum(np.arange(due.start, due.start + self.micro_batch), self.size - 1)
         return Rows(indices, indices)

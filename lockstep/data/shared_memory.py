@@ -37,7 +37,7 @@ class Parcel(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """Where a tensor lies in a memory."""
 
     offset: int
@@ -64,12 +64,12 @@ class SentMemories:
 
     def packed(self, result: Any) -> tuple[Parcel, int | None]:
         """The result, its tensors copied to a memory, and the descriptor of that if the trainer needs it."""
-        tensors: list[tuple[Stored, Tensor]] = []
+        tensors: list[tuple[StoredTensor, Tensor]] = []
         size = 0
 
-        def placed(tensor: Tensor) -> Stored:
+        def placed(tensor: Tensor) -> StoredTensor:
             nonlocal size
-            stored = Stored(size, tuple(tensor.shape), tensor.dtype)
+            stored = StoredTensor(size, tuple(tensor.shape), tensor.dtype)
             tensors.append((stored, tensor))
             size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
             return stored
@@ -128,7 +128,7 @@ class ReceivedMemories:
         array = np.frombuffer(self._memories[parcel.memory], dtype=np.uint8)
         weakref.finalize(array, self._unused.append, parcel.memory)
         memory = torch.frombuffer(array, dtype=torch.uint8)
-        return map_leaves(parcel.tree, Stored, lambda stored: stored.within(memory))
+        return map_leaves(parcel.tree, StoredTensor, lambda stored: stored.within(memory))
 
 
 def map_leaves(tree: Any, kind: type, function: Callable[[Any], Any]) -> Any:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lockstep.checks import check_whole
+from lockstep.data.batch_reader import Fields, read_examples
 from lockstep.data.order import Order, order_of
-from lockstep.data.reading import Fields, read_examples
 from lockstep.data.rows import Rows
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment, describe_field, turns

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from lockstep.evaluation.metric_feed import MetricFeed
 from lockstep.evaluation.precise_statistics import PreciseStatistics, recompute_statistics
 from lockstep.evaluation.scores import checked, counted, summed
 from lockstep.metrics.metric import Metric
+from lockstep.screen import log
 from lockstep.training.state import TrainState
 from lockstep.types import BadExample
 from lockstep.workers.group import JSON
@@ -30,7 +30,6 @@ from lockstep.workers.rank import join
 if TYPE_CHECKING:
     from lockstep.types import ScoreFunction
 
-log = logging.getLogger("lockstep")
 
 _MOST_NAMED = 10
 

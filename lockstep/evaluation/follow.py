@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,9 +11,8 @@ from lockstep.checkpoints.manifest import DamagedError, FileEntry, Manifest
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.checks import check_range
 from lockstep.errors import CheckpointError
+from lockstep.screen import log
 from lockstep.workers.rank import join
-
-log = logging.getLogger("lockstep")
 
 _Contents = tuple[FileEntry, ...]
 

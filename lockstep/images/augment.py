@@ -5,17 +5,16 @@ Here are their protocol, the two that only move pixels, and the checks that all 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lockstep.checks import check_all, check_range, check_type
+from lockstep.checks import Checked, Hint, PositiveFloat, PositiveInt, Probability, Range, ordered
 from lockstep.errors import InputError
 from lockstep.images.decode import EncodedImage
 from lockstep.randomness import Draws
@@ -57,18 +56,15 @@ def _are_equal(one: Augment, other: Augment) -> bool:
 
 
 @dataclass(frozen=True)
-class HorizontalFlip:
+class HorizontalFlip(Checked):
     """Exchange left and right of some of the images.
 
     The field holds images of shape (batch, channels, height, width) and any dtype.
     """
 
-    p: float = 0.5
-    """The probability that an image is flipped, from 0 to 1."""
+    p: Probability = 0.5
+    """The probability that an image is flipped."""
     field: str = "image"
-
-    def __post_init__(self) -> None:
-        check_probability("p", self.p)
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with some of its images flipped; the images given stay as they are."""
@@ -82,24 +78,14 @@ class HorizontalFlip:
 
 
 @dataclass(frozen=True)
-class RandomShift:
+class RandomShift(Checked):
     """Shift each image by up to `pixels` in each direction; what moves in is zero.
 
     The field holds images of shape (batch, channels, height, width) and any dtype.
     """
 
-    pixels: int
+    pixels: Annotated[PositiveInt, Hint("give the largest shift in pixels, or leave the augmentation out")]
     field: str = "image"
-
-    def __post_init__(self) -> None:
-        check_type("pixels", self.pixels, int, expected="a whole number above 0", hint="give pixels as a whole number")
-        if self.pixels < 1:
-            raise InputError(
-                f"A shift by up to {self.pixels} pixels shifts nothing.",
-                given=f"pixels={self.pixels}",
-                expected="a whole number above 0",
-                hint="give the largest shift in pixels, or leave the augmentation out",
-            )
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images shifted."""
@@ -207,32 +193,8 @@ def _one_each(values: object) -> bool:
     return isinstance(values, Tensor) and values.ndim == 1
 
 
-def check_probability(name: str, value: float) -> None:
-    """Refuse a number that is not from 0 to 1, both of them allowed."""
-    check_range(name, value, 0, math.nextafter(1, 2))
-
-
-def pair_of(name: str, bounds: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Refuse bounds that are not two numbers, else return them."""
-    check_all(name, bounds, (int, float), hint=f"give {name}=(least, most)")
-    if len(bounds) != 2:
-        raise InputError(
-            f"{name} is out of range.",
-            given=f"{name}={bounds}",
-            expected="two numbers",
-            hint=f"give {name}=(least, most)",
-        )
-    return bounds
-
-
-def check_bounds(name: str, bounds: tuple[float, float], most: float = math.inf) -> None:
-    """Refuse bounds that are not two finite numbers, 0 < least <= greatest <= most."""
-    low, high = pair_of(name, bounds)
-    if not 0 < low <= high <= most or high == math.inf:
-        limit = f" <= {most:g}" if most < math.inf else ", finite"
-        raise InputError(
-            f"{name} is out of range.",
-            given=f"{name}={bounds}",
-            expected=f"0 < least <= most{limit}",
-            hint=f"give {name} within these bounds",
-        )
+Share = Annotated[float, Range(gt=0, le=1)]
+Shares = Annotated[tuple[Share, Share], ordered]
+"""The least and the most of a share."""
+Bounds = Annotated[tuple[PositiveFloat, PositiveFloat], ordered]
+"""The least and the most of a ratio."""

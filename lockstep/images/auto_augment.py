@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_whole
+from lockstep.checks import Checked, NonNegativeInt, PositiveInt, Range
 from lockstep.errors import InputError
 from lockstep.images.augment import check_no_locations, colour_images
 from lockstep.images.jitter import grey
@@ -26,24 +26,22 @@ _Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class RandAugment:
+class RandAugment(Checked):
     """Apply some operations to each image, one after the other, all of one strength.
 
     The field holds decoded images: uint8 of shape (batch, 3, height, width).
     """
 
-    num_ops: int = 2
+    num_ops: PositiveInt = 2
     """How many operations are drawn for an image; the same one may be drawn twice."""
-    magnitude: int = 9
+    magnitude: NonNegativeInt = 9
     """The strength, from 0 to num_bins - 1."""
-    num_bins: int = 31
+    num_bins: Annotated[int, Range(ge=2)] = 31
     """The number of strengths."""
     field: str = "image"
 
     def __post_init__(self) -> None:
-        check_whole("num_ops", self.num_ops, least=1)
-        check_whole("num_bins", self.num_bins, least=2)
-        check_whole("magnitude", self.magnitude, least=0)
+        super().__post_init__()
         if self.magnitude >= self.num_bins:
             raise InputError(
                 "magnitude is out of range.",
@@ -63,18 +61,15 @@ class RandAugment:
 
 
 @dataclass(frozen=True)
-class TrivialAugmentWide:
+class TrivialAugmentWide(Checked):
     """Apply one operation of any strength to each image.
 
     The field holds decoded images: uint8 of shape (batch, 3, height, width).
     """
 
-    num_bins: int = 31
+    num_bins: Annotated[int, Range(ge=2)] = 31
     """The number of strengths."""
     field: str = "image"
-
-    def __post_init__(self) -> None:
-        check_whole("num_bins", self.num_bins, least=2)
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images changed; the images given stay as they are."""

@@ -7,19 +7,17 @@ added, contrast is about the mean of each channel, saturation and hue are those 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_all, check_one_of, check_range
+from lockstep.checks import Checked, NonNegativeFloat, Range, check_all, check_one_of, ordered
 from lockstep.errors import InputError
-from lockstep.images.augment import pair_of
 from lockstep.images.normalisation import as_floats
 from lockstep.randomness import Draws
 
@@ -48,30 +46,25 @@ FAST_ORDERS: tuple[Order, ...] = (("brightness", "saturation"),)
 """That of slim's Inception preprocessing in its fast mode, the default there."""
 
 
+_Factors = Annotated[tuple[NonNegativeFloat, NonNegativeFloat], ordered]
+
+
 @dataclass(frozen=True)
-class ColourDraws:
+class ColourDraws(Checked):
     """Add the numbers that `distort` needs to a batch: float32 (batch, 5) in the field `into`.
 
     Its columns: the brightness to add (of a range of 1), the factors of contrast and saturation, the turn of the hue
     (1 is all around), and where among the orders to choose one: 0 is the first, just below 1 the last.
     """
 
-    brightness: float = 32 / 255
+    brightness: NonNegativeFloat = 32 / 255
     """The most that is added or taken away."""
-    contrast: tuple[float, float] = (0.5, 1.5)
-    saturation: tuple[float, float] = (0.5, 1.5)
-    hue: float = 0.2
-    """The most that the hue is turned either way, up to 0.5."""
+    contrast: _Factors = (0.5, 1.5)
+    saturation: _Factors = (0.5, 1.5)
+    hue: Annotated[float, Range(ge=0, le=0.5)] = 0.2
+    """The most that the hue is turned either way."""
     field: str = "image"
     """The images that are coloured; it is not read."""
-
-    def __post_init__(self) -> None:
-        check_range("brightness", self.brightness, 0)
-        check_range("hue", self.hue, 0, math.nextafter(0.5, 1))
-        for name in ("contrast", "saturation"):
-            low, high = pair_of(name, getattr(self, name))
-            check_range(f"the least {name}", low, 0)
-            check_range(f"the most {name}", high, low)
 
     @property
     def into(self) -> str:

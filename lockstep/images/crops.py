@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_one_of, check_whole
+from lockstep.checks import Checked, NonNegativeInt, OneOf, PositiveInt, ordered
 from lockstep.errors import DataError, InputError
-from lockstep.images.augment import check_no_locations, encoded_images, pair_of
+from lockstep.images.augment import check_no_locations, encoded_images
 from lockstep.images.decode import AS_STORED, EncodedImage
 from lockstep.images.resizing import ANTIALIASED, METHODS, resized
 from lockstep.randomness import Draws
@@ -41,15 +41,12 @@ class Decode:
 
 
 @dataclass(frozen=True)
-class CropOrPad:
+class CropOrPad(Checked):
     """The middle of each image, with black around it where it is too small: `resize_image_with_crop_or_pad`."""
 
-    size: int
+    size: PositiveInt
     """Height and width of the result, in pixels."""
     field: str = "image"
-
-    def __post_init__(self) -> None:
-        check_whole("size", self.size, least=1)
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images decoded and cropped; nothing is drawn."""
@@ -62,18 +59,14 @@ class CropOrPad:
 
 
 @dataclass(frozen=True)
-class RandomCrop:
+class RandomCrop(Checked):
     """A part of each image at a random place, once black is put around the image."""
 
-    size: int
+    size: PositiveInt
     """Height and width of the result, in pixels."""
-    padding: int = 0
+    padding: NonNegativeInt = 0
     """How much black is put at each side, in pixels."""
     field: str = "image"
-
-    def __post_init__(self) -> None:
-        check_whole("size", self.size, least=1)
-        check_whole("padding", self.padding, least=0)
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images decoded and cropped."""
@@ -97,27 +90,21 @@ class RandomCrop:
 
 
 @dataclass(frozen=True)
-class ShortSideCrop:
+class ShortSideCrop(Checked):
     """Each image resized to a short side of so many pixels, and a part of it: how VGG networks see images."""
 
-    size: int
+    size: PositiveInt
     """Height and width of the result, in pixels."""
-    short_side: tuple[int, int] = (256, 512)
+    short_side: Annotated[tuple[PositiveInt, PositiveInt], ordered] = (256, 512)
     """The least and the most pixels of the short side; each whole number between them is drawn as often."""
-    place: str = "random"
-    """"random", or "middle"."""
-    resize: str = ANTIALIASED
+    place: Literal["random", "middle"] = "random"
+    resize: Annotated[str, OneOf(METHODS)] = ANTIALIASED
     """"antialiased"; or "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias."""
     field: str = "image"
 
     def __post_init__(self) -> None:
-        check_whole("size", self.size, least=1)
-        check_one_of("place", self.place, ("random", "middle"))
-        check_one_of("resize", self.resize, METHODS)
-        least, most = pair_of("short_side", self.short_side)
-        check_whole("the least short side", least, least=1)
-        check_whole("the most short side", most, least=1)
-        if not self.size <= least <= most:
+        super().__post_init__()
+        if self.size > self.short_side[0]:
             raise InputError(
                 "short_side is out of range.",
                 given=f"short_side={self.short_side}, size={self.size}",

@@ -10,12 +10,12 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from PIL.ImageFile import ImageFile
 from torch import Tensor
 
-from lockstep.checks import check_one_of, check_range
+from lockstep.checks import Checked, OneOf, PositiveInt, check_range
 from lockstep.errors import DataError, InputError
 from lockstep.images import jpeg, pillow
 from lockstep.images.jpeg import JpegDecoder, JpegHeader, check_raster_size, torchcodec, turbojpeg
@@ -47,21 +47,20 @@ class Region(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Decoding:
+class Decoding(Checked):
     """How the images of a reader are decoded."""
 
-    decoder: str = "auto"
+    decoder: Annotated[str, OneOf(DECODERS)] = "auto"
     """What decodes JPEGs: "turbojpeg", "torchcodec", "pillow", or "auto" for the first of these that can be loaded. The
     first decodes little more than the region asked for, and leaves to the next what it has doubts about; damage beyond
     the region it does not see. Their pixels are the same as long as their versions of libjpeg-turbo compute alike."""
     exif: bool = False
     """Turn images as their EXIF orientation asks for. Boxes are most often those of the raster as it is stored."""
-    max_pixels: int = 100_000_000
+    max_pixels: PositiveInt = 100_000_000
     """Larger images are refused by their header, before memory is taken: 3 bytes a pixel."""
 
     def __post_init__(self) -> None:
-        check_one_of("decoder", self.decoder, DECODERS)
-        check_range("max_pixels", self.max_pixels, 1, math.inf)
+        super().__post_init__()
         library = {"turbojpeg": turbojpeg, "torchcodec": torchcodec}.get(self.decoder)
         if library and (found := library()).problem:
             raise InputError(

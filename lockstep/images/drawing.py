@@ -1,4 +1,4 @@
-"""What is known of an image, drawn onto it for people to look at: boxes with names, masks, keypoints, crops.
+"""Draw onto an image what is known of it, for people to look at: boxes with names, masks, keypoints, crops.
 
 All places are shares of an image's height and width, so it may be shrunk first: lines and names do not shrink with it.
 """
@@ -46,12 +46,12 @@ _PIXELS_PER_LINE_WIDTH = 150  # of the image's short side
 
 @dataclass(frozen=True, eq=False)
 class Marks:
-    """What there is to be drawn onto an image with n objects on it."""
+    """All that can be drawn onto an image with n objects on it."""
 
     boxes: Tensor | None = None
     """Float (n, 4) of top, left, bottom and right as shares of height and width; one that is not finite is left out."""
     names: Sequence[str] = ()
-    """Of the objects; what is empty or missing is not drawn."""
+    """Of the objects; empty or missing ones are not drawn."""
     masks: Tensor | None = None
     """uint8 (n, any, any) of 0 and 1, each over the whole image."""
     keypoints: Tensor | None = None
@@ -68,14 +68,11 @@ class _Outline(NamedTuple):
 
 
 def draw_marks(image: Tensor, marks: Marks) -> Tensor:
-    """An image with the marks drawn onto it, each object in a colour of its own; the image given stays as it is.
+    """Draw marks onto a copy of an image, each object in a colour of its own.
 
     Args:
         image: uint8 of shape (3, height, width).
         marks: what to draw.
-
-    Raises:
-        InputError: the image is of another type or shape.
     """
     if image.dtype != torch.uint8 or image.ndim != 3 or len(image) != 3:
         raise InputError(
@@ -102,26 +99,26 @@ def draw_marks(image: Tensor, marks: Marks) -> Tensor:
 
 @cache
 def built_in_font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """The font that comes with Pillow: the same on all machines."""
+    """Load the font that comes with Pillow: the same on all machines."""
     return ImageFont.load_default(TEXT_PIXELS)
 
 
 def printable(text: str) -> str:
-    """The text on one line, with a question mark for each character that no font has."""
+    """Put a text on one line, with a question mark for each character that no font has."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _outlines(
     boxes: Tensor | None, names: Iterable[str], colours: Iterable[Colour], height: int, width: int
 ) -> Iterator[_Outline]:
-    """Those of the boxes that are finite."""
+    """Yield the outlines of the boxes that are finite."""
     for box, name, colour in zip([] if boxes is None else boxes.tolist(), names, colours, strict=False):
         if np.isfinite(box).all():
             yield _Outline(_rectangle(box, height, width), printable(name), colour)
 
 
 def _rectangle(box: Sequence[float], height: int, width: int) -> _Rectangle:
-    """At least one pixel large, and within the image."""
+    """Convert to pixels: at least one pixel large, and within the image."""
     top, left, bottom, right = (min(max(share, 0.0), 1.0) for share in box)
     x, y = min(round(left * width), width - 1), min(round(top * height), height - 1)
     return x, y, max(round(right * width) - 1, x), max(round(bottom * height) - 1, y)
@@ -138,7 +135,7 @@ def _darkened_around(windows: Sequence[_Outline], image: Tensor) -> Tensor:
 
 
 def _overlaid(pixels: Tensor, masks: Tensor | None) -> Tensor:
-    """Half of the image and half of the object's colour, wherever an object is."""
+    """Mix the image and the object's colour half and half, wherever an object is."""
     if masks is None or not masks.numel():
         return pixels
     sized = interpolate(masks[:, None], pixels.shape[1:], mode="nearest")  # (n, 1, height, width)
@@ -149,7 +146,7 @@ def _overlaid(pixels: Tensor, masks: Tensor | None) -> Tensor:
 
 
 def _draw_outline(pen: ImageDraw.ImageDraw, outline: _Outline, line: int) -> None:
-    """With a dark line in it, so that it is seen on any ground."""
+    """Draw a rectangle with a dark line in it, so that it is seen on any ground."""
     left, top, right, bottom = outline.rectangle
     if right - left > 2 * line and bottom - top > 2 * line:
         pen.rectangle((left + line, top + line, right - line, bottom - line), outline=_BLACK)
@@ -157,7 +154,7 @@ def _draw_outline(pen: ImageDraw.ImageDraw, outline: _Outline, line: int) -> Non
 
 
 def _draw_name(pen: ImageDraw.ImageDraw, outline: _Outline, width: int) -> None:
-    """Above the outline, or in it where there is no room above; within the image, if it is not too long for that."""
+    """Write a name above its outline, or in it where there is no room above; within the image if it is short enough."""
     if not outline.name:
         return
     left, top, _, _ = outline.rectangle

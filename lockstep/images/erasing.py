@@ -1,4 +1,4 @@
-"""Random erasing: a rectangle of some images is painted over.
+"""Random erasing: paint over a rectangle of some of the images.
 
 Zhong et al., Random erasing data augmentation, 2017; rectangles by the law of torchvision's `RandomErasing`.
 """
@@ -6,15 +6,15 @@ Zhong et al., Random erasing data augmentation, 2017; rectangles by the law of t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_one_of
-from lockstep.images.augment import check_bounds, check_probability, colour_images
+from lockstep.checks import Checked, OneOf, Probability
+from lockstep.images.augment import Bounds, Shares, colour_images
 from lockstep.images.normalisation import IMAGENET_MEAN
 from lockstep.randomness import Draws, mix_arrays
 
@@ -26,38 +26,25 @@ _COLOURS = {"black": (0, 0, 0), "mean": tuple(round(255 * share) for share in IM
 
 
 @dataclass(frozen=True)
-class RandomErasing:
+class RandomErasing(Checked):
     """Paint over a rectangle of some of the images.
 
     The field holds decoded images: uint8 of shape (batch, 3, height, width). Colours that change later change the
     rectangle too.
-
-    Raises:
-        InputError: a parameter is out of range.
     """
 
-    p: float = 0.5
-    """The probability that an image loses a rectangle, from 0 to 1."""
-    scale: tuple[float, float] = (0.02, 0.33)
+    p: Probability = 0.5
+    """The probability that an image loses a rectangle."""
+    scale: Shares = (0.02, 0.33)
     """The share of the image that a rectangle takes, at least and at most."""
-    ratio: tuple[float, float] = (0.3, 3.3)
+    ratio: Bounds = (0.3, 3.3)
     """Height / width of a rectangle, at least and at most."""
-    fill: str = "mean"
+    fill: Annotated[str, OneOf((*_COLOURS, "noise"))] = "mean"
     """"mean", the mean colour of ImageNet, which `normalised` makes 0; "black"; or "noise" of all values alike."""
     field: str = "image"
 
-    def __post_init__(self) -> None:
-        check_probability("p", self.p)
-        check_bounds("scale", self.scale, most=1)
-        check_bounds("ratio", self.ratio)
-        check_one_of("fill", self.fill, (*_COLOURS, "noise"))
-
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
-        """Return the batch with some of its images changed; the images given stay as they are.
-
-        Raises:
-            InputError: the field holds no decoded images.
-        """
+        """Return the batch with some of its images changed; the images given stay as they are."""
         images = colour_images(batch, self.field, self).clone()
         column = f"RandomErasing {self.field}"
         rectangles = self._rectangles(images.shape[2], images.shape[3], draws, column)
@@ -75,16 +62,16 @@ class RandomErasing:
         return torch.tensor(_COLOURS[self.fill], dtype=torch.uint8)[:, None, None]
 
     def _rectangles(self, height: int, width: int, draws: Draws, column: str) -> _Int64s:
-        """Top, left, height and width in pixels, shape (4, batch); 0 where none of the attempts fits in the image."""
+        """Draw top, left, height and width in pixels, shape (4, batch); all 0 where no attempt is within the image."""
         found = np.zeros((4, len(draws.positions)), dtype=np.int64)
         for attempt in range(_ATTEMPTS):
             area = _between(draws, f"{column} {attempt} area", *self.scale) * height * width
             ratio = np.exp(_between(draws, f"{column} {attempt} ratio", *np.log(self.ratio)))
             rows, columns = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
-            fits = (found[2] == 0) & (rows < height) & (columns < width) & (rows > 0) & (columns > 0)
+            taken = (found[2] == 0) & (rows < height) & (columns < width) & (rows > 0) & (columns > 0)
             top = np.floor(draws.uniform(f"{column} {attempt} top") * (height - rows + 1))
             left = np.floor(draws.uniform(f"{column} {attempt} left") * (width - columns + 1))
-            found = np.where(fits, np.stack([top, left, rows, columns]).astype(np.int64), found)
+            found = np.where(taken, np.stack([top, left, rows, columns]).astype(np.int64), found)
         return found
 
 
@@ -93,6 +80,6 @@ def _between(draws: Draws, column: str, low: float, high: float) -> _Floats:
 
 
 def _noise(key: int, count: int) -> Tensor:
-    """Bytes that depend on the key alone."""
+    """Draw bytes that depend on the key alone."""
     hashes = mix_arrays(key, np.arange(-(-count // 8), dtype=np.uint64))
     return torch.from_numpy(hashes.astype("<u8").view(np.uint8)[:count])

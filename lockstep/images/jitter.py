@@ -6,45 +6,38 @@ after each of them. `colour` has those of the Inception systems, which differ in
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_range
+from lockstep.checks import Checked, NonNegativeFloat, Probability, Range
 from lockstep.errors import InputError
-from lockstep.images.augment import check_probability
 from lockstep.images.colour import Operations, Order, drawn_numbers, in_chosen_orders, turned_hue
 from lockstep.images.normalisation import as_floats, mean_in_steps
 from lockstep.randomness import Draws
 
 
 @dataclass(frozen=True)
-class JitterDraws:
+class JitterDraws(Checked):
     """Add the numbers that `jittered` needs to a batch: float32 (batch, 5) in the field `into`.
 
     Its columns: the factors of brightness, contrast and saturation, the turn of the hue (1 is all around), and where
     among the orders to choose one: 0 is the first, just below 1 the last.
     """
 
-    brightness: float = 0.0
+    brightness: NonNegativeFloat = 0.0
     """Factors are drawn from 1 - brightness, but at least 0, to 1 + brightness."""
-    contrast: float = 0.0
+    contrast: NonNegativeFloat = 0.0
     """As brightness."""
-    saturation: float = 0.0
+    saturation: NonNegativeFloat = 0.0
     """As brightness."""
-    hue: float = 0.0
-    """The most that the hue is turned either way, up to 0.5."""
+    hue: Annotated[float, Range(ge=0, le=0.5)] = 0.0
+    """The most that the hue is turned either way."""
     field: str = "image"
     """The images that are coloured; it is not read."""
-
-    def __post_init__(self) -> None:
-        for name in ("brightness", "contrast", "saturation"):
-            check_range(name, getattr(self, name), 0)
-        check_range("hue", self.hue, 0, math.nextafter(0.5, 1))
 
     @property
     def into(self) -> str:
@@ -104,16 +97,13 @@ def jittered(images: Tensor, numbers: Tensor, orders: tuple[Order, ...] = JITTER
 
 
 @dataclass(frozen=True)
-class GreyDraws:
+class GreyDraws(Checked):
     """Choose which images become grey: bools of shape (batch,) in the field `into`, for `greyed`."""
 
-    p: float = 0.1
-    """The probability that an image becomes grey, from 0 to 1."""
+    p: Probability = 0.1
+    """The probability that an image becomes grey."""
     field: str = "image"
-    """The images that are meant; it is not read."""
-
-    def __post_init__(self) -> None:
-        check_probability("p", self.p)
+    """The images that may become grey; it is not read."""
 
     @property
     def into(self) -> str:
@@ -126,7 +116,7 @@ class GreyDraws:
 
 
 def grey(images: Tensor) -> Tensor:
-    """0.2989 red + 0.587 green + 0.114 blue: float32 of shape (..., 1, height, width).
+    """Compute 0.2989 red + 0.587 green + 0.114 blue: float32 of shape (..., 1, height, width).
 
     Args:
         images: uint8 or floats of shape (..., 3, height, width).
@@ -136,14 +126,11 @@ def grey(images: Tensor) -> Tensor:
 
 
 def greyed(images: Tensor, chosen: Tensor) -> Tensor:
-    """The images with those that were chosen in grey; float32 of the same shape.
+    """Make the chosen images grey; float32 of the same shape.
 
     Args:
         images: uint8 of shape (batch, 3, height, width), taken as [0, 1], or floats.
         chosen: as `GreyDraws` draws them, on the same device.
-
-    Raises:
-        InputError: the shapes or types do not fit.
     """
     known = images.dtype == torch.uint8 or images.is_floating_point()
     shapes = images.ndim == 4 and images.shape[1] == 3 and chosen.shape == images.shape[:1]

@@ -1,4 +1,14 @@
-"""Masks of the objects in an image that are not decoded yet: decoded, they take many times the memory."""
+"""Masks of the objects on an image, not decoded yet: decoded, they take many times the memory.
+
+They are image files, bits, or outlines as COCO's annotations have them. An annotation's `segmentation` is a list of
+polygons, or runs of pixels column by column from the top of the first, the first run of zeros: as a list of lengths, or
+as the string that `rleToString` of the COCO API makes of them.
+
+Polygons are drawn as `rleFrPoly` in maskApi.c of the COCO API (https://github.com/cocodataset/cocoapi) draws them, so
+that areas and overlaps are those of its evaluation: the corners are rounded to fifths of a pixel, the edges walked
+point by point, and a pixel belongs to the polygon by where the edges cross the middle of its column. Only the walk
+needs floating point; it is done in the same order of operations, and gives the same bits.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +25,21 @@ from torch import Tensor
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 
+Int32s = npt.NDArray[np.int32]
+_Int64s = npt.NDArray[np.int64]
+
 _MOST_BYTES = 1 << 31
 
+_FIFTHS = 5  # of a pixel: corners are whole numbers of these
+_MOST = 2**31  # what int32 holds is below
+_MOST_PIXELS = _MOST // _FIFTHS - 1  # which in fifths are below
+_MOST_POINTS = 1 << 22  # of an outline, some 840,000 pixels long: 200 MB while it is walked
+_FEWEST_NUMBERS = 6  # of a polygon: three corners
 
-def check_memory(count: int, height: int, width: int, source: str) -> None:
-    """Refuse masks that take more than 2 GiB once they are decoded: a few bytes may ask for any number of pixels.
-
-    Raises:
-        DataError: naming their image.
-    """
-    if count * height * width > _MOST_BYTES:
-        raise DataError(
-            f"The masks of {source.removesuffix(',')} are too large to be decoded.",
-            given=f"{count} masks of {width} x {height} pixels: {count * height * width} bytes",
-            expected=f"at most {_MOST_BYTES} bytes, one for each pixel of each mask",
-            hint="leave it out, or cut the image into smaller ones",
-        )
+# The string of runs: six bits a character, of which five are of the number and one says that it goes on.
+_FIRST_CHARACTER = 48
+_BITS, _VALUE, _SIGN, _MORE = 5, 0b01_1111, 0b01_0000, 0b10_0000
+_MOST_CHARACTERS = 7  # of a number below 2**31 and its sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +55,19 @@ class PngMasks:
     decoding: Decoding = AS_STORED
 
     def __len__(self) -> int:
-        """Number of masks."""
         return len(self.data)
 
     def decode(self) -> Tensor:
-        """The masks: uint8 of shape (masks, height, width), 1 where a pixel is not black, else 0.
+        """Decode to uint8 of shape (masks, height, width), 1 where a pixel is not black, else 0.
 
         Raises:
             DataError: one is damaged, of no known format, or its header announces another size, or they take more than
-                2 GiB; this is found out before memory is taken.
+                2 GiB; sizes are checked before memory is taken.
         """
         sources = [f"{self.source.removesuffix(',')}, mask {number}," for number in range(len(self.data))]
         for data, source in zip(self.data, sources, strict=True):
             self._check_size(self.decoding.size(data, source), source)
-        check_memory(len(self.data), self.height, self.width, self.source)
+        _check_memory(len(self.data), self.height, self.width, self.source)
         masks = torch.empty(len(self.data), self.height, self.width, dtype=torch.uint8)
         for mask, data, source in zip(masks, self.data, sources, strict=True):
             red, green, blue = self.decoding.decode(data, source)
@@ -67,7 +75,7 @@ class PngMasks:
         return masks
 
     def selected(self, places: Sequence[int]) -> PngMasks:
-        """The masks at these places alone."""
+        """Keep the masks at these places alone."""
         return replace(self, data=tuple(self.data[place] for place in places))
 
     def _check_size(self, size: tuple[int, int], source: str) -> None:
@@ -92,33 +100,22 @@ class DenseMasks:
     width: int
 
     def __len__(self) -> int:
-        """Number of masks."""
         return self.count
 
     def decode(self) -> Tensor:
-        """The masks: uint8 of shape (masks, height, width), of 0 and 1."""
+        """Decode to uint8 of shape (masks, height, width), 0 or 1."""
         pixels = np.unpackbits(np.frombuffer(self.bits, np.uint8), count=self.count * self.height * self.width)
         return torch.from_numpy(pixels).view(self.count, self.height, self.width)
 
     def selected(self, places: Sequence[int]) -> DenseMasks:
-        """The masks at these places alone."""
+        """Keep the masks at these places alone."""
         bits = np.packbits(self.decode()[list(places)].numpy()).tobytes()
         return replace(self, bits=bits, count=len(places))
 
 
 def dense_masks(values: npt.NDArray[np.float32], height: int, width: int) -> DenseMasks:
-    """Masks from numbers above 0 where the objects are; any shape that holds masks x height x width values."""
+    """Pack masks from numbers above 0 where the objects are; any shape that holds masks x height x width values."""
     return DenseMasks(np.packbits(values > 0).tobytes(), values.size // (height * width), height, width)
-
-
-_MOST = 2**31  # what int32 holds is below
-_MOST_PIXELS = _MOST // 5 - 1  # which in fifths are below
-_FEWEST_NUMBERS = 6  # of a polygon: three corners
-
-# The string of runs: six bits a character, of which five are of the number and one says that it goes on.
-_FIRST_CHARACTER = 48
-_BITS, _VALUE, _SIGN, _MORE = 5, 0b01_1111, 0b01_0000, 0b10_0000
-_MOST_CHARACTERS = 7  # of a number below 2**31 and its sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +135,7 @@ class MaskOutlines:
         return len(self.outlines)
 
     def decode(self) -> Tensor:
-        """The masks: uint8 of shape (objects, height, width), 0 or 1; in memory column after column.
+        """Draw to uint8 of shape (objects, height, width), 0 or 1; in memory column after column.
 
         A pixel is 1 if it lies in any polygon of the object. The pixels are those that pycocotools gives.
 
@@ -146,7 +143,7 @@ class MaskOutlines:
             DataError: an outline belongs to an image of another size, or is too long to be real; or they take more than
                 2 GiB.
         """
-        check_memory(len(self), self.height, self.width, self.source)
+        _check_memory(len(self), self.height, self.width, self.source)
         masks = np.zeros((len(self), self.width * self.height), np.uint8)
         for index, (mask, outline) in enumerate(zip(masks, self.outlines, strict=True)):
             try:
@@ -162,15 +159,11 @@ class MaskOutlines:
                 ) from error
         return torch.from_numpy(masks).view(len(self), self.width, self.height).transpose(1, 2)
 
-    def _flips(self, outline: Int32s) -> Iterator[Int64s]:
-        """Where the mask of each part changes between 0 and 1.
-
-        Raises:
-            ValueError: a part cannot be drawn on this image.
-        """
+    def _flips(self, outline: Int32s) -> Iterator[_Int64s]:
+        """Yield for each part where its mask changes between 0 and 1."""
         for is_polygon, values in _parts(outline):
             if is_polygon:
-                yield polygon_flips(values, self.height, self.width)
+                yield _polygon_flips(values, self.height, self.width)
                 continue
             height, width = values[:2].tolist()
             if (height, width) != (self.height, self.width):
@@ -178,14 +171,25 @@ class MaskOutlines:
             yield np.cumsum(values[2:], dtype=np.int64)
 
 
-def packed_outline(segmentation: object) -> Int32s:
-    """A `segmentation` as numbers, part after part: how many they are, and they themselves.
+def _check_memory(count: int, height: int, width: int, source: str) -> None:
+    """Refuse masks that take more than 2 GiB once they are decoded: a few bytes may ask for any number of pixels."""
+    if count * height * width > _MOST_BYTES:
+        raise DataError(
+            f"The masks of {source.removesuffix(',')} are too large to be decoded.",
+            given=f"{count} masks of {width} x {height} pixels: {count * height * width} bytes",
+            expected=f"at most {_MOST_BYTES} bytes, one for each pixel of each mask",
+            hint="leave it out, or cut the image into smaller ones",
+        )
 
-    Of a polygon x and y in fifths of a pixel. Of runs height, width and lengths; how many is then negative. Polygons
-    of fewer than three corners enclose nothing, and are left out.
+
+def packed_outline(segmentation: object) -> Int32s:
+    """Pack a `segmentation` as numbers: for each part their count, then the numbers.
+
+    Those of a polygon are x and y in fifths of a pixel. Those of runs are height, width and lengths; their count is
+    negative. Polygons of fewer than three corners enclose nothing, and are left out.
 
     Raises:
-        ValueError: it is none, in words that say why.
+        ValueError: it is no segmentation; the message says why.
     """
     if isinstance(segmentation, list):
         polygons = [_packed_polygon(numbers) for numbers in segmentation]
@@ -209,7 +213,7 @@ def _packed_polygon(numbers: object) -> Int32s:
         raise ValueError(f"a polygon with a corner at {corners[is_real.argmin()]:g}")
     packed = np.empty(1 + len(corners), np.int32)
     packed[0] = len(corners)
-    packed[1:] = in_fifths(corners)
+    packed[1:] = corners * _FIFTHS + 0.5
     return packed
 
 
@@ -222,7 +226,7 @@ def _packed_runs(size: object, counts: object) -> Int32s:
     return np.concatenate([[-2 - len(lengths), *size], lengths]).astype(np.int32)
 
 
-def _listed(counts: object) -> Int64s:
+def _listed(counts: object) -> _Int64s:
     if not isinstance(counts, list):
         raise ValueError(f"runs that are {_described(counts)}")
     try:
@@ -231,8 +235,8 @@ def _listed(counts: object) -> Int64s:
         raise ValueError("runs that are no whole numbers") from None
 
 
-def _decompressed(text: str) -> Int64s:
-    """The lengths in a string of runs: from the fourth on, it has the difference from the one before the last."""
+def _decompressed(text: str) -> _Int64s:
+    """Read the lengths from a string of runs: the fourth and later ones are stored less the one before the last."""
     codes = np.frombuffer(text.encode(errors="surrogatepass"), np.uint8).astype(np.int64) - _FIRST_CHARACTER
     last = np.flatnonzero(codes & _MORE == 0)
     if codes.min(initial=0) < 0 or codes.max(initial=0) > _MORE | _VALUE or len(codes) != last.max(initial=-1) + 1:
@@ -244,7 +248,7 @@ def _decompressed(text: str) -> Int64s:
     if num_characters.max() > _MOST_CHARACTERS:
         raise ValueError("runs in a string that is damaged")
     shift = _BITS * (np.arange(len(codes)) - np.repeat(first, num_characters))
-    lengths: Int64s = np.add.reduceat((codes & _VALUE) << shift, first)
+    lengths: _Int64s = np.add.reduceat((codes & _VALUE) << shift, first)
     lengths -= np.where(codes[last] & _SIGN, 1 << _BITS * num_characters, 0)
     lengths[1::2] = np.cumsum(lengths[1::2])
     lengths[2::2] = np.cumsum(lengths[2::2])
@@ -252,7 +256,7 @@ def _decompressed(text: str) -> Int64s:
 
 
 def _parts(outline: Int32s) -> Iterator[tuple[bool, Int32s]]:
-    """Whether each part is a polygon, and its numbers."""
+    """Yield for each part whether it is a polygon, and its numbers."""
     place = 0
     while place < len(outline):
         count = int(outline[place])
@@ -264,36 +268,13 @@ def _described(value: object) -> str:
     return f"{len(value)} numbers" if isinstance(value, list) else f"a {type(value).__name__}"
 
 
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-
-_FIFTHS = 5  # of a pixel: corners are whole numbers of these
-_MOST_POINTS = 1 << 22  # of an outline, some 840,000 pixels long: 200 MB while it is walked
-
-
-class _Walk(NamedTuple):
-    """Points along edges, in fifths of a pixel; each edge is walked by itself."""
-
-    edge: Int64s
-    x: Int64s
-    y: Int64s
-
-
-def in_fifths(pixels: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Coordinates in fifths of a pixel, so that what is before the point is the rounded number."""
-    return pixels * _FIFTHS + 0.5
-
-
-def polygon_flips(corners: Int32s, height: int, width: int) -> Int64s:
-    """Where a polygon's mask changes between 0 and 1, column by column from the top of the first: ascending, even many.
+def _polygon_flips(corners: Int32s, height: int, width: int) -> _Int64s:
+    """Find where a polygon's mask changes between 0 and 1: pixels counted column by column, ascending, an even number.
 
     Args:
         corners: x and y in turn, in fifths of a pixel; three corners or more, of which any may lie outside the image.
         height: rows of the image.
         width: columns of the image.
-
-    Raises:
-        ValueError: the outline is longer than any real one, and would take too much memory.
     """
     walk = _walk(corners[0::2].astype(np.int64), corners[1::2].astype(np.int64))
     moved = (walk.x[1:] != walk.x[:-1]) & (walk.edge[1:] == walk.edge[:-1])
@@ -305,8 +286,20 @@ def polygon_flips(corners: Int32s, height: int, width: int) -> Int64s:
     return np.sort(column[crossed] * height + np.clip(row[crossed], 0, height))
 
 
-def _walk(x: Int64s, y: Int64s) -> _Walk:
-    """Every point along the closed polygon's edges, each edge from its left or its upper end."""
+class _Walk(NamedTuple):
+    """Points along edges, in fifths of a pixel; each edge is walked by itself."""
+
+    edge: _Int64s
+    x: _Int64s
+    y: _Int64s
+
+
+def _walk(x: _Int64s, y: _Int64s) -> _Walk:
+    """Walk all points along a closed polygon's edges, each edge from its left or its upper end.
+
+    Raises:
+        ValueError: the outline is longer than any real one, and would take too much memory.
+    """
     next_x, next_y = np.roll(x, -1), np.roll(y, -1)
     flat = np.abs(next_x - x) >= np.abs(next_y - y)
     length = np.maximum(np.abs(next_x - x), np.abs(next_y - y))

@@ -1,4 +1,4 @@
-"""Mixup and cutmix: each image with a part of another one, numbers drawn where images are read.
+"""Mixup and cutmix: each image is mixed with another one, by numbers drawn where images are read.
 
 The other one stands at the mirrored place of the tower's slice (the last for the first): what a tower mixes depends on
 its own examples, not on who hosts it. In a slice of odd length the one in the middle is mixed with itself.
@@ -16,9 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_range
+from lockstep.checks import Checked, NonNegativeFloat, Probability
 from lockstep.errors import InputError
-from lockstep.images.augment import check_probability, image_tensor
+from lockstep.images.augment import image_tensor
 from lockstep.images.normalisation import as_floats
 from lockstep.randomness import Draws
 
@@ -26,31 +26,26 @@ _Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class MixDraws:
+class MixDraws(Checked):
     """Add the numbers that `mixed` needs to a batch: float32 (batch, 5) in the field `into`.
 
     Its columns: the share of an image that stays, and the top, left, bottom and right, in pixels, of the part that the
     other image takes all of. Where both alphas are above 0, an even chance decides how an image is mixed.
 
     The field holds decoded images: any tensor of shape (batch, channels, height, width).
-
-    Raises:
-        InputError: a parameter is out of range, or both alphas are 0.
     """
 
-    mixup: float = 0.2
+    mixup: NonNegativeFloat = 0.2
     """The share of an image is drawn from Beta(alpha, alpha) with this alpha; 0 is never."""
-    cutmix: float = 0.0
+    cutmix: NonNegativeFloat = 0.0
     """The share of its area that an image keeps is drawn in the same way; 0 is never."""
-    p: float = 1.0
-    """The probability that an image is mixed, from 0 to 1."""
+    p: Probability = 1.0
+    """The probability that an image is mixed."""
     field: str = "image"
     """The images that are mixed; their size alone is read."""
 
     def __post_init__(self) -> None:
-        check_range("mixup", self.mixup, 0)
-        check_range("cutmix", self.cutmix, 0)
-        check_probability("p", self.p)
+        super().__post_init__()
         if self.mixup == self.cutmix == 0:
             raise InputError(
                 "Nothing is mixed.",
@@ -65,11 +60,7 @@ class MixDraws:
         return f"{self.field}.mix"
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
-        """Return the batch with its numbers; the images stay as they are.
-
-        Raises:
-            InputError: the field holds no decoded images.
-        """
+        """Return the batch with its numbers; the images stay as they are."""
         images = image_tensor(batch, self.field, self)
         is_mixed = draws.uniform(f"{self.into} p") < self.p
         is_cut = draws.uniform(f"{self.into} which") < (0.0 if not self.cutmix else 0.5 if self.mixup else 1.0)
@@ -80,19 +71,19 @@ class MixDraws:
         return {**batch, self.into: torch.from_numpy(np.stack([share, top, left, bottom, right], axis=1)).float()}
 
     def _shares(self, alpha: float, draws: Draws) -> _Floats:
-        """Shape (batch,); 1 where there is no alpha."""
+        """Draw from Beta(alpha, alpha), shape (batch,); 1 if alpha is 0."""
         uniform, angle = draws.uniform(f"{self.into} share"), draws.uniform(f"{self.into} angle")
         return symmetric_beta(uniform, angle, alpha) if alpha else np.ones_like(uniform)
 
     def _span(self, axis: str, length: int, area: _Floats, draws: Draws) -> tuple[_Floats, _Floats]:
-        """Where a square of this share of the area begins and ends: about any pixel, and clipped to the image."""
+        """Draw where a square of this share of the area begins and ends: about any pixel, and clipped to the image."""
         middle = np.floor(draws.uniform(f"{self.into} {axis}") * length)
         half = np.floor(np.sqrt(area) / 2 * length)
         return np.maximum(middle - half, 0), np.minimum(middle + half, length)
 
 
 def symmetric_beta(uniform: _Floats, angle: _Floats, alpha: float) -> _Floats:
-    """From two uniform numbers in [0, 1) one of Beta(alpha, alpha), exactly; the shape of both.
+    """Turn two arrays of uniform numbers in [0, 1) into one of numbers distributed exactly as Beta(alpha, alpha).
 
     sqrt(nu * (u ** (-2 / nu) - 1)) * cos(2 pi v) has Student's t distribution with nu degrees of freedom (Bailey,
     Polar generation of random variates with the t-distribution, 1994), and (1 + t / sqrt(nu + t ** 2)) / 2 is then of
@@ -106,7 +97,7 @@ def symmetric_beta(uniform: _Floats, angle: _Floats, alpha: float) -> _Floats:
 
 
 def mixed(images: Tensor, labels: Tensor, numbers: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Each image mixed with the mirrored one, and the probabilities of its classes: what cross entropy takes as labels.
+    """Mix each image with the mirrored one, and its label likewise: to probabilities, which cross entropy takes.
 
     Args:
         images: of a tower's slice, shape (batch, channels, height, width); uint8, taken as [0, 1], or floats.

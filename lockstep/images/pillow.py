@@ -1,4 +1,4 @@
-"""Images by Pillow: opened, which reads the header alone, and decoded to a raster.
+"""Open images with Pillow, which reads the header alone, and decode them to a raster.
 
 Its plugins are called by hand, chosen by the first bytes of a file. `PIL.Image.open` would ask every plugin there is,
 some of which run other programs, and would warn of sizes by a limit of its own.
@@ -40,7 +40,7 @@ _8_BITS = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
 
 
 def open_image(data: bytes) -> ImageFile:
-    """The image, its pixels not decoded yet.
+    """Open an image, its pixels not decoded yet.
 
     Raises:
         ValueError: the first bytes are those of no format known here.
@@ -60,14 +60,14 @@ def png_bytes(image: Image) -> bytes:
 
 
 def shrunk(image: ImageFile, factor: int) -> ImageFile:
-    """The same JPEG, to be decoded at a 1st, 2nd, 4th or 8th of its size, rounded up; `factor` is at most its size."""
+    """Have a JPEG decoded at 1 / factor of its size, rounded up; a factor of 1, 2, 4 or 8, and at most its size."""
     # Pillow takes the largest factor whose result is not below the size asked for: for this size that is `factor`.
     image.draft(None, (image.width // factor, image.height // factor))
     return image
 
 
 def raster_of(image: ImageFile, part: tuple[int, int, int, int] | None = None) -> Tensor:
-    """Decode: uint8 of shape (3, height, width), red, green and blue; channels last in memory.
+    """Decode to uint8 of shape (3, height, width), red, green and blue; channels last in memory.
 
     Args:
         image: decoded as a whole, whatever part is wanted.
@@ -92,6 +92,6 @@ def raster_of(image: ImageFile, part: tuple[int, int, int, int] | None = None) -
 
 
 def version() -> str:
-    """Pillow, and what it decodes JPEG by."""
+    """Name the versions of Pillow and of its JPEG library."""
     turbo = features.version("libjpeg_turbo")
     return f"pillow {PIL.__version__}, " + (f"libjpeg-turbo {turbo}" if turbo else f"libjpeg {features.version('jpg')}")

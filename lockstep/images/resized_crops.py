@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_one_of, check_range, check_whole
+from lockstep.checks import Checked, NonNegativeFloat, OneOf, PositiveInt
 from lockstep.errors import DataError, InputError
-from lockstep.images.augment import check_bounds, check_no_locations, describe_field, encoded_images
+from lockstep.images.augment import Bounds, Share, Shares, check_no_locations, describe_field, encoded_images
 from lockstep.images.decode import EncodedImage, Region
 from lockstep.images.resizing import ANTIALIASED, LEGACY_METHODS, METHODS, resized
 from lockstep.randomness import Draws
@@ -34,37 +34,29 @@ _TORCHVISION_ATTEMPTS = 10
 
 
 @dataclass(frozen=True)
-class DistortedCrop:
+class DistortedCrop(Checked):
     """The random crop of the Inception systems, drawn by TensorFlow's `sample_distorted_bounding_box`.
 
     Those systems resize by "bilinear" in their fast mode, else by "random".
     """
 
-    size: int
+    size: PositiveInt
     """Height and width of the result, in pixels."""
-    min_object_covered: float = 0.1
+    min_object_covered: NonNegativeFloat = 0.1
     """The share of one of the boxes, or of the image where it has none, that a crop has to show."""
-    aspect: tuple[float, float] = (0.75, 1.33)
+    aspect: Bounds = (0.75, 1.33)
     """Width / height of a crop, at least and at most."""
-    area: tuple[float, float] = (0.05, 1.0)
+    area: Shares = (0.05, 1.0)
     """The share of the image that a crop takes, at least and at most."""
-    max_attempts: int = 100
+    max_attempts: PositiveInt = 100
     """After so many the whole image is taken."""
     boxes_field: str | None = None
     """The field of the boxes: for each image a float tensor of shape (boxes, 4) of top, left, bottom and right, as
     shares of its height and width. The returned batch has it no longer: the boxes are not those of the crop."""
-    resize: str = ANTIALIASED
+    resize: Annotated[str, OneOf((*METHODS, RANDOM))] = ANTIALIASED
     """"antialiased"; "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias; or
     "random": one of these four for each image."""
     field: str = "image"
-
-    def __post_init__(self) -> None:
-        check_whole("size", self.size, least=1)
-        check_range("min_object_covered", self.min_object_covered, 0)
-        check_whole("max_attempts", self.max_attempts, least=1)
-        check_bounds("aspect", self.aspect)
-        check_bounds("area", self.area, most=1)
-        check_one_of("resize", self.resize, (*METHODS, RANDOM))
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images decoded, cropped and resized."""
@@ -105,24 +97,18 @@ class DistortedCrop:
 
 
 @dataclass(frozen=True)
-class RandomResizedCrop:
+class RandomResizedCrop(Checked):
     """A random crop by the law of torchvision's transform of this name."""
 
-    size: int
+    size: PositiveInt
     """Height and width of the result, in pixels."""
-    scale: tuple[float, float] = (0.08, 1.0)
+    scale: Shares = (0.08, 1.0)
     """The share of the image that a crop takes, at least and at most."""
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    ratio: Bounds = (3 / 4, 4 / 3)
     """Width / height of a crop, at least and at most."""
-    resize: str = ANTIALIASED
+    resize: Annotated[str, OneOf(METHODS)] = ANTIALIASED
     """"antialiased"; or "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias."""
     field: str = "image"
-
-    def __post_init__(self) -> None:
-        check_whole("size", self.size, least=1)
-        check_bounds("scale", self.scale, most=1)
-        check_bounds("ratio", self.ratio)
-        check_one_of("resize", self.resize, METHODS)
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images decoded, cropped and resized."""
@@ -139,21 +125,16 @@ class RandomResizedCrop:
 
 
 @dataclass(frozen=True)
-class CentralCrop:
+class CentralCrop(Checked):
     """The middle of each image: how the Inception systems evaluate."""
 
-    size: int
+    size: PositiveInt
     """Height and width of the result, in pixels."""
-    fraction: float = 0.875
+    fraction: Share = 0.875
     """Of each side, not of the area."""
-    resize: str = ANTIALIASED
+    resize: Annotated[str, OneOf(METHODS)] = ANTIALIASED
     """"antialiased"; or "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias."""
     field: str = "image"
-
-    def __post_init__(self) -> None:
-        check_whole("size", self.size, least=1)
-        check_bounds("fraction", (self.fraction, self.fraction), most=1)
-        check_one_of("resize", self.resize, METHODS)
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images decoded, cropped and resized; nothing is drawn."""
@@ -164,21 +145,17 @@ class CentralCrop:
 
 
 @dataclass(frozen=True)
-class Resize:
+class Resize(Checked):
     """All of each image.
 
     Boxes and keypoints stay right, since they are shares; masks and areas stay those of the image given.
     """
 
-    size: int
+    size: PositiveInt
     """Height and width of the result, in pixels."""
-    resize: str = ANTIALIASED
+    resize: Annotated[str, OneOf(METHODS)] = ANTIALIASED
     """"antialiased"; or "bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias."""
     field: str = "image"
-
-    def __post_init__(self) -> None:
-        check_whole("size", self.size, least=1)
-        check_one_of("resize", self.resize, METHODS)
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images decoded and resized; nothing is drawn."""

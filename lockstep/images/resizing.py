@@ -1,4 +1,4 @@
-"""Images to another size: torch's antialiased kernel, and the four methods of TensorFlow 1, which alias.
+"""Resize images: by torch's antialiased kernel, or by the four methods of TensorFlow 1, which alias.
 
 Those four sample the image at i * (from / to), without half a pixel's offset; bicubic has a = -0.75 and weights at
 1/1024 of a pixel. They are what `tf.compat.v1.image.resize_images` computes.
@@ -28,7 +28,7 @@ def resized(
     rows: slice = _ALL,
     columns: slice = _ALL,
 ) -> Tensor:
-    """An image of shape (3, height, width), ignoring its aspect, or a part of that image; uint8 in and out.
+    """Resize an image without regard to its aspect, or only a part of the result; uint8 in and out.
 
     Args:
         image: uint8 of shape (3, any, any).
@@ -52,7 +52,7 @@ def resized(
 def resampled(
     values: Tensor, height: int, width: int, method: str, rows: slice = _ALL, columns: slice = _ALL
 ) -> Tensor:
-    """Floats of shape (..., any, any) at another size, by one of `LEGACY_METHODS`; bicubic overshoots."""
+    """Resize floats of shape (..., any, any) by one of `LEGACY_METHODS`; bicubic overshoots."""
     for axis, length, wanted in ((-2, height, rows), (-1, width, columns)):
         places, weights = (taps[:, wanted] for taps in _TAPS[method](values.shape[axis], length))
         weights = weights[..., None] if axis == -2 else weights
@@ -63,7 +63,7 @@ def resampled(
 
 
 def _sampled(length: int, to: int) -> _Taps:
-    """The pixel to read from for each of the result, and how far beyond it, in pixels."""
+    """Return for each pixel of the result the pixel to read from, and how far beyond it to read, in pixels."""
     # In 32 bits, as TensorFlow: in 64 some samples fall on the other side of a pixel's edge.
     at = torch.arange(to, dtype=torch.float32) * _scale(length, to)
     low = at.floor()
@@ -95,7 +95,7 @@ def _bicubic(length: int, to: int) -> _Taps:
 
 
 def _area(length: int, to: int) -> _Taps:
-    """Weights are the shares of a pixel of the result that each pixel of the image covers."""
+    """Weigh each pixel of the image by the share of a pixel of the result that it covers."""
     scale = _scale(length, to)
     edges = torch.arange(to + 1, dtype=torch.float32) * scale
     start, end = edges[:-1], edges[1:]

@@ -1,4 +1,4 @@
-"""The preprocessing of tf-slim's networks as values: what a loader does to images, and what their device does.
+"""The preprocessing of tf-slim's networks as values: one part for the loader, one for the device of the batch.
 
 Pixels are whole numbers from 0 to 255 until they are on their device: a resize is rounded there, where slim keeps
 fractions. All that comes after it is computed in floats, as in slim.
@@ -27,26 +27,26 @@ _VGG_MEANS = (123.68, 116.78, 103.94)  # of red, green and blue
 
 @dataclass(frozen=True)
 class Preset:
-    """How images become what a network reads; they are in the field "image"."""
+    """The way from the images in the field "image" to the input of a network."""
 
     train: tuple[Augment, ...]
     """The augmentations of a training loader: from encoded images to uint8, and the numbers of their colours."""
     evaluate: tuple[Augment, ...]
     """The augmentations of a loader that evaluates; nothing is drawn."""
     inputs: Callable[[Mapping[str, Any]], Tensor]
-    """From a batch of either loader to the network's input, on the batch's device: float32 of the images' shape.
+    """Maps a batch of either loader to the network's input, on the batch's device: float32 of the images' shape.
 
     Images are coloured by the numbers that a training loader has drawn."""
 
 
 def lenet_preset(size: int = 28) -> Preset:
-    """The middle of an image, or all of it with black around it; values from -1 to just below 1."""
+    """Take the middle of an image, or all of it with black around it; values from -1 to just below 1."""
     crop = (CropOrPad(size),)
     return Preset(crop, crop, _lenet_inputs)
 
 
 def cifarnet_preset(size: int = 32) -> Preset:
-    """A crop from the image with 4 black pixels around it, flip, brightness and contrast; each image standardised.
+    """Crop from the image with 4 black pixels around it, flip, vary brightness and contrast, standardise each image.
 
     Evaluation takes the middle.
     """
@@ -55,16 +55,13 @@ def cifarnet_preset(size: int = 32) -> Preset:
 
 
 def vgg_preset(size: int = 224, short_side: tuple[int, int] = (256, 512)) -> Preset:
-    """A crop from the image at a random scale, and flip; less the mean colour; values from -123.68 to 151.06.
+    """Crop from the image at a random scale, flip, subtract the mean colour; values from -123.68 to 151.06.
 
     Evaluation takes the middle at the lower scale.
 
     Args:
         size: height and width of the crop, in pixels.
         short_side: the least and the most pixels of the image's short side, once it is resized.
-
-    Raises:
-        InputError: a parameter is out of range.
     """
     crop = ShortSideCrop(size, short_side, resize="bilinear")
     middle = replace(crop, short_side=(short_side[0], short_side[0]), place="middle")
@@ -72,16 +69,13 @@ def vgg_preset(size: int = 224, short_side: tuple[int, int] = (256, 512)) -> Pre
 
 
 def inception_preset(size: int = 299, *, fast: bool = True, boxes_field: str | None = None) -> Preset:
-    """A distorted crop, flip and colours; values from -1 to 1. Evaluation takes 0.875 of each side.
+    """Crop by `DistortedCrop`, flip, distort colours; values from -1 to 1. Evaluation takes 0.875 of each side.
 
     Args:
         size: height and width of the crop, in pixels.
         fast: resize bilinearly, and change brightness and saturation alone; else each image is resized by one of four
             methods, and its colours are changed in one of four orders.
         boxes_field: as in `DistortedCrop`.
-
-    Raises:
-        InputError: a parameter is out of range.
     """
     crop = DistortedCrop(size, resize="bilinear" if fast else RANDOM, boxes_field=boxes_field)
     inputs = partial(_inception_inputs, orders=FAST_ORDERS if fast else SLIM_ORDERS)
@@ -111,11 +105,7 @@ PRESET_OF_NETWORK = {name: name for name in SLIM_PRESETS} | {
 
 
 def slim_preset(name: str, size: int) -> Preset:
-    """The preset of this name, or of slim's network of this name; size is the height and width of its images.
-
-    Raises:
-        InputError: slim has no such preset and no such network, or the size is out of range.
-    """
+    """Look up the preset of this name, or of slim's network of this name, for images of this height and width."""
     check_one_of("preset", name, [*PRESET_OF_NETWORK])
     return SLIM_PRESETS[PRESET_OF_NETWORK[name]](size)
 

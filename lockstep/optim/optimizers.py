@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Annotated, Any, Protocol
 
 from torch import Tensor
@@ -106,12 +106,19 @@ class Optimizer(Protocol):
 
 
 class Scheduled:
-    """The part of a bound optimizer that follows one schedule."""
+    """The part of a bound optimizer that follows one schedule.
 
-    def __init__(self, lr: LearningRate) -> None:
+    Args:
+        lr: a rate, or a schedule of it.
+        check_rate: refuses a rate that the update that makes a step cannot use: called with both.
+    """
+
+    def __init__(self, lr: LearningRate, check_rate: Callable[[float, int], None] = lambda lr, step: None) -> None:
         self._given: Schedule = Constant(lr) if isinstance(lr, int | float) else lr
         self._schedule = self._given
+        self._check_rate = check_rate
         self._latest: tuple[int, float] | None = None
+        """The last step that was asked for, and its rate: both the report and the update ask for it."""
 
     def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
         """Turn lengths in epochs into steps; says how, a line for each."""
@@ -124,10 +131,12 @@ class Scheduled:
         """The rate of the update that follows `step` completed ones.
 
         Raises:
-            InputError: the schedule gives what is no rate.
+            InputError: the schedule gives what is no rate, or none that the optimizer can use.
         """
-        if self._latest is None or self._latest[0] != step:  # asked for twice a step: for the report, and to use it
-            self._latest = (step, rate_at(self._schedule, step))
+        if self._latest is None or self._latest[0] != step:
+            rate = rate_at(self._schedule, step)
+            self._check_rate(rate, step + 1)
+            self._latest = (step, rate)
         return self._latest[1]
 
     def learning_rates(self, step: int) -> dict[str, float]:

@@ -100,7 +100,7 @@ class _Group:
         given = [g for g in mine if g is not None]
         whole = self.all
         if len(given) == len(mine) and not rows:
-            return whole._replace(gradients=given, divisor=divisor)
+            return Chunk(whole.parameters, given, whole.slots, whole.weight_decay, whole.fused, divisor)
         kept = [k for k, i in enumerate(self.indices) if gradients[i] is not None and i not in rows]
         return whole._replace(
             parameters=[whole.parameters[k] for k in kept],
@@ -114,7 +114,7 @@ class BoundRule(Scheduled):
     """A rule with its parameters, in groups that are updated together, and their slots."""
 
     def __init__(self, rule: Rule, parameters: Mapping[str, Tensor]) -> None:
-        super().__init__(rule.lr)
+        super().__init__(rule.lr, rule.check_rate)
         self._rule = rule
         self._names = list(parameters)
         self._parameters = list(parameters.values())
@@ -129,16 +129,6 @@ class BoundRule(Scheduled):
     def kernels(self) -> str:
         """Torch's fused kernel, or foreach operations."""
         return "fused" if self._fused else "foreach"
-
-    def rate(self, step: int) -> float:
-        """The rate of the update that follows `step` completed ones.
-
-        Raises:
-            InputError: the schedule gives what is no rate, or none for this rule.
-        """
-        lr = super().rate(step)
-        self._rule.check_rate(lr, step + 1)
-        return lr
 
     def matched(self) -> Iterator[tuple[str, list[str]]]:
         """The patterns of the weight decay."""
@@ -168,9 +158,12 @@ class BoundRule(Scheduled):
         lr = self.rate(step)
         if gradients.rows:
             self.check_rows([self._names[index] for index in gradients.rows])
-        tensors, divisor = gradients.to_divide() if self._divides and not gradients.rows else (gradients.tensors, 1.0)
+        divides = self._divides and not gradients.rows
+        tensors, divisor, owned = gradients.to_divide() if divides else (gradients.tensors, 1.0, False)
         for group in self._groups:
             chunk = group.chunk(tensors, divisor, gradients.rows)
+            if divisor != 1.0 and not owned:  # block by block: the quotients stay in the cache
+                chunk = chunk._replace(gradients=list(torch._foreach_div(chunk.gradients, divisor)), divisor=1.0)
             if chunk.gradients:
                 self._rule.apply(chunk, lr, step + 1)
         for index, rows in gradients.rows.items():
@@ -210,9 +203,9 @@ class BoundRule(Scheduled):
     def _blocks(self) -> list[list[int]]:
         """The indices of the parameters that are updated together: of one weight decay.
 
-        On a CPU an update of several operations takes few parameters at a time, which stay in the cache in between.
+        On a CPU an update takes few parameters at a time, which stay in the cache between its operations.
         """
-        full = _CACHED_ELEMENTS if not self._fused and self._parameters[0].device.type == "cpu" else math.inf
+        full = _CACHED_ELEMENTS if self._parameters[0].device.type == "cpu" else math.inf
         blocks: list[list[int]] = []
         for decay in dict.fromkeys(self._decays):
             size = full

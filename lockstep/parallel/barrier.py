@@ -1,4 +1,4 @@
-"""A barrier in shared memory that watches its peers: nobody waits for the dead."""
+"""A barrier in shared memory that watches its peers: no worker waits for a dead one."""
 
 from __future__ import annotations
 
@@ -17,15 +17,20 @@ from lockstep.workers.rank import Worker
 _LINE_BYTES = 64
 _SPINS = 200
 _PAUSE_SECONDS = 20e-6
-_LOOK_EVERY = 2_000
+_CHECK_EVERY = 2_000
 
 
 class SpinBarrier:
-    """Each worker counts its own arrivals in a cache line of its own, and waits until all counts are there."""
+    """Each worker counts its arrivals in a cache line of its own, and waits until the counts of all are there.
+
+    Args:
+        block: `num_bytes` shared bytes, zeros at first.
+        worker: this one; all of them make the barrier together.
+    """
 
     @staticmethod
     def num_bytes(num_workers: int) -> int:
-        """Shared bytes (zeros at first) that a barrier needs."""
+        """Shared bytes that a barrier needs."""
         return num_workers * _LINE_BYTES
 
     def __init__(self, block: Tensor, worker: Worker) -> None:
@@ -35,14 +40,14 @@ class SpinBarrier:
         self._lock = threading.Lock()
         self._name = worker.name
         pids = worker.group.gather(os.getpid())
-        self._peers = {_opened(pid, rank): rank for rank, pid in enumerate(pids) if rank != worker.rank}
+        self._peers = {_open_process(pid, rank): rank for rank, pid in enumerate(pids) if rank != worker.rank}
         self._close = weakref.finalize(self, _close_all, list(self._peers))
         self._poll = select.poll()
         for descriptor in self._peers:
             self._poll.register(descriptor, select.POLLIN)
 
     def wait(self) -> None:
-        """Return once every worker has arrived as often as this one; what they wrote before is then seen by this one.
+        """Return once every worker has arrived as often as this one; what they wrote before is then visible here.
 
         Raises:
             PeerLostError: a worker that has not arrived is dead.
@@ -55,8 +60,8 @@ class SpinBarrier:
             waits += 1
             if waits > _SPINS:
                 time.sleep(_PAUSE_SECONDS)
-            if waits % _LOOK_EVERY == 0:
-                self._look()
+            if waits % _CHECK_EVERY == 0:
+                self._check_peers()
         self._fence()
 
     def _fence(self) -> None:
@@ -66,7 +71,7 @@ class SpinBarrier:
             self._lock.acquire()
             self._lock.release()
 
-    def _look(self) -> None:
+    def _check_peers(self) -> None:
         gone = sorted(self._peers[descriptor] for descriptor, _ in self._poll.poll(0))
         missing = [rank for rank in gone if self._counts[rank] < self._arrivals]
         if missing:
@@ -78,12 +83,12 @@ class SpinBarrier:
             )
 
     def close(self) -> None:
-        """Give back the descriptors of the peers; the end of the barrier does so too."""
+        """Close the descriptors of the peers; the end of the barrier's life does so too."""
         self._close()
 
 
-def _opened(pid: object, rank: int) -> int:
-    """A descriptor of another worker's process, by the number that it has given."""
+def _open_process(pid: object, rank: int) -> int:
+    """A descriptor of another worker's process, by the pid that it has sent."""
     try:
         return os.pidfd_open(pid if type(pid) is int else -1)
     except (OSError, OverflowError) as error:

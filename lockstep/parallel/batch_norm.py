@@ -16,7 +16,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
 from lockstep.parallel.towers import Towers
-from lockstep.parallel.transports import process_group, together
+from lockstep.parallel.transports import process_group, run_collective
 from lockstep.workers.rank import Worker
 
 
@@ -190,7 +190,7 @@ class SyncedBatchNorm(BatchNormMode):
         mean, variance = moments(call.input)
         mine = torch.cat([mean, variance, mean.new_full((1,), call.values_per_channel)])
         everyone = mine.new_empty(self._worker.num_workers, len(mine))
-        together(self._worker, lambda: dist.all_gather(list(everyone), mine, group=self._group))
+        run_collective(self._worker, lambda: dist.all_gather(list(everyone), mine, group=self._group))
         means, variances, counts = torch.split(everyone, [len(mean), len(mean), 1], dim=1)
         return pooled(means, variances, counts)
 
@@ -203,7 +203,7 @@ class SyncedBatchNorm(BatchNormMode):
                 running.mul_(1 - call.momentum).add_(new, alpha=call.momentum)
 
     def _summed(self, mine: Tensor) -> Tensor:
-        together(self._worker, lambda: dist.all_reduce(mine, group=self._group))
+        run_collective(self._worker, lambda: dist.all_reduce(mine, group=self._group))
         return mine
 
 

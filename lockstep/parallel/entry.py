@@ -1,4 +1,4 @@
-"""What runs inside a forked process: the plan or a worker. Importing this module loads no torch."""
+"""The code that a forked process runs: the plan or a worker. Importing this module loads no torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lockstep.workers.channel import Channel
 from lockstep.workers.signals import pass_on_notices
 from lockstep.workers.store_server import inherit
 
-# What torch.distributed says in a worker when another one is gone; it names no worker.
+# Messages of torch.distributed in a worker when another one is gone; they name no worker.
 _PEER_LOST = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -36,10 +36,10 @@ _PEER_LOST = (
 
 
 def reference(function: Callable[..., object]) -> str:
-    """The name under which a forked process finds a function of a module.
+    """Return the name under which a forked process finds a function of a module.
 
     Raises:
-        ValueError: the function is not to be found under its name.
+        ValueError: a forked process would not find it.
     """
     module, name = function.__module__, function.__qualname__
     if module == "__main__" or getattr(sys.modules[module], name, None) is not function:
@@ -48,24 +48,24 @@ def reference(function: Callable[..., object]) -> str:
 
 
 def run_task(task: dict[str, Any], descriptors: list[int]) -> NoReturn:
-    """Do what this process was forked for, and leave."""
+    """Do what this process was forked for, and exit."""
     channel = Channel(socket.socket(fileno=descriptors[0]))
     for descriptor in descriptors[1:]:
         inherit(Connection(descriptor))
     sys.argv = task["sys_argv"]
     if task["kind"] == "plan":
-        _leave_at_once(_plan(task, channel))
+        _exit_now(_plan(task, channel))
     _worker(task, channel)
 
 
-def _leave_at_once(code: int) -> NoReturn:
-    # Taking down an interpreter with torch in it costs 0.2 s or more, and may crash or hang when all is done.
+def _exit_now(code: int) -> NoReturn:
+    # Finalizing an interpreter with torch in it takes 0.2 s or more, and may crash or hang when all is done.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _resolve(name: str) -> Callable[[list[str]], Any]:
+def _load_function(name: str) -> Callable[[list[str]], Any]:
     module, _, function = name.partition(":")
     resolved: Callable[[list[str]], Any] = getattr(import_module(module), function)
     return resolved
@@ -73,7 +73,7 @@ def _resolve(name: str) -> Callable[[list[str]], Any]:
 
 def _plan(task: Mapping[str, Any], channel: Channel) -> int:
     try:
-        channel.send({"plan": _resolve(task["function"])(task["argv"])})
+        channel.send({"plan": _load_function(task["function"])(task["argv"])})
     except SystemExit as leaving:
         return _exit_code(leaving)
     except Exception as error:
@@ -94,7 +94,7 @@ def _worker(task: Mapping[str, Any], channel: Channel) -> NoReturn:
     try:
         if task["threads"]:
             _set_threads(task["threads"])
-        code = _resolve(task["function"])(task["argv"]) or 0
+        code = _load_function(task["function"])(task["argv"]) or 0
     except SystemExit as leaving:
         code = _exit_code(leaving)
     except BaseException as error:
@@ -102,16 +102,16 @@ def _worker(task: Mapping[str, Any], channel: Channel) -> NoReturn:
         if os.getpid() != owner:
             sys.stderr.write(_traceback(error))
     if os.getpid() != owner:  # forked by the worker's own code: not the worker, and nobody to speak for it
-        _leave_at_once(code)
+        _exit_now(code)
     if failure:
         channel.send(failure)
     if not code:
         pulse.at(pulse.step, "end")
     _end_threads()
-    # The last one of the thread may be a tenth of a second old.
+    # The last beat of the thread may be a tenth of a second old.
     pulses.beat(pulse, channel)
     channel.send({"exit_code": code})
-    _leave_at_once(code)
+    _exit_now(code)
 
 
 def _end_threads() -> None:
@@ -129,7 +129,7 @@ def _set_threads(num_threads: int) -> None:
 
 
 def _exit_code(leaving: SystemExit) -> int:
-    """As the interpreter itself takes the argument of sys.exit."""
+    """Return the code that the interpreter makes of the argument of sys.exit, and write its text as it does."""
     if leaving.code is None or isinstance(leaving.code, int):
         return leaving.code or 0
     sys.stderr.write(f"{leaving.code}\n")
@@ -137,22 +137,22 @@ def _exit_code(leaving: SystemExit) -> int:
 
 
 def _text(error: BaseException) -> str:
-    """What is shown of an exception: raised on purpose, its text says all; else the traceback."""
+    """The text to show of an exception: its own where Lockstep has raised it, else the traceback."""
     return str(error) if isinstance(error, LockstepError) else _traceback(error)
 
 
 def _kind(error: BaseException) -> FailureKind:
-    if _tells_of_a_lost_peer(error):
+    if _is_lost_peer(error):
         return "peer"
     return "input" if isinstance(error, InputError) else "error"
 
 
-def _tells_of_a_lost_peer(error: BaseException | None) -> bool:
-    """Whether it, or what was being handled when it was raised, says no more than that another worker is gone."""
+def _is_lost_peer(error: BaseException | None) -> bool:
+    """Whether an error, or one that was being handled when it was raised, says only that another worker is gone."""
     if error is None or isinstance(error, PeerLostError):
         return error is not None
     said_by_transport = isinstance(error, RuntimeError) and any(said in str(error) for said in _PEER_LOST)
-    return said_by_transport or _tells_of_a_lost_peer(error.__cause__ or error.__context__)
+    return said_by_transport or _is_lost_peer(error.__cause__ or error.__context__)
 
 
 def _traceback(error: BaseException) -> str:

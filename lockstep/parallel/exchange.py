@@ -1,6 +1,6 @@
-"""Exchanges: how the towers' gradients become one update. Here are the values; `transports` moves the bytes.
+"""Exchanges: how the towers' gradients become one update; `lockstep.parallel.transports` moves the bytes.
 
-An exchange decides which gradients an update sees, and knows nothing else: not what the tensors mean, nor the model.
+An exchange decides which gradients an update sees, and knows neither what the tensors mean nor the model.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from lockstep.workers.rank import Worker
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 TransportName = Literal["shared_memory", "gloo", "nccl"]
+Counts = Mapping[str, "float | Tensor"]
+
+_COUNTS_HINT = 'return {"name of a loss": how many things it is a sum over}'
 
 
 class Connection(Protocol):
-    """An exchange between the workers of one run, for one list of tensors."""
+    """The connection of one worker with the others, for one list of tensors."""
 
     def total(self, sums: TreeSum) -> PartialSum:
-        """The sum over all towers of what each worker added up; valid until the next call.
-
-        It is never to be changed, but where it says that it is `owned`.
+        """Sum over all towers what each worker has added up; valid until the next call, to be changed only if `owned`.
 
         Raises:
             PeerLostError: another worker is gone.
@@ -51,13 +51,13 @@ class Exchange(Protocol):
 
 @dataclass(frozen=True)
 class Alone:
-    """One worker hosts all towers: the tree is finished where it stands."""
+    """One worker hosts all towers, and adds them up by itself."""
 
     def connect(self, worker: Worker, num_towers: int) -> Connection:
-        """Nothing to connect.
+        """Connect nothing.
 
         Raises:
-            InputError: there are other workers, and their towers would be left out.
+            InputError: there are other workers, whose towers would be left out.
         """
         if worker.num_workers > 1:
             raise InputError(
@@ -87,7 +87,7 @@ class AllReduce:
     """Insist on the fixed tree: the same bits for every number of workers."""
 
     def resolve(self, worker: Worker) -> TransportName:
-        """The transport for these workers."""
+        """Choose the transport for these workers."""
         if self.transport is not None:
             return self.transport
         if worker.device.type != "cpu":
@@ -125,60 +125,65 @@ class AllReduce:
             )
 
 
-_HINT = 'return {"name of a loss": how many things it is a sum over}'
-Counts = Mapping[str, "float | Tensor"]
-
-
 class Reducer:
-    """The connections that one step has with the other workers; those for numbers alone are made when first used."""
+    """The connections of a training step: one for the gradients, others for small sums of numbers, made when needed.
 
-    def __init__(self, exchange: Exchange, worker: Worker, num_leaves: int, mine: Sequence[int]) -> None:
+    Args:
+        exchange: makes the connections.
+        worker: this one; all workers make the same calls.
+        num_leaves: leaves of the tree: towers, or workers that run all their towers at once.
+        own: which of the leaves are this worker's.
+    """
+
+    def __init__(self, exchange: Exchange, worker: Worker, num_leaves: int, own: Sequence[int]) -> None:
         self.num_leaves = num_leaves
-        """Leaves of the tree: towers, or workers that run theirs as one."""
-        self._exchange = exchange
-        self._worker = worker
-        self._mine = mine
+        self._exchange, self._worker, self._own = exchange, worker, own
         self._gradients = exchange.connect(worker, num_leaves)
         self._numbers: dict[int, Connection] = {}
         self._counted: tuple[str, ...] | None = None
 
     def total(self, sums: TreeSum) -> PartialSum:
-        """The sum over all towers; valid until the next call, to be changed only where it is owned."""
+        """Sum over all towers; valid until the next call, to be changed only if `owned`."""
         return self._gradients.total(sums)
 
     def numbers(self, of_each: Sequence[list[float]]) -> list[float]:
-        """Numbers of each of this worker's leaves summed over all; all workers call it together, with as many."""
+        """Sum over all leaves the numbers of each of this worker's leaves: as many on every worker."""
         count = len(of_each[0])
         if count not in self._numbers:
             self._numbers[count] = self._exchange.connect(self._worker, self.num_leaves)
         sums = TreeSum()
-        for place, numbers in zip(self._mine, of_each, strict=True):
-            sums.add(place, PartialSum([], numbers))
+        for leaf, numbers in zip(self._own, of_each, strict=True):
+            sums.add(leaf, PartialSum([], numbers))
         return self._numbers[count].total(sums).numbers
 
     def counted(self, of_each: Sequence[Counts]) -> dict[str, float]:
-        """Counts by name, of each of this worker's leaves, summed over all.
+        """Sum over all leaves the counts by name of each of this worker's leaves.
 
         Raises:
             InputError: a count is negative or not finite, or the names are not those of the first time.
             WorkerError: the workers count different things.
         """
         for counts in of_each:
-            check_type("what counts(batch) returns", counts, Mapping, expected="a dict", hint=_HINT)
+            check_type("what counts(batch) returns", counts, Mapping, expected="a dict", hint=_COUNTS_HINT)
         names = tuple(sorted(of_each[0]))
         if self._counted is None:
             self._worker.group.agree("what is counted", list(names))
             self._counted = names
         for counts in of_each:
             if tuple(sorted(counts)) != self._counted:
-                raise _unlike(counts, self._counted)
+                raise InputError(
+                    "The count function returned other names than before.",
+                    given=f"counts of {tuple(counts)}",
+                    expected=f"counts of {self._counted}, as at the start",
+                    hint="return the same names for every batch, with 0 where there is nothing to count",
+                )
         values = [[_count(name, counts[name]) for name in names] for counts in of_each]
         return dict(zip(names, self.numbers(values), strict=True)) if names else {}
 
 
 def _count(name: str, count: float | Tensor) -> float:
     if not isinstance(count, int | float) and (not hasattr(count, "item") or count.numel() != 1):
-        raise wrong_type(f"the count of {name!r}", count, expected="a number, or a tensor of one", hint=_HINT)
+        raise wrong_type(f"the count of {name!r}", count, expected="a number, or a tensor of one", hint=_COUNTS_HINT)
     value = float(count if isinstance(count, int | float) else count.item())
     if not 0 <= value < math.inf:
         raise InputError(
@@ -188,12 +193,3 @@ def _count(name: str, count: float | Tensor) -> float:
             hint="count the things that the loss is a sum over",
         )
     return value
-
-
-def _unlike(counts: Counts, names: tuple[str, ...]) -> InputError:
-    return InputError(
-        "The count function returned other names than before.",
-        given=f"counts of {tuple(counts)}",
-        expected=f"counts of {names}, as at the start",
-        hint="return the same names for every batch, with 0 where there is nothing to count",
-    )

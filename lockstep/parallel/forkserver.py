@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import WorkerError
+from lockstep.owner import process_fields
 from lockstep.parallel import entry
 from lockstep.workers.signals import NOTICES
 
@@ -48,16 +49,16 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 @dataclass(frozen=True)
 class Event:
-    """A process of the server's was born, or has ended."""
+    """A process that the server has forked has begun or ended."""
 
     name: str
     pid: int
     status: int | None
-    """Exit status, negative for the signal that killed it; None at birth."""
+    """Exit status, negative for the signal that killed it; None at the beginning."""
 
 
 class ForkServer:
-    """The launcher's end: asks for processes, and hears of their birth and end."""
+    """The launcher's end of the server: asks for processes, and hears when they begin and end."""
 
     def __init__(self, preload: Sequence[str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -93,12 +94,12 @@ class ForkServer:
         self._send({"name": name, "signal": int(number)}, [])
 
     def _send(self, order: Mapping[str, object], descriptors: Sequence[int]) -> None:
-        # When the server is gone, the next look at the events says so.
+        # When the server is gone, the next call of `events` says so.
         with contextlib.suppress(ConnectionError):
             socket.send_fds(self._control, [json.dumps(order).encode()], descriptors)
 
     def events(self, timeout_seconds: float) -> list[Event]:
-        """What has happened; waits for the first event.
+        """Return the events since the last call; waits for the first one.
 
         Raises:
             WorkerError: the server itself is gone, and all its processes with it.
@@ -132,7 +133,7 @@ class ForkServer:
 
 def serve(descriptor: int, launcher: int, preload: Sequence[str]) -> None:
     """Serve a launcher; in the forked children, do what each was forked for and exit."""
-    # Until it serves. Then it sees that its launcher is gone, and has processes to take along.
+    # Only until it serves: then it sees by itself that its launcher is gone, and has processes to take along.
     end_with_parent(launcher)
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -141,7 +142,7 @@ def serve(descriptor: int, launcher: int, preload: Sequence[str]) -> None:
     for module in preload:
         import_module(module)
     _send_at_end_of_parent(0)
-    # What is here now is never garbage: the children's collectors need not touch, and so copy, all its pages.
+    # The objects of now are never garbage: the children's collectors need not touch, and so copy, all their pages.
     gc.freeze()
     work = _Server(socket.socket(fileno=descriptor)).serve()
     sys.exit(work())
@@ -162,13 +163,13 @@ class _Server:
         while True:
             for key, _ in self._selector.select():
                 if key.data is None:
-                    work = self._obey()
+                    work = self._handle_order()
                     if work is not None:
                         return work
                 else:
-                    self._bury(key.fd, key.data)
+                    self._reap(key.fd, key.data)
 
-    def _obey(self) -> Callable[[], int] | None:
+    def _handle_order(self) -> Callable[[], int] | None:
         packet, descriptors = _receive(self._control)
         if not packet:
             end_descendants()
@@ -184,30 +185,30 @@ class _Server:
         parent = os.getpid()
         pid = os.fork()
         if not pid:
-            self._leave()
+            self._close()
             end_with_parent(parent)
             return lambda: entry.run_task(task, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         self._names[pid] = name
         self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
-        self._tell(Event(name, pid, None))
+        self._report(Event(name, pid, None))
         return None
 
-    def _leave(self) -> None:
+    def _close(self) -> None:
         """Close what belongs to the server, in a child."""
         for descriptor in [key.fd for key in self._selector.get_map().values() if key.data is not None]:
             os.close(descriptor)
         self._selector.close()
         self._control.close()
 
-    def _bury(self, descriptor: int, pid: int) -> None:
+    def _reap(self, descriptor: int, pid: int) -> None:
         _, status = os.waitpid(pid, 0)
         self._selector.unregister(descriptor)
         os.close(descriptor)
-        self._tell(Event(self._names.pop(pid), pid, os.waitstatus_to_exitcode(status)))
+        self._report(Event(self._names.pop(pid), pid, os.waitstatus_to_exitcode(status)))
 
-    def _tell(self, event: Event) -> None:
+    def _report(self, event: Event) -> None:
         with contextlib.suppress(ConnectionError):
             self._control.send(json.dumps(vars(event)).encode())
 
@@ -245,13 +246,4 @@ def _children() -> list[int]:
     """The direct children of this process."""
     mine = str(os.getpid())
     pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdecimal()]
-    return [pid for pid in pids if status_fields(pid)[1:2] == [mine]]
-
-
-def status_fields(pid: int) -> list[str]:
-    """What the system says of a process: its state ("T" is stopped), its parent, ...; nothing once it is gone."""
-    try:
-        # The name of the program comes before, in brackets, and may hold anything.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
+    return [pid for pid in pids if process_fields(pid)[1:2] == [mine]]

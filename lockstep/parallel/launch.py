@@ -9,7 +9,6 @@ SIGHUP, Ctrl-C or SIGTERM, all four after a final checkpoint; 137 aborted.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -23,12 +22,10 @@ from lockstep.errors import InputError, LockstepError, WorkerError
 from lockstep.parallel.entry import reference
 from lockstep.parallel.forkserver import ForkServer
 from lockstep.parallel.supervisor import STOPPED_EARLY, TICK_SECONDS, RunOutcome, Supervisor
-from lockstep.parallel.watchdog import Limits, cause
-from lockstep.screen import Lines, outlive_terminal
+from lockstep.parallel.watchdog import Limits, root_cause
+from lockstep.screen import Lines, log, outlive_terminal
 from lockstep.workers.channel import Channel
 from lockstep.workers.signals import notices
-
-log = logging.getLogger("lockstep")
 
 Plan = Callable[[list[str]], Mapping[str, Any]]
 Main = Callable[[list[str]], int | None]
@@ -38,15 +35,15 @@ STOPPED = {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143, "SIGUSR1": PREEMPTED}
 
 
 def is_worker() -> bool:
-    """Whether a launcher, this one or another, started this process as a worker: then it is to join, not to launch."""
+    """Whether a launcher, ours or another, has started this process as a worker: it then joins, and launches none."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def exit_code_of_stop(by: str, *, requeue: bool = False) -> int:
     """The exit code of a run that a signal has stopped.
 
-    75 is EX_TEMPFAIL of sysexits.h, "try again later". SIGUSR1 is sent for no other reason; SIGTERM may also come from
-    somebody who wants the run to end, so it says so only where this was asked for.
+    75 is EX_TEMPFAIL of sysexits.h, "try again later". SIGUSR1 is sent for no other reason. SIGTERM may also come from
+    somebody who wants the run to end: it counts as a preemption only with `requeue`.
     """
     return PREEMPTED if requeue and by == "SIGTERM" else STOPPED[by]
 
@@ -60,34 +57,31 @@ def launch(
     limits: Limits | None = None,
     requeue: bool = False,
 ) -> int:
-    """Run `main(argv)` on as many workers as `plan(argv)` says; returns the exit code. To be called in the main thread.
+    """Run `main(argv)` on as many workers as `plan(argv)` says; returns the exit code. Call it in the main thread.
 
     Args:
-        argv: handed to both functions as it is.
-        plan: returns `{"workers": 2}`; `"threads"` may be given too (intra-op threads of a worker, 1 by default), and
-            `"hang_seconds"`, in place of that of the limits. What it raises is shown, and no worker is started. A
-            function at the top level of a module.
+        argv: the arguments of both functions.
+        plan: returns `{"workers": 2}`, with `"threads"` (intra-op threads of a worker, 1 by default) and
+            `"hang_seconds"` (in place of that of the limits) where wanted. An error that it raises is shown, and no
+            worker is started. A function at the top level of a module.
         main: what each worker runs; None or 0 is success. A function at the top level of a module.
         preload: modules imported once for all workers; importing them must start no thread and touch no device.
         limits: how long a worker may be silent, stuck, or take to stop.
-        requeue: SIGTERM is a preemption too.
+        requeue: count SIGTERM as a preemption too.
     """
     if sys.platform != "linux":
         return _run_here(list(argv), plan, main)
     outlive_terminal()
     task: dict[str, object] = {"argv": list(argv), "sys_argv": sys.argv}
     try:
-        with _wishes() as wishes, closing(ForkServer(preload)) as server:
-            planned = _make_plan(server, {**task, "kind": "plan", "function": reference(plan)}, wishes)
-            if planned is None:
-                log.warning(STOPPED_EARLY)
-                return exit_code_of_stop(wishes[0], requeue=requeue)
+        with _collect_signals() as requests, closing(ForkServer(preload)) as server:
+            planned = _make_plan(server, {**task, "kind": "plan", "function": reference(plan)}, requests, requeue)
             if isinstance(planned, int):
                 return planned
             task |= {"kind": "worker", "function": reference(main), "threads": planned.get("threads")}
             limits = limits or Limits()
             limits = replace(limits, hang_seconds=planned.get("hang_seconds", limits.hang_seconds))
-            outcome = Supervisor(server, task, planned["workers"], limits, wishes).finish()
+            outcome = Supervisor(server, task, planned["workers"], limits, requests).finish()
     except WorkerError as error:
         log.error("%s", error)
         return FAILED
@@ -96,12 +90,12 @@ def launch(
 
 
 def _conclude(outcome: RunOutcome, requeue: bool) -> int:
-    """Say why the run ended, if not by itself; returns the exit code."""
+    """Log why the run ended, if not by itself; returns the exit code."""
     if outcome.aborted:
         log.warning("aborted, without a checkpoint")
         return ABORTED
     if outcome.failures:
-        failure = cause(outcome.failures)
+        failure = root_cause(outcome.failures)
         log.error("%s", Lines(failure.text))
         return WRONG_INPUT if failure.kind == "input" else FAILED
     if outcome.late:
@@ -110,27 +104,30 @@ def _conclude(outcome: RunOutcome, requeue: bool) -> int:
 
 
 @contextmanager
-def _wishes() -> Iterator[list[str]]:
-    """Collect the names of SIGINT and notices as they come; the handlers from before are put back."""
-    wishes: list[str] = []
+def _collect_signals() -> Iterator[list[str]]:
+    """Collect the names of SIGINT and notices as they come; the handlers from before are put back at the end."""
+    requests: list[str] = []
     numbers = [signal.SIGINT, *notices()]
-    before = [signal.signal(number, lambda n, _: wishes.append(signal.Signals(n).name)) for number in numbers]
+    before = [signal.signal(number, lambda n, _: requests.append(signal.Signals(n).name)) for number in numbers]
     try:
-        yield wishes
+        yield requests
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
 
 
-def _make_plan(server: ForkServer, task: Mapping[str, object], wishes: list[str]) -> Mapping[str, Any] | int | None:
-    """The plan, or the exit code of the run that will not be; None where a signal came first."""
+def _make_plan(
+    server: ForkServer, task: Mapping[str, object], requests: list[str], requeue: bool
+) -> Mapping[str, Any] | int:
+    """Have the plan made in a process of its own; returns it, or the exit code where there is nothing to run."""
     ours, theirs = socket.socketpair()
     with closing(Channel(ours)) as channel:
         server.fork("plan", task, [theirs])
-        status = _status(server, wishes)
+        status = _wait_for_exit(server, requests)
         said = next(iter(channel.receive()), {})
     if status is None:
-        return None
+        log.warning(STOPPED_EARLY)
+        return exit_code_of_stop(requests[0], requeue=requeue)
     if "plan" in said:
         plan: Mapping[str, Any] = said["plan"]
         return plan
@@ -141,9 +138,9 @@ def _make_plan(server: ForkServer, task: Mapping[str, object], wishes: list[str]
     return max(status, FAILED) if status else 0
 
 
-def _status(server: ForkServer, wishes: list[str]) -> int | None:
-    """The exit status of the only process, None when a signal came first."""
-    while not wishes:
+def _wait_for_exit(server: ForkServer, requests: list[str]) -> int | None:
+    """Return the exit status of the server's only process, None when a signal comes first."""
+    while not requests:
         for event in server.events(TICK_SECONDS):
             if event.status is not None:
                 return event.status
@@ -151,7 +148,7 @@ def _status(server: ForkServer, wishes: list[str]) -> int | None:
 
 
 def _run_here(argv: list[str], plan: Plan, main: Main) -> int:
-    """One worker, in this very process: where processes cannot be forked and watched."""
+    """Run one worker in this very process, where processes cannot be forked and watched."""
     try:
         num_workers = plan(argv)["workers"]
         if num_workers > 1:

@@ -1,73 +1,81 @@
-"""The workers of one run as their launcher sees them: starts them, listens, and ends them together."""
+"""The supervisor starts the workers of one run for their launcher, listens to them, and ends them together."""
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from lockstep.owner import process_fields
 from lockstep.parallel import watchdog
-from lockstep.parallel.forkserver import Event, ForkServer, status_fields
+from lockstep.parallel.forkserver import Event, ForkServer
 from lockstep.parallel.watchdog import Failure, Limits, Verdict, Watchdog, WorkerStatus
-from lockstep.screen import Lines
+from lockstep.screen import Lines, log
 from lockstep.workers.channel import Channel, Message
 from lockstep.workers.store_server import LAUNCHED, StoreServer
 
-log = logging.getLogger("lockstep")
-
 TICK_SECONDS = 0.1
+STOPPED_EARLY = "stopped before the first step"
 _ANSWER_SECONDS = 0.5
 _WAIT_SECONDS = 2.0
-STOPPED_EARLY = "stopped before the first step"
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """How a run has ended; without failures, all workers returned 0."""
+
+    failures: Sequence[Failure]
+    """In the order in which they were noticed."""
+    stopped_by: str | None
+    """The signal that asked for a stop ("SIGTERM") before the run had reached its end."""
+    aborted: bool = False
+    late: bool = False
+    """Workers had to be killed, since they took too long to save and end."""
 
 
 @dataclass
 class _Member:
-    """One worker."""
+    """One worker: where it was when last heard of, and how far its process has come."""
 
     rank: int
     channel: Channel
     pid: int = 0
     step: int = 0
     phase: str = "start"
-    is_running: bool = True
-    """Its process is there."""
-    exit_code: int | None = None
-    """Once its main function has returned and its threads have ended: all that it had to do is done."""
-    explained: bool = False
-    """Why it ended, or will, is known already."""
-    run_complete: bool = False
+    state: Literal["running", "failed", "returned", "done", "dead"] = "running"
+    """`running` until it has `failed` (why is known, or it was killed from here) or `returned` 0 from all that it had
+    to do; once its process is gone, `done` or `dead`."""
+    run_ended: bool = False
     """Its part of the run has reached the end, and is saved; it may still score."""
+    phase_at_stop: str | None = None
+    """Its phase when it was asked to stop."""
+    is_awaited: bool = False
+    """It was asked to stop, and has not said since where it is."""
 
     @property
-    def is_done(self) -> bool:
-        """It has ended, without an error."""
-        return self.exit_code == 0
+    def has_process(self) -> bool:
+        return self.state in ("running", "failed", "returned")
+
+    @property
+    def has_returned(self) -> bool:
+        return self.state in ("returned", "done")
 
     @property
     def name(self) -> str:
         return f"worker {self.rank}"
 
     @property
-    def place(self) -> WorkerStatus:
+    def status(self) -> WorkerStatus:
         return WorkerStatus(self.rank, self.pid, self.step, self.phase)
 
-
-@dataclass(frozen=True)
-class RunOutcome:
-    """How a run has ended; without troubles, all workers returned 0."""
-
-    failures: Sequence[Failure]
-    """In the order in which they were noticed."""
-    stopped_by: str | None
-    """The signal that asked for a stop ("SIGTERM") before the run had reached its end."""
-    aborted: bool
-    late: bool = False
-    """Workers had to be killed, since they took too long to save and end."""
+    @property
+    def interrupted_phase(self) -> str:
+        """What a stop interrupts. A worker that was scoring, and has ended meanwhile, has left its scoring off."""
+        return "evaluate" if (self.phase_at_stop, self.phase) == ("evaluate", "end") else self.phase
 
 
 class Supervisor:
@@ -76,58 +84,58 @@ class Supervisor:
     Args:
         server: forks the workers.
         task: what each worker does.
-        num_workers: how many there are.
+        num_workers: how many to start.
         limits: how long a worker may be silent, stuck, or take to stop.
-        wishes: names of the signals that have reached the launcher; taken out as they are obeyed.
+        requests: names of the signals that have reached the launcher; taken out as they are handled.
+        clock: seconds that only grow.
     """
 
     def __init__(
-        self, server: ForkServer, task: Mapping[str, object], num_workers: int, limits: Limits, wishes: list[str]
+        self,
+        server: ForkServer,
+        task: Mapping[str, object],
+        num_workers: int,
+        limits: Limits,
+        requests: list[str],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._server, self._limits, self._wishes = server, limits, wishes
+        self._server, self._limits, self._requests, self._clock = server, limits, requests, clock
         self._failures: list[Failure] = []
         self._first_failure: float | None = None
         self._stopped_by: str | None = None
         self._stopped_at = 0.0
-        self._unheard: set[int] | None = None
-        """Those that have not told where they are since a stop was asked for; None once that was said."""
-        self._phases: list[str] = []
-        """Of the workers, when the stop was asked for."""
+        self._is_announced = False
         self._aborted = self._late = False
         self._store = StoreServer()
         self._members = [self._start(rank, num_workers, task) for rank in range(num_workers)]
-        self._watchdog = Watchdog(num_workers, limits, time.monotonic())
+        self._watchdog = Watchdog(num_workers, limits, clock())
 
     def finish(self) -> RunOutcome:
         """Watch until no worker is left."""
-        while any(member.is_running for member in self._members):
+        while any(member.has_process for member in self._members):
             self._listen()
-            self._obey()
-            self._say_what_stops()
-            self._watch_over()
-            self._end_those_that_wait_in_vain()
+            self._handle_requests()
+            self._announce_stop()
+            self._handle_verdicts()
+            self._find_those_who_left()
             self._end_survivors()
             self._end_late()
-        if self._unheard is not None:
-            self._unheard = set()
-            self._say_what_stops()
         for member in self._members:
             member.channel.close()
         self._store.close()
-        if all(failure.kind == "peer" for failure in self._failures):
-            # Whoever has ended without an error is missed by the others, and says nothing itself.
-            self._failures[:0] = [
-                watchdog.missed(each.place) for each in self._members if self._failures and each.is_done
-            ]
-        return RunOutcome(self._failures, None if self._has_ended() else self._stopped_by, self._aborted, self._late)
+        failures = self._failures
+        if failures and all(failure.kind == "peer" for failure in failures):
+            # A worker that has ended without an error is missed by the others, and says nothing itself.
+            failures = [watchdog.left(each.status) for each in self._members if each.has_returned] + failures
+        return RunOutcome(failures, None if self._run_has_ended() else self._stopped_by, self._aborted, self._late)
 
-    def _has_ended(self) -> bool:
-        return all(member.run_complete for member in self._members)
+    def _run_has_ended(self) -> bool:
+        return all(member.run_ended for member in self._members)
 
     def _start(self, rank: int, num_workers: int, task: Mapping[str, object]) -> _Member:
         """Have a worker forked; it lives no longer than the channel to it."""
-        seat = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_workers, "LOCAL_WORLD_SIZE": num_workers}
-        environment = {name: str(number) for name, number in seat.items()} | {LAUNCHED: "1"}
+        ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_workers, "LOCAL_WORLD_SIZE": num_workers}
+        environment = {name: str(number) for name, number in ranks.items()} | {LAUNCHED: "1"}
         # gloo listens for the other workers, all of which are on this host.
         environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
         ours, theirs = socket.socketpair()
@@ -140,128 +148,130 @@ class Supervisor:
         # After the events: what a worker said before its end is there by now.
         for member in self._members:
             for message in member.channel.receive():
-                self._hear(member, message)
+                self._take_message(member, message)
         for event in events:
-            self._take_in(event)
+            self._take_event(event)
 
-    def _hear(self, member: _Member, message: Message) -> None:
-        if self._unheard is not None:
-            self._unheard.discard(member.rank)
+    def _take_message(self, member: _Member, message: Message) -> None:
+        member.is_awaited = False
         if "exit_code" in message:
-            member.exit_code = message["exit_code"]
             self._watchdog.forget(member.rank)
-            return
-        if "stacks" in message:
-            log.warning("%s is at:\n%s", member.place, Lines(message["stacks"].rstrip()))
-            return
-        member.step, member.phase = message["step"], message["phase"]
-        member.run_complete = message.get("ended", False)
-        if "failed" in message:
-            self._blame(member, watchdog.failed(member.place, message["kind"], message["failed"]))
-        elif member.is_running and not member.explained:
-            self._watchdog.heard(member.rank, member.step, member.phase, message["count"], waits=message["waits"])
-            if message["stop"] and not self._stopped_by:
-                self._wishes.append(message["stop"])
+            if not message["exit_code"]:
+                member.state = "returned"
+        elif "stacks" in message:
+            log.warning("%s is at:\n%s", member.status, Lines(message["stacks"].rstrip()))
+        else:
+            member.step, member.phase = message["step"], message["phase"]
+            member.run_ended = message.get("ended", False)
+            if "failed" in message:
+                self._blame(member, watchdog.raised(member.status, message["kind"], message["failed"]))
+            elif member.state in ("running", "returned"):
+                self._watchdog.record_beat(
+                    member.rank, member.step, member.phase, message["count"], waits=message["waits"]
+                )
+                if message["stop"] and not self._stopped_by:
+                    self._requests.append(message["stop"])
 
-    def _take_in(self, event: Event) -> None:
+    def _take_event(self, event: Event) -> None:
         member = next(member for member in self._members if member.name == event.name)
         member.pid = event.pid
-        if event.status is not None:
-            member.is_running = False
-            self._watchdog.forget(member.rank)
-            if member.exit_code is None:
-                member.exit_code = event.status
-            if member.exit_code:
-                self._blame(member, watchdog.died(member.place, event.status))
+        if event.status is None:
+            return
+        self._watchdog.forget(member.rank)
+        member.is_awaited = False
+        if member.state == "returned" or not event.status:
+            member.state = "done"
+        else:
+            self._blame(member, watchdog.died(member.status, event.status))
+            member.state = "dead"
 
     def _blame(self, member: _Member, failure: Failure) -> None:
-        if not member.explained:
-            member.explained = True
+        if member.state == "running":
+            member.state = "failed"
             self._add(failure)
 
     def _add(self, failure: Failure) -> None:
         self._failures.append(failure)
-        self._first_failure = self._first_failure or time.monotonic()
+        self._first_failure = self._first_failure or self._clock()
 
-    def _obey(self) -> None:
+    def _handle_requests(self) -> None:
         """Do what signals asked for: stop; at a further Ctrl-C, abort."""
-        while self._wishes:
-            wish = self._wishes.pop(0)
+        while self._requests:
+            request = self._requests.pop(0)
             if self._stopped_by is None:
-                self._stopped_by, self._stopped_at = wish, time.monotonic()
-                self._unheard = {member.rank for member in self._members if member.is_running}
-                self._phases = [member.phase for member in self._members]
+                self._stopped_by, self._stopped_at = request, self._clock()
                 for member in self._members:
-                    member.channel.send({"stop": wish})
-            elif wish == "SIGINT":
-                self._aborted = not self._has_ended()
+                    member.phase_at_stop, member.is_awaited = member.phase, member.has_process
+                    member.channel.send({"stop": request})
+            elif request == "SIGINT":
+                self._aborted = not self._run_has_ended()
                 self._kill(self._members)
 
-    def _say_what_stops(self) -> None:
-        """Once every worker has told where it is, say what a stop interrupts; before the first step, end it at once."""
-        if self._unheard is None or (self._unheard and time.monotonic() - self._stopped_at < _ANSWER_SECONDS):
+    def _announce_stop(self) -> None:
+        """Once every worker has said where it is, log what a stop interrupts; before the first step, end at once."""
+        if self._stopped_by is None or self._is_announced:
             return
-        self._unheard = None
-        # Who scored, and has ended meanwhile, has left its scoring off.
-        phases = {
-            "evaluate" if (before, each.phase) == ("evaluate", "end") else each.phase
-            for each, before in zip(self._members, self._phases, strict=True)
-        }
+        if self._clock() - self._stopped_at < _ANSWER_SECONDS and any(member.is_awaited for member in self._members):
+            return
+        self._is_announced = True
+        phases = {member.interrupted_phase for member in self._members}
         if phases == {"start"} or (phases == {"script"} and not any(member.step for member in self._members)):
             log.warning(STOPPED_EARLY)
             self._kill(self._members)
         else:
-            log.warning("%s; Ctrl-C again aborts", self._what_stops(phases))
+            log.warning("%s; Ctrl-C again aborts", _what_stops(phases, run_has_ended=self._run_has_ended()))
 
-    def _what_stops(self, phases: set[str]) -> str:
-        if self._has_ended():
-            return "the run has ended, and its scoring is left off"
-        if phases == {"evaluate"}:
-            return "stopping: the scoring is left off"
-        return "stopping after this step, with a checkpoint"
-
-    def _watch_over(self) -> None:
+    def _handle_verdicts(self) -> None:
         """Show the stacks of workers that are silent or stuck, and end those that stay so."""
-        for verdict in self._watchdog.look(time.monotonic(), self._is_stopped):
+        for verdict in self._watchdog.poll(self._clock(), self._is_stopped):
             member = self._members[verdict.rank]
             if verdict.action == "show":
                 self._show(member, verdict)
             else:
-                self._blame(member, watchdog.killed(member.place, verdict))
+                self._blame(member, watchdog.killed(member.status, verdict))
                 self._kill([member])
 
     def _is_stopped(self, rank: int) -> bool:
-        return status_fields(self._members[rank].pid)[:1] == ["T"]
+        return process_fields(self._members[rank].pid)[:1] == ["T"]
 
     def _show(self, member: _Member, verdict: Verdict) -> None:
-        place, seconds = member.place, verdict.seconds
+        status, seconds = member.status, verdict.seconds
         if verdict.reason == "stuck":
-            log.warning("%s has been %s for %.0f s; its stack follows", place, place.where, seconds)
+            log.warning("%s has been %s for %.0f s; its stack follows", status, status.where, seconds)
             member.channel.send({"show": "stacks"})
-        else:  # nobody there who could answer
-            log.warning("%s gives no sign of life for %.0f s %s; its stack:", place, seconds, place.where)
+        else:  # its thread does not answer: the system's signal makes faulthandler write the stack
+            log.warning("%s gives no sign of life for %.0f s %s; its stack:", status, seconds, status.where)
             self._server.kill(member.name, signal.SIGUSR2)
 
-    def _end_those_that_wait_in_vain(self) -> None:
-        """A worker that has ended is never going to make the call in which the others wait for it."""
-        gone = [member for member in self._members if member.is_done and not member.is_running]
-        for member in gone if self._watchdog.longest_wait() > _WAIT_SECONDS and not self._failures else []:
-            self._add(watchdog.missed(member.place))
+    def _find_those_who_left(self) -> None:
+        """Blame workers that have ended, and so will never make the call in which the others wait for them."""
+        if not self._failures and self._watchdog.longest_wait() > _WAIT_SECONDS:
+            for member in self._members:
+                if member.state == "done":
+                    self._add(watchdog.left(member.status))
 
     def _end_survivors(self) -> None:
-        """When a worker has failed the others notice by themselves, and may close their files; then they have to go."""
-        if self._first_failure and time.monotonic() - self._first_failure > self._limits.grace_seconds:
+        """End the others some time after a failure: till then they may notice it, and close their files."""
+        if self._first_failure and self._clock() - self._first_failure > self._limits.grace_seconds:
             self._kill(self._members)
 
     def _end_late(self) -> None:
-        """Who does not save in the time that there is will be killed from outside: better from here, with a word."""
+        """End workers that do not save in the time that there is: they would be killed from outside without a word."""
         limit = self._limits.stop_seconds
-        if self._stopped_by and limit is not None and time.monotonic() - self._stopped_at > limit:
+        if self._stopped_by and limit is not None and self._clock() - self._stopped_at > limit:
             self._late = True
             self._kill(self._members)
 
     def _kill(self, members: Iterable[_Member]) -> None:
         for member in members:
-            # What is ended from here is not to blame for anything.
-            member.explained = True
+            if member.state == "running":
+                member.state = "failed"  # from here, so nothing is to be blamed for it
             self._server.kill(member.name, signal.SIGKILL)
+
+
+def _what_stops(phases: set[str], *, run_has_ended: bool) -> str:
+    if run_has_ended:
+        return "the run has ended, and its scoring is left off"
+    if phases == {"evaluate"}:
+        return "stopping: the scoring is left off"
+    return "stopping after this step, with a checkpoint"

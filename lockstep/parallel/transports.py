@@ -1,4 +1,8 @@
-"""Where each tensor of a list lies in one block of bytes: the same on every worker, and the same after a resume."""
+"""Transports of an exchange: shared memory between workers of one CPU host, torch.distributed otherwise.
+
+Tensors of a step travel in blocks of bytes with a fixed layout, by the order of the parameters: it never changes after
+the first step, so a resumed run adds up in the same order as the one that was stopped.
+"""
 
 from __future__ import annotations
 
@@ -16,134 +20,87 @@ from torch._C._distributed_c10d import PrefixStore
 
 from lockstep.errors import PeerLostError, WorkerError
 from lockstep.parallel.barrier import SpinBarrier
-from lockstep.parallel.tree import Node, PartialSum, TreeSum, additions, aligned_nodes, assign_towers
+from lockstep.parallel.tree import PartialSum, TreeSum, additions, aligned_nodes, assign_towers
 from lockstep.workers.group import MEMORY_NAME, timeout_seconds
 from lockstep.workers.rank import Worker
 
 ALIGNMENT_BYTES = 64
-
-
-@dataclass(frozen=True)
-class Segment:
-    """The tensors of one dtype, one after the other."""
-
-    dtype: torch.dtype
-    offset_bytes: int
-    num_elements: int
-
-    def of(self, block: Tensor) -> Tensor:
-        """The segment's elements in a block of bytes (uint8, one-dimensional)."""
-        return block[self.offset_bytes : self.offset_bytes + self.num_elements * self.dtype.itemsize].view(self.dtype)
-
-
-class FlatLayout:
-    """The places of a list of tensors, by dtype in order of first appearance, then in the order of the list.
-
-    A tensor keeps its strides: what lies in the block is its memory as it is.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._shapes = [(t.shape, t.stride(), t.dtype) for t in tensors]
-        dtypes = list(dict.fromkeys(t.dtype for t in tensors))
-        sizes = {dtype: sum(t.numel() for t in tensors if t.dtype == dtype) for dtype in dtypes}
-        self.segments: list[Segment] = []
-        end = 0
-        for dtype in dtypes:
-            self.segments.append(Segment(dtype, end, sizes[dtype]))
-            end += -(-sizes[dtype] * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        self.num_bytes = end
-
-    def describe(self) -> list[str]:
-        """One line a tensor, equal on two workers exactly where their layouts are."""
-        return [f"{tuple(shape)} {tuple(stride)} {dtype}" for shape, stride, dtype in self._shapes]
-
-    def views(self, block: Tensor) -> list[Tensor]:
-        """The tensors in a block of `num_bytes` bytes, in the order of the list."""
-        rest = {segment.dtype: segment.of(block) for segment in self.segments}
-        views = []
-        for shape, stride, dtype in self._shapes:
-            num_elements = shape.numel()
-            views.append(rest[dtype][:num_elements].as_strided(shape, stride))
-            rest[dtype] = rest[dtype][num_elements:]
-        return views
-
-
-def packed(partial: PartialSum, device: torch.device | str = "cpu") -> list[Tensor]:
-    """The tensors of an operand, and last its numbers as one more (float64)."""
-    return [*partial.tensors, torch.tensor(partial.numbers, dtype=torch.float64, device=device)]
-
-
-def unpacked(tensors: Sequence[Tensor], *, owned: bool) -> PartialSum:
-    """The operand that was packed; `owned` if no other worker reads it."""
-    return PartialSum(list(tensors[:-1]), tensors[-1].tolist(), owned=owned)
-
-
+BUCKET_BYTES = 25 << 20
+_LINE_ELEMENTS = 16
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SharedMemoryTransport:
-    """Sums over all towers through shared memory; always by the fixed tree."""
+    """Sums over all towers through one block of shared memory, always by the fixed tree.
+
+    The block has a row for each node of the tree that a worker owns, and one for the result. Each worker writes its
+    nodes; then worker w adds up its share of the columns over all rows, in tree order, into the result. Every worker
+    reads the whole result and makes the whole update on parameters of its own, so a kill can never leave parameters
+    half updated for the others.
+
+    Two barriers a step are enough: the result of one step is overwritten only behind the first barrier of the next,
+    which every worker reaches after its update.
+    """
 
     def __init__(self, worker: Worker, num_towers: int) -> None:
         self._worker = worker
-        self._dealt = [aligned_nodes(towers) for towers in assign_towers(num_towers, worker.num_workers)]
-        self._nodes: list[Node] = [node for owned in self._dealt for node in owned]
-        self._plan = additions(self._nodes)
-        self._first_row = sum(len(owned) for owned in self._dealt[: worker.rank])
+        nodes = [aligned_nodes(towers) for towers in assign_towers(num_towers, worker.num_workers)]
+        first_row = sum(map(len, nodes[: worker.rank]))
+        self._own_rows = slice(first_row, first_row + len(nodes[worker.rank]))
+        self._num_rows = sum(map(len, nodes))
+        self._additions = additions([node for owned in nodes for node in owned])
         self._rows: list[list[Tensor]] = []
         self._result: list[Tensor] = []
-        self._shares: list[Callable[[], None]] = []
+        self._reductions: list[Callable[[], None]] = []
         self._barrier: SpinBarrier | None = None
 
     def total(self, sums: TreeSum) -> PartialSum:
-        """The sum over all towers of what each worker added up; valid until the next call, never to be changed.
+        """Return the sum over all towers; valid until the next call, never to be changed.
 
         Raises:
             PeerLostError: another worker is gone.
         """
         if self._barrier is None:
-            self._open(FlatLayout(packed(sums.nodes[0][1])))
-        assert self._barrier is not None
+            self._barrier = self._open(FlatLayout(pack(sums.nodes[0][1])))
         for row, (_, partial) in zip(self._rows, sums.nodes, strict=True):
-            torch._foreach_copy_(row, packed(partial))
+            torch._foreach_copy_(row, pack(partial))
         self._barrier.wait()
-        for share in self._shares:
-            share()
+        for reduce in self._reductions:
+            reduce()
         self._barrier.wait()
-        return unpacked(self._result, owned=False)
+        return unpack(self._result, owned=False)
 
     def close(self) -> None:
         """Let go of the block; it vanishes with the last worker."""
         if self._barrier is not None:
             self._barrier.close()
-        self._rows, self._result, self._shares, self._barrier = [], [], [], None
+        self._rows, self._result, self._reductions, self._barrier = [], [], [], None
 
-    def _open(self, layout: FlatLayout) -> None:
-        """Map the block that the chief makes, once all workers agree on what goes where."""
+    def _open(self, layout: FlatLayout) -> SpinBarrier:
+        """Map the chief's block once all workers agree on its layout; returns the barrier at its head."""
         worker = self._worker
         worker.group.agree("the tensors to exchange", layout.describe())
         header = SpinBarrier.num_bytes(worker.num_workers)
-        block = _map_together(worker, header + (len(self._nodes) + 1) * layout.num_bytes)
-        self._barrier = SpinBarrier(block[:header], worker)
-        rows = [block[header + i * layout.num_bytes :][: layout.num_bytes] for i in range(len(self._nodes) + 1)]
-        self._result = layout.views(rows[-1])
-        owned = slice(self._first_row, self._first_row + len(self._dealt[worker.rank]))
-        self._rows = [layout.views(row) for row in rows[:-1][owned]]
+        block = _map_together(worker, header + (self._num_rows + 1) * layout.num_bytes)
+        barrier = SpinBarrier(block[:header], worker)
+        *rows, result = (block[header + i * layout.num_bytes :][: layout.num_bytes] for i in range(self._num_rows + 1))
+        self._rows = [layout.views(row) for row in rows[self._own_rows]]
+        self._result = layout.views(result)
         for segment in layout.segments:
             share = _share(segment.num_elements, worker.rank, worker.num_workers)
             columns = [segment.of(row)[share] for row in rows]
-            self._shares.append(_reduction(columns[:-1], columns[-1], self._plan))
+            self._reductions.append(_reduction(columns, segment.of(result)[share], self._additions))
+        return barrier
 
 
 def _share(num_elements: int, rank: int, num_workers: int) -> slice:
     """The columns that one worker adds up: whole cache lines, so that no two workers write to the same one."""
-    line = 16
-    lines = -(-num_elements // line)
-    return slice(lines * rank // num_workers * line, lines * (rank + 1) // num_workers * line)
+    lines = -(-num_elements // _LINE_ELEMENTS)
+    return slice(lines * rank // num_workers * _LINE_ELEMENTS, lines * (rank + 1) // num_workers * _LINE_ELEMENTS)
 
 
 def _reduction(rows: list[Tensor], result: Tensor, plan: list[tuple[int, int]]) -> Callable[[], None]:
-    """The additions of the tree over some columns, the last one into the result."""
+    """A function that makes the additions of the tree over some columns, the last one into the result."""
 
     def reduce() -> None:
         for i, j in plan[:-1]:
@@ -154,8 +111,8 @@ def _reduction(rows: list[Tensor], result: Tensor, plan: list[tuple[int, int]]) 
 
 
 def _map_together(worker: Worker, num_bytes: int) -> Tensor:
-    """One block of zeros, mapped by all workers: a file without a name, so nothing is left behind whoever is killed."""
-    descriptor = worker.group.share_memory(_memory(num_bytes) if worker.is_chief else None)
+    """Map one block of zeros in all workers: a file without a name, so nothing is left behind whoever is killed."""
+    descriptor = worker.group.share_memory(_create_memory(num_bytes) if worker.is_chief else None)
     try:
         _check_memory(descriptor, num_bytes)
         return torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
@@ -163,8 +120,8 @@ def _map_together(worker: Worker, num_bytes: int) -> Tensor:
         os.close(descriptor)
 
 
-def _memory(num_bytes: int) -> int:
-    """A memfd of zeros whose size nobody can change: memory that is cut off under a mapping kills who touches it."""
+def _create_memory(num_bytes: int) -> int:
+    """A memfd of zeros whose size nobody can change: touching a mapping that was cut off kills the process."""
     descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, num_bytes)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
@@ -183,11 +140,13 @@ def _check_memory(descriptor: int, num_bytes: int) -> None:
         )
 
 
-BUCKET_BYTES = 25 << 20
-
-
 class CollectiveTransport:
-    """Sums over all towers by all-reduce: the tree inside a worker, the library's order between workers."""
+    """Sums over all towers by all-reduce: in tree order inside a worker, in the library's order between workers.
+
+    Args:
+        worker: this one; all of them make the transport together.
+        backend: "gloo" between CPU hosts, "nccl" between GPUs.
+    """
 
     def __init__(self, worker: Worker, backend: str) -> None:
         self._worker = worker
@@ -196,13 +155,17 @@ class CollectiveTransport:
         self._views: list[Tensor] = []
 
     def total(self, sums: TreeSum) -> PartialSum:
-        """The sum over all towers of what each worker added up; valid until the next call, never to be changed."""
-        tensors = packed(sums.total(), self._worker.device)
+        """Return the sum over all towers; valid until the next call.
+
+        Raises:
+            PeerLostError: another worker is gone.
+        """
+        tensors = pack(sums.total(), self._worker.device)
         if not self._views:
             self._open(FlatLayout(tensors))
         torch._foreach_copy_(self._views, tensors)
-        together(self._worker, self._all_reduce)
-        return unpacked(self._views, owned=True)
+        run_collective(self._worker, self._all_reduce)
+        return unpack(self._views, owned=True)
 
     def close(self) -> None:
         """Leave the group."""
@@ -221,8 +184,23 @@ class CollectiveTransport:
             self._buckets += torch.split(segment.of(block), BUCKET_BYTES // segment.dtype.itemsize)
 
 
-def together(worker: Worker, collective: Callable[[], object]) -> None:
-    """Make a collective call.
+def process_group(worker: Worker, backend: str) -> dist.ProcessGroup | None:
+    """A new group of all workers for calls of torch.distributed; all workers make it together.
+
+    Each part of a run has a group of its own, so that the calls of one never meet those of another.
+    """
+    timeout = timedelta(seconds=timeout_seconds(worker.pulse))
+    if dist.is_initialized():
+        group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=timeout)
+        return group
+    store = PrefixStore("exchange", worker.group.store)
+    dist.init_process_group(backend, store=store, rank=worker.rank, world_size=worker.num_workers, timeout=timeout)
+    world: dist.ProcessGroup | None = dist.group.WORLD
+    return world
+
+
+def run_collective(worker: Worker, collective: Callable[[], object]) -> None:
+    """Make a call of torch.distributed that waits for all workers.
 
     Raises:
         PeerLostError: another worker has not come, or is gone.
@@ -243,16 +221,54 @@ def together(worker: Worker, collective: Callable[[], object]) -> None:
     )
 
 
-def process_group(worker: Worker, backend: str) -> dist.ProcessGroup | None:
-    """A group of all workers for calls of torch.distributed; all of them make it together.
+@dataclass(frozen=True)
+class Segment:
+    """The tensors of one dtype, one after the other, in a block of bytes."""
 
-    It is another one each time, so that the calls of one part never meet those of another.
+    dtype: torch.dtype
+    offset_bytes: int
+    num_elements: int
+
+    def of(self, block: Tensor) -> Tensor:
+        """The segment's elements in a block (uint8, one-dimensional)."""
+        return block[self.offset_bytes : self.offset_bytes + self.num_elements * self.dtype.itemsize].view(self.dtype)
+
+
+class FlatLayout:
+    """Where each tensor of a list lies in one block of bytes: by dtype in order of first appearance, then by the list.
+
+    A tensor keeps its strides: its memory lies in the block as it is.
     """
-    timeout = timedelta(seconds=timeout_seconds(worker.pulse))
-    if dist.is_initialized():
-        group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=timeout)
-        return group
-    store = PrefixStore("exchange", worker.group.store)
-    dist.init_process_group(backend, store=store, rank=worker.rank, world_size=worker.num_workers, timeout=timeout)
-    world: dist.ProcessGroup | None = dist.group.WORLD
-    return world
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._shapes = [(t.shape, t.stride(), t.dtype) for t in tensors]
+        self.segments: list[Segment] = []
+        self.num_bytes = 0
+        for dtype in dict.fromkeys(t.dtype for t in tensors):
+            num_elements = sum(t.numel() for t in tensors if t.dtype == dtype)
+            self.segments.append(Segment(dtype, self.num_bytes, num_elements))
+            self.num_bytes += -(-num_elements * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+    def describe(self) -> list[str]:
+        """One line a tensor, equal on two workers exactly where their layouts are."""
+        return [f"{tuple(shape)} {tuple(stride)} {dtype}" for shape, stride, dtype in self._shapes]
+
+    def views(self, block: Tensor) -> list[Tensor]:
+        """The tensors in a block of `num_bytes` bytes, in the order of the list."""
+        rest = {segment.dtype: segment.of(block) for segment in self.segments}
+        views = []
+        for shape, stride, dtype in self._shapes:
+            num_elements = shape.numel()
+            views.append(rest[dtype][:num_elements].as_strided(shape, stride))
+            rest[dtype] = rest[dtype][num_elements:]
+        return views
+
+
+def pack(partial: PartialSum, device: torch.device | str = "cpu") -> list[Tensor]:
+    """The tensors of a partial sum, then its numbers as one more tensor (float64)."""
+    return [*partial.tensors, torch.tensor(partial.numbers, dtype=torch.float64, device=device)]
+
+
+def unpack(tensors: Sequence[Tensor], *, owned: bool) -> PartialSum:
+    """The partial sum that was packed; `owned` if no other worker reads its tensors."""
+    return PartialSum(list(tensors[:-1]), tensors[-1].tolist(), owned=owned)

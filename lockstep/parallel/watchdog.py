@@ -1,4 +1,4 @@
-"""Who is silent, and who is to blame: the launcher's decisions, as values and pure functions."""
+"""The launcher's decisions, as values and pure functions: which worker is silent or stuck, and what failed first."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-# A launcher that was itself paused, together with its workers, looks again much later than it meant to. That time is
-# nobody's silence: no more than this is counted between two looks.
-_LONGEST_LOOK_SECONDS = 0.5
+# A launcher that was itself paused, together with its workers, polls much later than it meant to. Its pause is no
+# worker's silence: at most this much is counted between two polls.
+_LONGEST_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Limits:
     hang_seconds: float = 600.0
     """At the same place, after its stack was shown: it is killed; 0 for never."""
     usual_factor: float = 10.0
-    """The stack of a worker at the same place is not shown before so many times the longest such phase so far."""
+    """The stack of a worker at the same place is not shown before this many times the longest such phase so far."""
     grace_seconds: float = 1.0
     """For the others to end by themselves when one has failed."""
     stop_seconds: float | None = None
@@ -37,7 +37,7 @@ _PHASE_FACTORS = {
     "start": _LONG,
     "script": _LONG,
     "first step": _LONG,  # it may compile, and look for the fastest kernels
-    "data": 1.5,  # the loader can say more of it, and is to be first
+    "data": 1.5,  # the loader reports first: it can say more
     "loop body": _LONG,
     "save": _LONG,
     "evaluate": _LONG,
@@ -48,7 +48,7 @@ _PHASE_FACTORS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is to be done about a worker that is stopped, silent (it sends no beats) or stuck (they say the same)."""
+    """What to do about a worker that is stopped, silent (it sends no beats) or stuck (its beats say the same)."""
 
     rank: int
     action: Literal["show", "kill"]
@@ -57,12 +57,12 @@ class Verdict:
 
 
 @dataclass
-class _Seen:
-    """What is known of one worker, in seconds of the watch's clock."""
+class _Record:
+    """What the watchdog knows of one worker; times in seconds of its own clock."""
 
     heard: float
     since: float
-    """It has been at this place since then."""
+    """When the worker came to this place."""
     step: int = 0
     phase: str = "start"
     count: int = 0
@@ -72,17 +72,17 @@ class _Seen:
 
 
 class Watchdog:
-    """Decides who has been silent or stuck for too long, on a clock of its own. Knows nothing of processes."""
+    """Decides which workers have been silent or stuck for too long, on a clock of its own. Knows no processes."""
 
     def __init__(self, num_workers: int, limits: Limits, now: float) -> None:
         self._limits = limits
-        self._clock, self._looked = 0.0, now
-        self._workers = {rank: _Seen(heard=0.0, since=0.0) for rank in range(num_workers)}
+        self._clock, self._polled = 0.0, now
+        self._workers = {rank: _Record(heard=0.0, since=0.0) for rank in range(num_workers)}
         self._longest: dict[str, float] = {}
         """The longest stay so far, by phase."""
 
-    def heard(self, rank: int, step: int, phase: str, count: int, *, waits: bool = False) -> None:
-        """A worker has told where it is; the count grows with each place that it tells, though it be the same."""
+    def record_beat(self, rank: int, step: int, phase: str, count: int, *, waits: bool = False) -> None:
+        """Record where a worker is; `count` grows with each place that it reports, though it be the same one."""
         worker = self._workers.get(rank)
         if worker is None:
             return
@@ -94,21 +94,21 @@ class Watchdog:
             return
         if worker.phase != "script":
             self._longest[worker.phase] = max(self._longest.get(worker.phase, 0.0), self._clock - worker.since)
-        self._workers[rank] = _Seen(self._clock, self._clock, step, phase, count, waits, self._clock)
+        self._workers[rank] = _Record(self._clock, self._clock, step, phase, count, waits, self._clock)
 
     def forget(self, rank: int) -> None:
-        """A worker has ended."""
+        """Watch a worker no longer: it has ended."""
         self._workers.pop(rank, None)
 
     def longest_wait(self) -> float:
         """Seconds for which a worker has waited for all others in one call."""
         return max((self._clock - each.waits_since for each in self._workers.values() if each.waits), default=0.0)
 
-    def look(self, now: float, is_stopped: Callable[[int], bool]) -> list[Verdict]:
-        """What to do at this moment; a worker is killed once, and its stack is shown once while it stands still."""
-        self._clock += min(now - self._looked, _LONGEST_LOOK_SECONDS)
-        self._looked = now
-        self._excuse_those_that_wait()
+    def poll(self, now: float, is_stopped: Callable[[int], bool]) -> list[Verdict]:
+        """Decide what to do now; a worker is killed once, and its stack is shown once while it stands still."""
+        self._clock += min(now - self._polled, _LONGEST_POLL_SECONDS)
+        self._polled = now
+        self._excuse_waiting()
         verdicts = [self._judge(rank, worker, is_stopped) for rank, worker in self._workers.items()]
         for verdict in filter(None, verdicts):
             if verdict.action == "kill":
@@ -117,18 +117,18 @@ class Watchdog:
                 self._workers[verdict.rank].shown = True
         return [verdict for verdict in verdicts if verdict]
 
-    def _excuse_those_that_wait(self) -> None:
-        """Who waits for all others waits for those that do not: these alone may be stuck."""
+    def _excuse_waiting(self) -> None:
+        """Reset the time of workers that wait for all others: only those waited for may be stuck."""
         waiting = [worker for worker in self._workers.values() if worker.waits]
         if len(waiting) < len(self._workers):
             for worker in waiting:
                 worker.since = self._clock
 
-    def _judge(self, rank: int, worker: _Seen, is_stopped: Callable[[int], bool]) -> Verdict | None:
+    def _judge(self, rank: int, worker: _Record, is_stopped: Callable[[int], bool]) -> Verdict | None:
         limits = self._limits
         factor = _PHASE_FACTORS.get(worker.phase, 1.0)
         silent, still = self._clock - worker.heard, self._clock - worker.since
-        if worker.phase == "script":  # What its own code does there is its affair, until others wait for it.
+        if worker.phase == "script":  # the script's own code may take its time, until others wait for this worker
             still = min(still, self.longest_wait())
         show_still = max(limits.show_seconds * factor, limits.usual_factor * self._longest.get(worker.phase, 0.0))
         if silent >= limits.stopped_seconds and is_stopped(rank):
@@ -173,37 +173,37 @@ class Failure:
 
     text: str
     kind: FailureKind = "error"
-    """`input`: what was given cannot be used; `peer`: seen from a worker, another one is gone, so never the cause."""
+    """`input`: the user gave what cannot be used; `peer`: a worker misses another one, so this is never the cause."""
 
 
-def failed(place: WorkerStatus, kind: FailureKind, text: str) -> Failure:
-    """A worker's main function has raised."""
-    return Failure(f"worker {place.rank} failed {place.where}:\n{text.rstrip()}", kind)
+def raised(worker: WorkerStatus, kind: FailureKind, text: str) -> Failure:
+    """The failure of a worker whose main function has raised."""
+    return Failure(f"worker {worker.rank} failed {worker.where}:\n{text.rstrip()}", kind)
 
 
-def died(place: WorkerStatus, status: int) -> Failure:
-    """A worker has ended without a word."""
-    if status >= 0:
-        return Failure(f"{place} ended with exit code {status} {place.where}")
-    return Failure(f"{place} was killed by {signal.Signals(-status).name} {place.where}")
+def died(worker: WorkerStatus, exit_status: int) -> Failure:
+    """The failure of a worker that has ended without a word."""
+    if exit_status >= 0:
+        return Failure(f"{worker} ended with exit code {exit_status} {worker.where}")
+    return Failure(f"{worker} was killed by {signal.Signals(-exit_status).name} {worker.where}")
 
 
-def killed(place: WorkerStatus, verdict: Verdict) -> Failure:
-    """A worker was killed because it was stopped, silent or stuck."""
+def killed(worker: WorkerStatus, verdict: Verdict) -> Failure:
+    """The failure of a worker that was killed because it was stopped, silent or stuck."""
     if verdict.reason == "stuck":
         return Failure(
-            f"{place} has been {place.where} for {verdict.seconds:.0f} s, and was killed; its stack is shown above."
+            f"{worker} has been {worker.where} for {verdict.seconds:.0f} s, and was killed; its stack is shown above."
             " Where this may take so long, raise watch.hang_seconds in the recipe, or --hang-seconds (0: no limit)"
         )
     why = "was stopped (SIGSTOP)" if verdict.reason == "stopped" else "gave no sign of life"
-    return Failure(f"{place} {why} for {verdict.seconds:.1f} s {place.where}, and was killed")
+    return Failure(f"{worker} {why} for {verdict.seconds:.1f} s {worker.where}, and was killed")
 
 
-def missed(place: WorkerStatus) -> Failure:
-    """A worker has ended without an error, and the others wait for it."""
-    return Failure(f"{place} ended with exit code 0 {place.where}, before the others, which needed it")
+def left(worker: WorkerStatus) -> Failure:
+    """The failure of a worker that has ended without an error while the others wait for it."""
+    return Failure(f"{worker} ended with exit code 0 {worker.where}, before the others, which needed it")
 
 
-def cause(failures: Sequence[Failure]) -> Failure:
-    """The one to show, of all that were noticed, in order: what survivors say of a lost peer only if nothing else."""
+def root_cause(failures: Sequence[Failure]) -> Failure:
+    """The failure to show, of all as they were noticed: a lost peer only where there is nothing else."""
     return next((failure for failure in failures if failure.kind != "peer"), failures[0])

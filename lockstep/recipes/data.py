@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_whole
+from lockstep.checks import Checked, PositiveInt
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment, RandomShift
 from lockstep.images.decode import Decoding
 from lockstep.images.slim_presets import Preset
-from lockstep.readers.classification import Labelled, check_labels_offset
+from lockstep.readers.classification import ClassificationReader, check_labels_offset
 from lockstep.readers.mnist import mnist_reader, prepare_records, scale_image
 from lockstep.readers.open import check_there, open_source
 from lockstep.readers.reader import Reader
@@ -52,7 +52,7 @@ class MnistData:
 
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
         """The examples of a split."""
-        return Labelled(mnist_reader(split, self._folder), num_classes)
+        return ClassificationReader(mnist_reader(split, self._folder), num_classes)
 
     def training(self) -> Sequence[Augment]:
         """What happens to the images of a training batch, in this order."""
@@ -77,7 +77,7 @@ class MnistData:
 
 
 @dataclass(frozen=True)
-class ImageData:
+class ImageData(Checked):
     """Images that have one class each: sharded records, tar shards, or a folder of images for each class.
 
     Raises:
@@ -90,11 +90,11 @@ class ImageData:
     """Those that are scored while the run goes on; None: nothing is."""
     test: str | None = None
     """Those that are scored after its end; None: those to validate once more."""
-    image_size: int = 299
+    image_size: PositiveInt = 299
     """Height and width of the images as the network sees them, in pixels."""
     preprocessing: Preprocessing = field(default_factory=Inception)
     """How they come to be that."""
-    labels_offset: int = 0
+    labels_offset: Annotated[int, check_labels_offset] = 0
     """What is taken off each label; -1 for folders, whose classes count from 0, where 0 is to be the background."""
     decoding: Decoding = field(default_factory=Decoding)
     """How image files become pixels."""
@@ -104,8 +104,7 @@ class ImageData:
     """The examples to train on."""
 
     def __post_init__(self) -> None:
-        check_whole("image_size", self.image_size, least=1)
-        check_labels_offset("labels_offset", self.labels_offset)
+        super().__post_init__()
         self.preprocessing.preset(self.image_size)
         for split in self.splits:
             if not getattr(self, split):
@@ -150,7 +149,9 @@ class ImageData:
 
     def labelled(self, source: Reader, num_classes: int, *, to_train: bool = False) -> Reader:
         """The images, labels and, where crops are made by them, boxes of a source; the labels are checked."""
-        return Labelled(source, num_classes, offset=self.labels_offset, boxes=to_train and self.crops_by_boxes)
+        return ClassificationReader(
+            source, num_classes, offset=self.labels_offset, boxes=to_train and self.crops_by_boxes
+        )
 
     def _needs_its_script(self) -> InputError:
         return InputError(

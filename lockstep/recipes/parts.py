@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from lockstep.checkpoints.retention import Retention
-from lockstep.checks import check_all, check_range, check_type, check_whole
+from lockstep.checks import Checked, Fraction, Hint, NonNegativeFloat, PositiveInt, Range, check_type
 from lockstep.data.bad_examples import Policy
-from lockstep.data.block_order import BlockShuffled
-from lockstep.data.crew import Crew
+from lockstep.data.order import BlockShuffled
+from lockstep.data.prefetch import LoaderPool
 from lockstep.errors import InputError
 from lockstep.evaluation.evaluate import Weights
 from lockstep.optim.optimizers import Optimizer
@@ -20,8 +20,12 @@ _TEN_STEPS, _TWO_MINUTES, _TEN_MINUTES = Interval(10, "steps"), Interval(120, "s
 _EACH_EPOCH, _NEVER = Interval(1, "epochs"), Interval(0, "steps")
 
 
+PositiveInt64 = Annotated[int, Range(ge=1, lt=2**63)]
+NonNegativeInt64 = Annotated[int, Range(ge=0, lt=2**63)]
+
+
 @dataclass(frozen=True)
-class Feed:
+class DataLoading(Checked):
     """How the examples to train on reach a worker; who reads ahead changes nothing in what is read."""
 
     order: Literal["shuffled", "sequential"] | BlockShuffled = "shuffled"
@@ -35,12 +39,12 @@ class Feed:
     """Batches that each of them is ahead."""
     bad_examples: Policy = "raise"
     """An example that cannot be read ends the run, or is replaced by the next one of its epoch."""
-    bad_budget: int = 100
+    bad_budget: NonNegativeInt64 = 100
     """More examples than this must not be replaced."""
 
     def __post_init__(self) -> None:
-        Crew(self.num_processes, self.num_threads, self.prefetch)
-        check_counts(0, bad_budget=self.bad_budget)
+        super().__post_init__()
+        LoaderPool(self.num_processes, self.num_threads, self.prefetch)
 
 
 @dataclass(frozen=True)
@@ -54,25 +58,21 @@ class InitialWeights:
 
 
 @dataclass(frozen=True)
-class CrossEntropy:
-    """The loss of a classifier: softmax cross entropy, and that of an auxiliary head beside it.
+class CrossEntropy(Checked):
+    """The loss of a classifier: softmax cross entropy, and that of an auxiliary head beside it."""
 
-    Raises:
-        InputError: a field is out of range.
-    """
-
-    label_smoothing: float = 0.0
+    label_smoothing: Fraction = 0.0
     """The share of the right class that all classes get instead, in equal parts."""
-    auxiliary_weight: float = 0.4
+    auxiliary_weight: NonNegativeFloat = 0.4
     """What the loss of an auxiliary head counts, where the model has one."""
 
-    def __post_init__(self) -> None:
-        check_range("label_smoothing", self.label_smoothing, 0.0, 1.0)
-        check_range("auxiliary_weight", self.auxiliary_weight, 0.0)
+
+def _check_end(name: str, value: object) -> None:
+    check_type(name, value, (Steps, Epochs), expected="steps or epochs", hint="write ls.Steps(1000)")
 
 
 @dataclass(frozen=True)
-class Stage:
+class Stage(Checked):
     """A stretch of a run with settings of its own: where one is None it is that of the recipe.
 
     Where one stage ends and the next begins, parameters, statistics and averages go on, and so does the stream of
@@ -84,7 +84,7 @@ class Stage:
         InputError: the length is neither steps nor epochs, or the image size is no number of pixels.
     """
 
-    length: Steps | Epochs
+    length: Annotated[Steps | Epochs, _check_end]
     """How many updates it makes; in epochs, as many as there are batches in them."""
     optimizer: Optimizer | None = None
     """What updates the parameters that are trained."""
@@ -94,13 +94,8 @@ class Stage:
     """Patterns of those that are."""
     freeze_statistics: bool | None = None
     """Batch norm with frozen parameters keeps its statistics, and normalises with them."""
-    image_size: int | None = None
+    image_size: PositiveInt | None = None
     """Height and width of the images, in pixels."""
-
-    def __post_init__(self) -> None:
-        check_type("length", self.length, (Steps, Epochs), expected="steps or epochs", hint="write ls.Steps(1000)")
-        if self.image_size is not None:
-            check_whole("image_size", self.image_size, least=1)
 
 
 @dataclass(frozen=True)
@@ -112,7 +107,7 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
-class Watch:
+class Monitoring(Checked):
     """How often a run tells what it does, and how long it may stand still."""
 
     console: Interval = _TEN_STEPS
@@ -127,59 +122,35 @@ class Watch:
     """Histograms and norms of parameters and buffers."""
     activations: Interval = _NEVER
     """Histograms and sparsity of the outputs of the model's modules."""
-    images: int = 0
+    images: NonNegativeInt64 = 0
     """Input images of the first batch to show in TensorBoard."""
-    hang_seconds: float = 600.0
+    hang_seconds: NonNegativeFloat = 600.0
     """A worker that stays at one step and phase for longer is ended, six times as long in phases that take long; a
     loader process that reads one example for longer, too. 0 for never."""
 
-    def __post_init__(self) -> None:
-        check_counts(0, images=self.images)
-        check_range("hang_seconds", self.hang_seconds, 0.0)
-
 
 @dataclass(frozen=True)
-class Evaluate:
+class Evaluate(Checked):
     """When the run is scored on the validation examples, and how; after its end the test examples follow."""
 
     every: Interval = _EACH_EPOCH
-    micro_batch: int | None = None
+    micro_batch: PositiveInt64 | None = None
     """Examples a forward pass; None: as many as the batch."""
     weights: Weights = "raw"
     """The parameters as they are, or their moving averages."""
-    examples: int | None = None
+    examples: PositiveInt64 | None = None
     """The first so many of a split are scored; None: all of them."""
     drop_last: bool = False
     """What does not fill a micro-batch at the end is left out; else it is filled up, and only what was there counts."""
-    top: tuple[int, ...] = (1,)
+    top: Annotated[tuple[PositiveInt, ...], Hint("write top = [1, 5]")] = (1,)
     """The scores: the share of examples whose class is among so many with the highest scores, as "top1" and "top5"."""
     flip: bool = False
     """Each image is scored together with its mirror image, by the mean of their logits: a little better, and twice the
     work."""
-    patience: int | None = None
+    patience: PositiveInt64 | None = None
     """The run ends after so many evaluations in a row without a checkpoint among the best; None: it does not."""
 
     def __post_init__(self) -> None:
-        check_all("top", self.top, int, hint="write top = [1, 5]")
+        super().__post_init__()
         if not self.top:
             raise InputError("There is nothing to score.", given="top=[]", expected="a number", hint="write top = [1]")
-        for each in self.top:
-            check_whole("top", each, least=1)
-        check_counts(1, patience=self.patience)
-        check_counts(1, micro_batch=self.micro_batch, examples=self.examples)
-
-
-def check_counts(least: int, **counts: int | None) -> None:
-    """Refuse numbers below the least, and those that no file can hold; None is none.
-
-    Raises:
-        InputError: naming the field.
-    """
-    for name, count in counts.items():
-        if count is not None and not least <= count < 2**63:
-            raise InputError(
-                f"{name} is out of range.",
-                given=f"{name}={count}",
-                expected=f"{least} or more" if count < least else "a whole number below 2**63",
-                hint=f"give another {name}, or leave it out",
-            )

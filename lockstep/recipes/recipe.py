@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+from lockstep.checks import Checked
 from lockstep.errors import InputError
 from lockstep.losses.regularization import L1, L2
 from lockstep.models import InceptionV3, LeNet, Mnist, SqueezeNet, Timm, Torchvision
@@ -47,7 +48,17 @@ from lockstep.parallel.exchange import AllReduce, Alone
 from lockstep.parallel.towers import Towers
 from lockstep.progress import End, Interval
 from lockstep.recipes.data import ImageData, MnistData
-from lockstep.recipes.parts import Checkpoints, CrossEntropy, Evaluate, Feed, InitialWeights, Stage, Watch, check_counts
+from lockstep.recipes.parts import (
+    Checkpoints,
+    CrossEntropy,
+    DataLoading,
+    Evaluate,
+    InitialWeights,
+    Monitoring,
+    NonNegativeInt64,
+    PositiveInt64,
+    Stage,
+)
 from lockstep.training.attempt import LossAverage
 from lockstep.training.state import Nonfinite
 
@@ -65,7 +76,7 @@ Model = Mnist | LeNet | InceptionV3 | SqueezeNet | Torchvision | Timm
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Checked):
     """Everything that decides what a run does.
 
     Raises:
@@ -81,9 +92,9 @@ class Recipe:
     """What is made small, beside the regularization."""
     warm_start: InitialWeights | None = None
     """Where the first weights come from; None: the model's own."""
-    batch_size: int = 128
+    batch_size: PositiveInt64 = 128
     """Examples an update, over all towers."""
-    seed: int = 0
+    seed: NonNegativeInt64 = 0
     """Of the initial weights, the order of the examples, the augmentation and the towers' random streams."""
     frozen: tuple[str, ...] = ()
     """Patterns of parameters that are not trained."""
@@ -99,20 +110,20 @@ class Recipe:
     """What happens to the averaged gradients before the update, in this order."""
     average: MovingAverage | None = None
     """Moving average of the parameters, kept beside them."""
-    feed: Feed = field(default_factory=Feed)
+    feed: DataLoading = field(default_factory=DataLoading)
     """How the examples reach the workers."""
     loss_average: LossAverage = field(default_factory=LossAverage)
     """How the losses that are reported beside the raw ones are smoothed."""
     nonfinite: Nonfinite = "stop"
     """What a loss or gradient that is not finite does: end the run, have this one attempt change nothing, go back to
     the last checkpoint and leave its examples out, or nothing."""
-    nonfinite_budget: int = 10
+    nonfinite_budget: NonNegativeInt64 = 10
     """So many attempts may be skipped, or rolled back from, before the run ends after all."""
-    num_towers: int | None = None
+    num_towers: PositiveInt64 | None = None
     """Slices of the batch; None: as many as the workers of the first start, and from then on that number."""
     towers: Towers = field(default_factory=Towers)
     """How each tower computes; how many there are is said in `num_towers` alone."""
-    num_workers: int | None = None
+    num_workers: PositiveInt64 | None = None
     """Processes, one device each; None: one for each accelerator, on a CPU as many as towers and cores allow."""
     device: str | None = None
     """"cpu", or None for accelerators where there are any."""
@@ -123,13 +134,12 @@ class Recipe:
     stages: tuple[Stage, ...] = ()
     """What the run goes through, one after another; none: it is all of one piece."""
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
-    watch: Watch = field(default_factory=Watch)
+    watch: Monitoring = field(default_factory=Monitoring)
     evaluate: Evaluate = field(default_factory=Evaluate)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_name()
-        check_counts(0, seed=self.seed, nonfinite_budget=self.nonfinite_budget)
-        check_counts(1, batch_size=self.batch_size, num_towers=self.num_towers, num_workers=self.num_workers)
         self._check_towers()
         self._check_best()
         self._check_patience()

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import logging
+import math
 import sys
 import time
 from typing import TYPE_CHECKING, TextIO
 
 from lockstep.progress import End, Interval, Progress
-from lockstep.reporting import wording
 from lockstep.reporting.log import is_terminal
-from lockstep.reporting.pace import Pace, last_step, moment_before, seconds_left
+from lockstep.reporting.throughput import Throughput, last_step, moment_before, seconds_left
+from lockstep.screen import log
 from lockstep.types import StepReport
 
 if TYPE_CHECKING:
     from lockstep.reporting.bar import Bar
 
+
 _SECONDS_BETWEEN_DRAWINGS = 0.2
 _FADE = 0.95
 """Of the bar's rates at every drawing: they look back about four seconds."""
-
-_logger = logging.getLogger("lockstep")
 
 
 class Console:
@@ -40,7 +39,7 @@ class Console:
         self._on_terminal = is_terminal(self._stream)
         self._bar: Bar | None = None
         self._next_drawing = 0.0
-        self._pace = Pace()
+        self._pace = Throughput()
         self._first: Progress | None = None
         self._latest: Progress | None = None
         self._unseen: StepReport | None = None
@@ -68,8 +67,8 @@ class Console:
             self._bar = None
 
     def _write_line(self, report: StepReport) -> None:
-        parts = (self._place(report), wording.measures(report, self._pace), self._time_left(report))
-        _logger.info("%s", " | ".join(part for part in parts if part))
+        parts = (self._place(report), format_measures(report, self._pace), self._time_left(report))
+        log.info("%s", " | ".join(part for part in parts if part))
         self._pace.clear()
         self._unseen = None
 
@@ -79,15 +78,70 @@ class Console:
 
             self._bar = Bar(self._stream)
         fraction = None if self._end is None else self._end.fraction(report.progress)
-        measures = wording.measures(report, self._pace)
+        measures = format_measures(report, self._pace)
         self._bar.draw(self._place(report), fraction, self._time_left(report), measures)
         self._pace.fade(_FADE)
         self._unseen = None
         self._next_drawing = time.monotonic() + _SECONDS_BETWEEN_DRAWINGS
 
     def _place(self, report: StepReport) -> str:
-        return wording.place(report.step, last_step(self._end, report.progress, self._batch_size))
+        return format_step(report.step, last_step(self._end, report.progress, self._batch_size))
 
     def _time_left(self, report: StepReport) -> str:
         left = seconds_left(self._end, self._first or report.progress, report.progress)
-        return "" if left is None else f"{wording.duration(left)} left"
+        return "" if left is None else f"{format_duration(left)} left"
+
+
+def format_number(value: float) -> str:
+    """Four significant digits: `0.3124`, `2.303`, `1.2e-05`, `nan`."""
+    return f"{value:.4g}"
+
+
+def format_rate(value: float) -> str:
+    """Three significant digits, and never less than the whole number: `0.25`, `41.7`, `3412`."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def format_duration(seconds: float) -> str:
+    """The two largest units: `52 s`, `3 min 20 s`, `2 h 10 min`, `4 d 3 h`; `?` where it is not a finite number."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, whole_seconds = divmod(round(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {whole_seconds} s" if minutes else f"{whole_seconds} s"
+
+
+def format_step(step: int, last_step: int | None) -> str:
+    """Where the run is: `step 120 of 1718`, or `step 120` where the last step is not known."""
+    return f"step {step}" if last_step is None else f"step {step} of {last_step}"
+
+
+def format_losses(report: StepReport) -> str:
+    """The losses of a step, the total where there are several, and its smoothed value where it is known."""
+    total = format_number(report.total)
+    if len(report.losses) == 1:
+        text = f"loss {total}"
+    else:
+        text = ", ".join(
+            [f"{name} {format_number(value)}" for name, value in report.losses.items()] + [f"total {total}"]
+        )
+    smoothed = report.smoothed.get("total")
+    return text if smoothed is None else f"{text} (smoothed {format_number(smoothed)})"
+
+
+def format_measures(report: StepReport, pace: Throughput) -> str:
+    """What a step measured, and the pace since the last time it was shown."""
+    parts = [
+        format_losses(report),
+        f"lr {format_number(report.learning_rate)}",
+        f"{format_rate(pace.examples_per_second)} examples/s",
+        f"data wait {100 * pace.wait_share:.0f} %",
+    ]
+    if pace.num_skipped:
+        parts.append(f"{pace.num_skipped} {'attempt' if pace.num_skipped == 1 else 'attempts'} refused")
+    return " | ".join(parts)

@@ -60,7 +60,7 @@ class Histogram:
         return self.num_zeros / (self.num_finite + self.num_nonfinite)
 
 
-def histograms(tensors: Mapping[str, Tensor]) -> dict[str, Histogram]:
+def compute_histograms(tensors: Mapping[str, Tensor]) -> dict[str, Histogram]:
     """The histograms of floating tensors by name; those without a number, or of another type, are left out."""
     shown = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
     return {name: _histogram(tensor) for name, tensor in shown.items()}

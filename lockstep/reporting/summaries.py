@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import WorkdirError
 from lockstep.progress import Interval, Progress
-from lockstep.reporting import summary_values
-from lockstep.reporting.events import EventFile, cut_events, event_paths
-from lockstep.reporting.input_totals import InputTotals
-from lockstep.reporting.pace import Pace, moment_before
+from lockstep.reporting.events import (
+    EventFile,
+    cut_events,
+    event_paths,
+    histogram_summary,
+    image_summary,
+    scalar_summary,
+    text_summary,
+)
+from lockstep.reporting.throughput import InputTotals, Throughput, moment_before
 from lockstep.types import StepReport
 
 if TYPE_CHECKING:
@@ -37,7 +43,7 @@ class Summaries:
         self._evaluated = {(from_step, tag) for path in event_paths(folder) for tag in cut_events(path, from_step)}
         self._interval = interval
         self._file = EventFile(folder)
-        self._pace = Pace()
+        self._pace = Throughput()
         self._input = InputTotals()
         self._latest: Progress | None = None
         self._unwritten: StepReport | None = None
@@ -62,21 +68,21 @@ class Summaries:
         new = {tag: value for tag, value in tags.items() if (step, tag) not in self._evaluated}
         if new:
             self._evaluated.update((step, tag) for tag in new)
-            self._file.write(summary_values.scalars(new), step)
+            self._file.write(scalar_summary(new), step)
 
     def write_text(self, tag: str, text: str, step: int) -> None:
         """Write a text, which is shown as it is: a recipe, a module tree, a mark in the run's history."""
-        self._file.write(summary_values.text(tag, text), step)
+        self._file.write(text_summary(tag, text), step)
 
     def write_images(self, tag: str, images: npt.NDArray[Any], step: int) -> None:
-        """Write images (count, channels, height, width) of type uint8 or float; see `summary_values.images`."""
-        self._file.write(summary_values.images(tag, images), step)
+        """Write images (count, channels, height, width) of type uint8 or float; see `image_summary`."""
+        self._file.write(image_summary(tag, images), step)
 
     def write_histograms(self, histograms: Mapping[str, Histogram], scalars: Mapping[str, float], step: int) -> None:
         """Write histograms and scalars by tag, and how many numbers of each histogram are not finite, if there are."""
         nonfinite = {f"nonfinite/{tag}": float(h.num_nonfinite) for tag, h in histograms.items() if h.num_nonfinite}
-        summary = summary_values.histograms(histograms)
-        summary.MergeFrom(summary_values.scalars({**scalars, **nonfinite}))
+        summary = histogram_summary(histograms)
+        summary.MergeFrom(scalar_summary({**scalars, **nonfinite}))
         self._file.write(summary, step)
 
     def flush(self) -> None:
@@ -92,14 +98,14 @@ class Summaries:
             self._file.close()
 
     def _write(self, report: StepReport) -> None:
-        self._file.write(summary_values.scalars({**_scalars(report, self._pace), **self._input.scalars()}), report.step)
+        self._file.write(scalar_summary({**_scalars(report, self._pace), **self._input.scalars()}), report.step)
         self._pace.clear()
         self._input = InputTotals()
         self._unwritten = None
         self._is_due = False
 
 
-def _scalars(report: StepReport, pace: Pace) -> dict[str, float]:
+def _scalars(report: StepReport, pace: Throughput) -> dict[str, float]:
     rates = report.learning_rates if len(report.learning_rates) > 1 else {}
     return {
         **{f"losses/{name}": value for name, value in report.losses.items()},

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
+from lockstep.checkpoints.encoding import encoded
 from lockstep.checkpoints.store import Store
-from lockstep.checkpoints.tensors import encoded
 from lockstep.errors import InputError
 from lockstep.evaluation.evaluate import Weights
 from lockstep.recipes.recipe import Recipe

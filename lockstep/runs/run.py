@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -20,8 +19,7 @@ from lockstep.progress import Hours, Progress
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import to_toml
-from lockstep.reporting.input_totals import InputTotals
-from lockstep.reporting.pace import Pace
+from lockstep.reporting.throughput import InputTotals, Throughput
 from lockstep.runs.build import ReaderFunction, check_told
 from lockstep.runs.result import Best, Reason, Result
 from lockstep.runs.segment import Files, Segment
@@ -29,6 +27,7 @@ from lockstep.runs.stages import Stages
 from lockstep.runs.start import begin, resolve_choices
 from lockstep.runs.validation import SPLIT, score_split
 from lockstep.runs.workdir import Workdir
+from lockstep.screen import log
 from lockstep.training.resume import save
 from lockstep.training.rollback import check_may_roll_back, go_back, last_checkpoint
 from lockstep.training.saving import Saver
@@ -114,9 +113,6 @@ def _with_function(recipe: Recipe, reader: ReaderFunction) -> Recipe:
     return replace(recipe, data=replace(recipe.data, function=name))
 
 
-log = logging.getLogger("lockstep")
-
-
 class Run:
     """One start of a run on one worker; every worker makes one, with the same recipe, and runs it.
 
@@ -155,7 +151,7 @@ class Run:
         self._stages = Stages(recipe, worker, reader)
         self._end = self._stages.end
         self._files = _files(workdir, recipe) if workdir else None
-        self._input, self._pace = InputTotals(), Pace()
+        self._input, self._pace = InputTotals(), Throughput()
 
     @property
     def step(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,16 +13,15 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import Parts
 from lockstep.runs.stages import Stages
 from lockstep.runs.workdir import Workdir
+from lockstep.screen import log
 from lockstep.training import choices
 from lockstep.training.choices import Choices
 from lockstep.training.preflight import check_data
 from lockstep.training.resume import agreed, store_of
 from lockstep.training.run_weights import run_at_step
 from lockstep.training.warm_start import warm_start
-from lockstep.weights.report import Report
+from lockstep.weights.warm_start import WarmStartReport
 from lockstep.workers.rank import Worker
-
-log = logging.getLogger("lockstep")
 
 
 class Start(NamedTuple):
@@ -35,7 +33,7 @@ class Start(NamedTuple):
     """From a checkpoint of another run."""
     data_changed: Sequence[str] = ()
     """What has changed in the data since the checkpoint was saved, a line each."""
-    report: Report | None = None
+    report: WarmStartReport | None = None
     """What became of the tensors of a file whose weights it has started from."""
 
 
@@ -136,7 +134,7 @@ def resolve_choices(recipe: Recipe, parts: Parts, worker: Worker, workdir: Workd
     if worker.is_chief:
         log.info("%s: %s", _crew(worker, parts.towers.count), now)
         if parts.loader.reader.cost == "decode":
-            log.info("%s", parts.loader.crew.describe(worker.num_local_workers))
+            log.info("%s", parts.loader.pool.describe(worker.num_local_workers))
     return before or now, changed
 
 

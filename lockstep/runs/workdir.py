@@ -34,7 +34,7 @@ from lockstep.recipes.toml import load, to_toml
 from lockstep.reporting.append import append_line, no_folder
 from lockstep.runs.result import Result
 from lockstep.training.choices import Choices
-from lockstep.weights.report import Report
+from lockstep.weights.warm_start import WarmStartReport
 
 RECIPE, CHOICES, HISTORY, SAVES = "recipe.toml", "choices.json", "history.jsonl", "saves.jsonl"
 QUARANTINE, RESULT, WARM_START = "quarantine.jsonl", "result.json", "warm_start.json"
@@ -95,7 +95,7 @@ class Workdir:
         """Save the recipe as it runs now."""
         self.write(RECIPE, to_toml(recipe))
 
-    def begin(self, recipe: Recipe, choices: Choices, warm_start: Report | None) -> None:
+    def begin(self, recipe: Recipe, choices: Choices, warm_start: WarmStartReport | None) -> None:
         """Be the folder of a start that goes ahead: what it runs with is written down, an earlier result is no more.
 
         Raises:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lockstep.checkpoints.tensors import not_finite
+from lockstep.checkpoints.encoding import not_finite
 from lockstep.errors import NonFiniteError
 from lockstep.listing import shorten
 from lockstep.parallel.diagnosis import Again, Finding, nonfinite_losses
 from lockstep.parallel.hosting import TowerHost
 from lockstep.parallel.statistics import restored
 from lockstep.parallel.tree import TreeSum
+from lockstep.screen import log
 from lockstep.training.attempt import Outcome
 from lockstep.types import Batch, NonFiniteReport
 from lockstep.workers.rank import Worker
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from lockstep.types import LossFunction
     from lockstep.workers.rank import Worker
 
-
-log = logging.getLogger("lockstep")
 
 MAX_EXAMPLES_NAMED = 8
 NO_TOWER = "no tower alone: the losses and gradients of each are finite"

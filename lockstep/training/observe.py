@@ -6,7 +6,6 @@ is left there. The steps in between cost nothing. What is computed is the same t
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -18,12 +17,11 @@ from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Interval, Progress
-from lockstep.reporting.histograms import Histogram, histograms
+from lockstep.reporting.histograms import Histogram, compute_histograms
 from lockstep.reporting.summaries import Summaries
+from lockstep.screen import log
 from lockstep.training.state import TrainState
 from lockstep.types import StepReport
-
-log = logging.getLogger("lockstep")
 
 
 class Seen(NamedTuple):
@@ -106,7 +104,7 @@ class VariableSource:
 
     def seen(self) -> Seen:
         """What they are now."""
-        found = histograms({**dict(self._model.named_parameters()), **dict(self._model.named_buffers())})
+        found = compute_histograms({**dict(self._model.named_parameters()), **dict(self._model.named_buffers())})
         return Seen(
             {f"variables/{name}": histogram for name, histogram in found.items()},
             {f"variable_norms/{name}": histogram.norm for name, histogram in found.items()},
@@ -151,7 +149,7 @@ class GradientSource:
             if gradient is None and name not in self._without:
                 self._without.add(name)
                 log.info("%s has no gradient: the summaries show none", name)
-        self._found = histograms({name: gradient for name, gradient in named.items() if gradient is not None})
+        self._found = compute_histograms({name: gradient for name, gradient in named.items() if gradient is not None})
 
 
 class ActivationSource:
@@ -204,6 +202,6 @@ def _looking(name: str, module: nn.Module, found: dict[str, Histogram]) -> Calla
         if called is module and name not in found and torch.is_grad_enabled():
             first = output[0] if isinstance(output, tuple | list) and output else output
             if isinstance(first, Tensor):
-                found.update(histograms({name: first}))
+                found.update(compute_histograms({name: first}))
 
     return look

@@ -7,7 +7,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from lockstep.checkpoints.tensors import check as check_saveable
+from lockstep.checkpoints.encoding import check as check_saveable
 from lockstep.data.loader import Loader
 from lockstep.errors import InputError
 from lockstep.parallel.exchange import Exchange

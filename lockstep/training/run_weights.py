@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,8 +12,9 @@ from torch import Tensor
 from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, DamagedError, FileEntry, Manifest
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError
+from lockstep.screen import log
 from lockstep.weights.name_maps import AVERAGE
-from lockstep.weights.opening import open_file, unknown
+from lockstep.weights.open import open_file, unknown
 from lockstep.weights.safetensors_file import SafetensorsFile
 from lockstep.weights.source import TensorInfo, WeightSource
 
@@ -23,8 +23,6 @@ CHECKPOINTS = "checkpoints"
 _WEIGHTS = ("parameters", "buffers", "average")
 _SLOTS = "slots"
 _RUN_AT_STEP = re.compile(r"(.+)@(\d+)", re.DOTALL)
-
-_logger = logging.getLogger("lockstep")
 
 
 class _Section(NamedTuple):
@@ -134,7 +132,7 @@ def open_weights(path: str | Path, *, slots: bool = False, newest: int | None = 
 
     Args:
         path: a checkpoint of a run; a run's workdir, for its newest checkpoint that is intact, or `WORKDIR@STEP`; or
-            what `lockstep.weights.opening.open_file` opens.
+            what `lockstep.weights.open.open_file` opens.
         slots: list the slots of our own optimizers too.
         newest: the step whose checkpoint is taken for a workdir's newest, where that has been found out already.
 
@@ -187,7 +185,7 @@ def _newest(store: Store, slots: bool) -> RunWeights:
         except DamagedError as damage:
             if not store.path(step).exists():
                 return _newest(store, slots)  # deleted while it was read, so there is a newer one
-            _logger.warning(
+            log.warning(
                 "%s Given: %s; expected: %s. Trying the one before.", damage.what, damage.given, damage.expected
             )
             damages.append(damage)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -15,16 +14,13 @@ from torch import Tensor, nn
 from lockstep.checks import check_type, wrong_type
 from lockstep.errors import CheckpointError, InputError
 from lockstep.listing import shorten
+from lockstep.screen import log
 from lockstep.training.run_weights import RunWeights, open_weights
 from lockstep.training.state import TrainState
-from lockstep.weights.memory import MemorySource
-from lockstep.weights.plan import plan
-from lockstep.weights.report import Report
-from lockstep.weights.source import WeightSource
-from lockstep.weights.warm_start import Flattening, Role, Target, WarmStart
+from lockstep.weights.assignment import assign_tensors
+from lockstep.weights.source import MemorySource, WeightSource
+from lockstep.weights.warm_start import Flattening, Role, Target, WarmStart, WarmStartReport
 from lockstep.workers.rank import join
-
-log = logging.getLogger("lockstep")
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _WITH_KERNEL = (*_CONVOLUTIONS, nn.Linear)
@@ -47,7 +43,7 @@ def warm_start(
     state: TrainState,
     source: str | Path | WeightSource | Mapping[str, Any],
     mapping: WarmStart = _AS_THEY_ARE,
-) -> Report:
+) -> WarmStartReport:
     """Give a state that has made no step the weights of a file; steps and slots are never loaded.
 
     Everything is read and checked before anything changes, so that after an error nothing has. Moving averages of the
@@ -70,7 +66,7 @@ def warm_start(
     """
     _check(state, mapping)
     opened = _opened(source)
-    planned = plan(opened, targets_of(state.model), mapping)
+    planned = assign_tensors(opened, targets_of(state.model), mapping)
     loaded = dict(planned.tensors(opened))
     report = planned.report.after(loaded)
     _check_finite(report, planned.targets)
@@ -89,7 +85,7 @@ def warm_start(
     return report
 
 
-def _check_finite(report: Report, targets: Mapping[str, Target]) -> None:
+def _check_finite(report: WarmStartReport, targets: Mapping[str, Target]) -> None:
     """Refuse values that `lockstep.training.preflight` would refuse to train, while the file they are from is known.
 
     Raises:

@@ -8,16 +8,17 @@ name alone: neither the other parameters, nor their order, nor the number of wor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from torch import Generator, Tensor, nn
 
-from lockstep.checks import check_one_of, check_positive, check_range, check_switch, check_type, wrong_type
+from lockstep.checks import check_one_of, check_positive, check_range, check_switch, check_type, check_whole, wrong_type
 from lockstep.errors import InputError
 from lockstep.randomness import key_of, mix
+from lockstep.selection import assigned
 
 Initializer = Callable[[str, Tensor, Generator], Tensor | None]
 """`initializer(name, tensor, generator)` fills the tensor, or returns one of the same shape."""
@@ -29,7 +30,7 @@ _STDDEV_OF_CUT = 0.87962566103423978
 
 
 @dataclass(frozen=True)
-class Constant:
+class Full:
     """The same value everywhere."""
 
     value: float
@@ -195,3 +196,39 @@ def _check_finite(name: str, value: float) -> None:
     check_type(name, value, (int, float), expected="a finite number", hint=hint)
     if not math.isfinite(value):
         raise InputError(f"{name} is not finite.", given=f"{name}={value}", expected="a finite number", hint=hint)
+
+
+_HINT = r'write {r"weight$": Xavier(), r"bias$": Zeros()}'
+
+
+def initialize(model: nn.Module, initializers: Mapping[str, Initializer], seed: int = 0) -> dict[str, Initializer]:
+    """Fill the parameters whose names match; the others stay as they are. To be called before the state is made.
+
+    What a parameter gets depends on the seed and its name alone: it is the same on every worker, on every device, and
+    whatever else there is in the model.
+
+    Args:
+        model: changed in place.
+        initializers: by pattern, a regular expression that is searched for in the name, or the exact name; a parameter
+            matches one at most. Functions of one's own, `f(name, tensor, generator)`, fill the tensor or return one.
+        seed: of the run.
+
+    Returns:
+        What each of the parameters that were filled was filled by.
+
+    Raises:
+        InputError: a pattern matches nothing, a parameter matches two, or an initialiser is none or gives what does not
+            fit.
+    """
+    check_type("model", model, nn.Module, expected="a torch.nn.Module", hint="pass the module before its state is made")
+    check_type("initializers", initializers, Mapping, expected="initializers by pattern", hint=_HINT)
+    check_whole("seed", seed, least=0)
+    for pattern, initializer in initializers.items():
+        if isinstance(initializer, type) or not callable(initializer):
+            name = f"The initializer of {pattern!r}"
+            raise wrong_type(name, initializer, expected="an initializer, or a function of your own", hint=_HINT)
+    parameters = dict(model.named_parameters())
+    found = assigned("initializers", initializers, parameters)
+    for name, initializer in found.items():
+        fill(initializer, name, parameters[name], seed)
+    return found

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
-from lockstep.weights.file_errors import damaged, damaged_tensor, no_tensor, not_numbers, unreadable
-from lockstep.weights.numpy_kinds import tensor_of, torch_name
+from lockstep.weights.files import damaged_file, damaged_tensor, no_tensor, not_numbers, unreadable_file
+from lockstep.weights.numpy_files import tensor_of, torch_name
 from lockstep.weights.source import TensorInfo
 
 if TYPE_CHECKING:
@@ -100,13 +100,13 @@ class KerasH5:
             raise
         except OSError as error:
             if error.errno:
-                raise unreadable(self.path, error) from error
+                raise unreadable_file(self.path, error) from error
             raise self._damaged(error) from error
         except Exception as error:  # the library has no one kind of error for what is damaged
             raise self._damaged(error) from error
 
     def _damaged(self, error: Exception) -> CheckpointError:
-        return damaged(
+        return damaged_file(
             self.path, "is no file of HDF5, or is damaged or cut short", given=str(error), expected="a whole file"
         )
 

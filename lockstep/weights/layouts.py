@@ -136,7 +136,7 @@ DENSE = Layout("i o -> o i")
 _OF_TENSORFLOW = (CONVOLUTION, DEPTHWISE, CONVOLUTION_AS_DENSE, DENSE, CONVOLUTION_1D, CONVOLUTION_3D)
 
 
-def of_flattened(num_places: int, num_dimensions: int) -> str:
+def flattened_layout(num_places: int, num_dimensions: int) -> str:
     """The pattern of a dense layer of TensorFlow's after a flattening of so many places, in 1, 2 or 3 dimensions.
 
     These are taken as equally long; where they cannot be, capitals are in the place of their lengths, such as in
@@ -148,7 +148,7 @@ def of_flattened(num_places: int, num_dimensions: int) -> str:
     return f"({' '.join(f'{axis}={length}' for axis, length in lengths.items())} i) o -> o (i {' '.join(axes)})"
 
 
-def fitting(system: System, given: Shape, wanted: Shape) -> Layout | None:
+def infer_layout(system: System, given: Shape, wanted: Shape) -> Layout | None:
     """The layout that brings a tensor of `system` from one shape into the other; None where it fits as it lies, or not.
 
     The shapes decide between the layouts of a system, never whose layouts they are: a square matrix has the same shape

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lockstep.errors import InputError
 from lockstep.weights.layouts import CONVOLUTION, CONVOLUTION_AS_DENSE, DENSE, Layout, System
-from lockstep.weights.names import Place, Rename, renamed
+from lockstep.weights.names import Destination, Rename, apply_renames
 
 AVERAGE = "/ExponentialMovingAverage"
 """What TensorFlow adds to the name of a variable for its moving average, the shadow."""
@@ -213,7 +213,7 @@ SHIPPED = {
 """The maps by the name that a recipe gives them."""
 
 
-def named(name: str) -> NameMap:
+def get_name_map(name: str) -> NameMap:
     """The map of that name.
 
     Raises:
@@ -230,11 +230,11 @@ def named(name: str) -> NameMap:
     return SHIPPED[name]
 
 
-def map_that_knows(variables: Iterable[str], wanted: Collection[str]) -> str | None:
+def best_name_map(variables: Iterable[str], wanted: Collection[str]) -> str | None:
     """The shipped map by which the most of these variables get wanted names, if that is at least half of the wanted."""
 
     def found(name_map: NameMap) -> int:
-        places, _ = renamed({name: [Place(name)] for name in variables}, name_map.renames)
+        places, _ = apply_renames({name: [Destination(name)] for name in variables}, name_map.renames)
         return len({place.name for name, each in places.items() for place in each if place.name != name} & {*wanted})
 
     counts = {name: found(SHIPPED[name]) for name in SHIPPED}

@@ -69,7 +69,7 @@ class Rename:
         )
 
 
-class Place(NamedTuple):
+class Destination(NamedTuple):
     """Where a tensor goes."""
 
     name: str
@@ -77,29 +77,29 @@ class Place(NamedTuple):
     """What the last renaming with a layout says; None leaves it to the shapes."""
 
 
-Places = Mapping[str, Sequence[Place]]
+Places = Mapping[str, Sequence[Destination]]
 """The places of each tensor, by its name in the file."""
 
 
-def renamed(places: Places, renames: Sequence[Rename]) -> tuple[dict[str, list[Place]], list[Rename]]:
+def apply_renames(places: Places, renames: Sequence[Rename]) -> tuple[dict[str, list[Destination]], list[Rename]]:
     """The places after all renames, each applied to what those before it made; and the renames that matched nothing.
 
     Raises:
         InputError: a rename cannot be used.
     """
-    idle = []
+    unmatched = []
     for rename in renames:
         matched = [place.name for each in places.values() for place in each if rename.matches(place.name)]
         if not matched:
-            idle.append(rename)
+            unmatched.append(rename)
         places = {name: [end for place in each for end in _ends(place, rename)] for name, each in places.items()}
-    return {name: list(each) for name, each in places.items()}, idle
+    return {name: list(each) for name, each in places.items()}, unmatched
 
 
-def _ends(place: Place, rename: Rename) -> list[Place]:
+def _ends(place: Destination, rename: Rename) -> list[Destination]:
     if not rename.matches(place.name):
         return [place]
-    return [Place(end, rename.layout or place.layout) for end in rename.ends(place.name)]
+    return [Destination(end, rename.layout or place.layout) for end in rename.ends(place.name)]
 
 
 def filtered(
@@ -133,7 +133,7 @@ def matched(field: str, patterns: Patterns, names: Iterable[str], *, from_start:
     return set(selected(field, patterns, names))
 
 
-def aligned(names: Collection[str], wanted: Collection[str]) -> tuple[str, str]:
+def find_prefixes(names: Collection[str], wanted: Collection[str]) -> tuple[str, str]:
     """The prefix to strip from `names` and the one to add instead, with which the most of them are wanted.
 
     Such as wrappers put before all names of a model: of the fewer of both, at least half must begin with it. Two empty
@@ -155,7 +155,7 @@ def aligned(names: Collection[str], wanted: Collection[str]) -> tuple[str, str]:
     return max(found, key=lambda pair: (found[pair], -len(pair[0] + pair[1]), pair), default=("", ""))
 
 
-def realigned(name: str, strip: str, add: str) -> str:
+def swap_prefix(name: str, strip: str, add: str) -> str:
     """A name with another prefix, if it has the one to be stripped."""
     return add + name.removeprefix(strip) if name.startswith(strip) else name
 

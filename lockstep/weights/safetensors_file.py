@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
-from lockstep.weights.file_errors import damaged, no_tensor, unreadable
+from lockstep.weights.files import damaged_file, no_tensor, unreadable_file
 from lockstep.weights.source import TensorInfo
 
 _DTYPES = {
@@ -77,9 +77,9 @@ class SafetensorsFile:
         except CheckpointError:
             raise
         except OSError as error:
-            raise unreadable(self.path, error) from error
+            raise unreadable_file(self.path, error) from error
         except Exception as error:  # the library has an error of its own, and for some headers others
-            raise damaged(
+            raise damaged_file(
                 self.path,
                 "is no file of safetensors, or is damaged or cut short",
                 given=str(error),

@@ -11,20 +11,19 @@ from torch import Tensor
 
 from lockstep.records.protobuf import MalformedError
 from lockstep.records.tfrecord import masked_crc32c
-from lockstep.weights.file_errors import (
-    check_version,
-    check_whole,
-    damaged,
+from lockstep.weights.files import (
+    check_present,
+    damaged_file,
     damaged_tensor,
     no_tensor,
     not_numbers,
-    unreadable,
+    unreadable_file,
 )
 from lockstep.weights.source import TensorInfo
-from lockstep.weights.sstable import Table
-from lockstep.weights.tf_dtypes import from_bytes, kind_of
-from lockstep.weights.tf_messages import BundleEntry, BundleHeader, Message, text_of
-from lockstep.weights.tf_slices import NotWholeError, joined, places_of, slice_key
+from lockstep.weights.tf_messages import BundleEntry, BundleHeader, Message, check_reader_version, text_of
+from lockstep.weights.tf_slices import NotWholeError, join_slices, slice_key, slice_ranges
+from lockstep.weights.tf_table import Table
+from lockstep.weights.tf_values import data_type, from_bytes
 
 INDEX = ".index"
 
@@ -60,7 +59,7 @@ class TensorBundle:
             self._header = self._read_header(values.pop(_HEADER_KEY, None))
             self._entries = {key: BundleEntry.of(Message(value)) for key, value in values.items()}
         except MalformedError as fault:
-            raise damaged(
+            raise damaged_file(
                 self._index, "is damaged", given=fault.what, expected="the description of a tensor in each entry"
             ) from None
         self._names = self._by_text([key for key in self._entries if not key.startswith(_SLICE_KEY)])
@@ -76,7 +75,7 @@ class TensorBundle:
         if name not in self._names:
             raise no_tensor(name, self._index, len(self._names))
         entry = self._entries[self._names[name]]
-        kind = kind_of(entry.dtype)
+        kind = data_type(entry.dtype)
         if kind.dtype is None:
             raise not_numbers(name, self._index, kind.name)
         if entry.slices:
@@ -92,13 +91,13 @@ class TensorBundle:
         """
         header = BundleHeader.of(Message(value or b""))
         if header.num_shards < 1:
-            raise damaged(
+            raise damaged_file(
                 self._index,
                 "is no index of a checkpoint of version 2",
                 given="a table without a header",
                 expected="the number of files in an entry with an empty key",
             )
-        check_version(header.least_version, self._index)
+        check_reader_version(header.least_version, self._index)
         return header
 
     def _by_text(self, keys: Sequence[bytes]) -> dict[str, bytes]:
@@ -111,7 +110,7 @@ class TensorBundle:
         for key in keys:
             other = names.setdefault(text_of(key), key)
             if other != key:
-                raise damaged(
+                raise damaged_file(
                     self._index,
                     "has two tensors of one name",
                     given=f"{other!r} and {key!r}, both {text_of(key)!r} as text",
@@ -122,7 +121,7 @@ class TensorBundle:
     def _joined(self, name: str, whole: BundleEntry, dtype: torch.dtype) -> Tensor:
         """A partitioned tensor."""
         try:
-            places = places_of(whole.slices, whole.shape)
+            places = slice_ranges(whole.slices, whole.shape)
         except NotWholeError as fault:
             raise damaged_tensor(name, self._index, given=str(fault), expected="slices that make it whole") from None
         pieces = [
@@ -130,17 +129,17 @@ class TensorBundle:
             for extents, place in zip(whole.slices, places, strict=True)
         ]
         self._check_room(name, pieces, math.prod(whole.shape) * dtype.itemsize)
-        return joined(whole.shape, dtype, places, (self._values(name, piece, dtype) for piece in pieces))
+        return join_slices(whole.shape, dtype, places, (self._values(name, piece, dtype) for piece in pieces))
 
     def _slice(self, name: str, key: bytes, whole: BundleEntry, shape: tuple[int, ...]) -> BundleEntry:
         entry = self._entries.get(key)
         if entry is None or (entry.dtype, entry.shape, entry.slices) != (whole.dtype, shape, ()):
-            found = f"of {kind_of(entry.dtype).name} and the shape {entry.shape}" if entry else "absent"
+            found = f"of {data_type(entry.dtype).name} and the shape {entry.shape}" if entry else "absent"
             raise damaged_tensor(
                 name,
                 self._index,
                 given=f"a slice that is {found}",
-                expected=f"one of {kind_of(whole.dtype).name} and the shape {shape}",
+                expected=f"one of {data_type(whole.dtype).name} and the shape {shape}",
             )
         return entry
 
@@ -180,7 +179,7 @@ class TensorBundle:
                 name, self._index, given=f"file {entry.shard}", expected=f"one of {count} files, counted from 0"
             )
         path = self.path.with_name(f"{self.path.name}.data-{entry.shard:05}-of-{count:05}")
-        check_whole(self.path, [path], count)
+        check_present(self.path, [path], count)
         return path
 
 
@@ -194,17 +193,17 @@ def _read(path: Path, name: str, entry: BundleEntry) -> bytes:
             file.seek(entry.offset)
             return file.read(entry.size)
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise unreadable_file(path, error) from error
 
 
 def _size_of(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise unreadable_file(path, error) from error
 
 
 def _info(entry: BundleEntry) -> TensorInfo:
-    kind = kind_of(entry.dtype)
+    kind = data_type(entry.dtype)
     num_bytes = kind.num_bytes(math.prod(entry.shape)) if kind.dtype else entry.size
     return TensorInfo(entry.shape, kind.name, num_bytes)

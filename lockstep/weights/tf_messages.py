@@ -18,7 +18,9 @@ As in TensorFlow's `core/protobuf/tensor_bundle.proto`, `core/util/saved_tensor_
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from lockstep.errors import CheckpointError
 from lockstep.records.protobuf import (
     FOUR_BYTES,
     VARINT,
@@ -26,13 +28,16 @@ from lockstep.records.protobuf import (
     Buffer,
     MalformedError,
     Span,
-    fields_of,
+    message_fields,
     read_varint,
 )
 
 Extent = tuple[int, int]
 """Start and length along a dimension; a length of -1 is all of it."""
 Slice = tuple[Extent, ...]
+
+# Of both of its formats, as TensorFlow has had them from the start.
+_VERSION = 1
 
 WHOLE: Extent = (0, -1)
 
@@ -49,7 +54,7 @@ class Message:
 
     def __init__(self, data: Buffer, start: int = 0, stop: int | None = None) -> None:
         self.data = data
-        self.fields = fields_of(data, start, len(data) if stop is None else stop)
+        self.fields = message_fields(data, start, len(data) if stop is None else stop)
 
     def spans(self, number: int, wire_type: int = WITH_LENGTH) -> list[Span]:
         """Start and stop of each content of a field."""
@@ -172,3 +177,18 @@ def least_version(message: Message) -> int:
 def text_of(data: Buffer) -> str:
     """Bytes as text; what is not UTF-8 in it is escaped."""
     return bytes(data).decode(errors="backslashreplace")
+
+
+def check_reader_version(least: int, path: Path) -> None:
+    """Refuse a file for readers of a later version of the format.
+
+    Raises:
+        CheckpointError: naming the file and the version.
+    """
+    if least > _VERSION:
+        raise CheckpointError(
+            f"{path} is of a later version of the format.",
+            given=f"a file for readers of version {least} or later",
+            expected=f"one that readers of version {_VERSION} may read",
+            hint="save the checkpoint with an earlier TensorFlow",
+        )

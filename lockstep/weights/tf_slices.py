@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lockstep.weights.tf_messages import Slice
 
-Place = tuple[slice, ...]
+Destination = tuple[slice, ...]
 
 
 class NotWholeError(Exception):
@@ -27,7 +27,7 @@ def slice_key(name: str, extents: Slice) -> bytes:
     return _unsigned(0) + _string(name.encode()) + _unsigned(len(extents)) + numbers
 
 
-def places_of(slices: Sequence[Slice], shape: tuple[int, ...]) -> list[Place]:
+def slice_ranges(slices: Sequence[Slice], shape: tuple[int, ...]) -> list[Destination]:
     """Where each slice lies in a tensor of this shape.
 
     Raises:
@@ -41,7 +41,9 @@ def places_of(slices: Sequence[Slice], shape: tuple[int, ...]) -> list[Place]:
     return places
 
 
-def joined(shape: tuple[int, ...], dtype: torch.dtype, places: Sequence[Place], pieces: Iterable[Tensor]) -> Tensor:
+def join_slices(
+    shape: tuple[int, ...], dtype: torch.dtype, places: Sequence[Destination], pieces: Iterable[Tensor]
+) -> Tensor:
     """The tensor whose slices have these values, each in one dimension, row by row."""
     if len(places) == 1:
         (piece,) = pieces
@@ -53,7 +55,7 @@ def joined(shape: tuple[int, ...], dtype: torch.dtype, places: Sequence[Place], 
     return whole
 
 
-def _place(extents: Slice, shape: tuple[int, ...]) -> Place:
+def _place(extents: Slice, shape: tuple[int, ...]) -> Destination:
     if len(extents) != len(shape):
         raise NotWholeError(f"a slice of {len(extents)} dimensions, where it has {len(shape)}")
     place = tuple(
@@ -65,7 +67,7 @@ def _place(extents: Slice, shape: tuple[int, ...]) -> Place:
     return place
 
 
-def _check_apart(places: Sequence[Place], rank: int) -> None:
+def _check_apart(places: Sequence[Destination], rank: int) -> None:
     """Compare each with those that begin before it ends, along the dimension in which they differ most."""
     if len(places) < 2 or not rank:
         return

@@ -12,18 +12,17 @@ from torch import Tensor
 
 from lockstep.errors import CheckpointError
 from lockstep.records.protobuf import MalformedError
-from lockstep.weights.file_errors import check_version, damaged, damaged_tensor, no_tensor, not_numbers
+from lockstep.weights.files import damaged_file, damaged_tensor, no_tensor, not_numbers
 from lockstep.weights.source import TensorInfo
-from lockstep.weights.sstable import Table
-from lockstep.weights.tf_dtypes import kind_of
-from lockstep.weights.tf_messages import Message, SavedTensor, Slice, least_version
-from lockstep.weights.tf_slices import NotWholeError, joined, places_of, slice_key
-from lockstep.weights.tf_values import values_of
+from lockstep.weights.tf_messages import Message, SavedTensor, Slice, check_reader_version, least_version
+from lockstep.weights.tf_slices import NotWholeError, join_slices, slice_key, slice_ranges
+from lockstep.weights.tf_table import Table
+from lockstep.weights.tf_values import data_type, proto_values
 
 _CONTENTS_KEY = b""
 
 
-class Stored(NamedTuple):
+class _Stored(NamedTuple):
     """One tensor, and where its slices are."""
 
     dtype: int
@@ -51,7 +50,7 @@ class TensorTables:
 
     def __init__(self, path: Path, files: Sequence[Path]) -> None:
         self.path = path
-        self._stored: dict[str, Stored] = {}
+        self._stored: dict[str, _Stored] = {}
         for file in files:
             table = Table(file)
             for tensor in _contents(table):
@@ -67,11 +66,11 @@ class TensorTables:
         if name not in self._stored:
             raise no_tensor(name, self.path, len(self._stored))
         stored = self._stored[name]
-        kind = kind_of(stored.dtype)
+        kind = data_type(stored.dtype)
         if kind.dtype is None:
             raise not_numbers(name, self.path, kind.name)
         try:
-            places = places_of([extents for extents, _ in stored.slices], stored.shape)
+            places = slice_ranges([extents for extents, _ in stored.slices], stored.shape)
         except NotWholeError as fault:
             raise self._damaged(name, self.path, str(fault)) from None
         # All are read before the whole is allocated: a shape may lie, the values are there.
@@ -79,16 +78,16 @@ class TensorTables:
             self._values(name, kind.dtype, extents, table, math.prod(part.stop - part.start for part in place))
             for (extents, table), place in zip(stored.slices, places, strict=True)
         ]
-        return joined(stored.shape, kind.dtype, places, pieces)
+        return join_slices(stored.shape, kind.dtype, places, pieces)
 
     def _add(self, tensor: SavedTensor, table: Table) -> None:
-        stored = self._stored.setdefault(tensor.name, Stored(tensor.dtype, tensor.shape, []))
+        stored = self._stored.setdefault(tensor.name, _Stored(tensor.dtype, tensor.shape, []))
         if (stored.dtype, stored.shape) != (tensor.dtype, tensor.shape):
             raise damaged_tensor(
                 tensor.name,
                 table.path,
-                given=f"{kind_of(tensor.dtype).name} of the shape {tensor.shape}",
-                expected=f"{kind_of(stored.dtype).name} of the shape {stored.shape}, as the files before have it",
+                given=f"{data_type(tensor.dtype).name} of the shape {tensor.shape}",
+                expected=f"{data_type(stored.dtype).name} of the shape {stored.shape}, as the files before have it",
             )
         stored.slices.extend((extents, table) for extents in tensor.slices)
 
@@ -104,7 +103,7 @@ class TensorTables:
             saved = Message(value).message(2)
             if saved.text(1) != name:
                 raise self._damaged(name, table.path, f"a slice of {saved.text(1)!r} in its place")
-            values = values_of(saved.message(3), dtype)
+            values = proto_values(saved.message(3), dtype)
         except MalformedError as fault:
             raise self._damaged(name, table.path, f"{fault.what} at byte {fault.place} of a slice") from None
         if len(values) != count:
@@ -122,20 +121,20 @@ def _contents(table: Table) -> list[SavedTensor]:
         versions = [least_version(contents.message(2)) for contents in found]
         tensors = [SavedTensor.of(message) for contents in found for message in contents.messages(1)]
     except MalformedError as fault:
-        raise damaged(
+        raise damaged_file(
             table.path, "is damaged", given=fault.what, expected="the contents of the file in its first entry"
         ) from None
     if not found:
-        raise damaged(
+        raise damaged_file(
             table.path,
             "is no checkpoint of version 1",
             given="a table without contents",
             expected="these in an entry with an empty key",
         )
-    check_version(max(versions), table.path)
+    check_reader_version(max(versions), table.path)
     return tensors
 
 
-def _info(stored: Stored) -> TensorInfo:
-    kind = kind_of(stored.dtype)
+def _info(stored: _Stored) -> TensorInfo:
+    kind = data_type(stored.dtype)
     return TensorInfo(stored.shape, kind.name, kind.num_bytes(math.prod(stored.shape)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pickle
 import pickletools
 import re
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,12 +19,18 @@ from torch import Tensor
 from lockstep.errors import CheckpointError
 from lockstep.listing import shorten
 from lockstep.weights.averages import AVERAGED_PARTS
-from lockstep.weights.file_errors import damaged, damaged_tensor, no_tensor, not_numbers, unreadable
+from lockstep.weights.files import (
+    ZIP_FAULTS,
+    ZIP_MAGIC,
+    damaged_file,
+    damaged_tensor,
+    no_tensor,
+    not_numbers,
+    unreadable_file,
+)
 from lockstep.weights.name_maps import AVERAGE
-from lockstep.weights.names import aligned, realigned
+from lockstep.weights.names import find_prefixes, swap_prefix
 from lockstep.weights.source import TensorInfo
-from lockstep.weights.torch_records import TorchRecords
-from lockstep.weights.zip_files import MAGIC
 
 _PROTOCOL = b"\x80\x02"
 _RAW = ("state_dict", "model_state_dict", "model")
@@ -55,18 +62,20 @@ class TorchFile:
         self.path = path
         try:
             with path.open("rb") as file:
-                head = file.read(len(MAGIC))
+                head = file.read(len(ZIP_MAGIC))
             self._num_bytes = path.stat().st_size
         except OSError as error:
-            raise unreadable(path, error) from error
-        self._records = TorchRecords(path) if head == MAGIC else None
+            raise unreadable_file(path, error) from error
+        self._records = TorchRecords(path) if head == ZIP_MAGIC else None
         if not self._records and not head.startswith(_PROTOCOL):
             raise _foreign_pickle(path, head)
         content = _loaded(path, mapped=self._records is not None)
         try:
             self._tensors = _tensors(content)
         except ValueError as error:
-            raise damaged(path, "cannot be used", given=str(error), expected="tensors in dicts and lists") from None
+            raise damaged_file(
+                path, "cannot be used", given=str(error), expected="tensors in dicts and lists"
+            ) from None
         if not self._tensors:
             raise _without_tensors(path, content)
         self.tensors: Mapping[str, TensorInfo] = {name: _info(tensor) for name, tensor in self._tensors.items()}
@@ -104,7 +113,7 @@ def _loaded(path: Path, *, mapped: bool) -> object:
         found = _BLAMED.search(str(error))
         raise _refused(path, (found[1] or found[2]).strip() if found else str(error).splitlines()[0]) from error
     except Exception as error:  # torch has no one kind of error for what is damaged
-        raise damaged(
+        raise damaged_file(
             path,
             "is no file of torch.save, or is damaged or cut short",
             given=f"{type(error).__name__}: {error}".splitlines()[0],
@@ -129,8 +138,8 @@ def _tensors(content: object) -> dict[str, Tensor]:
 def _weights_beside(averaged: Mapping[str, Tensor], content: Mapping[object, object]) -> dict[str, Tensor]:
     """All other tensors, if they have the names of at least half of the averages; else none."""
     rest = _flat({key: value for key, value in content.items() if key not in AVERAGED_PARTS})
-    strip, add = aligned(averaged, rest)
-    num_averaged = len({realigned(name, strip, add) for name in averaged}.intersection(rest))
+    strip, add = find_prefixes(averaged, rest)
+    num_averaged = len({swap_prefix(name, strip, add) for name in averaged}.intersection(rest))
     return rest if 2 * num_averaged >= len(averaged) else {}
 
 
@@ -204,7 +213,7 @@ def _foreign_pickle(path: Path, head: bytes) -> CheckpointError:
                 break
     if names or head.startswith(b"\x80"):
         return _refused(path, f"a pickle that is none of torch.save, and names {', '.join(names) or 'nothing'}")
-    return damaged(
+    return damaged_file(
         path, "is no file of torch.save", given=f"the bytes {head.hex(' ')}", expected="a zip archive, or a pickle"
     )
 
@@ -217,3 +226,76 @@ def _without_tensors(path: Path, content: object) -> CheckpointError:
         expected="a state dict, or a dict with one",
         hint="save it again: torch.save(model.state_dict(), FILE)",
     )
+
+
+_PICKLE, _PROGRAM, _STORAGES = "data.pkl", "constants.pkl", "/data/"
+
+
+def holds_torch(names: list[str]) -> bool:
+    """Whether an archive with these names is one of torch.save's, or a program of TorchScript's."""
+    return any(name.rpartition("/")[2] == _PICKLE for name in names)
+
+
+class TorchRecords:
+    """The records of one file. All but the values of tensors are verified when it is opened.
+
+    A file that was written without checksums (`torch.serialization.set_crc32_options(False)`) has zeros in their place,
+    and nothing is verified.
+
+    Raises:
+        CheckpointError: the archive is cut short or damaged, holds more than it can, or is a program.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._is_verified = False
+        self._check(whole=False)
+
+    def verify(self) -> None:
+        """Verify the values of all tensors, the first time that this is called.
+
+        Raises:
+            CheckpointError: they are damaged.
+        """
+        if not self._is_verified:
+            self._check(whole=True)
+            self._is_verified = True
+
+    def _check(self, *, whole: bool) -> None:
+        try:
+            with zipfile.ZipFile(self._path) as archive:
+                records = archive.infolist()
+                self._check_records(records)
+                if any(record.CRC for record in records):
+                    for record in records:
+                        if whole or _STORAGES not in record.filename:
+                            _check_checksum(archive, record)
+        except OSError as error:
+            raise unreadable_file(self._path, error) from error
+        except ZIP_FAULTS as error:
+            raise damaged_file(
+                self._path, "is damaged or cut short", given=str(error), expected="what torch.save has written"
+            ) from error
+
+    def _check_records(self, records: list[zipfile.ZipInfo]) -> None:
+        if any(record.filename.rpartition("/")[2] == _PROGRAM for record in records):
+            raise CheckpointError(
+                f"{self._path} is a program of TorchScript, which has code.",
+                given="a file of torch.jit.save",
+                expected="tensors, as of torch.save(model.state_dict(), FILE)",
+                hint="where you trust it, torch.save(torch.jit.load(FILE).state_dict(), NEW_FILE)",
+            )
+        claimed, there = sum(record.file_size for record in records), self._path.stat().st_size
+        if claimed > there:
+            raise damaged_file(
+                self._path,
+                "is damaged",
+                given=f"records of {claimed} bytes",
+                expected=f"no more than the {there} of the file, which is not compressed",
+            )
+
+
+def _check_checksum(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:
+    with archive.open(record) as file:
+        while file.read(1 << 20):
+            pass

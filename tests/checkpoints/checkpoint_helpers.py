@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lockstep.checkpoints import Checkpoint, Store
+from lockstep.checkpoints.store import Checkpoint, Store
 
 Sections = dict[str, dict[str, torch.Tensor]]
 

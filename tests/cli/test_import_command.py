@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from lockstep.checkpoints.store import Store
 from lockstep.cli.main import main
 from lockstep.weights.name_maps import AVERAGE
-from lockstep.weights.opening import open_file
+from lockstep.weights.open import open_file
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RESNET = FIXTURES / "weights" / "resnet20-12fca82f.th"

@@ -64,11 +64,11 @@ def numbers(batches: list[Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("crew", [{"num_processes": 0}, {"num_processes": 2}, {"num_threads": 2}])
-def test_the_next_good_example_of_the_epoch_stands_in(late: bool, crew: dict[str, int]) -> None:
+@pytest.mark.parametrize("pool", [{"num_processes": 0}, {"num_processes": 2}, {"num_threads": 2}])
+def test_the_next_good_example_of_the_epoch_stands_in(late: bool, pool: dict[str, int]) -> None:
     due = numbers(epoch(loader()))
     bad = {due[3], due[4], due[11]}
-    stream = loader(*bad, late=late, **{"num_processes": None, **crew})
+    stream = loader(*bad, late=late, **{"num_processes": None, **pool})
     batches = epoch(stream)
     expected = [*due]
     expected[3] = expected[4] = due[5]
@@ -215,13 +215,13 @@ def test_who_met_it_first_does_not_show() -> None:
                 raise DataError("They do not fit.", given="a pair", expected="another", hint="none")
             return batch
 
-    def stream(**crew: int) -> list[int]:
+    def stream(**pool: int) -> list[int]:
         reader = Picky()
-        given = Loader(reader, batch_size=4, seed=1, augment=reader.augmented, bad_examples="skip", **crew)
+        given = Loader(reader, batch_size=4, seed=1, augment=reader.augmented, bad_examples="skip", **pool)
         return numbers(list(islice(given.batches(range(1), 1), 25)))
 
     alone = stream(num_processes=0)
-    assert [stream(**crew) for crew in ({"num_processes": 2}, {"num_processes": 3}, {"num_threads": 3})] == [alone] * 3
+    assert [stream(**pool) for pool in ({"num_processes": 2}, {"num_processes": 3}, {"num_threads": 3})] == [alone] * 3
 
 
 def test_threads_agree_on_what_is_bad() -> None:

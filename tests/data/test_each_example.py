@@ -59,10 +59,10 @@ def test_a_function_gets_its_numbers_as_an_argument() -> None:
 
 
 @pytest.mark.parametrize("augment", [EachExample(noisy), Seeded(shaken, "number")])
-@pytest.mark.parametrize("crew", [{"num_processes": 1}, {"num_processes": 3}])
-def test_whoever_reads_the_result_is_the_same(augment: Any, crew: dict[str, int]) -> None:
+@pytest.mark.parametrize("pool", [{"num_processes": 1}, {"num_processes": 3}])
+def test_whoever_reads_the_result_is_the_same(augment: Any, pool: dict[str, int]) -> None:
     alone = stream([augment], num_processes=0)
-    for mine, theirs in zip(alone, stream([augment], **crew), strict=True):
+    for mine, theirs in zip(alone, stream([augment], **pool), strict=True):
         assert torch.equal(mine["number"], theirs["number"])
 
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from lockstep import cores
-from lockstep.data import crew
+from lockstep.data import prefetch
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError, InputError, WorkerError
 from lockstep.randomness import Draws
@@ -288,7 +288,7 @@ def test_the_number_of_processes_follows_the_cores_that_are_free(
     read_quota = cores._cgroup_cores
     monkeypatch.setattr(cores, "_cgroup_cores", lambda _: read_quota(tmp_path))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-    assert crew.default_num_processes(num_workers) == expected
+    assert prefetch.default_num_processes(num_workers) == expected
 
 
 def test_fewer_than_no_processes_are_refused() -> None:
@@ -304,7 +304,7 @@ def test_fewer_than_no_processes_are_refused() -> None:
 
 def test_where_there_is_no_shared_memory_the_trainer_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
-    assert crew.default_num_processes(1) == 0
+    assert prefetch.default_num_processes(1) == 0
     with pytest.raises(InputError) as caught:
         Loader(Coded(), batch_size=4, num_processes=1)
     assert str(caught.value) == (
@@ -325,8 +325,8 @@ class Drawing:
         return {"x": torch.rand(2), "y": np.random.rand(), "z": random.random(), "index": index}
 
 
-def drawn(**crew: int) -> list[Any]:
-    loader = Loader(TorchDataset(Drawing()), batch_size=4, order="sequential", seed=3, **crew)
+def drawn(**pool: int) -> list[Any]:
+    loader = Loader(TorchDataset(Drawing()), batch_size=4, order="sequential", seed=3, **pool)
     stream = loader.batches(range(1), 1)
     found = [batch["x"].tolist() + batch["y"].tolist() + batch["z"].tolist() for batch in islice(stream, 6)]
     stream.close()

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 import lockstep as ls
-from lockstep.models import inception_blocks
+from lockstep.models import inception_v3
 from lockstep.models.inception_v3 import InceptionV3, InceptionV3Net
 from lockstep.optim import Exponential, MovingAverage, RMSProp
 from lockstep.parallel.towers import Variance
 from lockstep.recipes.parts import CrossEntropy
 from lockstep.runs.classification import Classification
 from lockstep.weights.name_maps import SLIM_INCEPTION_V3
-from lockstep.weights.names import Place, renamed
+from lockstep.weights.names import Destination, apply_renames
 
 MAPPING = ls.weights.WarmStart(name_map="slim_inception_v3", require_loaded=1.0)
 TASK = Classification(
@@ -57,7 +57,7 @@ def recorded_run(name: str) -> Recorded:
 
 def shrunken_net(monkeypatch: Any, **settings: Any) -> InceptionV3Net:
     """Ours with as few filters as TF-Slim's has here: fewer than the 16 that both keep in use."""
-    monkeypatch.setattr(inception_blocks, "LEAST_CHANNELS", inputs.MIN_DEPTH)
+    monkeypatch.setattr(inception_v3, "LEAST_CHANNELS", inputs.MIN_DEPTH)
     usual = {"num_classes": inputs.NUM_CLASSES, "dropout": 0.0, "depth_multiplier": inputs.DEPTH_MULTIPLIER}
     return InceptionV3(**{**usual, **settings}).build(seed=0)
 
@@ -103,7 +103,7 @@ def changes(
 ) -> npt.NDArray[np.float64]:
     """Sketches of what was added to the values that each variable began with, in the order of the variables."""
     initial = inputs.weights(shapes, run.start, run.dtype)
-    places, _ = renamed({name: [Place(name)] for name in shapes}, SLIM_INCEPTION_V3.renames)
+    places, _ = apply_renames({name: [Destination(name)] for name in shapes}, SLIM_INCEPTION_V3.renames)
     ours = {name: _to_reference(tensors[places[name][0].name], shape) for name, shape in shapes.items()}
     return np.stack([inputs.sketch(value - initial[name]) for name, value in ours.items()])
 

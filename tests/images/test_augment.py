@@ -98,9 +98,9 @@ def test_a_shift_by_nothing_is_refused() -> None:
     with pytest.raises(InputError) as caught:
         RandomShift(0)
     assert str(caught.value) == (
-        "A shift by up to 0 pixels shifts nothing.\n"
+        "pixels is out of range.\n"
         "  given:    pixels=0\n"
-        "  expected: a whole number above 0\n"
+        "  expected: 1 or more\n"
         "  hint:     give the largest shift in pixels, or leave the augmentation out"
     )
 

@@ -316,16 +316,16 @@ def test_a_box_outside_of_its_image_is_named(side: float) -> None:
         (lambda: DistortedCrop(0), "size is out of range"),
         (lambda: DistortedCrop(9.5), "size is of the wrong type"),  # type: ignore[arg-type]
         (lambda: DistortedCrop(9, min_object_covered=-1), "min_object_covered is out of range"),
-        (lambda: DistortedCrop(9, aspect=(0, 1)), "aspect is out of range"),
-        (lambda: DistortedCrop(9, aspect=(1, float("inf"))), "aspect is out of range"),
-        (lambda: DistortedCrop(9, area=(0.5, 1.1)), "area is out of range"),
+        (lambda: DistortedCrop(9, aspect=(0, 1)), r"aspect\[0\] is out of range"),
+        (lambda: DistortedCrop(9, aspect=(1, float("inf"))), r"aspect\[1\] is out of range"),
+        (lambda: DistortedCrop(9, area=(0.5, 1.1)), r"area\[1\] is out of range"),
         (lambda: DistortedCrop(9, area=(0.5, 0.1)), "area is out of range"),
         (lambda: DistortedCrop(9, area=0.5), "area is of the wrong type"),  # type: ignore[arg-type]
-        (lambda: DistortedCrop(9, area=(0.5,)), "area is out of range"),  # type: ignore[arg-type]
+        (lambda: DistortedCrop(9, area=(0.5,)), "area is of the wrong length"),  # type: ignore[arg-type]
         (lambda: DistortedCrop(9, max_attempts=0), "max_attempts is out of range"),
         (lambda: DistortedCrop(9, resize="lanczos"), "resize cannot be 'lanczos'"),
         (lambda: RandomResizedCrop(0), "size is out of range"),
-        (lambda: RandomResizedCrop(9, scale=(0, 1)), "scale is out of range"),
+        (lambda: RandomResizedCrop(9, scale=(0, 1)), r"scale\[0\] is out of range"),
         (lambda: RandomResizedCrop(9, ratio=(2, 1)), "ratio is out of range"),
         (lambda: RandomResizedCrop(9, resize="random"), "resize cannot be 'random'"),
         (lambda: CentralCrop(0), "size is out of range"),

@@ -347,13 +347,13 @@ def test_what_are_no_images_is_refused(augment: Augment) -> None:
         (lambda: RandomCrop(8, padding=-1), "padding is out of range"),
         (lambda: ShortSideCrop(8, (7, 9)), "short_side is out of range"),
         (lambda: ShortSideCrop(8, (9, 8)), "short_side is out of range"),
-        (lambda: ShortSideCrop(8, (8.5, 9)), "the least short side is of the wrong type"),  # type: ignore[arg-type]
+        (lambda: ShortSideCrop(8, (8.5, 9)), r"short_side\[0\] is of the wrong type"),  # type: ignore[arg-type]
         (lambda: ShortSideCrop(8, place="left"), "place cannot be 'left'"),
         (lambda: ShortSideCrop(8, resize="random"), "resize cannot be 'random'"),
         (lambda: ShortSideCrop(224, 256), "short_side is of the wrong type"),  # type: ignore[arg-type]
-        (lambda: ShortSideCrop(224, (256,)), "short_side is out of range"),  # type: ignore[arg-type]
+        (lambda: ShortSideCrop(224, (256,)), "short_side is of the wrong length"),  # type: ignore[arg-type]
         (lambda: vgg_preset(224, 256), "short_side is of the wrong type"),  # type: ignore[arg-type]
-        (lambda: vgg_preset(224, (256,)), "short_side is out of range"),  # type: ignore[arg-type]
+        (lambda: vgg_preset(224, (256,)), "short_side is of the wrong length"),  # type: ignore[arg-type]
         (lambda: vgg_preset(300), "short_side is out of range"),
         (lambda: slim_preset("lenet", 0), "size is out of range"),
     ],

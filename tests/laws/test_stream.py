@@ -16,11 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data.block_order import BlockShuffled
 from lockstep.data.loader import Loader
-from lockstep.data.mixture import Mixture
-from lockstep.data.order import Sequential, Shuffled
-from lockstep.data.repeating_orders import Balanced, Weighted
+from lockstep.data.order import BlockShuffled, Sequential, Shuffled
+from lockstep.data.weighted_orders import Balanced, Mixture, Weighted
 from lockstep.images.augment import RandomShift
 from lockstep.readers.combine import Concatenated, Subset, one_of, split
 

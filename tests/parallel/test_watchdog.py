@@ -11,7 +11,7 @@ from lockstep.parallel import watchdog
 from lockstep.parallel.watchdog import Failure, Limits, Verdict, Watchdog, WorkerStatus
 
 LIMITS = Limits()
-PLACE = WorkerStatus(rank=1, pid=123, step=57, phase="exchange")
+STATUS = WorkerStatus(rank=1, pid=123, step=57, phase="exchange")
 
 
 def running(rank: int) -> bool:
@@ -22,24 +22,24 @@ def looks(watch: Watchdog, start: float, seconds: float, stopped: bool = False) 
     """What is decided when the launcher looks ten times a second, and when (in seconds after the start)."""
     decided = []
     for tick in range(1, round(seconds * 10) + 1):
-        decided += [(tick / 10, verdict) for verdict in watch.look(start + tick / 10, lambda rank: stopped)]
+        decided += [(tick / 10, verdict) for verdict in watch.poll(start + tick / 10, lambda rank: stopped)]
     return decided
 
 
 def at(phase: str) -> Watchdog:
     """One worker that told at time 0 that it is in this phase, and nothing since."""
     watch = Watchdog(1, LIMITS, now=0.0)
-    watch.heard(0, 0, phase, 1)
+    watch.record_beat(0, 0, phase, 1)
     return watch
 
 
 def beating(watch: Watchdog, start: float, seconds: float, places: list[tuple[int, str, int]]) -> list[Verdict]:
-    """What is decided while all workers say ten times a second that they are still at these places."""
+    """What is decided while all workers say twice a second that they are still at these places."""
     decided = []
-    for tick in range(1, round(seconds * 10) + 1):
+    for tick in range(1, round(seconds * 2) + 1):
         for rank, (step, phase, count) in enumerate(places):
-            watch.heard(rank, step, phase, count, waits=phase in ("exchange", "gather"))
-        decided += watch.look(start + tick / 10, running)
+            watch.record_beat(rank, step, phase, count, waits=phase in ("exchange", "gather"))
+        decided += watch.poll(start + tick / 2, running)
     return decided
 
 
@@ -71,13 +71,13 @@ def test_a_worker_that_starts_but_is_stopped_may_not() -> None:
 def test_a_stack_is_shown_again_when_the_worker_spoke_in_between() -> None:
     watch = at("compute")
     assert [verdict.action for _, verdict in looks(watch, 0.0, 15.0)] == ["show"]
-    watch.heard(0, 1, "compute", 2)
+    watch.record_beat(0, 1, "compute", 2)
     assert [verdict.action for _, verdict in looks(watch, 15.0, 15.0)] == ["show"]
 
 
 def test_the_pause_of_the_launcher_is_nobodys_silence() -> None:
     watch = at("compute")
-    assert watch.look(3600.0, lambda rank: True) == []
+    assert watch.poll(3600.0, lambda rank: True) == []
     assert [round(seconds, 1) for seconds, _ in looks(watch, 3600.0, 10.0, stopped=True)] == [1.5]
 
 
@@ -85,8 +85,8 @@ def test_only_the_silent_one_is_judged() -> None:
     watch = Watchdog(3, LIMITS, now=0.0)
     for tick in range(1, 40):
         for rank in (0, 2):
-            watch.heard(rank, 1, "exchange", tick)
-        verdicts = watch.look(tick / 10, lambda rank: rank == 1)
+            watch.record_beat(rank, 1, "exchange", tick)
+        verdicts = watch.poll(tick / 10, lambda rank: rank == 1)
         assert [verdict.rank for verdict in verdicts] in ([], [1])
         if verdicts:
             break
@@ -105,8 +105,8 @@ def test_who_speaks_often_enough_is_left_alone(silences: list[float]) -> None:
     watch, now = Watchdog(1, LIMITS, now=0.0), 0.0
     for count, seconds in enumerate(silences):
         now += seconds
-        assert watch.look(now, lambda rank: True) == []
-        watch.heard(0, count, "compute", count)
+        assert watch.poll(now, lambda rank: True) == []
+        watch.record_beat(0, count, "compute", count)
 
 
 def test_a_worker_that_beats_but_stands_still_shows_its_stack_and_is_killed_later() -> None:
@@ -174,15 +174,15 @@ def test_code_of_a_script_outside_of_any_loop_may_take_its_time() -> None:
 def test_how_long_a_worker_waits_for_all_others_is_counted() -> None:
     watch = at("evaluate")
     for tick in range(1, 51):
-        watch.heard(0, 0, "evaluate", 1, waits=tick > 20)
-        watch.look(tick / 10, running)
+        watch.record_beat(0, 0, "evaluate", 1, waits=tick > 20)
+        watch.poll(tick / 10, running)
     assert watch.longest_wait() == pytest.approx(3.0, abs=0.11)
-    watch.heard(0, 0, "evaluate", 1)
+    watch.record_beat(0, 0, "evaluate", 1)
     assert watch.longest_wait() == 0
 
 
 def test_a_failure_is_told_with_its_place_and_its_text_last() -> None:
-    failure = watchdog.failed(PLACE, "error", "Traceback ...\nValueError: bad\n")
+    failure = watchdog.raised(STATUS, "error", "Traceback ...\nValueError: bad\n")
     assert failure.text == "worker 1 failed at step 57 (phase exchange):\nTraceback ...\nValueError: bad"
 
 
@@ -195,7 +195,7 @@ def test_a_failure_is_told_with_its_place_and_its_text_last() -> None:
     ],
 )
 def test_a_death_is_told_with_its_signal_or_exit_code(status: int, text: str) -> None:
-    assert watchdog.died(PLACE, status) == Failure(text)
+    assert watchdog.died(STATUS, status) == Failure(text)
 
 
 @pytest.mark.parametrize(
@@ -211,15 +211,15 @@ def test_a_death_is_told_with_its_signal_or_exit_code(status: int, text: str) ->
     ],
 )
 def test_a_kill_is_told_with_its_reason(reason: Literal["stopped", "silent", "stuck"], text: str) -> None:
-    assert watchdog.killed(PLACE, Verdict(1, "kill", reason, 2.1)) == Failure(text)
+    assert watchdog.killed(STATUS, Verdict(1, "kill", reason, 2.1)) == Failure(text)
 
 
 def test_who_is_missed_is_told_with_its_place() -> None:
     said = "worker 1 (pid 123) ended with exit code 0 at step 57 (phase exchange), before the others, which needed it"
-    assert watchdog.missed(PLACE) == Failure(said)
+    assert watchdog.left(STATUS) == Failure(said)
 
 
 def test_the_cause_is_the_first_that_is_not_a_lost_peer() -> None:
     lost, first, second = Failure("worker 0 lost worker 1", "peer"), Failure("bad", "input"), Failure("worse")
-    assert watchdog.cause([lost, first, second]) is first
-    assert watchdog.cause([lost]) is lost
+    assert watchdog.root_cause([lost, first, second]) is first
+    assert watchdog.root_cause([lost]) is lost

@@ -140,10 +140,10 @@ def test_inception_has_values_from_minus_1_to_1() -> None:
         ("resized_crop", "jitter=-0.1", "jitter is out of range.", "jitter=-0.1"),
         ("resized_crop", "erasing=1.01", "erasing is out of range.", "erasing=1.01"),
         ("resized_crop", "erasing=-0.1", "erasing is out of range.", "erasing=-0.1"),
-        ("resized_crop", "mean=[0.5, 0.5]", "mean is not one number for each channel.", "mean=(0.5, 0.5)"),
-        ("resized_crop", "std=[1, 1, 1, 1]", "std is not one number for each channel.", "std=(1, 1, 1, 1)"),
-        ("resized_crop", "std=[0.2, 0, 0.2]", "std is out of range.", "std=0"),
-        ("resized_crop", "std=[0.2, -1, 0.2]", "std is out of range.", "std=-1"),
+        ("resized_crop", "mean=[0.5, 0.5]", "mean is of the wrong length.", "mean=(0.5, 0.5)"),
+        ("resized_crop", "std=[1, 1, 1, 1]", "std is of the wrong length.", "std=(1, 1, 1, 1)"),
+        ("resized_crop", "std=[0.2, 0, 0.2]", "std[1] is out of range.", "std[1]=0"),
+        ("resized_crop", "std=[0.2, -1, 0.2]", "std[1] is out of range.", "std[1]=-1"),
     ],
 )
 def test_numbers_out_of_range_are_refused_with_the_recipe(kind: str, setting: str, what: str, given_text: str) -> None:

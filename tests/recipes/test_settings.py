@@ -128,7 +128,7 @@ def test_nothing_else_changes(mnist: Recipe) -> None:
             "average.decay=2",
             "average in --set: decay is out of range.\n"
             "  given:    decay=2\n"
-            "  expected: above 0 and below 1\n"
+            "  expected: above 0, below 1\n"
             "  hint:     give a decay such as 0.999 or 0.9999",
         ),
         (

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import lockstep as ls
-from lockstep.data.crew import default_num_processes
+from lockstep.data.prefetch import default_num_processes
 from lockstep.errors import DataError, InputError
 from lockstep.images.crops import Decode
 from lockstep.images.decode import EncodedImage

@@ -12,14 +12,13 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from lockstep.errors import WorkdirError
 from lockstep.records.tfrecord import frame, read_all
-from lockstep.reporting.events import EventFile, cut_events, event_paths
-from lockstep.reporting.summary_values import scalars
+from lockstep.reporting.events import EventFile, cut_events, event_paths, scalar_summary
 
 
 def write_steps(folder: Path, steps: range) -> Path:
     file = EventFile(folder)
     for step in steps:
-        file.write(scalars({"loss": 1 / (1 + step), "rate": 5.0}), step)
+        file.write(scalar_summary({"loss": 1 / (1 + step), "rate": 5.0}), step)
     file.close()
     return event_paths(folder)[-1]
 
@@ -56,7 +55,7 @@ def test_what_another_writer_wrote_is_cut_too(tmp_path: Path) -> None:
 
     writer = EventFileWriter(str(tmp_path))
     for step in range(5):
-        writer.add_event(Event(step=step, summary=scalars({"loss": 0.5})))
+        writer.add_event(Event(step=step, summary=scalar_summary({"loss": 0.5})))
     writer.close()
     (path,) = event_paths(tmp_path)
     cut_events(path, 2)

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lockstep.reporting import histograms as module
-from lockstep.reporting import summary_values
-from lockstep.reporting.histograms import BUCKET_LIMITS, Histogram, histograms
+from lockstep.reporting.events import histogram_summary
+from lockstep.reporting.histograms import BUCKET_LIMITS, Histogram, compute_histograms
 from lockstep.reporting.summaries import Summaries
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 def histogram_of(tensor: torch.Tensor) -> Histogram:
-    return histograms({"it": tensor})["it"]
+    return compute_histograms({"it": tensor})["it"]
 
 
 def by_the_book(values: list[float]) -> list[int]:
@@ -34,7 +34,7 @@ def by_the_book(values: list[float]) -> list[int]:
 def test_buckets_are_those_that_tensorflow_wrote() -> None:
     """Recorded from `tf.raw_ops.HistogramSummary` of TensorFlow 2.21 for the same numbers."""
     values = torch.tensor([-1.5, -0.0, 0.0, 1e-13, 2e-12, 0.25, 0.25, 3.0, 1e30])
-    (value,) = summary_values.histograms({"it": histogram_of(values)}).value
+    (value,) = histogram_summary({"it": histogram_of(values)}).value
     assert list(value.histo.bucket_limit) == [
         -1.624957930213695,
         -1.47723448201245,
@@ -120,14 +120,14 @@ def test_norm_and_sparsity() -> None:
 
 
 def test_what_has_no_floating_number_is_left_out() -> None:
-    shown = histograms({"int": torch.ones(3, dtype=torch.int64), "empty": torch.ones(0), "one": torch.ones(1)})
+    shown = compute_histograms({"int": torch.ones(3, dtype=torch.int64), "empty": torch.ones(0), "one": torch.ones(1)})
     assert list(shown) == ["one"]
 
 
 def test_tensorboard_reads_them_back(tmp_path: Path) -> None:
     parts = {"gradients/weight": torch.tensor([1.0, math.nan, 4.0]), "gradients/all": torch.tensor([math.inf])}
     summaries = Summaries(tmp_path, from_step=0)
-    summaries.write_histograms(histograms(parts), {"gradient_norms/weight": 0.5}, 7)
+    summaries.write_histograms(compute_histograms(parts), {"gradient_norms/weight": 0.5}, 7)
     summaries.close()
     events = EventAccumulator(str(tmp_path), size_guidance={"histograms": 0, "scalars": 0}).Reload()
     assert events.Tags()["histograms"] == ["gradients/weight"]

@@ -160,7 +160,7 @@ def test_what_a_killed_process_wrote_is_there(tmp_path: Path) -> None:
         "import os, sys, signal, pathlib\n"
         "from lockstep.progress import Progress\n"
         "from lockstep.types import StepReport\n"
-        "from lockstep.reporting import MetricsFile\n"
+        "from lockstep.reporting.jsonl import MetricsFile\n"
         "file = MetricsFile(pathlib.Path(sys.argv[1]), from_position=0)\n"
         "for step in range(1, 51):\n"
         "    file.write(StepReport(Progress(step, step, 0), {'loss': 1.0}, {}, {}, 0.1, 1.0, 1, 0.1, 0.0))\n"

@@ -13,8 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lockstep.errors import InputError, WorkdirError
 from lockstep.progress import Interval
+from lockstep.reporting.events import to_uint8
 from lockstep.reporting.summaries import Summaries
-from lockstep.reporting.summary_values import to_uint8
 
 
 def read(folder: Path) -> EventAccumulator:
@@ -186,7 +186,7 @@ def test_a_kill_loses_the_last_interval_at_most(tmp_path: Path) -> None:
         "import os, sys, signal, pathlib\n"
         "from lockstep.progress import Interval, Progress\n"
         "from lockstep.types import StepReport\n"
-        "from lockstep.reporting import Summaries\n"
+        "from lockstep.reporting.summaries import Summaries\n"
         "summaries = Summaries(pathlib.Path(sys.argv[1]), from_step=0, interval=Interval(10))\n"
         "for step in range(1, 39):\n"
         "    summaries(StepReport(Progress(step, step, 0), {'loss': 1.0}, {}, {}, 0.1, 1.0, 1, 0.1, 0.0))\n"

@@ -166,5 +166,5 @@ def test_without_function_or_path_there_is_nothing() -> None:
 
 def test_a_loader_waits_as_long_as_the_recipe_says(photos: Callable[..., Recipe]) -> None:
     examples = Examples(photos("watch.hang_seconds=30"))
-    assert examples.training().crew.timeout_seconds == 30.0
-    assert examples.held_out("validation").crew.timeout_seconds == 30.0
+    assert examples.training().pool.timeout_seconds == 30.0
+    assert examples.held_out("validation").pool.timeout_seconds == 30.0

@@ -32,8 +32,8 @@ from lockstep.recipes.shipped import find
 from lockstep.runs import export
 from lockstep.runs.export import METADATA, Trained, check_packages, contents, take_weights, trained_model
 from lockstep.runs.workdir import Workdir
-from lockstep.weights.memory import MemorySource
 from lockstep.weights.name_maps import AVERAGE
+from lockstep.weights.source import MemorySource
 
 FILES = ("raw.safetensors", "average.safetensors", "raw.pt2", "average.pt2")
 NUM_EXAMPLES = 5

@@ -103,7 +103,7 @@ def test_the_split_and_the_feed_of_a_recipe_make_the_loader() -> None:
     loader = build(given, ls.join("cpu")).loader
     assert loader.epoch_size == 5_000
     assert loader.order == ls.data.BlockShuffled(16)
-    assert loader.crew.prefetch == 3
+    assert loader.pool.prefetch == 3
 
 
 def test_a_feed_of_processes_and_threads_is_refused() -> None:

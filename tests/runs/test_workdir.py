@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lockstep.errors import WorkdirError
-from lockstep.owner import host, this_process
+from lockstep.owner import host_name, this_process
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.workdir import Workdir
 from lockstep.training.choices import Choices
@@ -111,7 +111,7 @@ def test_it_is_held_once(workdir: Workdir) -> None:
         with pytest.raises(WorkdirError, match=f"The run in {workdir.path} is going on already"), workdir.held():
             pass
         workdir.check_held()
-        assert workdir.holder == {"host": host(), "pid": os.getpid()}
+        assert workdir.holder == {"host": host_name(), "pid": os.getpid()}
     assert workdir.holder == {}
     with workdir.held():
         pass
@@ -121,7 +121,7 @@ def test_who_goes_on_in_the_place_of_a_dead_process_says_so(workdir: Workdir) ->
     dead = replace(this_process(), started="12345")
     (workdir.path / ".lease-000007").write_bytes(dead.encode())
     with workdir.held():
-        assert workdir.holder == {"host": host(), "pid": os.getpid(), "taken_over_from": str(dead)}
+        assert workdir.holder == {"host": host_name(), "pid": os.getpid(), "taken_over_from": str(dead)}
 
 
 def test_a_folder_that_is_gone_is_a_plain_error(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from lockstep.checkpoints.manifest import DamagedError
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError
 from lockstep.training.run_weights import RunWeights, open_weights, run_at_step
+from lockstep.weights.assignment import Target, WarmStart, assign_tensors
 from lockstep.weights.name_maps import AVERAGE
-from lockstep.weights.plan import Target, WarmStart, plan
 from lockstep.weights.source import TensorInfo
 
 
@@ -58,7 +58,7 @@ def test_a_warm_start_takes_raw_weights_or_averages(tmp_path: Path, prefer_avera
         "conv.bias": Target((3,), "float32"),
         "bn.running_mean": Target((3,), "float32", "buffer"),
     }
-    planned = plan(source, targets, WarmStart(prefer_average=prefer_average))
+    planned = assign_tensors(source, targets, WarmStart(prefer_average=prefer_average))
     assert planned.report.share == 1
     assert not planned.report.unexpected
     loaded = dict(planned.tensors(source))

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from lockstep.errors import CheckpointError
-from lockstep.weights.opening import open_file
+from lockstep.weights.open import open_file
 from lockstep.weights.source import WeightSource
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "weights"

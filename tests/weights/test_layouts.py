@@ -17,8 +17,8 @@ from lockstep.weights.layouts import (
     DENSE,
     DEPTHWISE,
     Layout,
-    fitting,
-    of_flattened,
+    flattened_layout,
+    infer_layout,
 )
 
 
@@ -158,8 +158,8 @@ def test_a_layout_is_text() -> None:
 def test_shapes_choose_among_the_layouts_of_tensorflow(
     before: tuple[int, ...], after: tuple[int, ...], layout: Layout | None
 ) -> None:
-    assert fitting("tensorflow", before, after) == layout
-    assert fitting("torch", before, after) is None
+    assert infer_layout("tensorflow", before, after) == layout
+    assert infer_layout("torch", before, after) is None
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_shapes_choose_among_the_layouts_of_tensorflow(
     ],
 )
 def test_the_layout_after_a_flattening(num_places: int, num_dimensions: int, pattern: str) -> None:
-    assert of_flattened(num_places, num_dimensions) == pattern
+    assert flattened_layout(num_places, num_dimensions) == pattern
     features = torch.arange(num_places * 2).reshape(num_places, 2)  # for one output: channels last
     if "H" not in pattern:
         assert torch.equal(Layout(pattern).apply(features.reshape(-1, 1)), features.T.reshape(1, -1))

@@ -10,7 +10,7 @@ import torch
 
 from lockstep.errors import InputError
 from lockstep.models.mnist import MnistNet
-from lockstep.weights.layouts import fitting
+from lockstep.weights.layouts import infer_layout
 from lockstep.weights.name_maps import (
     INCEPTION_SLIM,
     MNIST,
@@ -19,9 +19,9 @@ from lockstep.weights.name_maps import (
     TENSORFLOW,
     NameMap,
     bookkeeping,
-    named,
+    get_name_map,
 )
-from lockstep.weights.names import Place, renamed
+from lockstep.weights.names import Destination, apply_renames
 
 Shapes = dict[str, tuple[int, ...]]
 GOLDEN: dict[str, Shapes] = {
@@ -33,8 +33,8 @@ GOLDEN: dict[str, Shapes] = {
 TORCHVISION = {n: s for n, s in GOLDEN["torchvision_inception_v3"].items() if not n.endswith("num_batches_tracked")}
 
 
-def place(name: str, name_map: NameMap) -> Place:
-    places, _ = renamed({name: [Place(name)]}, name_map.renames)
+def place(name: str, name_map: NameMap) -> Destination:
+    places, _ = apply_renames({name: [Destination(name)]}, name_map.renames)
     (only,) = places[name]
     return only
 
@@ -44,7 +44,7 @@ def mapped(shapes: Shapes, name_map: NameMap, wanted: Shapes) -> Shapes:
     found: Shapes = {}
     for name, shape in shapes.items():
         end = place(name, name_map)
-        layout = end.layout or fitting("tensorflow", shape, wanted[end.name])
+        layout = end.layout or infer_layout("tensorflow", shape, wanted[end.name])
         laid_out = layout.shape(shape) if layout else shape
         assert laid_out is not None, name
         assert end.name not in found, name
@@ -63,7 +63,7 @@ def test_inception_gets_every_variable_and_lacks_only_the_scales(net: str, name_
 
 
 def test_scales_have_a_place_where_a_file_has_them() -> None:
-    assert place("InceptionV3/Mixed_5b/Branch_0/Conv2d_0a_1x1/BatchNorm/gamma", SLIM_INCEPTION_V3) == Place(
+    assert place("InceptionV3/Mixed_5b/Branch_0/Conv2d_0a_1x1/BatchNorm/gamma", SLIM_INCEPTION_V3) == Destination(
         "Mixed_5b.branch1x1.bn.weight"
     )
 
@@ -124,7 +124,7 @@ def test_the_features_of_mnist_that_are_flattened_keep_their_order() -> None:
     ],
 )
 def test_other_nets_get_the_words_of_torch(variable: str, ours: str) -> None:
-    assert place(variable, TENSORFLOW) == Place(ours)
+    assert place(variable, TENSORFLOW) == Destination(ours)
 
 
 def test_steps_slots_and_powers_are_no_weights() -> None:
@@ -166,7 +166,7 @@ def test_weights_with_such_words_in_their_names_are_weights(name: str) -> None:
 
 
 def test_maps_have_names() -> None:
-    assert {name: named(name) for name in SHIPPED} == SHIPPED
+    assert {name: get_name_map(name) for name in SHIPPED} == SHIPPED
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_maps_have_names() -> None:
 )
 def test_a_map_that_is_not_shipped_is_refused(name: str, hint: str) -> None:
     with pytest.raises(InputError) as refusal:
-        named(name)
+        get_name_map(name)
     assert str(refusal.value) == (
         f"There is no name map {name!r}.\n"
         f"  given:    name_map={name!r}\n"

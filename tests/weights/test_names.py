@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from lockstep.errors import InputError
 from lockstep.weights.layouts import CONVOLUTION, DENSE
-from lockstep.weights.names import Place, Rename, aligned, filtered, realigned, renamed
+from lockstep.weights.names import Destination, Rename, apply_renames, filtered, find_prefixes, swap_prefix
 
 # The variables of a net of two convolutions and a dense layer.
 NAMES = [f"{layer}/{kind}" for layer in ("conv1", "conv2", "fc1") for kind in ("weights", "biases")]
 
 
 def ends(name: str, *renames: Rename) -> list[str]:
-    places, _ = renamed({name: [Place(name)]}, renames)
+    places, _ = apply_renames({name: [Destination(name)]}, renames)
     return [place.name for place in places[name]]
 
 
@@ -72,22 +72,22 @@ def test_the_order_of_renames_matters() -> None:
 def test_one_tensor_may_go_to_several_places_and_on_from_there() -> None:
     shared = Rename(r"^shared/(\w+)$", (r"left.\1", r"right.\1"))
     assert ends("shared/weight", shared, Rename("^right", "wrong")) == ["left.weight", "wrong.weight"]
-    places, idle = renamed({"v0": [Place("v0")]}, [Rename("v0", ("my_var0", "my_var1"), DENSE)])
-    assert places == {"v0": [Place("my_var0", DENSE), Place("my_var1", DENSE)]}
-    assert idle == []
+    places, unmatched = apply_renames({"v0": [Destination("v0")]}, [Rename("v0", ("my_var0", "my_var1"), DENSE)])
+    assert places == {"v0": [Destination("my_var0", DENSE), Destination("my_var1", DENSE)]}
+    assert unmatched == []
 
 
 def test_the_last_layout_that_is_said_counts() -> None:
     renames = [Rename("a", "b", CONVOLUTION), Rename("b", "c"), Rename("c", "d", DENSE), Rename("d", "e")]
-    places, _ = renamed({"a": [Place("a")]}, renames)
-    assert places == {"a": [Place("e", DENSE)]}
+    places, _ = apply_renames({"a": [Destination("a")]}, renames)
+    assert places == {"a": [Destination("e", DENSE)]}
 
 
 def test_renames_that_match_nothing_are_told() -> None:
-    idle = Rename("^z", "y")
-    places, found = renamed({"a": [Place("a")]}, [Rename("a", "b"), idle, Rename("^a", "c")])
-    assert places == {"a": [Place("b")]}
-    assert found == [idle, Rename("^a", "c")]
+    unmatched = Rename("^z", "y")
+    places, found = apply_renames({"a": [Destination("a")]}, [Rename("a", "b"), unmatched, Rename("^a", "c")])
+    assert places == {"a": [Destination("b")]}
+    assert found == [unmatched, Rename("^a", "c")]
 
 
 @pytest.mark.parametrize(
@@ -131,13 +131,13 @@ def test_the_layout_of_a_rename_is_a_layout() -> None:
     st.lists(st.tuples(st.sampled_from("abc/"), st.text("abc.", max_size=2)), max_size=4),
 )
 def test_renaming_is_substitution_in_order_and_loses_no_tensor(names: list[str], steps: list[tuple[str, str]]) -> None:
-    places, _ = renamed({name: [Place(name)] for name in names}, [Rename(old, new) for old, new in steps])
+    places, _ = apply_renames({name: [Destination(name)] for name in names}, [Rename(old, new) for old, new in steps])
     assert list(places) == names
     for name, (place,) in places.items():
         expected = name
         for old, new in steps:
             expected = re.sub(old, new, expected)
-        assert place == Place(expected)
+        assert place == Destination(expected)
 
 
 @pytest.mark.parametrize(
@@ -155,5 +155,5 @@ def test_renaming_is_substitution_in_order_and_loses_no_tensor(names: list[str],
     ],
 )
 def test_names_are_aligned_by_their_prefixes(names: list[str], wanted: list[str], expected: tuple[str, str]) -> None:
-    assert aligned(names, wanted) == expected
-    assert realigned("a.x", *aligned(["a.x"], ["x"])) == "x"
+    assert find_prefixes(names, wanted) == expected
+    assert swap_prefix("a.x", *find_prefixes(["a.x"], ["x"])) == "x"

@@ -9,9 +9,9 @@ from tf_files import entry, extents, field, header, table, write_bundle
 from tf_fuzz import MADE, check_damage, cut, flip_a_bit
 
 from lockstep.errors import CheckpointError
-from lockstep.weights.sstable import Table
 from lockstep.weights.tf_bundle import TensorBundle
 from lockstep.weights.tf_slices import slice_key
+from lockstep.weights.tf_table import Table
 
 FLOAT, INT8, BOOL, BFLOAT16 = 1, 6, 10, 14
 HUGE = 1 << 50

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.weights.tf_slices import NotWholeError, joined, places_of, slice_key
+from lockstep.weights.tf_slices import NotWholeError, join_slices, slice_key, slice_ranges
 
 INT64S = st.integers(-(2**63), 2**63 - 1)
 
@@ -34,9 +34,9 @@ def test_a_grid_of_slices_in_any_order_makes_the_whole(data: st.DataObject) -> N
         slices = [(*before, extent) for before in slices for extent in extents]
     slices = data.draw(st.permutations(slices))
     whole = torch.arange(torch.Size(shape).numel()).reshape(shape)
-    places = places_of(slices, shape)
+    places = slice_ranges(slices, shape)
     pieces = [whole[place].reshape(-1) for place in places]
-    assert torch.equal(joined(shape, torch.int64, places, pieces), whole)
+    assert torch.equal(join_slices(shape, torch.int64, places, pieces), whole)
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_slices_that_do_not_make_a_whole_are_refused(
     slices: list[tuple[tuple[int, int], ...]], shape: tuple[int, ...], what: str
 ) -> None:
     with pytest.raises(NotWholeError) as caught:
-        places_of(slices, shape)
+        slice_ranges(slices, shape)
     assert str(caught.value) == what
 
 
 def test_any_number_of_empty_slices_overlaps_with_nothing() -> None:
     empty = [((number % 3, 0), (0, -1)) for number in range(30_000)]
-    assert len(places_of([*empty, ((0, -1), (0, -1))], (3, 2))) == 30_001
+    assert len(slice_ranges([*empty, ((0, -1), (0, -1))], (3, 2))) == 30_001
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=4, max_size=4))
@@ -74,7 +74,7 @@ def test_slices_are_refused_where_a_value_is_in_two(corners: list[tuple[int, int
     for (row, _), (column, _) in slices:
         held[row : row + 2, column : column + 2] += 1
     if bool((held == 1).all()):
-        assert len(places_of(slices, (4, 4))) == 4
+        assert len(slice_ranges(slices, (4, 4))) == 4
     else:
         with pytest.raises(NotWholeError):
-            places_of(slices, (4, 4))
+            slice_ranges(slices, (4, 4))

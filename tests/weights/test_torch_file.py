@@ -22,9 +22,9 @@ from lockstep.errors import CheckpointError
 from lockstep.images.decode import Decoding
 from lockstep.records.example import parse_example
 from lockstep.records.tfrecord import read_all
+from lockstep.weights.assignment import Target, WarmStart, assign_tensors
 from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.names import Rename
-from lockstep.weights.plan import Target, WarmStart, plan
 from lockstep.weights.torch_file import TorchFile
 
 FORMATS = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before torch 1.6"])
@@ -309,7 +309,7 @@ def test_resnet_20_scores_as_torch_has_it() -> None:
         name: Target(tuple(value.shape), str(value.dtype).removeprefix("torch."))
         for name, value in by_plan.state_dict().items()
     }
-    planned = plan(source, targets, WarmStart(rename=(Rename(r"^module\.", ""),)))
+    planned = assign_tensors(source, targets, WarmStart(rename=(Rename(r"^module\.", ""),)))
     assert planned.report.unexpected == planned.report.ignored == planned.report.mismatched == ()
     assert {each.source for each in planned.report.loaded} == content.keys() == source.tensors.keys()
     with torch.no_grad():

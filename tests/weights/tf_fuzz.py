@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from lockstep.errors import CheckpointError
+from lockstep.weights.open import open_tensorflow
 from lockstep.weights.source import WeightSource
-from lockstep.weights.tf_checkpoint import open_tensorflow
 
 MADE = Path(__file__).parents[1] / "fixtures" / "tf_ckpt" / "made"
 
@@ -53,20 +53,20 @@ def refusals(prefix: Path, exact: dict[str, tuple[str, tuple[int, ...], bytes]])
     try:
         source = open_tensorflow(prefix)
     except CheckpointError as error:
-        yield named(error, prefix)
+        yield get_name_map(error, prefix)
         return
     assert source.tensors.keys() >= exact.keys()
     for name, expected in exact.items():
         try:
             tensor = source.read(name)
         except CheckpointError as error:
-            yield named(error, prefix)
+            yield get_name_map(error, prefix)
         else:
             content = bytes(tensor.reshape(-1).view(torch.uint8).numpy())
             assert (source.tensors[name].dtype, tuple(tensor.shape), content) == expected
 
 
-def named(error: CheckpointError, prefix: Path) -> str:
+def get_name_map(error: CheckpointError, prefix: Path) -> str:
     assert str(prefix) in error.what
     return error.what
 

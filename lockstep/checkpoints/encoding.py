@@ -1,0 +1,215 @@
+"""Tensors to safetensors and back, bit for bit.
+
+A file begins with the length of its header (uint64, little endian) and the header: JSON with the kind, the shape and
+the place of each tensor in what follows. It is written from the tensors' own memory: the library's `save` would copy
+all of it first, which takes as much memory again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from typing import Any, TypeAlias
+
+import torch
+from safetensors.torch import load
+from torch import Tensor
+
+from lockstep.errors import CheckpointError
+from lockstep.norms import norms_of
+
+FROZEN = "frozen"
+"""The key in the values of a checkpoint for the names of the parameters that are not trained, by section."""
+
+Tensors = Mapping[str, Mapping[str, Tensor]]
+"""Section ("parameters", "buffers", "slots", "average", "generator.parameters") -> name -> tensor."""
+
+_SECTION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_RESERVED = "__metadata__"
+_DTYPES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+}
+
+
+def check(tensors: Tensors) -> None:
+    """See whether all of it can be saved.
+
+    Raises:
+        CheckpointError: the name of a section or tensor, or a kind of tensor, that the files cannot hold.
+    """
+    for section, members in tensors.items():
+        if not _SECTION.fullmatch(section):
+            raise CheckpointError(
+                f"{section!r} cannot be a section of a checkpoint.",
+                given=repr(section),
+                expected="1 to 100 letters, digits, '_', '-' and '.', the first no '.' or '-': it names a file",
+                hint="rename the section (or the state that it belongs to)",
+            )
+        for name, tensor in members.items():
+            _check_name(section, name)
+            _check_kind(section, name, tensor)
+
+
+def not_finite(tensors: Tensors, frozen: Mapping[str, Sequence[str]]) -> list[str]:
+    """The tensors that nothing can go on from: `'conv.weight' of parameters`.
+
+    Trained parameters and their averages have to be finite. Elsewhere infinities may be meant, as in a mask; NaN is
+    not. One pass over the memory, which takes a fifth of the time of a hash, and one read of each device.
+
+    Args:
+        tensors: by section and name.
+        frozen: the parameters that are not trained, by section.
+    """
+    on_device: dict[torch.device, dict[tuple[str, str], Tensor]] = {}
+    for section, members in tensors.items():
+        for name, tensor in members.items():
+            if tensor.is_floating_point():
+                # Of 8 bits torch computes nothing.
+                wide = tensor.float() if tensor.itemsize == 1 else tensor
+                on_device.setdefault(tensor.device, {})[section, name] = wide
+    # Norms are fast, and overflow: a tensor whose norm is not finite is looked at closely.
+    suspects = {
+        place: values[place]
+        for values in on_device.values()
+        for place, norm in zip(values, norms_of([*values.values()]), strict=True)
+        if not isfinite(norm)
+    }
+    still = {section: set(names) for section, names in frozen.items()}
+
+    def must_be_finite(section: str, name: str) -> bool:
+        state, dot, kind = section.rpartition(".")
+        if kind == "parameters":
+            return name not in still.get(section, ())
+        return kind == "average" and name in tensors.get(f"{state}{dot}parameters", {})
+
+    return [
+        f"{name!r} of {section}"
+        for (section, name), tensor in suspects.items()
+        if not (tensor.isfinite() if must_be_finite(section, name) else ~tensor.isnan()).all()
+    ]
+
+
+def size_bytes(tensors: Tensors) -> int:
+    """What the tensors take on the disk, without the headers of the files."""
+    return sum(tensor.numel() * tensor.element_size() for members in tensors.values() for tensor in members.values())
+
+
+def encoded(members: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Iterator[memoryview]:
+    """A safetensors file in parts: its header, then each tensor; those that share memory are written each in full."""
+    # Wide kinds first, as the library has them: then each tensor is aligned.
+    names = sorted(members, key=lambda name: (-members[name].element_size(), name))
+    header: dict[str, Any] = {_RESERVED: dict(metadata)} if metadata else {}
+    end = 0
+    for name in names:
+        tensor, start = members[name], end
+        end += tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    yield memoryview(len(text).to_bytes(8, "little") + text)
+    for name in names:
+        yield _memory_of(members[name])
+
+
+def _memory_of(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor in row-major order; its own memory where it lies so on the CPU."""
+    dense = tensor.detach().cpu().resolve_neg().contiguous().reshape(-1)
+    memory: memoryview = dense.view(torch.uint8).numpy().data
+    return memory
+
+
+def decode(data: bytes) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, contiguous, on the CPU, none sharing memory with another.
+
+    Raises:
+        ValueError: the bytes are no safetensors file.
+    """
+    try:
+        return load(data)
+    except Exception as error:  # safetensors has an error of its own, and for some headers others
+        raise ValueError(str(error)) from error
+
+
+def _check_name(section: str, name: str) -> None:
+    if name == _RESERVED or not _is_utf8(name):
+        raise CheckpointError(
+            f"The tensor {name!r} of {section!r} cannot be saved under this name.",
+            given=repr(name),
+            expected=f"any text that UTF-8 can encode, other than {_RESERVED!r}",
+            hint="rename the parameter or buffer",
+        )
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _check_kind(section: str, name: str, tensor: Tensor) -> None:
+    if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided or tensor.is_meta:
+        raise CheckpointError(
+            f"The tensor {name!r} of {section!r} is of a kind that cannot be saved.",
+            given=f"{tensor.dtype}, {tensor.layout}, on {tensor.device}",
+            expected="a dense tensor with data, of "
+            + ", ".join(sorted(str(d).removeprefix("torch.") for d in _DTYPES)),
+            hint="convert it (`to_dense()`, `view_as_real`, `view(torch.int64)`), or keep it in a plain attribute",
+        )
+
+
+JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
+
+
+def encode_values(values: Mapping[str, JSON]) -> bytes:
+    """The bytes of `values.json`.
+
+    Raises:
+        CheckpointError: a value that JSON does not give back as it was; it is named.
+    """
+    for name, value in values.items():
+        if not comes_back(value):
+            raise CheckpointError(
+                f"The value {name!r} cannot be saved as JSON.",
+                given=repr(value)[:200],
+                expected="None, bool, int, finite float, str, and lists and dicts (with str as keys) of these",
+                hint="save tuples and arrays as lists, and leave out what is not a number",
+            )
+    return (json.dumps(dict(values), indent=1) + "\n").encode()
+
+
+def decode_values(data: bytes) -> dict[str, Any]:
+    """What was in `values.json`.
+
+    Raises:
+        ValueError: the bytes are no JSON object.
+    """
+    values = json.loads(data)
+    if not isinstance(values, dict):
+        raise ValueError("not a JSON object")
+    return values
+
+
+def comes_back(value: JSON) -> bool:
+    """Whether JSON gives a value back as it was."""
+    try:
+        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,319 @@
+"""Loader processes: they read ahead of the trainer, and hand over whole batches in shared memory.
+
+They are forked from the worker when the first batch is asked for. A fork takes milliseconds, shares the reader with its
+indices and memory maps, and asks nothing of it; a forkserver or spawn would need a reader that can be pickled, run the
+user's script again and import torch again. A worker has threads and perhaps a GPU, so what a fork can break is kept out
+of the child: it touches no device, computes in one thread, and loads no library. What remains: a lock of torch that
+another thread holds at that moment stays locked in the child. So let no other thread compute while the first batch is
+asked for; the towers' own threads are idle then.
+
+Why not torch's `DataLoader`: it draws from the caller's random numbers, installs a SIGCHLD handler that raises in the
+middle of whatever the trainer does, rebuilds a reader's error as another class, and fills /dev/shm, which containers
+keep small.
+
+A batch travels as one memfd: nothing is left behind whoever dies, and its memory is freed with its last tensor.
+Each process has a pipe of its own and no lock is shared, so killing one is always safe.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import faulthandler
+import mmap
+import multiprocessing.process
+import os
+import pickle
+import signal
+import struct
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, cycle, islice
+from multiprocessing import get_context, reduction
+from multiprocessing.connection import Connection, wait
+from typing import Any, Generic
+
+import torch
+
+from lockstep.data.prefetch import Job, LoaderStatus, Result, StallTimeout, TimedResult
+from lockstep.data.shared_memory import ReceivedMemories, SentMemories
+from lockstep.errors import LockstepError, WorkerError
+from lockstep.listing import shorten
+from lockstep.owner import process_fields
+from lockstep.screen import Lines, log
+from lockstep.tracing import listen, measure_stages, timed
+from lockstep.workers.signals import NOTICES
+
+_PR_SET_PDEATHSIG = 1
+_COUNT = struct.Struct("=q")
+_MOST_NAME_BYTES = 1000
+_ANSWER_SECONDS, _NEXT_PIECE_SECONDS = 1.0, 0.1
+_PIPE_BYTES = 1 << 16
+_NO_STACK = {
+    "T": "it is stopped (SIGSTOP)",
+    "D": "it waits for the system, perhaps for a disk, and cannot be interrupted",
+}
+
+
+def read_in_processes(
+    read: Callable[[Job], Result],
+    jobs: Iterator[Job],
+    num_processes: int,
+    prefetch: int,
+    names_of: Callable[[Job], Sequence[str]],
+    stall_timeout: StallTimeout,
+) -> Generator[TimedResult[Result], None, None]:
+    """Yield what `read` makes of each job, in order.
+
+    Job k is read by process k % num_processes, each of which is up to `prefetch` jobs ahead. They live until the
+    generator is closed, and die with the thread that first asked for a batch. `names_of` gives the examples of a job.
+
+    Raises:
+        LockstepError: what `read` raised, as the same class.
+        WorkerError: `read` raised something else, a loader process died, or a job takes longer than `patience` has.
+    """
+    pool: list[_LoaderProcess[Job, Result]] = []
+    try:
+        for number in range(num_processes):
+            pool.append(_LoaderProcess(number, read, names_of, stall_timeout))
+        for process, job in zip(cycle(pool), islice(jobs, num_processes * prefetch), strict=False):
+            process.ask(job)
+        turns = cycle(pool)
+        while (process := next(turns)).asked:
+            queue_fill = sum(each.num_ready for each in pool) / (num_processes * prefetch)
+            answer = process.answer(pool)
+            for job in islice(jobs, 1):
+                process.ask(job)
+            yield answer._replace(queue_fill=queue_fill)
+    finally:
+        for process in pool:
+            process.end()
+
+
+class _LoaderProcess(Generic[Job, Result]):
+    """One loader process, as the trainer sees it."""
+
+    def __init__(
+        self,
+        number: int,
+        read: Callable[[Job], Result],
+        names_of: Callable[[Job], Sequence[str]],
+        stall_timeout: StallTimeout,
+    ) -> None:
+        self._owner = os.getpid()
+        context = get_context("fork")
+        self.asked: deque[Job] = deque()
+        self._names_of, self._stall_timeout = names_of, stall_timeout
+        self._notes = _Notes()
+        self._num_taken = 0
+        self._memories = ReceivedMemories()
+        self._pipe, theirs = context.Pipe()
+        self._stacks, their_stacks = context.Pipe(duplex=False)
+        # Looked up before the fork: the child must not wait for the dynamic linker's lock.
+        prctl = ctypes.CDLL(None).prctl
+        self._process = context.Process(
+            target=_serve,
+            args=(theirs, their_stacks, read, self._notes, os.getpid(), prctl),
+            name=f"loader process {number}",
+            daemon=True,
+        )
+        # Terminals and schedulers signal every process of a run, and the trainer answers: it still wants its last
+        # batches. The child is born with these signals blocked, and keeps them so.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *NOTICES})
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        # At exit multiprocessing would ask it by SIGTERM to end, and wait.
+        atexit.register(self.end)
+        # Its end is now open in the child alone, so the child's death is the end of the pipe.
+        theirs.close()
+        their_stacks.close()
+
+    def ask(self, job: Job) -> None:
+        try:
+            self._pipe.send((job, self._memories.unused()))
+        except ConnectionError as error:
+            raise self._lost(job) from error
+        self.asked.append(job)
+
+    @property
+    def num_ready(self) -> int:
+        """Jobs that it has finished and nobody has asked for yet."""
+        return self._notes.num_finished - self._num_taken
+
+    def answer(self, pool: Sequence[_LoaderProcess[Job, Result]]) -> TimedResult[Result]:
+        """Wait for the oldest job asked for, and for the death of any of the crew."""
+        ends: list[Connection | int] = [self._pipe, *(process._process.sentinel for process in pool)]
+        ready = self._stall_timeout.wait(partial(wait, ends), self._status)
+        for process in pool:
+            if process._process.sentinel in ready:
+                raise process._lost(*islice(process.asked, 1))
+        try:
+            answer, seconds = self._pipe.recv()
+            if isinstance(answer, _Failure):
+                raise answer.raised_in(self._process.name)
+            result = self._memories.unpacked(answer, partial(reduction.recv_handle, self._pipe))
+        except (EOFError, OSError) as error:  # It died before or while it was sending.
+            raise self._lost(self.asked[0]) from error
+        self.asked.popleft()
+        self._num_taken += 1
+        return TimedResult(result, seconds)
+
+    def end(self) -> None:
+        """Kill it, once: it holds nothing that could be lost."""
+        if self._pipe.closed or os.getpid() != self._owner:  # a child that the trainer's own code has forked
+            return
+        atexit.unregister(self.end)
+        self._process.kill()
+        self._process.join(self._stall_timeout.end_seconds)
+        if self._process.exitcode is None:
+            self._leave_behind()
+        else:
+            self._process.close()
+        self._pipe.close()
+        self._stacks.close()
+
+    def _leave_behind(self) -> None:
+        """It waits for the system, a disk say, so that nothing can kill it; this process shall not wait for it."""
+        log.warning("%s cannot be killed, and is left behind: it waits for the system, perhaps a disk", self._name)
+        # At its exit multiprocessing would wait for it, however long.
+        multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
+
+    @property
+    def _name(self) -> str:
+        return f"{self._process.name} (pid {self._process.pid})"
+
+    def _status(self) -> LoaderStatus:
+        job = self.asked[0]
+        example = self._notes.reading or f"one of {shorten(self._names_of(job))}"
+        return LoaderStatus(self._name, str(job), example, self._stack())
+
+    def _stack(self) -> str:
+        """What its code is at: it tells at a signal, unless it is stopped or waits for the system."""
+        pid = self._process.pid or 0
+        os.kill(pid, signal.SIGUSR2)
+        said, seconds = b"", _ANSWER_SECONDS
+        while self._stacks.poll(seconds) and (piece := os.read(self._stacks.fileno(), _PIPE_BYTES)):
+            said, seconds = said + piece, _NEXT_PIECE_SECONDS
+        if said:
+            return said.decode(errors="replace").rstrip()
+        state = process_fields(pid)[:1]
+        return _NO_STACK.get("".join(state), "it does not answer, so its stack is not known")
+
+    def _lost(self, *job: Job) -> WorkerError:
+        self._process.join()
+        code = self._process.exitcode or 0
+        end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return WorkerError(
+            f"{self._name.capitalize()} {end}.",
+            given=" ".join(["it was reading", *map(str, job)]) if job else "it was waiting for work",
+            expected="loader processes that live as long as the run",
+            hint="when the system's log shows the out-of-memory killer: fewer loader processes, or a smaller batch",
+        )
+
+
+class _Notes:
+    """What a loader process writes down where its trainer can read it, even if the process hangs."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _COUNT.size + _MOST_NAME_BYTES + 1)
+
+    @property
+    def num_finished(self) -> int:
+        """Jobs it has done."""
+        finished: int = _COUNT.unpack_from(self._memory)[0]
+        return finished
+
+    @num_finished.setter
+    def num_finished(self, number: int) -> None:
+        _COUNT.pack_into(self._memory, 0, number)
+
+    @property
+    def reading(self) -> str:
+        """The example it is at, if that has been named."""
+        return self._memory[_COUNT.size :].partition(b"\0")[0].decode(errors="replace")
+
+    @reading.setter
+    def reading(self, name: str) -> None:
+        text = name.encode(errors="backslashreplace")[-_MOST_NAME_BYTES:] + b"\0"
+        self._memory[_COUNT.size : _COUNT.size + len(text)] = text
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What went wrong in a loader process."""
+
+    error: LockstepError | None
+    """None where it was no error of ours."""
+    trace: str
+
+    def raised_in(self, name: str) -> LockstepError:
+        error = self.error or WorkerError(
+            f"{name.capitalize()} failed.",
+            given=self.trace.splitlines()[-1],
+            expected="a reader and augmentations that raise nothing but errors of Lockstep",
+            hint="the traceback below shows where; num_processes=0 runs the same in the trainer, under a debugger",
+        )
+        error.add_note(Lines(f"In {name}:\n{self.trace}"))
+        return error
+
+
+def _serve(
+    pipe: Connection,
+    stacks: Connection,
+    read: Callable[[Any], Any],
+    notes: _Notes,
+    trainer_pid: int,
+    prctl: Callable[[int, int], int],
+) -> None:
+    """Read what is asked for, until killed."""
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != trainer_pid:  # It died before its death could be seen.
+        return
+    faulthandler.register(signal.SIGUSR2, file=stacks.fileno(), all_threads=False)
+    listen(partial(setattr, notes, "reading"))
+    torch.set_num_threads(1)
+    memories = SentMemories()
+    for number in count(1):
+        job, unused = pipe.recv()
+        memories.use_again(unused)
+        notes.reading = ""
+        try:
+            with measure_stages() as seconds:
+                result = read(job)
+                with timed("collate"):
+                    parcel, descriptor = memories.packed(result)
+            # Before the trainer can take it: what is taken must have been counted.
+            notes.num_finished = number
+            try:
+                _send(pipe, (parcel, seconds))
+                if descriptor is not None:
+                    reduction.send_handle(pipe, descriptor, trainer_pid)
+            finally:
+                if descriptor is not None:
+                    os.close(descriptor)
+        except Exception as error:
+            _send(pipe, (_Failure(_portable(error), traceback.format_exc()), {}))
+
+
+def _send(pipe: Connection, message: object) -> None:
+    # Connection.send would have torch hand over tensors within objects through files, which a kill leaves behind.
+    pipe.send_bytes(pickle.dumps(message))
+
+
+def _portable(error: Exception) -> LockstepError | None:
+    """An error of ours as the trainer can raise it again; None for others, whose traceback says all."""
+    if not isinstance(error, LockstepError):
+        return None
+    try:
+        copy(error)
+    except Exception:  # A class of the user's own, which is not made from our parts: as the one of ours that it is.
+        ours = next(each for each in type(error).__mro__ if each.__module__ == LockstepError.__module__)
+        told: LockstepError = ours(error.what, given=error.given, expected=error.expected, hint=error.hint)
+        return told
+    return error

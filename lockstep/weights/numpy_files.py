@@ -1,0 +1,217 @@
+"""NumPy's files: one array (.npy), or an archive of several by name (.npz). Arrays of Python objects are refused."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from numpy.lib import format as npy
+from torch import Tensor
+
+from lockstep.errors import CheckpointError
+from lockstep.weights.files import (
+    ZIP_FAULTS,
+    check_zip_count,
+    damaged_file,
+    damaged_tensor,
+    no_tensor,
+    not_numbers,
+    unreadable_file,
+)
+from lockstep.weights.source import TensorInfo
+
+ENDING = ".npy"
+
+_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+_MOST_DIMENSIONS = 64
+# Deflate makes at most 1032 bytes of one (zlib's technical details).
+_MOST_EXPANSION = 1032
+_COMPRESSIONS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
+
+
+class _Header(NamedTuple):
+    shape: tuple[int, ...]
+    is_fortran: bool
+    dtype: np.dtype[Any]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def info(self) -> TensorInfo:
+        kind = torch_name(self.dtype)
+        return TensorInfo(self.shape, kind or f"NumPy's {self.dtype}", self.num_bytes)
+
+
+class NumpyFile:
+    """One array, whose name is that of the file without its ending. It has no checksum.
+
+    Raises:
+        CheckpointError: the file cannot be read, is cut short or damaged, or holds Python objects.
+    """
+
+    kind = "NumPy array"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._name = path.name.removesuffix(ENDING)
+        with _faults(path), path.open("rb") as file:
+            self.tensors: Mapping[str, TensorInfo] = {self._name: self._header(file).info}
+
+    def read(self, name: str) -> Tensor:
+        """The array, contiguous.
+
+        Raises:
+            CheckpointError: it has another name, is cut short, or torch has no such kind.
+        """
+        if name != self._name:
+            raise no_tensor(name, self.path, 1)
+        with _faults(self.path), self.path.open("rb") as file:
+            header = self._header(file)
+            return _values(file, header, name, self.path)
+
+    def _header(self, file: IO[bytes]) -> _Header:
+        size = file.seek(0, 2)
+        file.seek(0)
+        return _header(file, size, self._name, self.path)
+
+
+class NumpyArchive:
+    """An archive of arrays by name; the checksum of each is verified when it is read.
+
+    Raises:
+        CheckpointError: the archive cannot be read, is cut short or damaged, or holds Python objects.
+    """
+
+    kind = "NumPy archive"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with _faults(path), zipfile.ZipFile(path) as archive:
+            check_zip_count(archive, path)
+            size = path.stat().st_size
+            self._entries = {entry.filename.removesuffix(ENDING): entry for entry in archive.infolist()}
+            for name, entry in self._entries.items():
+                _check_entry(entry, size, name, path)
+            self.tensors: Mapping[str, TensorInfo] = {name: self._header(archive, name) for name in self._entries}
+
+    def read(self, name: str) -> Tensor:
+        """An array, contiguous, its checksum verified.
+
+        Raises:
+            CheckpointError: there is no such array, it is damaged, or torch has no such kind.
+        """
+        if name not in self._entries:
+            raise no_tensor(name, self.path, len(self._entries))
+        entry = self._entries[name]
+        with _faults(self.path, name), zipfile.ZipFile(self.path) as archive, archive.open(entry) as file:
+            header = _header(file, entry.file_size, name, self.path)
+            return _values(file, header, name, self.path)
+
+    def _header(self, archive: zipfile.ZipFile, name: str) -> TensorInfo:
+        entry = self._entries[name]
+        with _faults(self.path, name), archive.open(entry) as file:
+            return _header(file, entry.file_size, name, self.path).info
+
+
+def _check_entry(entry: zipfile.ZipInfo, archive_bytes: int, name: str, path: Path) -> None:
+    """Refuse sizes that lie, before anything is read."""
+    if entry.compress_type not in _COMPRESSIONS:
+        raise damaged_tensor(
+            name, path, given=f"compression {entry.compress_type}", expected="none (0) or deflate (8), as NumPy has it"
+        )
+    most = entry.compress_size * (_MOST_EXPANSION if entry.compress_type == zipfile.ZIP_DEFLATED else 1)
+    if entry.compress_size > archive_bytes or entry.file_size > most:
+        raise damaged_tensor(
+            name,
+            path,
+            given=f"{entry.file_size} bytes in {entry.compress_size} of an archive of {archive_bytes}",
+            expected=f"at most {min(most, archive_bytes * _MOST_EXPANSION)} bytes",
+        )
+
+
+def _header(file: IO[bytes], size: int, name: str, path: Path) -> _Header:
+    """The header of an array that takes so many bytes with it."""
+    header = _read_header(file, name, path)
+    if header.dtype.hasobject:
+        raise _objects(name, path)
+    left = size - file.tell()
+    if len(header.shape) > _MOST_DIMENSIONS or min(header.shape, default=0) < 0 or header.num_bytes != left:
+        raise damaged_tensor(
+            name,
+            path,
+            given=f"{left} bytes after the header",
+            expected=f"{header.num_bytes} for {header.dtype} of the shape {header.shape[:_MOST_DIMENSIONS]}",
+        )
+    return header
+
+
+def _read_header(file: IO[bytes], name: str, path: Path) -> _Header:
+    version: tuple[int, ...] = ()
+    try:
+        version = npy.read_magic(file)
+        return _Header(*_READERS[version](file))
+    except OSError:
+        raise
+    except Exception as error:  # the library has no one kind of error for what is damaged
+        what = f"version {version} of the format" if version and version not in _READERS else str(error)
+        raise damaged_tensor(
+            name, path, given=what, expected="a header of version 1.0 or 2.0, as NumPy writes it for numbers"
+        ) from error
+
+
+def _values(file: IO[bytes], header: _Header, name: str, path: Path) -> Tensor:
+    if torch_name(header.dtype) is None:
+        raise not_numbers(name, path, f"NumPy's {header.dtype}")
+    data = file.read(header.num_bytes)
+    if len(data) < header.num_bytes:
+        raise damaged_tensor(name, path, given=f"{len(data)} bytes", expected=f"{header.num_bytes} bytes")
+    array = np.frombuffer(data, header.dtype)
+    return tensor_of(array.reshape(header.shape, order="F" if header.is_fortran else "C"))
+
+
+def _objects(name: str, path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"The array {name!r} of {path} holds Python objects, which may run code when they are loaded.",
+        given="an array of objects, pickled",
+        expected="arrays of numbers",
+        hint="where you trust the file, save its arrays by name: "
+        "np.savez('weights.npz', **np.load(FILE, allow_pickle=True).item())",
+    )
+
+
+@contextmanager
+def _faults(path: Path, name: str | None = None) -> Iterator[None]:
+    """What is wrong with a file, or with an array in it."""
+    try:
+        yield
+    except OSError as error:
+        raise unreadable_file(path, error) from error
+    except ZIP_FAULTS as error:
+        if name is not None:
+            raise damaged_tensor(name, path, given=str(error), expected="an array as NumPy writes it") from error
+        raise damaged_file(
+            path, "is no file of NumPy's, or is damaged or cut short", given=str(error), expected="a whole file"
+        ) from error
+
+
+def torch_name(dtype: np.dtype[Any]) -> str | None:
+    """What torch calls numbers of this kind, in either byte order; None where it has none."""
+    try:
+        same = torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype
+    except TypeError:
+        return None
+    return str(same).removeprefix("torch.")
+
+
+def tensor_of(array: npt.NDArray[Any]) -> Tensor:
+    """A tensor of its own: a copy, contiguous and in the byte order of this machine."""
+    return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))

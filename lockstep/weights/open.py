@@ -1,0 +1,281 @@
+"""The weights in a file, whatever wrote it: found out by looking into it."""
+
+from __future__ import annotations
+
+import os
+import re
+import zipfile
+from fnmatch import fnmatchcase
+from glob import escape
+from pathlib import Path, PureWindowsPath
+from typing import NamedTuple
+
+from lockstep.errors import CheckpointError
+from lockstep.listing import shorten
+from lockstep.records.tfrecord import HEAD_BYTES, is_head
+from lockstep.weights.files import EMPTY_ZIP, ZIP_FAULTS, ZIP_MAGIC, check_present, unreadable_file
+from lockstep.weights.keras_h5 import KerasH5
+from lockstep.weights.numpy_files import ENDING, NumpyArchive, NumpyFile
+from lockstep.weights.safetensors_file import SafetensorsFile
+from lockstep.weights.source import WeightSource
+from lockstep.weights.tf_bundle import INDEX, TensorBundle
+from lockstep.weights.tf_table import TABLE_MAGIC
+from lockstep.weights.tf_v1 import TensorTables
+from lockstep.weights.torch_file import TorchFile, holds_torch
+
+KNOWN = (
+    "safetensors, a file of torch.save, NumPy's .npz and .npy, Keras weights in HDF5, "
+    "a TensorFlow checkpoint (its folder, prefix or one of its files), or a run of Lockstep or a checkpoint of it"
+)
+"""What weights are read from, in words: runs by `open_weights` of `lockstep.training.run_weights`, the rest here."""
+
+_NUMPY, _HDF5, _PICKLE = b"\x93NUMPY", b"\x89HDF\r\n\x1a\n", b"\x80"
+# A file of safetensors begins with the length of its header, which may be so long.
+_LENGTH_BYTES, _MOST_HEADER_BYTES = 8, 100_000_000
+
+
+class _Look(NamedTuple):
+    """What can be seen of a file without reading it."""
+
+    head: bytes
+    tail: bytes
+    num_bytes: int
+
+
+def open_file(path: str | Path) -> WeightSource:
+    """The weights of another system, known by what is in the file; its name and ending mean nothing.
+
+    The folder of a TensorFlow checkpoint, its prefix and any of its files stand for the checkpoint.
+
+    Raises:
+        CheckpointError: there is no such file, it holds no weights that are known, or they are damaged.
+    """
+    path = Path(path)
+    if path.is_dir():
+        if (path / STATE).is_file():
+            return open_tensorflow(path)
+        raise unknown(path, _folder_in_words(path))
+    if path.is_file():
+        return _open(path, _looked_at(path))
+    if _is_prefix(path):
+        return open_tensorflow(path)
+    raise unknown(path, "nothing that is called like this")
+
+
+def _open(path: Path, look: _Look) -> WeightSource:
+    if look.head.startswith(_HDF5):
+        return KerasH5(path)
+    if look.head.startswith((ZIP_MAGIC, EMPTY_ZIP)):
+        return _open_archive(path)
+    if look.head.startswith(_NUMPY):
+        return NumpyFile(path)
+    if look.tail == TABLE_MAGIC or _is_part_of_checkpoint(path):
+        return open_tensorflow(path)
+    if _is_safetensors(look):
+        return SafetensorsFile(path)
+    if look.head.startswith(_PICKLE):
+        return TorchFile(path)
+    raise unknown(path, _in_words(look))
+
+
+def _open_archive(path: Path) -> WeightSource:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (OSError, *ZIP_FAULTS) as error:
+        raise unknown(path, f"a zip archive that is damaged or cut short ({error})") from error
+    if holds_torch(names):
+        return TorchFile(path)
+    if all(name.endswith(ENDING) for name in names):
+        return NumpyArchive(path)
+    raise unknown(path, f"a zip archive with {shorten(names)}")
+
+
+def _is_prefix(path: Path) -> bool:
+    """Whether names of files begin like this, or it is a pattern of some."""
+    names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    return any(name.startswith(path.name) or fnmatchcase(name, path.name) for name in names)
+
+
+def _is_part_of_checkpoint(path: Path) -> bool:
+    """Whether it is named as a file of a TensorFlow checkpoint whose index is there: of values, too, or of a graph."""
+    stem, _, ending = path.name.rpartition(".")
+    is_named = ending in ("index", "meta") or ending.startswith("data-")
+    return bool(stem) and is_named and path.with_name(f"{stem}.index").is_file()
+
+
+def _is_safetensors(look: _Look) -> bool:
+    """A length, and an object of JSON."""
+    length = int.from_bytes(look.head[:_LENGTH_BYTES], "little")
+    return look.head[_LENGTH_BYTES : _LENGTH_BYTES + 1] == b"{" and length <= _MOST_HEADER_BYTES
+
+
+def unknown(path: Path, found: str) -> CheckpointError:
+    """The error for what holds no weights that are known."""
+    return CheckpointError(
+        f"{path} holds no weights that are known.",
+        given=found,
+        expected=KNOWN,
+        hint="check the path; or save the weights as safetensors, which every system can",
+    )
+
+
+def _looked_at(path: Path) -> _Look:
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+            num_bytes = file.seek(0, os.SEEK_END)
+            file.seek(max(0, num_bytes - len(TABLE_MAGIC)))
+            return _Look(head, file.read(), num_bytes)
+    except OSError as error:
+        raise unreadable_file(path, error) from error
+
+
+def _in_words(look: _Look) -> str:
+    if not look.num_bytes:
+        return "an empty file"
+    if is_head(look.head):
+        return "a file of records (TFRecord)"
+    return f"a file of {look.num_bytes} bytes that begins with {look.head.hex(' ')}"
+
+
+def _folder_in_words(folder: Path) -> str:
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        return f"a folder that cannot be read ({error.strerror})"
+    return f"a folder with {shorten(names)}" if names else "an empty folder"
+
+
+STATE = "checkpoint"
+
+_STATE_MOST_BYTES = 1 << 20
+# What TensorFlow adds to a prefix, for the files of version 2 and for the graph.
+_ENDING = re.compile(r"(.+)(?:\.index|\.meta|\.data-\d{5}-of-\d{5})", re.DOTALL)
+# Files of version 1, named one by one or all together.
+_SHARD = re.compile(r"(.+)-(?:\d{5}|\?{5})-of-(\d{5})", re.DOTALL)
+_LATEST = re.compile(r"""^[ \t]*model_checkpoint_path[ \t]*:[ \t]*(["'])((?:[^\\\n]|\\.)+?)\1""", re.MULTILINE)
+_ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|(.))", re.DOTALL)
+_ESCAPED = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
+
+
+def open_tensorflow(path: Path) -> WeightSource:
+    """The checkpoint at a path, of version 2 or 1, to be read without TensorFlow.
+
+    Args:
+        path: a folder, for its latest checkpoint, which its file `checkpoint` names (where the folder was copied from
+            another machine, only the last part of that path counts); or a prefix such as "model.ckpt-5000"; or one of
+            the files of that prefix (.index, .data-00000-of-00001, .meta), which stands for all. Of version 1, the
+            file; of several their prefix, one of them, or their pattern "model.ckpt-?????-of-00004".
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it is damaged.
+    """
+    prefix = latest_checkpoint(path) if path.is_dir() else path
+    try:
+        found = _opened_latest(path, prefix) if path.is_dir() else _opened(prefix)
+    except OSError as error:
+        raise unreadable_file(path, error) from error
+    if found:
+        return found
+    raise _absent(path, prefix)
+
+
+def _opened(prefix: Path) -> WeightSource | None:
+    """The checkpoint with this prefix, or of this file; None if there is none."""
+    if ending := _ENDING.fullmatch(prefix.name):
+        prefix = prefix.with_name(ending[1])
+    if prefix.name and prefix.with_name(prefix.name + INDEX).exists():
+        return TensorBundle(prefix)
+    shard = _SHARD.fullmatch(prefix.name)
+    if not shard and prefix.is_file():
+        return TensorTables(prefix, [prefix])
+    if shard := shard or _first_shard(prefix):
+        return TensorTables(*_shards(prefix.with_name(shard[1]), int(shard[2])))
+    return None
+
+
+def _opened_latest(folder: Path, named: Path) -> WeightSource | None:
+    """The checkpoint that a folder names as its latest; if it is not there, its namesake in the folder.
+
+    The folder may have been copied from another machine since, with the paths of that.
+    """
+    try:
+        found = _opened(named)
+    except PermissionError:  # such a path may lead through a folder that is closed here
+        found = None
+    name = PureWindowsPath(named.name).name
+    return found or (_opened(folder / name) if name else None)
+
+
+def latest_checkpoint(folder: Path) -> Path:
+    """The prefix of a folder's latest checkpoint, as its file `checkpoint` has it: absolute, or within the folder.
+
+    Raises:
+        CheckpointError: there is no such file, or it names no checkpoint.
+    """
+    state = folder / STATE
+    try:
+        with state.open("rb") as file:
+            text = file.read(_STATE_MOST_BYTES).decode(errors="replace")
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{folder} does not say which checkpoint is its latest.",
+            given=f"a folder without a file {STATE!r}, with {_checkpoints_in(folder)}",
+            expected=f"a file {STATE!r}, as TensorFlow writes it",
+            hint="name the checkpoint itself",
+        ) from None
+    except OSError as error:
+        raise unreadable_file(state, error) from error
+    if latest := _LATEST.search(text):
+        return folder / _unescaped(latest[2])
+    raise CheckpointError(
+        f"{state} names no checkpoint.",
+        given=f"{text[:100]!r}",
+        expected='a line such as model_checkpoint_path: "model.ckpt-5000"',
+        hint="name the checkpoint itself",
+    )
+
+
+def _first_shard(prefix: Path) -> re.Match[str] | None:
+    """The name of the first file of version 1 with this prefix, if there is one set of them."""
+    names = [path.name for path in prefix.parent.glob(f"{escape(prefix.name)}-00000-of-*")]
+    return _SHARD.fullmatch(names[0]) if len(names) == 1 else None
+
+
+def _shards(prefix: Path, count: int) -> tuple[Path, list[Path]]:
+    """The pattern of all files of a set, and these."""
+    pattern = prefix.with_name(f"{prefix.name}-?????-of-{count:05}")
+    files = [prefix.with_name(f"{prefix.name}-{number:05}-of-{count:05}") for number in range(count)]
+    check_present(pattern, files, count)
+    return pattern, files
+
+
+def _absent(path: Path, prefix: Path) -> CheckpointError:
+    named = f"{prefix}, which {path / STATE} names" if path.is_dir() else str(path)
+    return CheckpointError(
+        f"There is no TensorFlow checkpoint {named}.",
+        given=f"a folder {prefix.parent} with {_checkpoints_in(prefix.parent)}",
+        expected=f"{prefix.name}{INDEX} (version 2), or the file {prefix.name} (version 1)",
+        hint="name a checkpoint that is there",
+    )
+
+
+def _checkpoints_in(folder: Path) -> str:
+    try:
+        names = sorted(path.name.removesuffix(INDEX) for path in folder.iterdir() if path.name.endswith(INDEX))
+    except OSError as error:
+        return f"nothing to be read ({error.strerror})"
+    return f"the checkpoints {shorten(names)}" if names else "no checkpoint of version 2"
+
+
+def _unescaped(text: str) -> str:
+    """A string of protocol buffers' text format."""
+
+    def plain(escape: re.Match[bytes]) -> bytes:
+        octal, hexadecimal, letter = escape.groups()
+        if letter:
+            return _ESCAPED.get(letter, letter)
+        return bytes((int(octal or hexadecimal, 8 if octal else 16) & 255,))
+
+    return _ESCAPE.sub(plain, text.encode()).decode(errors="surrogateescape")

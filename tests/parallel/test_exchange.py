@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from thread_workers import thread_workers
+
+import lockstep as ls
+from lockstep.errors import InputError, WorkerError
+from lockstep.parallel.exchange import AllReduce, Alone, Reducer
+from lockstep.parallel.transports import SharedMemoryTransport
+from lockstep.parallel.tree import PartialSum, TreeSum
+from lockstep.workers.rank import Worker
+
+GPU = torch.device("meta")  # any device that is not the CPU
+
+
+def worker(num_workers: int = 2, **fields: Any) -> Worker:
+    return thread_workers(num_workers, **fields)[0]
+
+
+def sums(*numbers: float) -> TreeSum:
+    found = TreeSum()
+    for tower, number in enumerate(numbers):
+        found.add(tower, PartialSum([torch.tensor([number])], [number]))
+    return found
+
+
+def numbers_of(*numbers: float) -> TreeSum:
+    found = TreeSum()
+    for tower, number in enumerate(numbers):
+        found.add(tower, PartialSum([], [number]))
+    return found
+
+
+@pytest.mark.parametrize("exchange", [Alone(), AllReduce(), AllReduce(exact=True), AllReduce("nccl")])
+def test_one_worker_adds_up_its_towers_by_itself(exchange: Alone | AllReduce) -> None:
+    connection = exchange.connect(ls.join(), 3)
+    total = connection.total(sums(1.0, 2.0, 4.0))
+    assert (total.tensors[0].item(), total.numbers) == (7.0, [7.0])
+    connection.close()
+
+
+def test_alone_refuses_other_workers() -> None:
+    with pytest.raises(InputError, match="leaves out the towers of the other workers") as raised:
+        Alone().connect(worker(2), 2)
+    assert raised.value.given == "Alone() with 2 workers"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [({}, "shared_memory"), ({"num_local_workers": 1}, "gloo"), ({"device": GPU}, "nccl")],
+)
+def test_the_transport_follows_from_device_and_hosts(fields: dict[str, Any], expected: str) -> None:
+    assert AllReduce().resolve(worker(**fields)) == expected
+    assert AllReduce("gloo").resolve(worker(**fields)) == "gloo"
+
+
+def test_workers_of_one_cpu_host_share_memory() -> None:
+    assert isinstance(AllReduce().connect(worker(), 2), SharedMemoryTransport)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "fields", "given"),
+    [
+        (AllReduce("shared_memory"), {"device": GPU}, "device meta, 2 of 2 workers here"),
+        (AllReduce("shared_memory"), {"num_local_workers": 1}, "device cpu, 1 of 2 workers here"),
+        (AllReduce(exact=True), {"device": GPU}, "AllReduce(transport='nccl', exact=True) with 2 workers"),
+        (AllReduce("gloo", exact=True), {}, "AllReduce(transport='gloo', exact=True) with 2 workers"),
+    ],
+)
+def test_a_transport_that_cannot_do_it_is_refused(exchange: AllReduce, fields: dict[str, Any], given: str) -> None:
+    with pytest.raises(InputError) as raised:
+        exchange.connect(worker(**fields), 2)
+    assert raised.value.given == given
+
+
+class OtherWorker:
+    """An exchange with one more worker, which always sends these numbers; keeps what was connected and sent."""
+
+    def __init__(self, *theirs: float) -> None:
+        self.theirs = theirs
+        self.connected: list[int] = []
+        self.sent: list[list[tuple[int, list[float]]]] = []
+
+    def connect(self, worker: Worker, num_towers: int) -> OtherWorker:
+        self.connected.append(num_towers)
+        return self
+
+    def total(self, sums: TreeSum) -> PartialSum:
+        self.sent.append([(node.start, partial.numbers) for node, partial in sums.nodes])
+        return sums.total().plus(PartialSum([], list(self.theirs)))
+
+    def close(self) -> None:
+        return
+
+
+def test_gradients_go_through_one_connection_and_numbers_through_one_by_their_count() -> None:
+    other = OtherWorker(10.0)
+    reducer = Reducer(other, worker(), 3, own=[0, 1])
+    assert other.connected == [3]
+    assert reducer.numbers([[1.0], [2.0]]) == [13.0]
+    assert reducer.numbers([[3.0], [4.0]]) == [17.0]
+    assert other.connected == [3, 3], "the second connection serves again"
+    other.theirs = (10.0, 20.0)
+    assert reducer.numbers([[1.0, 2.0], [3.0, 4.0]]) == [14.0, 26.0]
+    assert other.connected == [3, 3, 3]
+    other.theirs = (10.0,)
+    assert reducer.total(numbers_of(1.0, 2.0)).numbers == [13.0]
+    assert other.connected == [3, 3, 3]
+
+
+def test_numbers_of_each_leaf_stand_at_its_place_in_the_tree() -> None:
+    other = OtherWorker(0.0)
+    Reducer(other, worker(), 4, own=[1, 2]).numbers([[1.0], [2.0]])
+    assert other.sent == [[(1, [1.0]), (2, [2.0])]]
+
+
+def test_counts_are_summed_by_name() -> None:
+    other = OtherWorker(10.0, 100.0)
+    agreed: list[tuple[str, Any]] = []
+    here = worker(group=type("Group", (), {"agree": lambda _, what, value: agreed.append((what, value))})())
+    reducer = Reducer(other, here, 3, own=[0, 1])
+    for _ in range(2):
+        assert reducer.counted([{"b": 1, "a": torch.tensor(2)}, {"a": 3.0, "b": 4}]) == {"a": 15.0, "b": 105.0}
+    assert agreed == [("what is counted", ["a", "b"])], "once"
+
+
+def test_nothing_to_count_needs_no_exchange() -> None:
+    other = OtherWorker()
+    assert Reducer(other, ls.join(), 1, own=[0]).counted([{}]) == {}
+    assert other.sent == []
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ({"a": -1}, "The count of 'a' is -1.0."),
+        ({"a": float("inf")}, "The count of 'a' is inf."),
+        ({"a": torch.tensor(float("nan"))}, "The count of 'a' is nan."),
+        ({"a": torch.ones(2)}, "count of 'a'"),
+        ({"a": "2"}, "count of 'a'"),
+        ([1], "what counts"),
+        ({"b": 1}, "The count function returned other names than before."),
+        ({"a": 1, "b": 1}, "The count function returned other names than before."),
+    ],
+)
+def test_counts_that_cannot_be_used_are_refused(counts: Any, message: str) -> None:
+    reducer = Reducer(OtherWorker(0.0), ls.join(), 1, own=[0])
+    reducer.counted([{"a": 1}])
+    with pytest.raises(InputError, match=message):
+        reducer.counted([counts])
+
+
+def test_workers_that_count_different_things_are_refused() -> None:
+    def disagree(_: object, what: str, value: object) -> None:
+        raise WorkerError(f"not agreed on {what}", given="a", expected="b", hint="c")
+
+    here = worker(group=type("Group", (), {"agree": disagree})())
+    with pytest.raises(WorkerError, match="not agreed on what is counted"):
+        Reducer(OtherWorker(), here, 2, own=[0]).counted([{"a": 1}])

@@ -1,0 +1,411 @@
+"""The supervisor with workers that are channels alone, and a clock that the test moves: no process is started."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from lockstep.parallel import supervisor
+from lockstep.parallel.forkserver import Event, ForkServer
+from lockstep.parallel.supervisor import STOPPED_EARLY, RunOutcome, Supervisor
+from lockstep.parallel.watchdog import Limits
+from lockstep.workers.channel import Channel
+
+FIRST_PID = 9_000_001  # no process has such a number
+STOPPING = "stopping after this step, with a checkpoint; Ctrl-C again aborts"
+
+
+@dataclass
+class FakeWorker:
+    """The worker's end of its channel, and what the test has it do."""
+
+    name: str
+    channel: Channel
+    environment: dict[str, str]
+    alive: bool = True
+    signals: list[str] = field(default_factory=list)
+    """Those that it was sent."""
+    stop: str | None = None
+
+    def beat(self, step: int = 1, phase: str = "compute", count: int = 1, **more: Any) -> None:
+        usual = {"waits": False, "stop": self.stop, "ended": False}
+        self.channel.send({"step": step, "phase": phase, "count": count, **usual, **more})
+
+    def fail(self, text: str = "Error: bad", kind: str = "error") -> None:
+        self.channel.send({"failed": text, "kind": kind, "step": 3, "phase": "compute"})
+
+
+class FakeServer:
+    """A fork server without processes: each call of `events` is a tenth of a second, and plays one turn of the test."""
+
+    def __init__(self) -> None:
+        self.workers: list[FakeWorker] = []
+        self.now = 100.0
+        self.turns: Iterator[None] = iter(())
+        self.pending: list[Event] = []
+
+    def fork(self, name: str, task: Mapping[str, Any], connections: Sequence[socket.socket | Connection]) -> None:
+        channel = Channel(cast(socket.socket, connections[0]))
+        self.workers.append(FakeWorker(name, channel, task["environment"]))
+        self.pending.append(Event(name, FIRST_PID + len(self.workers) - 1, None))
+        connections[1].close()
+
+    def kill(self, name: str, number: signal.Signals) -> None:
+        worker = next(worker for worker in self.workers if worker.name == name)
+        worker.signals.append(number.name)
+        if number is signal.SIGKILL:
+            self.end(worker, -9)
+
+    def end(self, worker: FakeWorker, status: int = 0, *, says: int | None = None) -> None:
+        """End a worker's process, which may first say its exit code."""
+        if worker.alive:
+            if says is not None:
+                worker.channel.send({"exit_code": says})
+            worker.alive = False
+            self.pending.append(Event(worker.name, FIRST_PID + self.workers.index(worker), status))
+
+    def events(self, timeout_seconds: float) -> list[Event]:
+        self.now += timeout_seconds
+        next(self.turns, None)
+        for worker in self.workers:
+            worker.stop = next((said["stop"] for said in worker.channel.receive() if "stop" in said), worker.stop)
+        events, self.pending = self.pending, []
+        return events
+
+
+Script = Callable[[FakeServer, list[str]], Iterator[None]]
+
+
+def supervise(script: Script, num_workers: int = 2, **limits: Any) -> tuple[RunOutcome, FakeServer]:
+    """Supervise workers that follow a script, of one turn each tenth of a second; it ends when none is left."""
+    server, requests = FakeServer(), list[str]()
+    run = Supervisor(cast(ForkServer, server), {}, num_workers, Limits(**limits), requests, lambda: server.now)
+    server.turns = script(server, requests)
+    outcome = run.finish()
+    for worker in server.workers:
+        worker.channel.close()
+    return outcome, server
+
+
+def texts(outcome: RunOutcome) -> list[str]:
+    return [failure.text for failure in outcome.failures]
+
+
+def beat_for(server: FakeServer, seconds: float, **fields: Any) -> Iterator[None]:
+    """All living workers say ten times a second where they are."""
+    for _ in range(round(seconds * 10)):
+        for worker in server.workers:
+            if worker.alive:
+                worker.beat(**fields)
+        yield
+
+
+def test_each_worker_learns_its_rank() -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        yield
+        for worker in server.workers:
+            server.end(worker, says=0)
+
+    outcome, server = supervise(script, 3)
+    assert (texts(outcome), outcome.stopped_by, outcome.aborted, outcome.late) == ([], None, False, False)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    assert [[worker.environment[name] for name in names] for worker in server.workers] == [
+        [str(rank), str(rank), "3", "3"] for rank in range(3)
+    ]
+
+
+def test_a_failure_ends_the_others_after_the_time_of_grace() -> None:
+    times = {}
+
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        first, second = server.workers
+        yield
+        second.fail("Traceback\nValueError: bad\n")
+        times["failed"] = server.now
+        server.end(second, 1, says=1)
+        while first.alive:
+            first.beat()
+            yield
+        times["killed"] = server.now
+
+    outcome, server = supervise(script, grace_seconds=1.0)
+    assert texts(outcome) == ["worker 1 failed at step 3 (phase compute):\nTraceback\nValueError: bad"]
+    assert server.workers[0].signals[0] == "SIGKILL"
+    assert times["killed"] - times["failed"] == pytest.approx(1.2, abs=0.15)
+
+
+@pytest.mark.parametrize(
+    ("status", "says", "text"),
+    [
+        (-9, None, "worker 1 (pid 9000002) was killed by SIGKILL at step 1 (phase compute)"),
+        (3, 3, "worker 1 (pid 9000002) ended with exit code 3 at step 1 (phase compute)"),
+    ],
+)
+def test_a_death_without_a_word_is_a_failure(status: int, says: int | None, text: str) -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        server.workers[1].beat()
+        yield
+        server.end(server.workers[1], status, says=says)
+        yield from beat_for(server, 2)
+
+    assert texts(supervise(script)[0]) == [text]
+
+
+def test_how_a_process_ends_that_has_returned_0_does_not_matter() -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        yield
+        for worker in server.workers:
+            worker.channel.send({"exit_code": 0})
+        yield
+        for worker in server.workers:
+            server.end(worker, -11)
+
+    assert texts(supervise(script)[0]) == []
+
+
+def test_survivors_that_miss_a_peer_are_not_the_cause_of_its_silent_end() -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        first, second = server.workers
+        second.beat(step=7)
+        yield
+        server.end(second, says=0)
+        yield
+        first.fail("lost worker 1", "peer")
+        server.end(first, 1, says=1)
+
+    left, lost = texts(supervise(script)[0])
+    assert left.startswith("worker 1 (pid 9000002) ended with exit code 0 at step 7")
+    assert lost.startswith("worker 0 failed")
+
+
+def test_a_worker_that_waits_for_one_that_has_ended_is_ended() -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        yield
+        server.end(server.workers[1], says=0)
+        yield from beat_for(server, 10, waits=True)
+
+    outcome, server = supervise(script)
+    assert texts(outcome) == [
+        "worker 1 (pid 9000002) ended with exit code 0 at step 0 (phase start), before the others, which needed it"
+    ]
+    assert server.now - 100 == pytest.approx(3.5, abs=0.6), "two seconds of waiting, one of grace"
+
+
+def test_a_stuck_worker_shows_its_stack_and_is_killed(caplog: pytest.LogCaptureFixture) -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        first, second = server.workers
+        for count in range(30):
+            first.beat(count=count)
+            second.beat(step=4)
+            if count == 15:
+                second.channel.send({"stacks": "main:\n  in wait\n"})
+            yield
+
+    outcome, _ = supervise(script, show_seconds=1.0, hang_seconds=2.0, grace_seconds=0.2)
+    assert caplog.messages == [
+        "worker 1 (pid 9000002) has been at step 4 (phase compute) for 1 s; its stack follows",
+        "worker 1 (pid 9000002) is at:\nmain:\n  in wait",
+    ]
+    assert texts(outcome)[0].startswith(
+        "worker 1 (pid 9000002) has been at step 4 (phase compute) for 2 s, and was kill"
+    )
+    assert len(texts(outcome)) == 1, "what is ended from here is not to blame"
+
+
+def test_a_silent_worker_is_asked_for_its_stack_by_the_system(caplog: pytest.LogCaptureFixture) -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        server.workers[0].beat()
+        while True:
+            yield
+
+    outcome, server = supervise(script, 1, show_seconds=1.0, silent_seconds=2.0)
+    assert server.workers[0].signals[:2] == ["SIGUSR2", "SIGKILL"]
+    assert caplog.messages == [
+        "worker 0 (pid 9000001) gives no sign of life for 1 s at step 1 (phase compute); its stack:"
+    ]
+    assert texts(outcome)[0].startswith("worker 0 (pid 9000001) gave no sign of life for 2.")
+
+
+def test_a_stopped_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "process_fields", lambda pid: ["T" if pid == FIRST_PID + 1 else "S", "1"])
+
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        for _ in range(40):
+            server.workers[0].beat()
+            yield
+
+    outcome, server = supervise(script, stopped_seconds=0.5)
+    assert texts(outcome)[0].startswith("worker 1 (pid 9000002) was stopped (SIGSTOP) for 0.")
+    assert server.workers[1].signals[0] == "SIGKILL"
+
+
+# Stopping -------------------------------------------------------------------------------------------------------------
+
+
+def stopped(
+    phases: Sequence[str],
+    then: Sequence[str] | None = None,
+    *,
+    request: str = "SIGTERM",
+    step: int = 5,
+    ended: Sequence[bool] = (False, False),
+    **limits: Any,
+) -> RunOutcome:
+    """A run whose workers are in these phases when a signal comes, then in others, and end once they may."""
+
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        for worker, phase, has_ended in zip(server.workers, phases, ended, strict=True):
+            worker.beat(step, phase, ended=has_ended)
+        yield
+        requests.append(request)
+        yield
+        for worker, phase, has_ended in zip(server.workers, then or phases, ended, strict=True):
+            worker.beat(step, phase, 2, ended=has_ended)
+        yield
+        assert [worker.stop for worker in server.workers] == [request] * 2
+        for worker in server.workers:
+            server.end(worker, says=0)
+
+    return supervise(script, **limits)[0]
+
+
+@pytest.mark.parametrize(
+    ("phases", "then", "message"),
+    [
+        (["compute", "exchange"], None, STOPPING),
+        (["compute", "evaluate"], None, STOPPING),
+        (["evaluate", "evaluate"], None, "stopping: the scoring is left off; Ctrl-C again aborts"),
+        (["evaluate", "evaluate"], ["end", "evaluate"], "stopping: the scoring is left off; Ctrl-C again aborts"),
+        (["compute", "evaluate"], ["end", "end"], STOPPING),
+        (["start", "start"], ["compute", "compute"], STOPPING),
+    ],
+)
+def test_a_signal_stops_all_workers_and_says_what_it_interrupts(
+    phases: list[str], then: list[str] | None, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    outcome = stopped(phases, then)
+    assert caplog.messages == [message]
+    assert (outcome.stopped_by, texts(outcome), outcome.aborted) == ("SIGTERM", [], False)
+
+
+@pytest.mark.parametrize("phases", [["start", "start"], ["script", "script"]])
+def test_before_the_first_step_a_signal_ends_the_workers_at_once(
+    phases: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    outcome = stopped(phases, step=0)
+    assert caplog.messages == [STOPPED_EARLY]
+    assert (outcome.stopped_by, texts(outcome)) == ("SIGTERM", [])
+
+
+def test_between_the_loops_of_a_script_a_signal_interrupts_a_run(caplog: pytest.LogCaptureFixture) -> None:
+    stopped(["script", "script"], step=5)
+    assert caplog.messages == [STOPPING]
+
+
+def test_a_run_that_has_ended_for_all_is_not_stopped(caplog: pytest.LogCaptureFixture) -> None:
+    assert stopped(["evaluate"] * 2, ended=[True, True]).stopped_by is None
+    assert caplog.messages == ["the run has ended, and its scoring is left off; Ctrl-C again aborts"]
+    assert stopped(["evaluate"] * 2, ended=[True, False]).stopped_by == "SIGTERM"
+
+
+def test_the_word_comes_as_soon_as_all_have_answered(caplog: pytest.LogCaptureFixture) -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        requests.append("SIGINT")
+        yield from beat_for(server, 0.1)
+        assert caplog.messages == []
+        yield from beat_for(server, 0.1)
+        assert caplog.messages == [STOPPING]
+        for worker in server.workers:
+            server.end(worker, says=0)
+
+    supervise(script)
+
+
+def test_a_worker_that_does_not_answer_delays_the_word_by_half_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    said: list[float] = []
+
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        first, second = server.workers
+        first.beat()
+        second.beat()
+        requests.append("SIGINT")
+        yield
+        while not caplog.messages:
+            first.beat()
+            yield
+        said.append(server.now)
+        for worker in server.workers:
+            server.end(worker, says=0)
+
+    supervise(script)
+    assert said == [pytest.approx(100.7, abs=0.15)]
+    assert caplog.messages == [STOPPING]
+
+
+def test_a_signal_that_reached_one_worker_stops_them_all() -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        first, second = server.workers
+        yield
+        first.beat()
+        second.beat(stop="SIGUSR1")
+        yield
+        yield
+        assert first.stop == "SIGUSR1"
+        for worker in server.workers:
+            worker.beat(2, "end", 2)
+            server.end(worker, says=0)
+
+    assert supervise(script)[0].stopped_by == "SIGUSR1"
+
+
+@pytest.mark.parametrize(("second", "aborts"), [("SIGINT", True), ("SIGTERM", False)])
+def test_only_a_second_ctrl_c_aborts(second: str, aborts: bool) -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        yield from beat_for(server, 0.1)
+        requests.append("SIGINT")
+        yield from beat_for(server, 0.2)
+        requests.append(second)
+        yield from beat_for(server, 0.2)
+        assert server.workers[0].alive is not aborts
+        for worker in server.workers:
+            server.end(worker, says=0)
+
+    outcome, _ = supervise(script)
+    assert (outcome.aborted, outcome.stopped_by, texts(outcome)) == (aborts, "SIGINT", [])
+
+
+def test_workers_that_take_too_long_to_stop_are_killed() -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        yield from beat_for(server, 0.1)
+        requests.append("SIGTERM")
+        yield from beat_for(server, 10.0, phase="save")
+
+    outcome, server = supervise(script, stop_seconds=3.0)
+    assert (outcome.late, outcome.stopped_by, texts(outcome)) == (True, "SIGTERM", [])
+    assert server.now - 100 == pytest.approx(3.5, abs=0.3)
+
+
+def test_nothing_stays_open() -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        yield
+        for worker in server.workers:
+            server.end(worker, says=0)
+
+    before = open_files()
+    supervise(script)
+    deadline = time.monotonic() + 10
+    while open_files() > before:  # the store's threads close their ends when they see that the worker has gone
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
