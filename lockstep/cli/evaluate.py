@@ -19,7 +19,7 @@ from lockstep.errors import InputError, WorkdirError
 if TYPE_CHECKING:
     from lockstep.checkpoints.store import Store
     from lockstep.evaluation.evaluate import Weights
-    from lockstep.evaluation.follow import Patience
+    from lockstep.evaluation.follow import Polling
     from lockstep.recipes.recipe import Recipe
 
 _FILES = {
@@ -88,7 +88,7 @@ class ScoredRun:
     """That of the run, with the flags' `evaluate.examples`."""
     split: str
     weights: Weights
-    patience: Patience | None
+    polling: Polling | None
     """How long new checkpoints are waited for; None: one checkpoint is scored."""
     wanted: int | None
     """The step of the checkpoint; None: the newest."""
@@ -119,7 +119,7 @@ def scored_run(arguments: argparse.Namespace) -> ScoredRun:
     """
     from lockstep.runs.workdir import Workdir
 
-    path, patience = Path(arguments.workdir), _patience(arguments)
+    path, polling = Path(arguments.workdir), _polling(arguments)
     _check_split(arguments.split)
     for flag, (ending, what) in _FILES.items():
         if (file := getattr(arguments, flag)) is not None:
@@ -138,7 +138,7 @@ def scored_run(arguments: argparse.Namespace) -> ScoredRun:
         recipe = replace(recipe, evaluate=replace(recipe.evaluate, examples=arguments.examples))
     split = arguments.split or ("test" if "test" in recipe.data.splits else "validation")
     _check_there(split, path, recipe)
-    return ScoredRun(path, recipe, split, weights, patience, wanted)
+    return ScoredRun(path, recipe, split, weights, polling, wanted)
 
 
 def _store_in(path: Path, recipe: Recipe) -> Store:
@@ -147,8 +147,8 @@ def _store_in(path: Path, recipe: Recipe) -> Store:
     return Store(path / "checkpoints", recipe.checkpoints.retention)
 
 
-def _patience(arguments: argparse.Namespace) -> Patience | None:
-    from lockstep.evaluation.follow import Patience
+def _polling(arguments: argparse.Namespace) -> Polling | None:
+    from lockstep.evaluation.follow import Polling
 
     given = {"--interval": arguments.interval, "--timeout": arguments.timeout}
     said = {flag: seconds for flag, seconds in given.items() if seconds is not None}
@@ -164,8 +164,8 @@ def _patience(arguments: argparse.Namespace) -> Patience | None:
                 hint=f"add --follow to score each new checkpoint, or leave {flags} out",
             )
         return None
-    interval = Patience().interval_seconds if arguments.interval is None else arguments.interval
-    return Patience(interval, arguments.timeout)
+    interval = Polling().interval_seconds if arguments.interval is None else arguments.interval
+    return Polling(interval, arguments.timeout)
 
 
 def _check_split(split: str | None) -> None:

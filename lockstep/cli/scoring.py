@@ -29,13 +29,11 @@ from lockstep.cli.shared import choose_num_workers, join_workers, worker_exit_co
 from lockstep.data.showing import ShownExample, examples
 from lockstep.durable import atomic_write, make_folder
 from lockstep.errors import InputError, WorkdirError
-from lockstep.evaluation.class_names import ClassNames, class_name
-from lockstep.evaluation.confusion_table import confusion_csv
 from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
-from lockstep.evaluation.follow import Patience, follow
+from lockstep.evaluation.follow import Polling, follow
 from lockstep.images.drawing import printable
 from lockstep.images.pillow import png_bytes
-from lockstep.metrics.classification import ConfusionMatrix
+from lockstep.metrics.classification import ClassNames, ConfusionMatrix, class_name, confusion_csv
 from lockstep.metrics.metric import Metric
 from lockstep.metrics.worst_mistakes import Mistake, WorstMistakes
 from lockstep.readers.reader import Reader
@@ -72,7 +70,7 @@ def score_in_worker(argv: list[str]) -> int:
         join_workers(arguments.device or run.recipe.device) as worker,
         closing(_Scoring(run, arguments, worker)) as scoring,
     ):
-        is_complete = _follow(run, run.patience, scoring, worker) if run.patience else scoring.score(_checkpoint(run))
+        is_complete = _follow(run, run.polling, scoring, worker) if run.polling else scoring.score(_checkpoint(run))
         return 0 if is_complete else worker_exit_code(worker)
 
 
@@ -160,13 +158,13 @@ def _path(given: str | None) -> Path | None:
     return None if given is None else Path(given)
 
 
-def _follow(run: ScoredRun, patience: Patience, scoring: _Scoring, worker: Worker) -> bool:
+def _follow(run: ScoredRun, polling: Polling, scoring: _Scoring, worker: Worker) -> bool:
     """Score each new checkpoint; returns whether the run came to its end, and no worker was stopped."""
 
     def is_stopped() -> bool:
         return worker.pulse.stop_requested is not None
 
-    for checkpoint in follow(run.store, patience, is_over=run.is_over, stop=is_stopped):
+    for checkpoint in follow(run.store, polling, is_over=run.is_over, stop=is_stopped):
         if not scoring.score(checkpoint):
             return False
     return not any(worker.group.gather(is_stopped()))

@@ -27,7 +27,7 @@ from lockstep.cli import scoring, training
 from lockstep.cli.evaluate import scored_run
 from lockstep.cli.main import parse
 from lockstep.cli.scoring import Details, class_names, reference_names
-from lockstep.evaluation.follow import Patience
+from lockstep.evaluation.follow import Polling
 from lockstep.progress import Interval
 from lockstep.recipes.parts import Evaluate, Stage
 from lockstep.recipes.shipped import find
@@ -297,13 +297,13 @@ class TestWhatIsScored:
         ("words", "expected"),
         [
             ([], None),
-            (["--follow"], Patience(60, None)),
-            (["--follow", "--interval", "0", "--timeout", "7"], Patience(0, 7)),
+            (["--follow"], Polling(60, None)),
+            (["--follow", "--interval", "0", "--timeout", "7"], Polling(0, 7)),
         ],
         ids=["not", "usual", "given"],
     )
-    def test_how_it_is_followed(self, workdir: Path, words: list[str], expected: Patience | None) -> None:
-        assert scored_run(parse(["evaluate", str(workdir), *words])).patience == expected
+    def test_how_it_is_followed(self, workdir: Path, words: list[str], expected: Polling | None) -> None:
+        assert scored_run(parse(["evaluate", str(workdir), *words])).polling == expected
 
     def test_a_run_without_a_checkpoint_is_waited_for(self, tmp_path: Path) -> None:
         Workdir(tmp_path).write_recipe(find("mnist"))
