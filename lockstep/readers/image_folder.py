@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,9 @@ from lockstep.readers.image_files import FileNames, bytes_of, load_decoder
 from lockstep.readers.label_map import BACKGROUND, read_labels
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.records.shards import check_local
+from lockstep.screen import log
 
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
-
-_logger = logging.getLogger("lockstep")
 
 
 class ImageFolder:
@@ -102,7 +100,7 @@ def _files_by_class(path: Path, labels: tuple[str, ...] | None) -> dict[str, lis
     if empty := [name for name, found in files.items() if not found]:
         raise _unusable(path, f"no images in {shorten(empty)}", f"one {', '.join(ENDINGS)} or more for each class")
     if others := sorted([*others, *({*folders} - {*files})]):
-        _logger.warning("Not read in %s: %s", path, shorten(others))
+        log.warning("Not read in %s: %s", path, shorten(others))
     return files
 
 
