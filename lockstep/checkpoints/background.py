@@ -10,7 +10,6 @@ states may share parameters, so an update waits for all that is being copied in 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
@@ -23,10 +22,9 @@ from torch import Tensor
 from lockstep.checkpoints.encoding import JSON, Tensors, check
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError
+from lockstep.screen import log
 from lockstep.workers.pulse import of_this_process
 from lockstep.workers.signals import interruptible
-
-log = logging.getLogger("lockstep")
 
 
 class BackgroundWriter:

@@ -12,9 +12,9 @@ import numpy as np
 from lockstep.cli.converting import size
 from lockstep.errors import DataError
 from lockstep.records.example import Values, parse_sequence_example
-from lockstep.records.open_files import opened
+from lockstep.records.open_files import open_file
 from lockstep.records.shards import find_shards
-from lockstep.records.tfrecord import HEAD_BYTES, Source, compression_of, is_head, read_all
+from lockstep.records.tfrecord import HEAD_BYTES, RecordSource, compression_of, is_head, read_all
 
 _MOST_VALUES, _MOST_CHARACTERS = 4, 40
 
@@ -53,11 +53,11 @@ def record_files(path: str) -> list[Path]:
 def _has_records(path: Path) -> bool:
     """By its first bytes; of a compressed file, by its first record."""
     try:
-        with opened(path) as file:
+        with open_file(path) as file:
             head = file.read(HEAD_BYTES)
         if is_head(head):
             return True
-        return bool(compression_of(head, Source(path))) and next(read_all(path, verify=False), None) is not None
+        return bool(compression_of(head, RecordSource(path))) and next(read_all(path, verify=False), None) is not None
     except DataError:
         return False
 
@@ -72,8 +72,8 @@ def scanned(path: Path) -> tuple[RecordsInFile, bytes | None]:
             sizes.append(len(payload))
     except DataError as error:
         problem = f"{error.what} Given: {error.given}; expected: {error.expected}."
-    with opened(path) as file:
-        compression = compression_of(file.read(HEAD_BYTES), Source(path)) if sizes else None
+    with open_file(path) as file:
+        compression = compression_of(file.read(HEAD_BYTES), RecordSource(path)) if sizes else None
     found = RecordsInFile(
         path,
         compression,

@@ -26,7 +26,7 @@ from lockstep.data.shared_memory import map_leaves
 from lockstep.description import described
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
-from lockstep.readers.fingerprint import Fingerprint, changes, fingerprint_of
+from lockstep.readers.fingerprint import Fingerprint, fingerprint_changes, fingerprint_of
 from lockstep.readers.reader import ExampleReader, reader_of
 from lockstep.tracing import StageSeconds
 from lockstep.types import BadExample, Batch, StepReport
@@ -360,7 +360,7 @@ def _moved(rows: ReadRows, seconds: StageSeconds, device: torch.device) -> tuple
 def _check_same_stream(saved: Mapping[str, Any], here: Mapping[str, Any], *, accept_data_change: bool) -> list[str]:
     """Refuse a saved state of another seed, another number of examples, or other examples; see `Loader.load_state`."""
     # A state of an earlier version says nothing of the examples.
-    changed = changes(saved["data"], here["data"]) if "data" in saved else []
+    changed = fingerprint_changes(saved["data"], here["data"]) if "data" in saved else []
     for name in ("seed", "num_examples", "epoch_size"):
         if saved.get(name, here[name]) != here[name]:
             raise InputError(

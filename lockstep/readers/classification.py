@@ -20,7 +20,7 @@ _LABEL, _BOXES = "label", "boxes"
 _NONE = -1  # what readers of records give where there is no label
 
 
-class Labelled:
+class ClassificationReader:
     """A reader's images and labels, which are checked: each is the number of one of the classes.
 
     A batch is {"image": as the reader gives it, "label": int64 (batch,)}, and "boxes" where they are asked for.

@@ -136,7 +136,7 @@ def lines_of(fingerprint: Fingerprint) -> list[str]:
     return [f"{name}: {value}" for name, value in _flat(fingerprint)]
 
 
-def changes(saved: Fingerprint, now: Fingerprint) -> list[str]:
+def fingerprint_changes(saved: Fingerprint, now: Fingerprint) -> list[str]:
     """A line for each of the first parts that have changed, are gone or are new; no lines where nothing has changed."""
     before, after = dict(_flat(saved)), dict(_flat(now))
     lines = [

@@ -287,7 +287,7 @@ class _Tokens:
             raise self.unexpected(token, "a string of UTF-8") from None
 
     def unexpected(self, token: _Token, expected: str) -> DataError:
-        """The error for a token that cannot stand where it does."""
+        """Make the error for a token that cannot stand where it does."""
         line = self._text.count("\n", 0, token.place) + 1
         return DataError(
             f"{self._source} is not in protocol buffers' text format: line {line} cannot be read.",

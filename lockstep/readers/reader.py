@@ -205,11 +205,11 @@ class Collation:
         return {name: self._column(name, [row[name] for row in rows], numbers) for name in rows[0]}
 
     def failed(self, number: int, error: Exception) -> DataError:
-        """The error for an item in whose place the dataset has raised one."""
+        """Make the error for an item in whose place the dataset has raised one."""
         return self.unfit(number, f"{type(error).__name__}: {error}", "an item")
 
     def unfit(self, number: int, given: str, expected: str) -> DataError:
-        """The error for an item that cannot be used."""
+        """Make the error for an item that cannot be used."""
         return DataError(
             f"Item {number} of {self.dataset} cannot be used.",
             given=given,

@@ -79,7 +79,7 @@ class _File:
         if self._rows is not None:
             fields = self._template.read(self._rows[indices])
         if fields is None:
-            records = ((self._records.read(i, verify=False), self._records.place(i)) for i in indices)
+            records = ((self._records.read(i, verify=False), self._records.describe(i)) for i in indices)
             fields = read_each(records, self._fields)
         return fields
 
@@ -92,7 +92,7 @@ class _File:
     @cached_property
     def _template(self) -> Template:
         first = self._records.read(0, verify=not self._verified[0])
-        return Template(first, self._fields, self._records.place(0))
+        return Template(first, self._fields, self._records.describe(0))
 
     @cached_property
     def _rows(self) -> UInt8s | None:

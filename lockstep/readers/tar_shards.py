@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +22,9 @@ from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts
 from lockstep.readers.reader import NO_DECODER, Cost, Int64s
 from lockstep.records.open_files import OpenFiles
 from lockstep.records.shards import expand_braces, find_shards, list_of_paths
-from lockstep.records.tar_headers import BLOCK_BYTES, header_crc
 from lockstep.records.tar_index import key_and_ending, tar_index_of
-from lockstep.records.tar_members import shown
+from lockstep.records.tar_members import BLOCK_BYTES, header_crc, readable_name
+from lockstep.screen import log
 from lockstep.tracing import now_reading
 
 Kind = Literal["image", "label", "json", "text", "bytes"]
@@ -37,8 +36,6 @@ _DEFAULT_NAMES = {**dict.fromkeys(_IMAGE_ENDINGS, "image"), "cls": "label"}
 _LARGEST_TEXT_BYTES = 1 << 24
 _INT64 = range(-(1 << 63), 1 << 63)
 _THREADS = 8
-
-_logger = logging.getLogger("lockstep")
 
 
 class TarShards:
@@ -90,7 +87,7 @@ class TarShards:
         self.decoder = decoding.chosen if has_images else NO_DECODER
         """What decodes the images, with its version."""
         if has_images:
-            _logger.info("Images in %s are decoded by %s", paths, self.decoder)
+            log.info("Images in %s are decoded by %s", paths, self.decoder)
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -123,7 +120,7 @@ class TarShards:
         return torch.tensor(values, dtype=torch.int64) if field.kind == "label" else values
 
     def _value(self, kind: Kind, shard: _Shard, member: int) -> Any:
-        source = f"{shard.path}: {shown(shard.index.name(member))}"
+        source = f"{shard.path}: {readable_name(shard.index.name(member))}"
         now_reading(source)
         size_bytes = int(shard.index.sizes[member])
         if kind in ("label", "json", "text") and size_bytes > _LARGEST_TEXT_BYTES:
@@ -178,8 +175,8 @@ class _Shard:
         """What is known of a sample without reading it."""
         members = self.index.members(number)
         parts = [key_and_ending(self.index.name(member)) for member in members]
-        endings = [shown(ending) for _, ending in parts]
-        return _Sample(self, shown(parts[0][0]), dict(zip(endings, members, strict=True)))
+        endings = [readable_name(ending) for _, ending in parts]
+        return _Sample(self, readable_name(parts[0][0]), dict(zip(endings, members, strict=True)))
 
     def read(self, member: int) -> bytes:
         """The content of a member.
@@ -194,7 +191,7 @@ class _Shard:
         if header_crc(header) != index.header_crcs[member]:
             raise DataError(
                 f"{self.path} is another archive than the one that its index was made of.",
-                given=f"another header before the content of {shown(index.name(member))!r}, at byte {offset}",
+                given=f"another header before the content of {readable_name(index.name(member))!r}, at byte {offset}",
                 expected="the archive that was there, or another time of change",
                 hint="leave archives alone while they are read; if it was replaced before, touch it and start again",
             )

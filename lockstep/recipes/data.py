@@ -16,7 +16,7 @@ from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment, RandomShift
 from lockstep.images.decode import Decoding
 from lockstep.images.slim_presets import Preset
-from lockstep.readers.classification import Labelled, check_labels_offset
+from lockstep.readers.classification import ClassificationReader, check_labels_offset
 from lockstep.readers.mnist import mnist_reader, prepare_records, scale_image
 from lockstep.readers.open import check_there, open_source
 from lockstep.readers.reader import Reader
@@ -52,7 +52,7 @@ class MnistData:
 
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
         """The examples of a split."""
-        return Labelled(mnist_reader(split, self._folder), num_classes)
+        return ClassificationReader(mnist_reader(split, self._folder), num_classes)
 
     def training(self) -> Sequence[Augment]:
         """What happens to the images of a training batch, in this order."""
@@ -149,7 +149,9 @@ class ImageData(Checked):
 
     def labelled(self, source: Reader, num_classes: int, *, to_train: bool = False) -> Reader:
         """The images, labels and, where crops are made by them, boxes of a source; the labels are checked."""
-        return Labelled(source, num_classes, offset=self.labels_offset, boxes=to_train and self.crops_by_boxes)
+        return ClassificationReader(
+            source, num_classes, offset=self.labels_offset, boxes=to_train and self.crops_by_boxes
+        )
 
     def _needs_its_script(self) -> InputError:
         return InputError(

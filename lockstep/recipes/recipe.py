@@ -51,13 +51,13 @@ from lockstep.recipes.data import ImageData, MnistData
 from lockstep.recipes.parts import (
     Checkpoints,
     CrossEntropy,
+    DataLoading,
     Evaluate,
-    Feed,
     InitialWeights,
+    Monitoring,
     NonNegativeInt64,
     PositiveInt64,
     Stage,
-    Watch,
 )
 from lockstep.training.attempt import LossAverage
 from lockstep.training.state import Nonfinite
@@ -110,7 +110,7 @@ class Recipe(Checked):
     """What happens to the averaged gradients before the update, in this order."""
     average: MovingAverage | None = None
     """Moving average of the parameters, kept beside them."""
-    feed: Feed = field(default_factory=Feed)
+    feed: DataLoading = field(default_factory=DataLoading)
     """How the examples reach the workers."""
     loss_average: LossAverage = field(default_factory=LossAverage)
     """How the losses that are reported beside the raw ones are smoothed."""
@@ -134,7 +134,7 @@ class Recipe(Checked):
     stages: tuple[Stage, ...] = ()
     """What the run goes through, one after another; none: it is all of one piece."""
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
-    watch: Watch = field(default_factory=Watch)
+    watch: Monitoring = field(default_factory=Monitoring)
     evaluate: Evaluate = field(default_factory=Evaluate)
 
     def __post_init__(self) -> None:

@@ -1,10 +1,15 @@
-"""`tf.train.Example`: named features, each a list of byte strings, of int64 or of float32. Read and written by hand.
+"""`tf.train.Example` and `tf.train.SequenceExample`, read and written by hand.
 
-The messages in protocol buffers' wire format, field numbers in brackets:
+An example is named features, each a list of byte strings, of int64 or of float32. A sequence example also has lists
+with a feature for each step, as for videos. As messages of protocol buffers, field numbers in brackets:
 
-    Example:    Features [1]
-    Features:   map entry [1] (repeated):   key [1], Feature [2]
-    Feature:    one of BytesList [1], FloatList [2], Int64List [3], each with its values [1] (numbers may be packed)
+    Example:            Features [1]
+    SequenceExample:    context, Features [1]; FeatureLists [2]
+    Features:           map entry [1] (repeated):   key [1], Feature [2]
+    FeatureLists:       map entry [1] (repeated):   key [1], FeatureList [2]
+    FeatureList:        Feature [1] (repeated)
+    Feature:            one of BytesList [1], FloatList [2], Int64List [3], each with its values [1] (numbers may be
+                        packed)
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from lockstep.records.protobuf import (
     MalformedError,
     Span,
     field_bytes,
-    fields_of,
+    message_fields,
     read_varint,
     varint_bytes,
 )
@@ -38,7 +43,7 @@ Values = list[bytes] | Int64s | Float32s
 
 BYTES, FLOATS, INT64S = 1, 2, 3
 
-_MESSAGE = "tf.train.Example"
+_EXAMPLE, _SEQUENCE_EXAMPLE = "tf.train.Example", "tf.train.SequenceExample"
 _KINDS = {kind << 3 | WITH_LENGTH: kind for kind in (BYTES, FLOATS, INT64S)}
 _VALUE_TAGS = {BYTES: {FIRST}, FLOATS: {FIRST, 1 << 3 | FOUR_BYTES}, INT64S: {FIRST, 1 << 3 | VARINT}}
 _LITTLE_ENDIAN = np.dtype("<f4")
@@ -47,16 +52,25 @@ _MANY_BYTES = 128
 
 
 class Feature(NamedTuple):
-    """Where the values of one feature lie in the bytes of an example."""
+    """Where the values of one feature are in the bytes of an example."""
 
     kind: int
-    """BYTES, FLOATS or INT64S; 0 if it has none."""
+    """BYTES, FLOATS or INT64S; 0 for a feature without values of any kind."""
     spans: list[Span]
-    """Start and stop of each value; of numbers, of each run of values."""
+    """Start and stop of each byte string, or of each run of numbers."""
+
+
+class SequenceExample(NamedTuple):
+    """A parsed `tf.train.SequenceExample`; values are lists of bytes, or arrays of int64 or float32."""
+
+    context: dict[str, Values]
+    """Features of the whole, by name."""
+    feature_lists: dict[str, list[Values]]
+    """Features of each step in turn, by name; lists may differ in length."""
 
 
 def parse_example(data: Buffer, source: str = "The example", names: Container[str] | None = None) -> dict[str, Values]:
-    """The values of every feature by name: a list of bytes, or an array of int64 or float32.
+    """Parse an example: the values of every feature by name, a list of bytes or an array of int64 or float32.
 
     As in protocol buffers the last of several features of one name counts, numbers may be packed or not, and unknown
     fields are skipped. A feature without a kind counts as missing.
@@ -64,87 +78,60 @@ def parse_example(data: Buffer, source: str = "The example", names: Container[st
     Args:
         data: the serialised message.
         source: what to call it in an error.
-        names: of the features that are wanted; by default all. What others hold is not looked at.
-
-    Raises:
-        DataError: these are not the bytes of an example.
+        names: of the features to parse, by default all; others are skipped unread.
     """
     features = scan_example(data, source, names)
     try:
-        return {name: values_of(data, feature) for name, feature in features.items()}
+        return {name: feature_values(data, feature) for name, feature in features.items()}
     except MalformedError as fault:
-        raise fault.of(source, _MESSAGE) from None
+        raise fault.of(source, _EXAMPLE) from None
 
 
 def scan_example(data: Buffer, source: str = "The example", names: Container[str] | None = None) -> dict[str, Feature]:
-    """Where the values of every feature lie; of those with these names, if any are given.
-
-    Raises:
-        DataError: these are not the bytes of an example.
-    """
+    """Find the values of every feature, or of those with the given names, without parsing them."""
     try:
-        entries = dict(entries_of(data, FIRST))  # the last of one name counts
+        entries = dict(_entries_of(data, FIRST))  # the last of one name counts
         wanted = entries if names is None else {name: entries[name] for name in entries if name in names}
-        features = {name: feature_at(data, spans) for name, spans in wanted.items()}
+        features = {name: _feature_at(data, spans) for name, spans in wanted.items()}
         return {name: feature for name, feature in features.items() if feature.kind}
     except MalformedError as fault:
-        raise fault.of(source, _MESSAGE) from None
+        raise fault.of(source, _EXAMPLE) from None
+
+
+def parse_sequence_example(data: Buffer, source: str = "The example") -> SequenceExample:
+    """Parse a sequence example, as `parse_example` does; a step without values is an empty list and keeps its place.
+
+    Args:
+        data: the serialised message.
+        source: what to call it in an error.
+    """
+    try:
+        entries = dict(_entries_of(data, FIRST))  # the last of one name counts
+        features = {name: _feature_at(data, spans) for name, spans in entries.items()}
+        context = {name: feature_values(data, feature) for name, feature in features.items() if feature.kind}
+        lists = {name: _steps(data, spans) for name, spans in dict(_entries_of(data, SECOND)).items()}
+        return SequenceExample(context, lists)
+    except MalformedError as fault:
+        raise fault.of(source, _SEQUENCE_EXAMPLE) from None
 
 
 def serialize_example(features: Mapping[str, Values]) -> bytes:
-    """An example of these features: the same bytes for the same features, whatever their order.
-
-    Raises:
-        InputError: values that are neither a list of bytes nor a one-dimensional array of int64 or float32.
-    """
-    return entries_bytes(1, {name: feature_bytes(name, values) for name, values in features.items()})
+    """Serialize an example: the same bytes for the same features, whatever their order."""
+    return _entries_bytes(1, {name: _feature_bytes(name, values) for name, values in features.items()})
 
 
-def entries_of(data: Buffer, message: int) -> Iterator[tuple[str, list[Span]]]:
-    """Yield the name and the spans of the value of each entry in the map of a field, which is known by its tag.
-
-    Raises:
-        MalformedError: these are no such bytes.
-    """
-    for tag, start, stop in fields_of(data, 0, len(data)):
-        if tag == message:
-            for entry, first, end in fields_of(data, start, stop):
-                if entry == FIRST:
-                    yield _entry(data, first, end)
+def serialize_sequence_example(context: Mapping[str, Values], feature_lists: Mapping[str, Sequence[Values]]) -> bytes:
+    """Serialize a sequence example: the same bytes for the same features, whatever their order."""
+    of_all = {name: _feature_bytes(name, values) for name, values in context.items()}
+    of_steps = {
+        name: b"".join(field_bytes(1, _feature_bytes(name, values)) for values in steps)
+        for name, steps in feature_lists.items()
+    }
+    return _entries_bytes(1, of_all) + _entries_bytes(2, of_steps)
 
 
-def entries_bytes(number: int, values: Mapping[str, bytes]) -> bytes:
-    """A field that is a map, sorted by name."""
-    entries = [field_bytes(1, name.encode()) + field_bytes(2, values[name]) for name in sorted(values)]
-    return field_bytes(number, b"".join(field_bytes(1, entry) for entry in entries))
-
-
-def feature_at(data: Buffer, spans: Iterable[Span]) -> Feature:
-    """The feature in these spans, parts of one message: the values of one kind add up, those of another replace them.
-
-    Raises:
-        MalformedError: these are no such bytes.
-    """
-    kind = 0
-    values: list[Span] = []
-    for start, stop in spans:
-        for tag, first, end in fields_of(data, start, stop):
-            if found := _KINDS.get(tag):
-                if found != kind:
-                    kind, values = found, []
-                tags = _VALUE_TAGS[kind]
-                for value, value_start, value_stop in fields_of(data, first, end):
-                    if value in tags:
-                        values.append((value_start, value_stop))
-    return Feature(kind, values)
-
-
-def values_of(data: Buffer, feature: Feature) -> Values:
-    """The values of a feature; an empty list if it has no kind.
-
-    Raises:
-        MalformedError: its numbers are none.
-    """
+def feature_values(data: Buffer, feature: Feature) -> Values:
+    """Read the values of a feature; an empty list if it has no kind."""
     if feature.kind == INT64S:
         return _int64s(data, feature.spans)
     if feature.kind == FLOATS:
@@ -152,29 +139,18 @@ def values_of(data: Buffer, feature: Feature) -> Values:
     return [bytes(data[start:stop]) for start, stop in feature.spans]
 
 
-def feature_bytes(name: str, values: Values) -> bytes:
-    """The message of a feature.
-
-    Raises:
-        InputError: values that are neither a list of bytes nor a one-dimensional array of int64 or float32.
-    """
-    if isinstance(values, list) and all(isinstance(value, bytes) for value in values):
-        return field_bytes(BYTES, b"".join(field_bytes(1, value) for value in values))
-    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype == np.float32:
-        return field_bytes(FLOATS, _packed(values.astype("<f4").tobytes()))
-    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype == np.int64:
-        return field_bytes(INT64S, _packed(b"".join(map(varint_bytes, values.tolist()))))
-    raise InputError(
-        f"The feature {name!r} cannot be part of a {_MESSAGE}.",
-        given=f"{values.dtype} of shape {values.shape}" if isinstance(values, np.ndarray) else repr(values)[:100],
-        expected="a list of bytes, or a one-dimensional array of int64 or float32",
-        hint="convert it: np.array([...], dtype=np.int64), np.float32, or [bytes]",
-    )
+def _entries_of(data: Buffer, tag: int) -> Iterator[tuple[str, list[Span]]]:
+    """Yield the name and the spans of each entry of a map; `tag` is that of the field that holds the map."""
+    for found, start, stop in message_fields(data, 0, len(data)):
+        if found == tag:
+            for entry, first, end in message_fields(data, start, stop):
+                if entry == FIRST:
+                    yield _entry(data, first, end)
 
 
 def _entry(data: Buffer, start: int, stop: int) -> tuple[str, list[Span]]:
     name, spans = b"", []
-    for tag, first, end in fields_of(data, start, stop):
+    for tag, first, end in message_fields(data, start, stop):
         if tag == FIRST:
             name = bytes(data[first:end])
         elif tag == SECOND:
@@ -183,6 +159,30 @@ def _entry(data: Buffer, start: int, stop: int) -> tuple[str, list[Span]]:
         return name.decode(), spans
     except UnicodeDecodeError:
         raise MalformedError(f"the name {name!r}, which is not UTF-8,", start) from None
+
+
+def _feature_at(data: Buffer, spans: Iterable[Span]) -> Feature:
+    """The feature whose message is in these parts: values of one kind add up, those of another kind replace them."""
+    kind = 0
+    values: list[Span] = []
+    for start, stop in spans:
+        for tag, first, end in message_fields(data, start, stop):
+            if found := _KINDS.get(tag):
+                if found != kind:
+                    kind, values = found, []
+                tags = _VALUE_TAGS[kind]
+                for value, value_start, value_stop in message_fields(data, first, end):
+                    if value in tags:
+                        values.append((value_start, value_stop))
+    return Feature(kind, values)
+
+
+def _steps(data: Buffer, spans: Sequence[Span]) -> list[Values]:
+    steps = []
+    for start, stop in spans:
+        features = [(first, end) for tag, first, end in message_fields(data, start, stop) if tag == FIRST]
+        steps += [feature_values(data, _feature_at(data, [feature])) for feature in features]
+    return steps
 
 
 def _floats(data: Buffer, spans: Sequence[Span]) -> Float32s:
@@ -221,61 +221,27 @@ def _joined(data: Buffer, spans: Sequence[Span]) -> Buffer:
     return b"".join(data[start:stop] for start, stop in spans)
 
 
+def _entries_bytes(number: int, values: Mapping[str, bytes]) -> bytes:
+    """Write a field that is a map, sorted by name."""
+    entries = [field_bytes(1, name.encode()) + field_bytes(2, values[name]) for name in sorted(values)]
+    return field_bytes(number, b"".join(field_bytes(1, entry) for entry in entries))
+
+
+def _feature_bytes(name: str, values: Values) -> bytes:
+    """Write the message of a feature."""
+    if isinstance(values, list) and all(isinstance(value, bytes) for value in values):
+        return field_bytes(BYTES, b"".join(field_bytes(1, value) for value in values))
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype == np.float32:
+        return field_bytes(FLOATS, _packed(values.astype("<f4").tobytes()))
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype == np.int64:
+        return field_bytes(INT64S, _packed(b"".join(map(varint_bytes, values.tolist()))))
+    raise InputError(
+        f"The feature {name!r} cannot be part of a {_EXAMPLE}.",
+        given=f"{values.dtype} of shape {values.shape}" if isinstance(values, np.ndarray) else repr(values)[:100],
+        expected="a list of bytes, or a one-dimensional array of int64 or float32",
+        hint="convert it: np.array([...], dtype=np.int64), np.float32, or [bytes]",
+    )
+
+
 def _packed(numbers: bytes) -> bytes:
     return field_bytes(1, numbers) if numbers else b""
-
-
-_SEQUENCE = "tf.train.SequenceExample"
-
-
-class SequenceExample(NamedTuple):
-    """The values of a `tf.train.SequenceExample`: each a list of bytes, or an array of int64 or float32."""
-
-    context: dict[str, Values]
-    """Of the whole, by name."""
-    feature_lists: dict[str, list[Values]]
-    """Of each step in turn, by name; their numbers of steps may differ."""
-
-
-def parse_sequence_example(data: Buffer, source: str = "The example") -> SequenceExample:
-    """The values of every feature, and of every step of every feature list.
-
-    As in `parse_example`; but a step that has no values of any kind is an empty list, for each step has its place.
-
-    Args:
-        data: the serialised message.
-        source: what to call it in an error.
-
-    Raises:
-        DataError: these are not the bytes of a sequence example.
-    """
-    try:
-        entries = dict(entries_of(data, FIRST))  # the last of one name counts
-        features = {name: feature_at(data, spans) for name, spans in entries.items()}
-        context = {name: values_of(data, feature) for name, feature in features.items() if feature.kind}
-        lists = {name: _steps(data, spans) for name, spans in dict(entries_of(data, SECOND)).items()}
-        return SequenceExample(context, lists)
-    except MalformedError as fault:
-        raise fault.of(source, _SEQUENCE) from None
-
-
-def serialize_sequence_example(context: Mapping[str, Values], feature_lists: Mapping[str, Sequence[Values]]) -> bytes:
-    """A sequence example of these features: the same bytes for the same features, whatever their order.
-
-    Raises:
-        InputError: values that are neither a list of bytes nor a one-dimensional array of int64 or float32.
-    """
-    of_all = {name: feature_bytes(name, values) for name, values in context.items()}
-    of_steps = {
-        name: b"".join(field_bytes(1, feature_bytes(name, values)) for values in steps)
-        for name, steps in feature_lists.items()
-    }
-    return entries_bytes(1, of_all) + entries_bytes(2, of_steps)
-
-
-def _steps(data: Buffer, spans: Sequence[Span]) -> list[Values]:
-    steps = []
-    for start, stop in spans:
-        features = [(first, end) for tag, first, end in fields_of(data, start, stop) if tag == FIRST]
-        steps += [values_of(data, feature_at(data, [feature])) for feature in features]
-    return steps

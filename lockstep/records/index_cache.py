@@ -1,10 +1,10 @@
-"""Indices of data files that are made once and kept for the next time.
+"""Indices of data files, kept on the disk so that a file is indexed once.
 
 The index of `folder/name` is kept as `folder/.lockstep-index/name`; where that folder cannot be written, in the user's
 cache ($XDG_CACHE_HOME/lockstep/record-index, by default in ~/.cache). It holds for one size and one time of change
 of the file, to the nanosecond. Several processes may write it at once: each writes a file of its own and renames it.
 
-8 bytes     what kind of index this is
+8 bytes     the kind of index
 16 bytes    size and time of change of the file, little-endian
 ...         the content
 4 bytes     CRC-32C of all before
@@ -13,7 +13,6 @@ of the file, to the nanosecond. Several processes may write it at once: each wri
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import stat
 import struct
@@ -26,6 +25,7 @@ from typing import TypeVar
 import google_crc32c
 
 from lockstep.records.open_files import Version
+from lockstep.screen import log
 
 Index = TypeVar("Index")
 
@@ -33,24 +33,22 @@ _HEAD = struct.Struct("<8sqq")
 _CRC = struct.Struct("<I")
 _ANYBODY_WRITES = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
-_logger = logging.getLogger("lockstep")
 
-
-def kept_index(path: Path, kind: bytes, version: Version, decode: Callable[[bytes], Index | None]) -> Index | None:
-    """The index of this kind that is kept of a file as it is now; None where there is none.
+def load_index(path: Path, kind: bytes, version: Version, decode: Callable[[bytes], Index | None]) -> Index | None:
+    """Load the index of a file; None where none is kept for this version of it.
 
     Args:
         path: of the file.
         kind: 8 bytes.
-        version: of the file as it is now.
-        decode: makes the index from its content; None where the content is none.
+        version: of the file now.
+        decode: makes the index from its content, or returns None for content that is no index.
     """
-    found = (_kept_at(place, kind, version, decode) for place in _places(path))
+    found = (_load(place, kind, version, decode) for place in _places(path))
     return next((index for index in found if index is not None), None)
 
 
-def keep_index(path: Path, kind: bytes, version: Version, content: bytes) -> None:
-    """Write an index where it can be written, without waiting for the disk: damage is seen when it is read."""
+def save_index(path: Path, kind: bytes, version: Version, content: bytes) -> None:
+    """Save an index where it can be written, without waiting for the disk: damage is noticed on loading."""
     data = _HEAD.pack(kind, *version) + content
     data += _CRC.pack(google_crc32c.value(data))
     for place in _places(path):
@@ -71,7 +69,7 @@ def _places(path: Path) -> Iterator[Path]:
         yield cache / "lockstep" / "record-index" / hashlib.sha256(os.fsencode(whole)).hexdigest()[:32]
 
 
-def _kept_at(place: Path, kind: bytes, version: Version, decode: Callable[[bytes], Index | None]) -> Index | None:
+def _load(place: Path, kind: bytes, version: Version, decode: Callable[[bytes], Index | None]) -> Index | None:
     try:
         data = place.read_bytes()
     except OSError:
@@ -82,12 +80,12 @@ def _kept_at(place: Path, kind: bytes, version: Version, decode: Callable[[bytes
             return None
         if (index := decode(data[_HEAD.size : end])) is not None:
             return index
-    _logger.warning("%s is damaged: the records are counted again", place)
+    log.warning("%s is damaged: the records are counted again", place)
     return None
 
 
 def _make_folder(folder: Path) -> None:
-    """Have the folder; a parent that says of itself that it is not to be written is not, even if root could."""
+    """Make the folder, unless the mode of its parent forbids to write there, even if root could."""
     if folder.parent.is_dir() and not folder.parent.stat().st_mode & _ANYBODY_WRITES:
         raise PermissionError(folder)
     folder.mkdir(parents=True, exist_ok=True)

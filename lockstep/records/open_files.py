@@ -17,39 +17,50 @@ _seeking = threading.Lock()
 
 
 class Version(NamedTuple):
-    """What a file was when its index was made."""
+    """The state of a file's content, as far as the file system tells: its index holds for one version."""
 
     size_bytes: int
     mtime_ns: int
 
 
-def version_of(file: BinaryIO) -> Version:
-    """What an open file is now."""
-    status = os.fstat(file.fileno())
-    return Version(status.st_size, status.st_mtime_ns)
+class OpenFiles:
+    """Opens a file when it is first read, and closes the least recently used one when too many are open.
 
+    Several threads may read, and processes forked from this one share what is open. Pickled, it has none open.
 
-def check_version(file: BinaryIO, path: Path, version: Version) -> None:
-    """Refuse a file that is not what it was when its index was made.
-
-    Raises:
-        DataError: it has another size, or was changed at another time.
+    Args:
+        most: files that are open at a time, for each process.
     """
-    if (now := version_of(file)) != version:
-        raise DataError(
-            f"{path} has changed since its index was made.",
-            given=f"{now.size_bytes} bytes, changed at {now.mtime_ns} ns",
-            expected=f"{version.size_bytes} bytes, changed at {version.mtime_ns} ns",
-            hint="start again, and leave the files alone while they are read",
-        )
+
+    def __init__(self, most: int = _MOST_OPEN) -> None:
+        self._most = most
+        self._open = lru_cache(most)(_OpenFile)
+
+    def read(self, path: Path, version: Version, size: int, offset: int) -> bytes:
+        """Bytes of a file from an offset on, fewer at its end; refused if the file is of another version."""
+        file = self._open(path, version)  # as long as it is read here, no other thread's reading closes it
+        return file.read(size, offset)
+
+    def __reduce__(self) -> tuple[type[OpenFiles], tuple[int]]:
+        return OpenFiles, (self._most,)
 
 
-def opened(path: Path, buffering: int = 0) -> BinaryIO:
-    """A file of records, to be read.
+class _OpenFile:
+    """An open file, closed when nobody holds it."""
 
-    Raises:
-        DataError: the system refuses.
-    """
+    def __init__(self, path: Path, version: Version) -> None:
+        self._file = open_file(path)
+        weakref.finalize(self, self._file.close)
+        self._path, self._version = path, version
+
+    def read(self, size: int, offset: int) -> bytes:
+        data = read_at(self._file, size, offset)
+        check_unchanged(self._file, self._path, self._version)  # each time, and last: it may be written in place
+        return data
+
+
+def open_file(path: Path, buffering: int = 0) -> BinaryIO:
+    """Open a file for reading, as bytes; a DataError if the system refuses."""
     try:
         return path.open("rb", buffering=buffering)
     except OSError as error:
@@ -59,6 +70,23 @@ def opened(path: Path, buffering: int = 0) -> BinaryIO:
             expected="a file of records that may be read",
             hint="check the path, and who may read it",
         ) from error
+
+
+def version_of(file: BinaryIO) -> Version:
+    """The version of an open file now."""
+    status = os.fstat(file.fileno())
+    return Version(status.st_size, status.st_mtime_ns)
+
+
+def check_unchanged(file: BinaryIO, path: Path, version: Version) -> None:
+    """Refuse a file that has changed since its index was made, by its size or its time of change."""
+    if (now := version_of(file)) != version:
+        raise DataError(
+            f"{path} has changed since its index was made.",
+            given=f"{now.size_bytes} bytes, changed at {now.mtime_ns} ns",
+            expected=f"{version.size_bytes} bytes, changed at {version.mtime_ns} ns",
+            hint="start again, and leave the files alone while they are read",
+        )
 
 
 def read_at(file: BinaryIO, size: int, offset: int) -> bytes:
@@ -77,43 +105,3 @@ def _read_once(file: BinaryIO, size: int, offset: int) -> bytes:
     with _seeking:  # Windows has no pread.
         file.seek(offset)
         return file.read(size)
-
-
-class OpenFiles:
-    """Opens a file when it is first read, and closes the one that was not read for longest.
-
-    Several threads may read, and processes forked from this one share what is open. Pickled, it has none open.
-
-    Args:
-        most: files that are open at a time, for each process.
-    """
-
-    def __init__(self, most: int = _MOST_OPEN) -> None:
-        self._most = most
-        self._open = lru_cache(most)(_OpenFile)
-
-    def read(self, path: Path, version: Version, size: int, offset: int) -> bytes:
-        """Bytes of a file from an offset on, fewer at its end.
-
-        Raises:
-            DataError: it cannot be opened, or is not what it was, by its size and its time of change.
-        """
-        file = self._open(path, version)  # as long as it is read here, no other thread's reading closes it
-        return file.read(size, offset)
-
-    def __reduce__(self) -> tuple[type[OpenFiles], tuple[int]]:
-        return OpenFiles, (self._most,)
-
-
-class _OpenFile:
-    """An open file, closed when nobody holds it."""
-
-    def __init__(self, path: Path, version: Version) -> None:
-        self._file = opened(path)
-        weakref.finalize(self, self._file.close)
-        self._path, self._version = path, version
-
-    def read(self, size: int, offset: int) -> bytes:
-        data = read_at(self._file, size, offset)
-        check_version(self._file, self._path, self._version)  # each time, and last: it may be written in place
-        return data

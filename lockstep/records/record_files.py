@@ -1,11 +1,7 @@
-"""TFRecord files, as TensorFlow writes them: records one after the other, plain or in one gzip or zlib stream.
-
-In turn they are read by `read_all`, which holds one record in memory; in any order by `RecordFiles`.
-"""
+"""The records of TFRecord files in any order. From start to end, `tfrecord.read_all` reads them."""
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,23 +15,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lockstep.records.open_files import OpenFiles, check_version, opened
+from lockstep.records.open_files import OpenFiles, check_unchanged, open_file
 from lockstep.records.record_index import MEMORY_LIMIT_BYTES, index_of, too_large
 from lockstep.records.shards import find_shards
 from lockstep.records.tfrecord import (
     HEAD_BYTES,
     TAIL_BYTES,
     InflateError,
-    Source,
+    RecordSource,
     inflated_blocks,
     payload_of,
 )
+from lockstep.screen import log
 
 UInt8s = npt.NDArray[np.uint8]
 
 _THREADS = 8
-
-_logger = logging.getLogger("lockstep")
 
 
 class RecordFile:
@@ -45,11 +40,8 @@ class RecordFile:
 
     Args:
         path: of the file.
-        memory_limit_bytes: refuse a compressed file that takes more; it is found out before memory is taken.
-        open_files: what opens it, shared by many files so that few are open at a time.
-
-    Raises:
-        DataError: the file cannot be opened, is cut short, holds something else than records, or expands to more.
+        memory_limit_bytes: refuse a compressed file that takes more, before memory is taken.
+        open_files: shared by many files, so that few are open at a time.
     """
 
     def __init__(
@@ -57,7 +49,7 @@ class RecordFile:
     ) -> None:
         self.path = path
         self.index = index_of(path, memory_limit_bytes)
-        self._source = Source(path, self.index.compression)
+        self._source = RecordSource(path, self.index.compression)
         self._open_files = open_files or OpenFiles()
         self._memory: mmap | None = None
 
@@ -70,11 +62,7 @@ class RecordFile:
         return f"{len(self)} records, {self.index.version.size_bytes} bytes, crc32c {self.index.checksum:08x}"
 
     def read(self, record: int, verify: bool = True) -> bytes:
-        """The payload of a record, its checksum verified.
-
-        Raises:
-            DataError: the record is damaged, or the file has changed since it was opened.
-        """
+        """Read the payload of a record, and verify its checksum unless told not to."""
         offset, size = int(self.index.offsets[record]), int(self.index.lengths[record]) + TAIL_BYTES
         if self.index.compression:
             data = self.memory[offset : offset + size]
@@ -82,32 +70,24 @@ class RecordFile:
             data = self._open_files.read(self.path, self.index.version, size, offset)
         return payload_of(data, verify, self._source, record, offset - HEAD_BYTES)
 
-    def place(self, record: int) -> str:
-        """A record by its number, file and byte: the subject of a sentence, for errors."""
-        return self._source.place(record, int(self.index.offsets[record]) - HEAD_BYTES)
+    def describe(self, record: int) -> str:
+        """Name a record by its number, file and byte: the subject of a sentence, for errors."""
+        return self._source.describe(record, int(self.index.offsets[record]) - HEAD_BYTES)
 
     def contents(self) -> UInt8s:
-        """All bytes of the file, to be read only: a plain one mapped, a compressed one decompressed.
-
-        Raises:
-            DataError: as `memory`.
-        """
+        """All bytes of the file, read-only: a plain one mapped, a compressed one decompressed."""
         index = self.index
         if index.compression:
             return np.frombuffer(self.memory, dtype=np.uint8, count=index.size_bytes)
-        with opened(self.path) as file:
-            check_version(file, self.path, index.version)
+        with open_file(self.path) as file:
+            check_unchanged(file, self.path, index.version)
         # Python's mmap would hold a descriptor for each file.
         contents = torch.from_file(str(self.path), shared=False, size=index.size_bytes, dtype=torch.uint8)
         return np.asarray(contents)
 
     @property
     def memory(self) -> mmap:
-        """What a compressed file holds, decompressed now if it was not yet; processes forked later share it.
-
-        Raises:
-            DataError: the file is damaged, has changed since it was opened, or there is no memory for it.
-        """
+        """The content of a compressed file, decompressed on first use; processes forked later share it."""
         if self._memory is None:
             self._memory = self._decompressed()
         return self._memory
@@ -118,8 +98,8 @@ class RecordFile:
             memory = mmap(-1, max(1, index.size_bytes))
         except OSError as error:
             raise too_large(str(self.path), f"{index.size_bytes} bytes", f"no more than is free: {error}") from error
-        with opened(self.path) as file:
-            check_version(file, self.path, index.version)
+        with open_file(self.path) as file:
+            check_unchanged(file, self.path, index.version)
             try:
                 for block in inflated_blocks(file):
                     memory.write(block)
@@ -142,10 +122,7 @@ class RecordFiles:
     Args:
         paths: a path, a pattern such as "train-*" or "train-?????-of-00128", or several of these.
         verify: compare the checksums of payloads when they are read; those of lengths always are.
-        memory_limit_bytes: what the compressed files may take together; it is found out before memory is taken.
-
-    Raises:
-        DataError: as `find_shards` and `RecordFile`.
+        memory_limit_bytes: refuse compressed files that together take more, before memory is taken.
     """
 
     def __init__(
@@ -164,39 +141,30 @@ class RecordFiles:
             for _ in pool.map(lambda file: file.memory, compressed):
                 pass
         self.starts = [0, *accumulate(map(len, self.files))]
-        """Number of the first record of each file; and of all records."""
+        """Index of the first record of each file, and at the end the number of all records."""
 
     def __len__(self) -> int:
         return self.starts[-1]
 
     def read(self, index: int) -> bytes:
-        """The payload of a record.
-
-        Raises:
-            IndexError: there is none of this number.
-            DataError: as `RecordFile.read`.
-        """
+        """Read the payload of a record."""
         file, record = self.locate(index)
         return file.read(record, self.verify)
 
     def locate(self, index: int) -> tuple[RecordFile, int]:
-        """Which file holds a record, and its number in there.
-
-        Raises:
-            IndexError: there is none of this number.
-        """
+        """The file that holds a record, and the record's number in it."""
         if not 0 <= index < len(self):
             raise IndexError(f"there is no record {index} in {len(self)} records")
         file = bisect_right(self.starts, index) - 1
         return self.files[file], index - self.starts[file]
 
-    def place(self, index: int) -> str:
-        """A record by its number in its file, the file and the byte: the subject of a sentence, for errors."""
+    def describe(self, index: int) -> str:
+        """Name a record by its number in its file, the file and the byte: the subject of a sentence, for errors."""
         file, record = self.locate(index)
-        return file.place(record)
+        return file.describe(record)
 
     def example_id(self, index: int) -> str:
-        """The name of a record's file, and its number in there."""
+        """The name of a record's file, and the record's number in it: "train-00000-of-00002:17"."""
         file, record = self.locate(index)
         return f"{file.path.name}:{record}"
 
@@ -205,7 +173,7 @@ def _check_memory(files: Sequence[RecordFile], limit_bytes: int) -> None:
     """Refuse compressed files that together take too much."""
     total = sum(file.index.size_bytes for file in files)
     if files:
-        _logger.info("%d compressed files take %.1f MB of memory", len(files), total / 1e6)
+        log.info("%d compressed files take %.1f MB of memory", len(files), total / 1e6)
     if total > limit_bytes:
         others = f" (and {len(files) - 1} other files)" if len(files) > 1 else ""
         raise too_large(f"{files[0].path}{others}", f"{total} bytes", f"at most {limit_bytes} bytes")

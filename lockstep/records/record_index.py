@@ -1,4 +1,4 @@
-"""Where the records of a file lie, and the checksum of them all: found once, and kept for the next time."""
+"""The index of a TFRecord file: offsets and lengths of its records, and a checksum. Built once, and kept."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from lockstep.errors import DataError
-from lockstep.records.index_cache import keep_index, kept_index
-from lockstep.records.open_files import Version, opened, read_at, version_of
+from lockstep.records.index_cache import load_index, save_index
+from lockstep.records.open_files import Version, open_file, read_at, version_of
 from lockstep.records.tfrecord import (
     FRAME_BYTES,
     HEAD_BYTES,
     LARGEST_RECORD_BYTES,
     TAIL_BYTES,
     Compression,
-    Source,
+    RecordSource,
     compression_of,
     payload_length,
     read_all,
@@ -31,7 +31,7 @@ from lockstep.records.tfrecord import (
 Int64s = npt.NDArray[np.int64]
 
 MEMORY_LIMIT_BYTES = 1 << 32
-"""What compressed files may take together once they are decompressed."""
+"""Memory that compressed files may take together once they are decompressed."""
 
 _BLOCK_BYTES = 1 << 18
 # From this length on it is faster to read the headers alone than all that lies between them.
@@ -46,7 +46,7 @@ _COMPRESSIONS: tuple[Compression | None, ...] = (None, "gzip", "zlib")
 
 
 class RecordIndex(NamedTuple):
-    """Where the payloads of a file lie."""
+    """Where the payloads of a file are."""
 
     offsets: Int64s
     """Of each payload from the start of the file, in bytes; of a compressed file, after decompression."""
@@ -67,16 +67,12 @@ class RecordIndex(NamedTuple):
 
 
 def index_of(path: Path, limit_bytes: int) -> RecordIndex:
-    """The index of a file: the one that was kept if it still holds, else built, and kept if that is worth it.
-
-    Raises:
-        DataError: as `build_index`.
-    """
-    with opened(path) as file:
+    """Load the index of a file if one is kept that still holds; else build it, and keep it if that is worth it."""
+    with open_file(path) as file:
         version = version_of(file)
         ending = _ending(file, version)
-    index = kept_index(path, _KIND, version, partial(_decoded, version))
-    # Files that were packed alike are of one size and, copied with their times, of one time of change, too.
+    index = load_index(path, _KIND, version, partial(_decoded, version))
+    # Files packed alike have one size and, copied with their times, one time of change.
     if index and index.ending == ending:
         if index.compression and index.size_bytes > limit_bytes:
             raise too_large(str(path), f"{index.size_bytes} bytes", f"at most {limit_bytes} bytes")
@@ -88,18 +84,15 @@ def index_of(path: Path, limit_bytes: int) -> RecordIndex:
 
 
 def build_index(path: Path, limit_bytes: int = MEMORY_LIMIT_BYTES) -> RecordIndex:
-    """Find all records: from their headers alone, but in a compressed file by reading all of it.
+    """Find all records by reading their headers; of a compressed file, all of it.
 
     Args:
         path: of the file.
         limit_bytes: refuse a compressed file that expands to more; it is read no further.
-
-    Raises:
-        DataError: the file cannot be opened, is cut short, holds something else than records, or expands to more.
     """
-    with opened(path) as file:
+    with open_file(path) as file:
         version = version_of(file)
-        compression = compression_of(file.read(HEAD_BYTES), Source(path))
+        compression = compression_of(file.read(HEAD_BYTES), RecordSource(path))
         ending = _ending(file, version)
         if compression:
             lengths, checksums = _compressed_lengths(path, limit_bytes), ending
@@ -111,7 +104,7 @@ def build_index(path: Path, limit_bytes: int = MEMORY_LIMIT_BYTES) -> RecordInde
 
 
 def too_large(files: str, size: str, expected: str) -> DataError:
-    """The error for compressed files that would take too much memory."""
+    """Make the error for compressed files that would take too much memory."""
     return DataError(
         f"{files} cannot be decompressed into memory, which reading compressed records in any order needs.",
         given=f"{size} after decompression",
@@ -133,7 +126,7 @@ def _ending(file: BinaryIO, version: Version) -> bytes:
 
 def _plain_lengths(file: BinaryIO, path: Path) -> tuple[array[int], bytes]:
     """The lengths of the payloads, and their checksums one after the other."""
-    source, size = Source(path), os.fstat(file.fileno()).st_size
+    source, size = RecordSource(path), os.fstat(file.fileno()).st_size
     lengths, checksums = array("q"), bytearray()
     start, block_bytes = 0, _BLOCK_BYTES  # start: of the next frame, in the file
     while start < size:
@@ -165,11 +158,11 @@ def _compressed_lengths(path: Path, limit_bytes: int) -> array[int]:
 
 def _keep(index: RecordIndex, path: Path) -> None:
     head = _HEAD.pack(_COMPRESSIONS.index(index.compression), index.checksum, index.ending)
-    keep_index(path, _KIND, index.version, head + index.lengths.astype("<i8").tobytes())
+    save_index(path, _KIND, index.version, head + index.lengths.astype("<i8").tobytes())
 
 
 def _decoded(version: Version, content: bytes) -> RecordIndex | None:
-    """The index of this content; None if it is not one of the file as it is now."""
+    """Decode an index; None if it does not match the size of the file."""
     if len(content) < _HEAD.size:
         return None
     compression, checksum, ending = _HEAD.unpack_from(content)

@@ -1,4 +1,4 @@
-"""The files that a pattern stands for, with none of them missing."""
+"""The files that a pattern (train-*) or a range in braces (train-{000..127}.tar) stands for, none of them missing."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from lockstep.listing import shorten
 
 # TensorFlow's names of shards, such as train-00003-of-00128 or data-00000-of-00001.gz
 _SHARD = re.compile(r"(.*?(?<!\d))(\d{1,7})-of-(\d{1,7})(?!\d)(.*)", re.DOTALL)
+_RANGE = re.compile(r"\{(\d{1,18}\.\.\d{1,18})\}")
+_MOST_PATHS = 1_000_000
 _REMOTE = re.compile(r"([a-z][a-z0-9+.-]+):/", re.IGNORECASE)
 _MOUNTS = {
     "s3": "mount the bucket (mount-s3 BUCKET FOLDER), or copy it (aws s3 sync),",
@@ -31,23 +33,45 @@ def find_shards(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     """The files of a path, of a pattern, or of several of these, in turn.
 
     A pattern is one of the shell: * for any characters, ? for one, [a-z] for one of these. Its files come sorted by
-    name; hidden ones are none of them. Where files are named like "train-00003-of-00128", all that the pattern names
-    must be there: "train-*" stands for all 128, "train-0000?-of-00128" for the first ten. A path that exists is a file,
+    name, without hidden ones. Where files are named like "train-00003-of-00128", all that the pattern names must be
+    there: "train-*" stands for all 128, "train-0000?-of-00128" for the first ten. A path that exists is taken as it is,
     whatever characters it has.
 
     Raises:
-        InputError: it is no path, nor a list of paths.
-        DataError: there is no such file; shards are missing, or there are two sets of them; or as `check_local`.
+        DataError: there is no such file; shards are missing, or there are two sets of them.
     """
     return [file for path in list_of_paths(paths) for file in _matching(path)]
 
 
-def list_of_paths(paths: str | Path | Sequence[str | Path]) -> Sequence[str | Path]:
-    """One path, or several, as a list of them.
+def expand_braces(path: str | Path) -> list[str]:
+    """Expand the ranges {first..last} in a path, as users of WebDataset write them; other paths are left as they are.
+
+    Of several ranges the last one runs fastest. If one of its two numbers begins with a zero, all numbers of a range
+    have as many digits as the longer one. A path that exists is taken as it is, whatever characters it has.
 
     Raises:
-        InputError: it is neither.
+        DataError: a range falls, or the path stands for more than a million.
     """
+    check_local(path)
+    path = str(path)
+    texts = _RANGE.split(path)  # in turn: text outside of a range, and in one
+    if len(texts) == 1 or os.path.exists(path):  # noqa: PTH110 (that of pathlib raises where it may not look)
+        return [path]
+    spans = [tuple(map(int, text.split(".."))) for text in texts[1::2]]
+    count = math.prod(max(0, last + 1 - first) for first, last in spans)
+    if not 0 < count <= _MOST_PATHS:
+        raise DataError(
+            f"{path} cannot be expanded.",
+            given=f"{count} paths" if count else "a range that falls",
+            expected=f"ranges that rise, for at most {_MOST_PATHS} paths",
+            hint="write the first shard's number, two dots and the last one's: {000000..000999}",
+        )
+    choices = [_numbers(text) if place % 2 else [text] for place, text in enumerate(texts)]
+    return ["".join(parts) for parts in product(*choices)]
+
+
+def list_of_paths(paths: str | Path | Sequence[str | Path]) -> Sequence[str | Path]:
+    """One path, or several, as a list."""
     if isinstance(paths, str | Path):
         return [paths]
     given: object = paths
@@ -57,12 +81,7 @@ def list_of_paths(paths: str | Path | Sequence[str | Path]) -> Sequence[str | Pa
 
 
 def check_local(path: str | Path) -> None:
-    """Refuse what is no path, and the address of a file that is not on this machine, such as s3://bucket/file.
-
-    Raises:
-        InputError: it is of another type.
-        DataError: no system takes it for a path; or it is an address: the error says what to mount.
-    """
+    """Refuse a path that no system takes, and the address of a remote file, such as s3://bucket/file."""
     check_type("path", path, (str, Path), expected="a path: text, or a Path", hint="write it as text")
     if problem := _problem_of(str(path)):
         raise DataError(
@@ -82,7 +101,7 @@ def check_local(path: str | Path) -> None:
 
 
 def _problem_of(path: str) -> str:
-    """Why no system takes this for a path; "" if it may be one."""
+    """Why no system takes this text as a path; "" if it may be one."""
     try:
         encoded = os.fsencode(path)
     except UnicodeEncodeError:
@@ -126,7 +145,7 @@ def _held(folder: Path) -> str:
 
 
 def _check_complete(files: Sequence[Path], pattern: str) -> None:
-    """Refuse shards some of which are missing, and two sets of them in one place."""
+    """Refuse sets of shards with some missing, and two sets in one place."""
     counts: dict[tuple[Path, str, str], str] = {}
     found: dict[tuple[Path, str, str], dict[int, str]] = {}
     for path in files:
@@ -142,7 +161,7 @@ def _check_complete(files: Sequence[Path], pattern: str) -> None:
         names = (
             f"{before}{number:0{width}}-of-{count}{after}" for number in range(int(count)) if number not in numbers
         )
-        # A name can claim any number of shards: no more of them are looked at than are named.
+        # A name can claim any number of shards: only the first few missing ones are looked for.
         missing = list(islice((name for name in names if fnmatchcase(name, pattern)), _MOST_NAMED + 1))
         if missing:
             more = ", ..." if len(missing) > _MOST_NAMED else ""
@@ -163,40 +182,7 @@ def _two_sets(path: Path, one: str, other: str) -> DataError:
     )
 
 
-_RANGE = re.compile(r"\{(\d{1,18}\.\.\d{1,18})\}")
-_MOST = 1_000_000
-
-
-def expand_braces(path: str | Path) -> list[str]:
-    """The paths that {first..last} in a path stands for, in order; the path itself where there is none.
-
-    Of several ranges the last one runs fastest. A number has as many digits as the longer of the two, if one of these
-    begins with a zero. A path that exists is itself, whatever characters it has.
-
-    Raises:
-        InputError: it is no path.
-        DataError: a range falls, or the path stands for more than a million; or as `check_local`.
-    """
-    check_local(path)
-    path = str(path)
-    texts = _RANGE.split(path)  # in turn: what is not in a range, and what is
-    if len(texts) == 1 or os.path.exists(path):  # noqa: PTH110 (that of pathlib raises where it may not look)
-        return [path]
-    spans = [tuple(map(int, text.split(".."))) for text in texts[1::2]]
-    count = math.prod(max(0, last + 1 - first) for first, last in spans)
-    if not 0 < count <= _MOST:
-        raise DataError(
-            f"{path} cannot be expanded.",
-            given=f"{count} paths" if count else "a range that falls",
-            expected=f"ranges that rise, for at most {_MOST} paths",
-            hint="write the first shard's number, two dots and the last one's: {000000..000999}",
-        )
-    choices = [_numbers(text) if place % 2 else [text] for place, text in enumerate(texts)]
-    return ["".join(parts) for parts in product(*choices)]
-
-
 def _numbers(text: str) -> list[str]:
-    """The numbers of a range."""
     first, last = text.split("..")
     is_padded = any(len(number) > 1 and number.startswith("0") for number in (first, last))
     width = max(len(first), len(last)) if is_padded else 1

@@ -1,13 +1,11 @@
-"""Where the samples of a tar archive lie, as WebDataset packs them: found once, and kept for the next time.
+"""The index of a tar archive of samples, as WebDataset packs them. Built once from the headers alone, and kept.
 
-A sample is the members that follow one another with one key: their name up to the first dot after the last slash. What
-comes after that dot is the member's ending: `train/0001.jpg` and `train/0001.cls` are one sample with two members.
-Only headers are read, not what lies between them.
+A sample is the members that follow one another with one key: their name up to the first dot after the last slash. The
+rest of the name after that dot is the ending: `train/0001.jpg` and `train/0001.cls` are one sample with two members.
 """
 
 from __future__ import annotations
 
-import logging
 import struct
 from functools import partial
 from pathlib import Path
@@ -18,10 +16,10 @@ import numpy.typing as npt
 
 from lockstep.errors import DataError
 from lockstep.listing import shorten
-from lockstep.records.index_cache import keep_index, kept_index
-from lockstep.records.open_files import Version, opened, read_at, version_of
-from lockstep.records.tar_headers import BLOCK_BYTES, FILES, FOLDERS, header_crc
-from lockstep.records.tar_members import Member, members_of, shown
+from lockstep.records.index_cache import load_index, save_index
+from lockstep.records.open_files import Version, open_file, read_at, version_of
+from lockstep.records.tar_members import BLOCK_BYTES, FILES, FOLDERS, Member, header_crc, members_of, readable_name
+from lockstep.screen import log
 
 Int64s = npt.NDArray[np.int64]
 
@@ -31,26 +29,24 @@ _WORTH_KEEPING_BYTES = 1 << 20
 _KIND = b"LSTARIX2"
 _COUNTS = struct.Struct("<qqqq")
 
-_logger = logging.getLogger("lockstep")
-
 
 class TarIndex(NamedTuple):
-    """Where the members of the samples of an archive lie."""
+    """Where the members of an archive are, and which of them make a sample."""
 
     offsets: Int64s
-    """Of each member's content from the start of the file, in bytes."""
+    """Start of each member's content, in bytes from the start of the file."""
     sizes: Int64s
-    """Of each content, in bytes."""
+    """Bytes of each content."""
     header_crcs: Int64s
     """CRC-32C of the block before each content."""
     starts: Int64s
-    """Number of each sample's first member; and of all members."""
+    """Number of each sample's first member, and at the end the number of all members."""
     name_stops: Int64s
-    """Where each name ends in `names`."""
+    """End of each name in `names`."""
     names: bytes
-    """Of the members, one after the other; of tens of millions, a string each would be several times as large."""
+    """Names of the members, one after the other: tens of millions of strings would be several times as large."""
     not_read: bytes
-    """The names of what belongs to no sample, each with a zero after it."""
+    """Names of members that belong to no sample, each with a zero after it."""
     version: Version
 
     def members(self, sample: int) -> range:
@@ -63,28 +59,25 @@ class TarIndex(NamedTuple):
 
 
 def tar_index_of(path: Path) -> TarIndex:
-    """The index of an archive: the one that was kept if it still holds, else built, and kept if that is worth it.
+    """Load the index of an archive if one is kept that still holds; else build it, and keep it if that is worth it.
 
-    What belongs to no sample is named in the log.
-
-    Raises:
-        DataError: as `build_tar_index`.
+    Members that belong to no sample are named in the log.
     """
-    with opened(path) as file:
+    with open_file(path) as file:
         version = version_of(file)
-        index = kept_index(path, _KIND, version, partial(_decoded, version))
+        index = load_index(path, _KIND, version, partial(_decoded, version))
         is_same = index is not None and _has_these_ends(file, index)
     if index is None or not is_same:
         index = build_tar_index(path)
         if version.size_bytes >= _WORTH_KEEPING_BYTES:
-            keep_index(path, _KIND, index.version, _encoded(index))
+            save_index(path, _KIND, index.version, _encoded(index))
     if names := index.not_read.split(b"\0")[:-1]:
-        _logger.warning("Not read in %s: %s", path, shorten([shown(name) for name in names]))
+        log.warning("Not read in %s: %s", path, shorten([readable_name(name) for name in names]))
     return index
 
 
 def build_tar_index(path: Path) -> TarIndex:
-    """Find all samples, from the headers alone.
+    """Find all samples, by reading the headers.
 
     Files without an ending, or with a dot first, belong to no sample, as in WebDataset; nor do folders and devices.
 
@@ -92,12 +85,12 @@ def build_tar_index(path: Path) -> TarIndex:
         DataError: the file cannot be opened, is no tar archive, compressed, cut short or damaged; or it holds links,
             sparse files, or two members of one key and ending.
     """
-    with opened(path) as file:
+    with open_file(path) as file:
         return _Samples(path).index(file)
 
 
 def key_and_ending(name: bytes) -> tuple[bytes, bytes]:
-    """A member's name in two: up to the first dot after the last slash, and what follows, in lower case.
+    """Split a member's name at the first dot after the last slash; the ending is in lower case.
 
     The ending is empty where the member belongs to no sample.
     """
@@ -107,7 +100,7 @@ def key_and_ending(name: bytes) -> tuple[bytes, bytes]:
 
 
 class _Samples:
-    """The samples of an archive, as they are found."""
+    """Collects the samples of an archive."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -144,7 +137,8 @@ class _Samples:
         elif ending in self._endings:
             raise DataError(
                 f"{self._path} holds two members of one key and ending.",
-                given=f"{shown(member.name)!r} at byte {member.start}, after another one in the sample {shown(key)!r}",
+                given=f"{readable_name(member.name)!r} at byte {member.start}, after another one in the sample "
+                f"{readable_name(key)!r}",
                 expected="members of a sample that end otherwise, upper and lower case being the same",
                 hint="rename one of them",
             )
@@ -155,7 +149,7 @@ class _Samples:
 def _has_these_ends(file: BinaryIO, index: TarIndex) -> bool:
     """Whether the first and the last member are where the index has them.
 
-    Archives that were packed alike are of one size, and copied with their times of one time of change, too.
+    Archives packed alike have one size and, copied with their times, one time of change.
     """
     ends = [0, -1] if len(index.offsets) else []
     headers = [read_at(file, BLOCK_BYTES, int(index.offsets[member]) - BLOCK_BYTES) for member in ends]
@@ -169,7 +163,7 @@ def _encoded(index: TarIndex) -> bytes:
 
 
 def _decoded(version: Version, content: bytes) -> TarIndex | None:
-    """The index of this content; None if it is not one of an archive as large as this."""
+    """Decode an index; None if it does not match the size of the archive."""
     if len(content) < _COUNTS.size:
         return None
     members, starts, names_bytes, not_read_bytes = _COUNTS.unpack_from(content)
@@ -186,7 +180,7 @@ def _decoded(version: Version, content: bytes) -> TarIndex | None:
 
 
 def _is_sound(index: TarIndex) -> bool:
-    """Whether all that the index names lies within the file, and within itself."""
+    """Whether all offsets of the index are within the file, and within itself."""
 
     def rises(numbers: Int64s, first: int, last: int) -> bool:
         return bool((np.diff(numbers, prepend=first, append=last) >= 0).all())

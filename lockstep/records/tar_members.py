@@ -1,43 +1,47 @@
-"""The members of a tar archive, by one walk over its headers: what lies between them is not read."""
+"""The members of a tar archive, found by one walk over its headers; what lies between them is not read.
+
+An archive is blocks of 512 bytes: for each member a header, then its content, padded by zeros; in the end two blocks of
+zeros. What does not fit into a header (a long name, a large size) is the content of a member of its own before it. The
+formats are ustar with the extensions of POSIX (POSIX.1-2017, "pax") and of GNU (GNU tar's manual, "Basic Tar Format").
+Why this is not the standard library's `tarfile`: docs/decisions/0022-own-tar-headers.md.
+"""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+import google_crc32c
+
 from lockstep.errors import DataError
 from lockstep.records.open_files import read_at
-from lockstep.records.tar_headers import (
-    BLOCK_BYTES,
-    DEVICES,
-    FILES,
-    FOLDERS,
-    LABELS,
-    LONG_LINK,
-    LONG_NAME,
-    PAX,
-    PAX_OF_ALL,
-    PAX_OF_SUN,
-    SPARSE,
-    WITHOUT_CONTENT,
-    BadHeaderError,
-    Header,
-    pax_number,
-    read_header,
-    read_pax,
-)
 from lockstep.screen import one_line
 
-_EXTENSIONS = LONG_NAME + LONG_LINK + PAX + PAX_OF_SUN + PAX_OF_ALL
-_LONGEST_EXTENSION_BYTES = 1 << 20
-_READ = FILES + FOLDERS + DEVICES + LABELS
-_REFUSED = {b"1": "a hard link", b"2": "a symbolic link", SPARSE: "a sparse file"}
+BLOCK_BYTES = 512
 
-# Headers of small members lie close together, those of large ones far apart.
+# Types of members: a byte in their headers.
+FILES = b"0\x007"
+FOLDERS = b"5"
+_LINKS, _DEVICES, _LABELS = b"12", b"346", b"V"
+_SPARSE = b"S"
+_LONG_NAME, _LONG_LINK = b"L", b"K"
+_PAX, _PAX_OF_SUN, _PAX_OF_ALL = b"x", b"X", b"g"
+
+_WITHOUT_CONTENT = FOLDERS + _LINKS + _DEVICES + _LABELS
+_EXTENSIONS = _LONG_NAME + _LONG_LINK + _PAX + _PAX_OF_SUN + _PAX_OF_ALL
+_READ = FILES + FOLDERS + _DEVICES + _LABELS
+_REFUSED = {b"1": "a hard link", b"2": "a symbolic link", _SPARSE: "a sparse file"}
+
+_SUM = slice(148, 156)
+_POSIX = b"ustar\0"
+_LONGEST_EXTENSION_BYTES = 1 << 20
+
+# Headers of small members are close together, those of large ones far apart.
 _WINDOW_BYTES = 1 << 12
 _REST_BYTES = 1 << 20
-# No program pads further. What an interrupted copy leaves takes minutes to look through.
+# No program pads further, and what an interrupted copy leaves would take minutes to look through.
 _LONGEST_REST_BYTES = 1 << 24
 
 _COMPRESSED = {
@@ -50,28 +54,28 @@ _COMPRESSED = {
 
 
 class Member(NamedTuple):
-    """One member of an archive."""
+    """A file, a folder, a device or a label in an archive."""
 
     name: bytes
     start: int
-    """Where its header is, in bytes from the start of the file."""
+    """Byte of the file where its header begins."""
     offset: int
-    """Where its content is."""
+    """Byte of the file where its content begins."""
     size_bytes: int
-    """Of its content."""
+    """Size of its content."""
     kind: bytes
-    """One of FILES, FOLDERS, DEVICES or LABELS."""
+    """Its type, one byte: one of FILES or FOLDERS, else a device or a label."""
     header_crc: int
-    """Of the block before its content."""
+    """CRC-32C of the block before its content."""
 
 
 def members_of(file: BinaryIO, path: Path, size_bytes: int) -> Iterator[Member]:
-    """Yield the members of an archive in turn, once each is known to be whole.
+    """Yield the members of an archive in turn, each once it is known to be whole.
 
     Args:
         file: unbuffered.
         path: of the file, for errors.
-        size_bytes: of the file; no length that it announces is believed beyond it.
+        size_bytes: of the file; no size in a header is believed beyond it.
 
     Raises:
         DataError: the file is no tar archive, compressed, cut short or damaged, or holds links or sparse files.
@@ -81,12 +85,18 @@ def members_of(file: BinaryIO, path: Path, size_bytes: int) -> Iterator[Member]:
         while (member := walk.next()) is not None:
             yield member
         walk.check_end()
-    except BadHeaderError as fault:
+    except _BadHeaderError as fault:
         raise walk.damaged(str(fault)) from None
 
 
-def shown(name: bytes) -> str:
-    """A name as people read it, on one line: what is not UTF-8 in it, or no character to be seen, escaped."""
+def header_crc(block: bytes) -> int:
+    """CRC-32C of a block; tar's own checksum is a sum, the same for 01.jpg and 10.jpg."""
+    crc: int = google_crc32c.value(block)
+    return crc
+
+
+def readable_name(name: bytes) -> str:
+    """A name on one line, with bytes that are not UTF-8 and unprintable characters escaped."""
     return one_line(name.decode(errors="backslashreplace"))
 
 
@@ -99,10 +109,10 @@ class _Walk:
         self._number = 0
         self._place = 0
         self._extended: dict[bytes, bytes] = {}
-        """What the extensions say of the member that follows."""
+        """Values that extensions give the next member."""
 
     def next(self) -> Member | None:
-        """The next member, with what the extensions before it say; None at the end mark."""
+        """The next member, with the values of the extensions before it; None at the end mark."""
         member = None
         while member is None and (header := self._header()) is not None:
             size_bytes = self._content_bytes(header)
@@ -116,9 +126,9 @@ class _Walk:
         return member
 
     def check_end(self) -> None:
-        """Refuse what follows the end mark: most programs would pass over it in silence."""
+        """Refuse anything but zeros after the end mark; most programs would ignore it in silence."""
         if self._extended:
-            raise BadHeaderError("an end mark, where a member was announced")
+            raise _BadHeaderError("an end mark, where a member was announced")
         for place in range(self._place, min(self._size_bytes, self._place + _LONGEST_REST_BYTES), _REST_BYTES):
             if read_at(self._file, _REST_BYTES, place).strip(b"\0"):
                 raise DataError(
@@ -131,7 +141,7 @@ class _Walk:
             raise self._cut_short(f"zeros in its place, and {rest} bytes up to the end of the file", "its header")
 
     def damaged(self, given: str) -> DataError:
-        """The error for a header, or an extension of one, that is none."""
+        """Make the error for a bad header, or a bad extension of one."""
         return DataError(
             f"Member {self._number} of {self._path}, at byte {self._place}, has no valid header.",
             given=given,
@@ -139,7 +149,7 @@ class _Walk:
             hint="copy the file again, or pack it anew" if self._place else "check that this is a tar archive",
         )
 
-    def _header(self) -> Header | None:
+    def _header(self) -> _Header | None:
         block = self._read(BLOCK_BYTES, self._place)
         if not self._place:
             self._check_first(block)
@@ -147,7 +157,7 @@ class _Walk:
             raise self._cut_short(f"the end of the file after {self._number} members", "an end mark: a block of zeros")
         if len(block) < BLOCK_BYTES:
             raise self._cut_short(f"{len(block)} bytes up to the end of the file", f"{BLOCK_BYTES} bytes of a header")
-        return read_header(block) if block.strip(b"\0") else None
+        return _read_header(block) if block.strip(b"\0") else None
 
     def _check_first(self, block: bytes) -> None:
         if not block:
@@ -161,41 +171,43 @@ class _Walk:
                     hint=f"decompress it ({name} -d), and give the path of the plain file",
                 )
 
-    def _content_bytes(self, header: Header) -> int:
-        """The size of a member's content, all of which is there."""
+    def _content_bytes(self, header: _Header) -> int:
+        """The size of a member's content, which ends within the file."""
         size_bytes = header.size_bytes
-        if header.kind not in _EXTENSIONS + WITHOUT_CONTENT and (size := self._extended.get(b"size")):
-            size_bytes = pax_number(size)
+        if header.kind not in _EXTENSIONS + _WITHOUT_CONTENT and (size := self._extended.get(b"size")):
+            if not size.isdigit() or len(size) > 18:
+                raise _BadHeaderError(f"a pax header with the size {size[:40]!r}")
+            size_bytes = int(size)
         left = self._size_bytes - self._place - BLOCK_BYTES
         if size_bytes > left:
-            name = f" ({shown(self._name(header))!r})"
+            name = f" ({readable_name(self._name(header))!r})"
             raise self._cut_short(f"{left} bytes up to the end of the file", f"{size_bytes} bytes of content", name)
         return size_bytes
 
     def _extend(self, kind: bytes, size_bytes: int) -> None:
-        """Take in what an extension says."""
+        """Keep the values of an extension for the next member."""
         if size_bytes > _LONGEST_EXTENSION_BYTES:
-            raise BadHeaderError(f"an extension of {size_bytes} bytes, where {_LONGEST_EXTENSION_BYTES} is the most")
+            raise _BadHeaderError(f"an extension of {size_bytes} bytes, where {_LONGEST_EXTENSION_BYTES} is the most")
         content = self._read(size_bytes, self._place + BLOCK_BYTES)
-        if kind == LONG_NAME:
+        if kind == _LONG_NAME:
             self._extended[b"path"] = content
-        elif kind == PAX_OF_ALL:
-            if {b"path", b"size"} & read_pax(content).keys():
-                raise BadHeaderError("a global pax header that gives all members one path or size")
-        elif kind != LONG_LINK:
-            self._extended.update(read_pax(content))
+        elif kind == _PAX_OF_ALL:
+            if {b"path", b"size"} & _read_pax(content).keys():
+                raise _BadHeaderError("a global pax header that gives all members one path or size")
+        elif kind != _LONG_LINK:
+            self._extended.update(_read_pax(content))
 
-    def _name(self, header: Header) -> bytes:
+    def _name(self, header: _Header) -> bytes:
         return self._extended.get(b"path", b"").partition(b"\0")[0] or header.name
 
-    def _member(self, header: Header, size_bytes: int) -> Member:
+    def _member(self, header: _Header, size_bytes: int) -> Member:
         name, kind = self._name(header), header.kind
         if any(keyword.startswith(b"GNU.sparse.") for keyword in self._extended):
-            kind = SPARSE
+            kind = _SPARSE
         if kind not in _READ:
-            what = _REFUSED.get(kind) or f"a member of type {shown(kind)!r}"
+            what = _REFUSED.get(kind) or f"a member of type {readable_name(kind)!r}"
             raise DataError(
-                f"{shown(name)!r} in {self._path} is {what}.",
+                f"{readable_name(name)!r} in {self._path} is {what}.",
                 given=f"member {self._number}, at byte {self._place}, whose content is not stored as it is",
                 expected="files, each with its content, and folders",
                 hint="pack the files anew: tar --sort=name --dereference --hard-dereference -cf NEW.tar FOLDER",
@@ -219,3 +231,59 @@ class _Walk:
             self._window = read_at(self._file, max(size, _WINDOW_BYTES), offset)
             self._window_start, start = offset, 0
         return self._window[start : start + size]
+
+
+class _BadHeaderError(Exception):
+    """A block is not the header of a member: why."""
+
+
+class _Header(NamedTuple):
+    name: bytes
+    size_bytes: int
+    """Size of the content without padding; 0 for types without content."""
+    kind: bytes
+    crc: int
+
+
+def _read_header(block: bytes) -> _Header:
+    """Read the header in a block, and verify its checksum."""
+    expected = _number(block[_SUM], "checksum")
+    rest = block[: _SUM.start] + b" " * 8 + block[_SUM.stop :]
+    if sum(rest) != expected and sum(struct.unpack(f"{BLOCK_BYTES}b", rest)) != expected:  # some old ones summed so
+        raise _BadHeaderError(f"a header with the checksum {sum(rest)} that says {expected}")
+    name, kind = _text(block[:100]), block[156:157]
+    size_bytes = 0 if kind in _WITHOUT_CONTENT else _number(block[124:136], "size")
+    if block[257:263] == _POSIX and (prefix := _text(block[345:500])):
+        name = prefix + b"/" + name
+    return _Header(name, size_bytes, kind, header_crc(block))
+
+
+def _read_pax(content: bytes) -> dict[bytes, bytes]:
+    """The values of a pax header by keyword: lines of "length keyword=value", with the length of the whole line."""
+    values = {}
+    place = 0
+    while place < len(content):
+        digits, space, _ = content[place : place + 20].partition(b" ")
+        end = place + int(digits) if space and digits.isdigit() else 0
+        keyword, equals, value = content[place + len(digits) + 1 : end].partition(b"=")
+        if not (equals and place < end <= len(content) and value.endswith(b"\n")):
+            raise _BadHeaderError(f"a pax header with the line {content[place : place + 40]!r}")
+        values[keyword] = value[:-1]
+        place = end
+    return values
+
+
+def _text(field: bytes) -> bytes:
+    return field.partition(b"\0")[0]
+
+
+def _number(field: bytes, what: str) -> int:
+    """Read octal digits; or, after a byte above 127, a number to base 256, as GNU tar writes it."""
+    if field[0] & 0x80:
+        if field[0] != 0x80:
+            raise _BadHeaderError(f"a header with a negative {what}")
+        return int.from_bytes(field[1:], "big")
+    digits = _text(field).strip()
+    if digits.strip(b"01234567"):
+        raise _BadHeaderError(f"a header with the {what} {digits!r}")
+    return int(digits or b"0", 8)

@@ -1,8 +1,8 @@
-"""Batches of small examples, taken from the bytes of their records.
+"""Batches of small examples, sliced from the bytes of their records.
 
-Which bytes of a record are values is decided by its other bytes alone. So where all of these equal those of one record
-that was parsed, the values lie where they lay there, and a whole batch is read by slicing: a `Template`. Records that
-are laid out otherwise are parsed one by one: `read_each`.
+Which bytes of a record are values is decided by its other bytes alone. If those equal the other bytes of one record
+that was parsed, the values are where they were there: a `Template` reads a whole batch by slicing. Records with another
+layout are parsed one by one, by `read_each`.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ UInt8s = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Pixels:
-    """The bytes of the feature `key`, as uint8 of one shape."""
+    """A field of uint8 of one shape, from the bytes of the feature `key`."""
 
     key: str
     shape: tuple[int, ...]
 
     def value(self, values: Values) -> bytes | None:
-        """The one value of the feature; None if it has not one of the right size."""
+        """The value of one record; None if the feature has not exactly one of the right size."""
         fits = isinstance(values, list) and [len(value) for value in values] == [math.prod(self.shape)]
         return values[0] if fits else None
 
     def stack(self, values: list[bytes]) -> Tensor:
-        """Many values; shape (batch, *shape)."""
+        """Stack values to shape (batch, *shape)."""
         return torch.frombuffer(bytearray(b"".join(values)), dtype=torch.uint8).view(-1, *self.shape)
 
     def read(self, columns: UInt8s) -> Tensor | None:
-        """Many values from the bytes where they lie, shape (batch, bytes); result (batch, *shape)."""
+        """Decode values from their bytes, shape (batch, bytes), to shape (batch, *shape)."""
         return torch.from_numpy(columns.copy()).view(-1, *self.shape)
 
     def __str__(self) -> str:
@@ -49,21 +49,21 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Integer:
-    """The one int64 of the feature `key`."""
+    """A field of one int64, from the feature `key`."""
 
     key: str
 
     def value(self, values: Values) -> int | None:
-        """The one value of the feature; None if it has not one."""
+        """The value of one record; None if the feature has not exactly one."""
         fits = isinstance(values, np.ndarray) and values.dtype == np.int64 and len(values) == 1
         return int(values[0]) if fits else None
 
     def stack(self, values: list[int]) -> Tensor:
-        """Many values; shape (batch,)."""
+        """Stack values to shape (batch,)."""
         return torch.tensor(values)
 
     def read(self, columns: UInt8s) -> Tensor | None:
-        """Many values from the bytes where they lie, shape (batch, bytes); None if one of them ends elsewhere."""
+        """Decode values from their bytes, shape (batch, bytes); None if one of them has another length."""
         goes_on = columns >= 128
         if goes_on[:, -1].any() or not goes_on[:, :-1].all():
             return None
@@ -79,11 +79,7 @@ Field = Pixels | Integer
 
 
 class Template:
-    """The layout of one record, for all that share it.
-
-    Raises:
-        DataError: the record is no example, or has not got the fields.
-    """
+    """The layout of one record, for all records that share it."""
 
     def __init__(self, record: bytes, fields: Mapping[str, Field], source: str) -> None:
         read_each([(record, source)], fields)
@@ -99,7 +95,7 @@ class Template:
         self._others = [(other, np.frombuffer(record[other], dtype=np.uint8)) for other in others]
 
     def read(self, records: UInt8s) -> dict[str, Tensor] | None:
-        """The fields of records as long as this one, shape (batch, bytes); None if one is laid out otherwise."""
+        """The fields of records as long as this one, shape (batch, bytes); None if one has another layout."""
         if any((records[:, other] != expected).any() for other, expected in self._others):
             return None
         fields = {}
@@ -112,11 +108,7 @@ class Template:
 
 
 def read_each(records: Iterable[tuple[bytes, str]], fields: Mapping[str, Field]) -> dict[str, Tensor]:
-    """The fields of (record, what to call it in an error), each record parsed.
-
-    Raises:
-        DataError: a record is no example, or has not got the fields.
-    """
+    """Parse the fields of (record, name of the record for errors)."""
     columns: dict[str, list[Any]] = {name: [] for name in fields}
     for record, source in records:
         features = parse_example(record, source)

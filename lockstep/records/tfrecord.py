@@ -1,11 +1,14 @@
-"""The frame of a record: its length and two checksums.
+"""TFRecord files, as TensorFlow writes them: written whole, and read from start to end.
 
-8 bytes         length of the payload, little-endian
-4 bytes         masked CRC-32C of these 8 bytes
-length bytes    the payload
-4 bytes         masked CRC-32C of the payload
+A record is a frame around a payload, as in TensorFlow's `core/lib/io/record_writer.h`:
 
-As in TensorFlow's `core/lib/io/record_writer.h`.
+    8 bytes         length of the payload, little-endian
+    4 bytes         masked CRC-32C of these 8 bytes
+    length bytes    the payload
+    4 bytes         masked CRC-32C of the payload
+
+A file is such frames, plain or all of them in gzip or zlib; its first bytes tell which, whatever its name. Several
+compressed streams may follow one another, as `cat` joins them.
 """
 
 from __future__ import annotations
@@ -23,10 +26,13 @@ import google_crc32c
 from lockstep.checks import check_one_of
 from lockstep.durable import atomic_write
 from lockstep.errors import DataError
-from lockstep.records.open_files import opened
+from lockstep.records.open_files import open_file
 from lockstep.records.shards import check_local
 
 Compression = Literal["gzip", "zlib"]
+
+LARGEST_RECORD_BYTES = 1 << 31
+"""No message of protocol buffers is longer."""
 
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
@@ -34,23 +40,73 @@ _HEAD = struct.Struct("<QI")
 HEAD_BYTES, TAIL_BYTES = _HEAD.size, _CRC.size
 FRAME_BYTES = HEAD_BYTES + TAIL_BYTES
 
+_WINDOW_BITS: dict[Compression, int] = {"gzip": 16 + zlib.MAX_WBITS, "zlib": zlib.MAX_WBITS}
+_ANY_WINDOW_BITS = 32 + zlib.MAX_WBITS
+_BLOCK_BYTES = 1 << 16
+_GZIP_MAGIC = b"\x1f\x8b\x08"
+_DEFLATE, _WIDEST_WINDOW, _WITH_DICTIONARY = 8, 7, 32
 
-class Source(NamedTuple):
-    """Where records come from, to be named in errors."""
+
+def write_records(path: str | Path, payloads: Iterable[bytes], compression: Compression | None = None) -> int:
+    """Write a file of records, whole or not at all, and return their number.
+
+    The same payloads make the same bytes. TensorFlow reads a compressed file only if it is told so
+    (`compression_type="GZIP"` or "ZLIB").
+    """
+    check_local(path)
+    if compression is not None:
+        check_one_of("compression", compression, ("gzip", "zlib"))
+    deflate, flush = deflating(compression)
+    count = 0
+    with atomic_write(Path(path), parents=True, failure=DataError) as file:
+        for payload in payloads:
+            file.write(deflate(frame(payload)))
+            count += 1
+        file.write(flush())
+    return count
+
+
+def read_all(
+    path: str | Path, *, verify: bool = True, largest_record_bytes: int = LARGEST_RECORD_BYTES
+) -> Iterator[tuple[int, bytes]]:
+    """Yield (byte where its frame ends, payload) of every record in turn, with one record at a time in memory.
+
+    Bytes of a compressed file are counted after decompression. Records before a damaged one are yielded.
+
+    Args:
+        path: of the file, plain or compressed.
+        verify: compare the checksums of payloads; those of lengths always are.
+        largest_record_bytes: refuse a longer one in a compressed file before it is read: it may expand from nothing.
+    """
+    check_local(path)
+    path = Path(path)
+    with open_file(path, buffering=-1) as file:
+        source = RecordSource(path, compression_of(file.read(HEAD_BYTES), RecordSource(path)))
+        file.seek(0)
+        if source.compression:
+            records = _RecordStream(Inflated(file), source, largest_record_bytes)
+        else:
+            records = _RecordStream(file, source, largest_record_bytes, os.fstat(file.fileno()).st_size)
+        while (payload := records.next(verify)) is not None:
+            yield records.start, payload
+
+
+class RecordSource(NamedTuple):
+    """The file that records come from, for errors."""
 
     path: Path
     compression: Compression | None = None
 
-    def place(self, record: int, start: int) -> str:
-        """A record by its number, and by the byte where its frame starts: the subject of a sentence."""
+    def describe(self, record: int, start: int) -> str:
+        """Name a record by its number, and by the byte where its frame starts: the subject of a sentence."""
         return f"Record {record} of {self.path}, at byte {start}{self._after},"
 
     def damaged(self, what: str, record: int, start: int, *, given: str, expected: str, hint: str) -> DataError:
-        """The error for a record of which `what` is true."""
-        return DataError(f"{self.place(record, start)} {what}.", given=given, expected=expected, hint=hint)
+        """Make the error for a record; `what` is wrong with it."""
+        return DataError(f"{self.describe(record, start)} {what}.", given=given, expected=expected, hint=hint)
 
     def cut_short(self, record: int, start: int, length: int, left: int) -> DataError:
-        """The error for a record whose frame of `length` bytes has only `left` of them."""
+        """Make the error for a record whose frame of `length` bytes has only `left` of them."""
         return DataError(
             f"{self.path} is cut short: record {record}, at byte {start}{self._after}, is not whole.",
             given=f"{left} bytes up to the end of the file",
@@ -70,7 +126,7 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def frame(payload: bytes) -> bytes:
-    """A payload as a record."""
+    """Frame a payload as a record."""
     length = _LENGTH.pack(len(payload))
     return length + _CRC.pack(masked_crc32c(length)) + payload + _CRC.pack(masked_crc32c(payload))
 
@@ -80,39 +136,19 @@ def is_head(head: bytes) -> bool:
     return len(head) == HEAD_BYTES and masked_crc32c(head[: _LENGTH.size]) == _CRC.unpack(head[_LENGTH.size :])[0]
 
 
-def payload_length(head: bytes, source: Source, record: int, start: int) -> int:
-    """The length of a payload in bytes, from the first 12 bytes of its frame.
-
-    Raises:
-        DataError: there are fewer, or their checksum is another.
-    """
+def payload_length(head: bytes, source: RecordSource, record: int, start: int) -> int:
+    """The length of a payload in bytes, from the first 12 bytes of its frame; their checksum is verified."""
     if len(head) < HEAD_BYTES:
         raise source.cut_short(record, start, FRAME_BYTES, len(head))
     length: int
     length, crc = _HEAD.unpack(head)
     if masked_crc32c(head[: _LENGTH.size]) != crc:
-        raise bad_head(head, source, record, start)
+        raise _bad_head(head, source, record, start)
     return length
 
 
-def bad_head(head: bytes, source: Source, record: int, start: int) -> DataError:
-    """The error for a frame that does not begin with a length and its checksum."""
-    return source.damaged(
-        "has no valid header",
-        record,
-        start,
-        given=f"the bytes {head.hex(' ')}",
-        expected="the length of a record and its checksum" + ("" if start else "; or all of it in gzip or zlib"),
-        hint="copy or convert the file again" if record else "check that this is a TFRecord file",
-    )
-
-
-def payload_of(data: bytes, verify: bool, source: Source, record: int, start: int) -> bytes:
-    """The payload of (payload, checksum), the rest of a frame that starts at `start`.
-
-    Raises:
-        DataError: it is to be verified, and its checksum is another.
-    """
+def payload_of(data: bytes, verify: bool, source: RecordSource, record: int, start: int) -> bytes:
+    """The payload of (payload, checksum): what follows the head of the frame at `start`."""
     payload = data[:-TAIL_BYTES]
     if verify:
         (expected,) = _CRC.unpack(data[-TAIL_BYTES:])
@@ -128,18 +164,11 @@ def payload_of(data: bytes, verify: bool, source: Source, record: int, start: in
     return payload
 
 
-_WINDOW_BITS: dict[Compression, int] = {"gzip": 16 + zlib.MAX_WBITS, "zlib": zlib.MAX_WBITS}
-_ANY_WINDOW_BITS = 32 + zlib.MAX_WBITS
-_BLOCK_BYTES = 1 << 16
-_GZIP_MAGIC = b"\x1f\x8b\x08"
-_DEFLATE, _WIDEST_WINDOW, _WITH_DICTIONARY = 8, 7, 32
-
-
-def compression_of(head: bytes, source: Source) -> Compression | None:
-    """How a file is compressed, from its first 12 bytes (fewer if it is shorter); None if it is not.
+def compression_of(head: bytes, source: RecordSource) -> Compression | None:
+    """How a file is compressed, from its first 12 bytes (fewer if it is shorter).
 
     Raises:
-        DataError: so many bytes are neither the start of a record nor of a gzip or zlib stream.
+        DataError: 12 bytes that start neither a record nor a gzip or zlib stream.
     """
     if not head or is_head(head):
         return None
@@ -149,23 +178,14 @@ def compression_of(head: bytes, source: Source) -> Compression | None:
         return "zlib"
     if len(head) < HEAD_BYTES:
         return None
-    raise bad_head(head, source, 0, 0)
-
-
-def _is_zlib(head: bytes) -> bool:
-    """Whether these are the first two bytes of a zlib stream (RFC 1950)."""
-    if len(head) < 2:
-        return False
-    method, window, flags = head[0] & 15, head[0] >> 4, head[1]
-    whole = (head[0] << 8 | flags) % 31 == 0
-    return method == _DEFLATE and window <= _WIDEST_WINDOW and whole and not flags & _WITH_DICTIONARY
+    raise _bad_head(head, source, 0, 0)
 
 
 class InflateError(Exception):
-    """What is wrong with a compressed stream."""
+    """A compressed stream is damaged or cut short."""
 
-    def of(self, source: Source, record: int, start: int) -> DataError:
-        """The error that says so of the first record that is not known to be whole."""
+    def of(self, source: RecordSource, record: int, start: int) -> DataError:
+        """Make the error that names the first record that is not known to be whole."""
         return source.damaged(
             "cannot be decompressed",
             record,
@@ -177,32 +197,28 @@ class InflateError(Exception):
 
 
 class Inflated:
-    """What a compressed file holds, read from its start to its end."""
+    """The decompressed content of a file, read from start to end."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._blocks = inflated_blocks(file)
-        self._block, self._place = b"", 0
+        self._block, self._offset = b"", 0
 
     def read(self, size: int) -> bytes:
-        """The next bytes, fewer at the end.
-
-        Raises:
-            InflateError: the stream is damaged or cut short.
-        """
+        """The next bytes, fewer at the end; an `InflateError` where the stream is damaged."""
         parts = []
         while size > 0:
-            if self._place == len(self._block):
-                self._block, self._place = next(self._blocks, b""), 0
+            if self._offset == len(self._block):
+                self._block, self._offset = next(self._blocks, b""), 0
                 if not self._block:
                     break
-            parts.append(self._block[self._place : self._place + size])
-            self._place += len(parts[-1])
+            parts.append(self._block[self._offset : self._offset + size])
+            self._offset += len(parts[-1])
             size -= len(parts[-1])
         return b"".join(parts)
 
 
 def inflated_blocks(file: BinaryIO) -> Iterator[bytes]:
-    """Yield what a compressed file holds, in blocks of at most 64 KiB: however far it expands, no more is in memory.
+    """Yield the decompressed content of a file in blocks of at most 64 KiB, however far it expands.
 
     Raises:
         InflateError: the stream is damaged or cut short.
@@ -227,79 +243,42 @@ def inflated_blocks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def deflating(compression: Compression | None) -> tuple[Callable[[bytes], bytes], Callable[[], bytes]]:
-    """What compresses the next bytes of a file, and what gives its last ones."""
+    """Two functions: one compresses the next bytes of a file, the other returns its last bytes."""
     if compression is None:
         return bytes, bytes
     stream = zlib.compressobj(wbits=_WINDOW_BITS[compression])
     return stream.compress, stream.flush
 
 
-LARGEST_RECORD_BYTES = 1 << 31
-"""No message of protocol buffers is longer."""
+def _is_zlib(head: bytes) -> bool:
+    """Whether bytes begin with the two-byte header of a zlib stream (RFC 1950)."""
+    if len(head) < 2:
+        return False
+    method, window, flags = head[0] & 15, head[0] >> 4, head[1]
+    whole = (head[0] << 8 | flags) % 31 == 0
+    return method == _DEFLATE and window <= _WIDEST_WINDOW and whole and not flags & _WITH_DICTIONARY
 
 
-def write_records(path: str | Path, payloads: Iterable[bytes], compression: Compression | None = None) -> int:
-    """Write a file of records, whole or not at all, and return their number.
-
-    The same payloads make the same bytes. TensorFlow reads them; a compressed file only if it is told so
-    (`compression_type="GZIP"` or "ZLIB").
-
-    Raises:
-        InputError: there is no such compression, or the path is none.
-        DataError: the system refuses to write it.
-    """
-    check_local(path)
-    if compression is not None:
-        check_one_of("compression", compression, ("gzip", "zlib"))
-    deflate, rest = deflating(compression)
-    count = 0
-    with atomic_write(Path(path), parents=True, failure=DataError) as file:
-        for payload in payloads:
-            file.write(deflate(frame(payload)))
-            count += 1
-        file.write(rest())
-    return count
-
-
-def read_all(
-    path: str | Path, *, verify: bool = True, largest_record_bytes: int = LARGEST_RECORD_BYTES
-) -> Iterator[tuple[int, bytes]]:
-    """Yield (byte where its frame ends, payload) of every record in turn, plain or compressed.
-
-    Of a compressed file the bytes are counted after decompression, and one record at a time is in memory.
-
-    Args:
-        path: of the file.
-        verify: compare the checksums of payloads; those of lengths always are.
-        largest_record_bytes: refuse a longer one in a compressed file before it is read: it may expand from nothing.
-
-    Raises:
-        InputError: the path is none.
-        DataError: the file cannot be opened, or is none of records; or, after what is whole before it, a record that
-            is cut short, damaged or too large.
-    """
-    check_local(path)
-    path = Path(path)
-    with opened(path, buffering=-1) as file:
-        source = Source(path, compression_of(file.read(HEAD_BYTES), Source(path)))
-        file.seek(0)
-        if source.compression:
-            records = _Records(Inflated(file), source, largest_record_bytes)
-        else:
-            records = _Records(file, source, largest_record_bytes, os.fstat(file.fileno()).st_size)
-        while (payload := records.next(verify)) is not None:
-            yield records.start, payload
+def _bad_head(head: bytes, source: RecordSource, record: int, start: int) -> DataError:
+    return source.damaged(
+        "has no valid header",
+        record,
+        start,
+        given=f"the bytes {head.hex(' ')}",
+        expected="the length of a record and its checksum" + ("" if start else "; or all of it in gzip or zlib"),
+        hint="copy or convert the file again" if record else "check that this is a TFRecord file",
+    )
 
 
 @dataclass
-class _Records:
+class _RecordStream:
     """The records of a stream, and how far they have been read."""
 
     stream: BinaryIO | Inflated
-    source: Source
+    source: RecordSource
     largest_record_bytes: int
     file_bytes: int | None = None
-    """Where a plain file ends; what is appended while it is read is left alone."""
+    """The size of a plain file when it was opened; bytes appended since are not read."""
     record: int = 0
     start: int = 0
 
@@ -324,7 +303,7 @@ class _Records:
         return payload
 
     def _check_size(self, length: int) -> None:
-        """Refuse a length that lies, before memory is taken for it."""
+        """Refuse a false length before memory is taken for it."""
         if self.file_bytes is not None:
             left = self.file_bytes - self.start
             if FRAME_BYTES + length > left:

@@ -5,7 +5,6 @@ It is saved as JSON, with the tensors in it in a section of their own: nothing i
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -15,9 +14,8 @@ from torch import Tensor, nn
 from lockstep.checkpoints.encoding import JSON, comes_back
 from lockstep.errors import CheckpointError
 from lockstep.listing import shorten
+from lockstep.screen import log
 from lockstep.workers.rank import join
-
-log = logging.getLogger("lockstep")
 
 SECTION = "extra"
 _TENSOR = "__tensor__"

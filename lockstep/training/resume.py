@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from lockstep.checkpoints.encoding import FROZEN
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError
+from lockstep.screen import log
 from lockstep.training.extra_state import SECTION, ExtraState, check_extra_state, extra_state, set_extra_state
 from lockstep.training.preflight import check_data
 from lockstep.training.state import TrainState
@@ -21,8 +21,6 @@ from lockstep.training.trained_with import check_unchanged, trained_with
 from lockstep.version import __version__
 from lockstep.workers.rank import join
 from lockstep.workers.signals import uninterrupted
-
-log = logging.getLogger("lockstep")
 
 States = TrainState | Mapping[str, TrainState]
 

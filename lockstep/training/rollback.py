@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError, InputError, NonFiniteError
+from lockstep.screen import log
 from lockstep.training.nonfinite import check_finite, in_short
 from lockstep.training.resume import States, agreed, by_name, take_over
 from lockstep.types import NonFiniteReport
 from lockstep.workers.rank import join
-
-log = logging.getLogger("lockstep")
 
 
 def rollback(states: States, loader: Loader, workdir: str | Path | Store, error: NonFiniteError) -> int:

@@ -122,7 +122,7 @@ def proto_values(message: Message, dtype: torch.dtype) -> Tensor:
         raise MalformedError(f"{dtype}, which version 1 does not have,", 0)
     number, stored = _VARINTS[dtype]
     spans = message.spans(number) + message.spans(number, VARINT)
-    values = example.values_of(message.data, example.Feature(example.INT64S, spans))
+    values = example.feature_values(message.data, example.Feature(example.INT64S, spans))
     return torch.from_numpy(np.asarray(values).astype(stored)).view(dtype)
 
 

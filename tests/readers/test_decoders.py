@@ -12,7 +12,7 @@ import pytest
 from tiny_images import image_folder, image_shards, photo
 
 from lockstep.images.decode import Decoding
-from lockstep.readers.classification import Labelled
+from lockstep.readers.classification import ClassificationReader
 from lockstep.readers.combine import Concatenated, OnlyFields, Subset
 from lockstep.readers.open import open_source
 from lockstep.readers.reader import Reader, decoder_of
@@ -52,7 +52,7 @@ def test_images_are_decoded_as_asked(tmp_path: Path, kind: str, everything: bool
 @pytest.mark.parametrize(
     "wrapped",
     [
-        lambda reader: Labelled(reader, 3),
+        lambda reader: ClassificationReader(reader, 3),
         lambda reader: Subset(reader, [0]),
         lambda reader: OnlyFields(reader, ["image"]),
         lambda reader: Concatenated([reader, reader]),

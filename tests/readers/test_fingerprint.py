@@ -17,11 +17,11 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from lockstep.errors import InputError
 from lockstep.readers import fingerprint
-from lockstep.readers.classification import Labelled
+from lockstep.readers.classification import ClassificationReader
 from lockstep.readers.coco import Coco
 from lockstep.readers.combine import Concatenated, OnlyFields, split
 from lockstep.readers.combine import Subset as Some
-from lockstep.readers.fingerprint import changes, checksum, fingerprint_of, lines_of, named_parts
+from lockstep.readers.fingerprint import checksum, fingerprint_changes, fingerprint_of, lines_of, named_parts
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.image_records import ImageRecords
 from lockstep.readers.reader import Arrays, TorchDataset, reader_of
@@ -110,7 +110,7 @@ def what_changes(
     write(folder)
     before = fingerprint_of(opened(folder))
     change(folder)
-    return changes(before, fingerprint_of(opened(folder)))
+    return fingerprint_changes(before, fingerprint_of(opened(folder)))
 
 
 def test_a_shard_that_was_rewritten_is_named(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_the_same_files_in_another_order_are_other_data(tmp_path: Path) -> None:
     records(tmp_path / "data")
     paths = sorted((tmp_path / "data").glob("train-*"))
     one, other = (fingerprint_of(ImageRecords(each, ImageNetSchema())) for each in (paths, paths[::-1]))
-    assert changes(one, other) == [
+    assert fingerprint_changes(one, other) == [
         "the order of the parts: train-00001-of-00002 stands where train-00000-of-00002 stood"
     ]
     assert lines_of(one) == lines_of(other)[::-1]
@@ -187,7 +187,7 @@ def test_many_classes_are_put_together() -> None:
     found = named_parts([(f"class {number}", "1 image") for number in range(5)], most=2)
     assert [*found] == ["class 0 to class 2", "class 3 to class 4"]
     changed = named_parts([(f"class {number}", "2 images" if number == 4 else "1 image") for number in range(5)], 2)
-    assert [line.split(" was ")[0] for line in changes(found, changed)] == ["class 3 to class 4"]
+    assert [line.split(" was ")[0] for line in fingerprint_changes(found, changed)] == ["class 3 to class 4"]
     assert len(named_parts((str(number), "") for number in range(30_000))) <= 1024
 
 
@@ -241,7 +241,7 @@ def test_an_archive_that_was_packed_anew_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_arrays_are_compared_by_their_values(other: dict[str, torch.Tensor], line: str) -> None:
-    (found,) = changes(Arrays(fields()).fingerprint(), Arrays(other).fingerprint())
+    (found,) = fingerprint_changes(Arrays(fields()).fingerprint(), Arrays(other).fingerprint())
     assert found.startswith(line)
 
 
@@ -260,19 +260,19 @@ def test_of_very_large_arrays_some_rows_are_looked_at(monkeypatch: pytest.Monkey
     before = Arrays({"a": values}).fingerprint()
     assert before["a"].startswith("torch.float32 of shape (101, 4), 5 rows crc32c ")
     values[1] = 1  # none of the rows 0, 25, 50, 75, 100
-    assert changes(before, Arrays({"a": values}).fingerprint()) == []
+    assert fingerprint_changes(before, Arrays({"a": values}).fingerprint()) == []
     values[50] = 1
-    assert len(changes(before, Arrays({"a": values}).fingerprint())) == 1
+    assert len(fingerprint_changes(before, Arrays({"a": values}).fingerprint())) == 1
 
 
 def test_sources_within_sources_are_named() -> None:
     def joined(last: int) -> Concatenated:
         inner = Arrays({"label": torch.tensor([0, 1, last])})
-        labelled = Labelled(inner, num_classes=9)
+        labelled = ClassificationReader(inner, num_classes=9)
         return Concatenated({"a": OnlyFields(Arrays(fields()), ["label"]), "b": Some(labelled, [0, 2])})
 
     before, now = joined(2).fingerprint(), joined(3).fingerprint()
-    (line,) = changes(before, now)
+    (line,) = fingerprint_changes(before, now)
     assert line.startswith("b: source: label was torch.int64 of shape (3,), crc32c ")
     assert lines_of(before)[0].startswith("a: image: torch.float32 of shape (5, 4), crc32c ")
 
@@ -280,11 +280,11 @@ def test_sources_within_sources_are_named() -> None:
 def test_another_choice_of_examples_is_noticed() -> None:
     reader = Arrays(fields())
     one, same, other = (Some(reader, indices).fingerprint() for indices in ([0, 1], np.array([0, 1]), [1, 0]))
-    assert changes(one, same) == []
-    (line,) = changes(one, other)
+    assert fingerprint_changes(one, same) == []
+    (line,) = fingerprint_changes(one, other)
     assert line.startswith("indices was 2, crc32c ")
     parts = (split(Arrays({"a": torch.arange(100)}), {"x": 0.5, "y": 0.5}, seed=seed)["x"] for seed in (0, 1))
-    assert changes(*(part.fingerprint() for part in parts))
+    assert fingerprint_changes(*(part.fingerprint() for part in parts))
 
 
 class Squares(Dataset[Any]):
@@ -317,7 +317,7 @@ def test_a_dataset_says_itself_what_it_is_made_of() -> None:
     dataset = Versioned()
     before = TorchDataset(dataset).fingerprint()
     dataset.version = "2"
-    assert changes(before, TorchDataset(dataset).fingerprint()) == ["source was 1, and is 2"]
+    assert fingerprint_changes(before, TorchDataset(dataset).fingerprint()) == ["source was 1, and is 2"]
 
 
 class Own:
@@ -336,7 +336,7 @@ class Own:
 
 def test_a_reader_of_ones_own_says_what_it_is_made_of() -> None:
     one, other = (fingerprint_of(reader_of(Own({"a.bin": size, "b.bin": [1, 2]}))) for size in (7, 8))
-    assert changes(one, other) == ["a.bin was 7, and is 8"]
+    assert fingerprint_changes(one, other) == ["a.bin was 7, and is 8"]
     assert fingerprint_of(reader_of(Own((1, 2)))) == {"source": [1, 2]}
 
 
@@ -393,7 +393,7 @@ def test_a_failure_in_a_reader_of_lockstep_is_not_reported_as_the_users() -> Non
 def test_a_very_long_fingerprint_is_kept_as_its_checksum() -> None:
     one, other = (fingerprint_of(Own([number] * 1_000_000)) for number in (1, 2))
     assert len(json.dumps(one)) < 100
-    (line,) = changes(one, other)
+    (line,) = fingerprint_changes(one, other)
     assert line.startswith("source was 3000000 characters, crc32c ")
 
 
@@ -411,6 +411,6 @@ class Numbers:
 
 def test_of_many_changes_the_first_are_named() -> None:
     before, now = ({str(number): f"{size} bytes" for number in range(15)} for size in (1, 2))
-    lines = changes(before, now)
+    lines = fingerprint_changes(before, now)
     assert (len(lines), lines[0], lines[-1]) == (11, "0 was 1 bytes, and is 2 bytes", "5 more changes")
-    assert changes(before, {"0": "1 bytes"})[0] == "1 was 1 bytes, and is gone"
+    assert fingerprint_changes(before, {"0": "1 bytes"})[0] == "1 was 1 bytes, and is gone"

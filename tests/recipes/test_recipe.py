@@ -11,7 +11,7 @@ from lockstep.optim import ClipGlobalNorm, Cosine, MovingAverage
 from lockstep.parallel.exchange import Alone
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Hours, Interval, Steps
-from lockstep.recipes.parts import Checkpoints, Evaluate, Stage, Watch
+from lockstep.recipes.parts import Checkpoints, Evaluate, Monitoring, Stage
 from lockstep.recipes.recipe import Difference, Recipe, differences
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
@@ -73,7 +73,7 @@ def test_a_recipe_that_contradicts_itself_is_refused(
 
 def test_parts_refuse_counts_out_of_range() -> None:
     with pytest.raises(InputError, match=r"images is out of range.\n  given:    images=-1"):
-        Watch(images=-1)
+        Monitoring(images=-1)
     with pytest.raises(InputError, match=r"micro_batch is out of range.\n  given:    micro_batch=0"):
         Evaluate(micro_batch=0)
 
@@ -87,7 +87,7 @@ def test_parts_refuse_counts_out_of_range() -> None:
         {"end": Hours(2)},
         {"end": None},
         {"checkpoints": Checkpoints(Interval(20), Retention(newest=2))},
-        {"watch": Watch(console=Interval(0))},
+        {"watch": Monitoring(console=Interval(0))},
         {"evaluate": Evaluate(every=Interval(100))},
     ],
 )

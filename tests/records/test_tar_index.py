@@ -446,7 +446,7 @@ def test_a_kept_index_that_names_what_is_not_there_is_made_again(
     path = archive(tmp_path / "a.tar", FILES)
     index = tar_index_of(path)
     content = tar_index._encoded(index._replace(**change))  # type: ignore[arg-type]
-    tar_index.keep_index(path, b"LSTARIX2", index.version, content)
+    tar_index.save_index(path, b"LSTARIX2", index.version, content)
     with caplog.at_level(logging.WARNING, "lockstep"):
         assert same(tar_index_of(path), index)
     kept = tmp_path / ".lockstep-index" / "a.tar"
@@ -457,5 +457,5 @@ def test_a_kept_index_that_names_what_is_not_there_is_made_again(
 def test_a_kept_index_of_another_length_is_made_again(tmp_path: Path, content: bytes) -> None:
     path = archive(tmp_path / "a.tar", FILES)
     index = tar_index_of(path)
-    tar_index.keep_index(path, b"LSTARIX2", index.version, content)
+    tar_index.save_index(path, b"LSTARIX2", index.version, content)
     assert same(tar_index_of(path), index)

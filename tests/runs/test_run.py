@@ -63,7 +63,7 @@ def own() -> Recipe:
     return replace(
         ls.recipes.find("mnist"),
         model=ls.models.LeNet(num_classes=2),
-        data=ls.recipes.ImageData(image_size=28, preprocessing=ls.recipes.Lenet()),
+        data=ls.recipes.ImageData(image_size=28, preprocessing=ls.recipes.preprocessing.Lenet()),
         batch_size=8,
         end=ls.Steps(1),
     )
@@ -168,7 +168,7 @@ def on_two_workers(own: Recipe, counts: dict[str, list[int]]) -> str:
         return ls.data.Arrays({"image": images, "label": torch.zeros(count).long()}) if count else None
 
     off = {"checkpoints": ls.recipes.Checkpoints(ls.Interval(0))}
-    watch = ls.recipes.Watch(ls.Interval(0), ls.Interval(0), ls.Interval(0))
+    watch = ls.recipes.Monitoring(ls.Interval(0), ls.Interval(0), ls.Interval(0))
     try:
         return ls.run(replace(own, **off, watch=watch), None, reader=reader).reason
     except ls.WorkerError as error:

@@ -14,7 +14,7 @@ from tiny_images import image_folder, image_shards
 from torch import Tensor
 
 from lockstep.errors import DataError, InputError
-from lockstep.readers.classification import Labelled
+from lockstep.readers.classification import ClassificationReader
 from lockstep.readers.open import open_source
 from lockstep.readers.reader import Arrays, Int64s, decoder_of, draws_globally
 
@@ -26,11 +26,11 @@ def of_labels(labels: Any, **more: Tensor) -> Arrays:
     return Arrays({"image": torch.arange(len(labels)), "label": labels, **more})
 
 
-def read(reader: Labelled, *indices: int) -> dict[str, Any]:
+def read(reader: ClassificationReader, *indices: int) -> dict[str, Any]:
     return reader.read_batch(np.array(indices or range(len(reader))))
 
 
-def refusal(reader: Labelled, *indices: int) -> str:
+def refusal(reader: ClassificationReader, *indices: int) -> str:
     with pytest.raises(DataError) as caught:
         read(reader, *indices)
     return str(caught.value)
@@ -45,13 +45,13 @@ def refusal(reader: Labelled, *indices: int) -> str:
     ids=["as_they_are", "without_background", "with_background"],
 )
 def test_the_offset_is_taken_off(given_labels: list[int], offset: int, expected: list[int]) -> None:
-    assert read(Labelled(of_labels(given_labels), 3, offset=offset))["label"].tolist() == expected
+    assert read(ClassificationReader(of_labels(given_labels), 3, offset=offset))["label"].tolist() == expected
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 8), min_size=1), st.integers(-3, 3))
 def test_a_label_is_given_or_refused(given_labels: list[int], offset: int) -> None:
-    reader = Labelled(of_labels(given_labels), 4, offset=offset)
+    reader = ClassificationReader(of_labels(given_labels), 4, offset=offset)
     if all(label >= 0 and 0 <= label - offset < 4 for label in given_labels):
         assert read(reader)["label"].tolist() == [label - offset for label in given_labels]
     else:
@@ -59,7 +59,7 @@ def test_a_label_is_given_or_refused(given_labels: list[int], offset: int) -> No
 
 
 def test_a_label_past_the_classes_names_its_record(tmp_path: Path) -> None:
-    reader = Labelled(open_source(image_shards(tmp_path, "train", [1, 1, 1, 1000])), 1000)
+    reader = ClassificationReader(open_source(image_shards(tmp_path, "train", [1, 1, 1, 1000])), 1000)
     assert refusal(reader) == (
         "The label of train-00001-of-00002:1 is none of the model's classes.\n"
         "  given:    label 1000\n"
@@ -84,7 +84,7 @@ def test_a_label_past_the_classes_names_its_record(tmp_path: Path) -> None:
     ],
 )
 def test_what_to_do_about_a_label(label: int, offset: int, given_text: str, expected: str, hint: str) -> None:
-    said = refusal(Labelled(of_labels([label]), 3, offset=offset))
+    said = refusal(ClassificationReader(of_labels([label]), 3, offset=offset))
     assert said.startswith("The label of 0 is none of the model's classes.")
     assert f"given:    {given_text}\n" in said
     assert f"expected: {expected}" in said
@@ -94,7 +94,7 @@ def test_what_to_do_about_a_label(label: int, offset: int, given_text: str, expe
 @pytest.mark.parametrize("offset", [0, 1, -1])
 def test_a_record_without_a_label_is_none_of_any_class(tmp_path: Path, offset: int) -> None:
     """With an offset of -1, too, which would make it the background."""
-    reader = Labelled(open_source(image_shards(tmp_path, "train", [1, None, 1, None])), 4, offset=offset)
+    reader = ClassificationReader(open_source(image_shards(tmp_path, "train", [1, None, 1, None])), 4, offset=offset)
     said = refusal(reader, 1, 2)
     assert said.startswith("train-00001-of-00002:0 has no label.\n  given:    a record without a class\n")
     assert f"expected: a label from {max(0, offset)} to {offset + 3}, for a model with 4 classes" in said
@@ -110,14 +110,14 @@ def test_a_record_without_a_label_is_none_of_any_class(tmp_path: Path, offset: i
 def test_only_what_a_classifier_needs_is_passed_on(tmp_path: Path) -> None:
     source = open_source(image_shards(tmp_path, "train", [1, 2], boxes=True), everything=True)
     assert {*source.read_batch(np.array([0]))} == {"image", "label", "boxes", "text"}
-    assert [*read(Labelled(source, 4))] == ["image", "label"]
-    with_boxes = read(Labelled(source, 4, boxes=True))
+    assert [*read(ClassificationReader(source, 4))] == ["image", "label"]
+    with_boxes = read(ClassificationReader(source, 4, boxes=True))
     assert [*with_boxes] == ["image", "label", "boxes"]
     assert with_boxes["boxes"][1].tolist() == [pytest.approx([0.1, 0.2, 0.7, 0.8])]
 
 
 def test_where_there_are_no_boxes_each_image_has_none(tmp_path: Path) -> None:
-    boxes = read(Labelled(open_source(image_folder(tmp_path / "photos")), 3, boxes=True))["boxes"]
+    boxes = read(ClassificationReader(open_source(image_folder(tmp_path / "photos")), 3, boxes=True))["boxes"]
     assert [tuple(each.shape) for each in boxes] == [(0, 4)] * 6
 
 
@@ -131,7 +131,7 @@ def test_where_there_are_no_boxes_each_image_has_none(tmp_path: Path) -> None:
 )
 def test_objects_are_no_classes_of_images(path: str, name: str, fields: str) -> None:
     source = open_source(":".join(str(FIXTURES / part) for part in path.split(":")))
-    said = refusal(Labelled(source, 4), 0)
+    said = refusal(ClassificationReader(source, 4), 0)
     assert said.startswith(f"This data has not one class for each image.\n  given:    the fields {fields}")
     assert f", of {name}\n" in said
     assert 'expected: "image", and "label" as int64 of shape (1,)' in said
@@ -149,12 +149,12 @@ def test_objects_are_no_classes_of_images(path: str, name: str, fields: str) -> 
     ids=["narrow", "one_hot", "no_images", "no_labels"],
 )  # fmt: skip
 def test_fields_of_a_function_of_ones_own_are_checked(source: Arrays, found: str) -> None:
-    assert f"given:    {found}" in refusal(Labelled(source, 4))
+    assert f"given:    {found}" in refusal(ClassificationReader(source, 4))
 
 
 def test_a_batch_of_nothing_is_no_crash() -> None:
-    assert read(Labelled(of_labels([0, 1]), 4), *[])["label"].tolist() == [0, 1]
-    empty = Labelled(of_labels([0, 1]), 4).read_batch(np.array([], dtype=np.int64))
+    assert read(ClassificationReader(of_labels([0, 1]), 4), *[])["label"].tolist() == [0, 1]
+    empty = ClassificationReader(of_labels([0, 1]), 4).read_batch(np.array([], dtype=np.int64))
     assert empty["label"].tolist() == []
 
 
@@ -180,7 +180,7 @@ class Drawing:
 
 
 def test_it_is_what_its_reader_is() -> None:
-    reader = Labelled(Drawing(), 2, offset=1)  # type: ignore[arg-type]
+    reader = ClassificationReader(Drawing(), 2, offset=1)  # type: ignore[arg-type]
     assert (len(reader), reader.cost, decoder_of(reader), draws_globally(reader)) == (
         5,
         "decode",
@@ -188,7 +188,7 @@ def test_it_is_what_its_reader_is() -> None:
         True,
     )
     assert (reader.classes, reader.offset, reader.example_id(3)) == (("background", "cat"), 1, "image 3")
-    plain = Labelled(of_labels([0]), 2)
+    plain = ClassificationReader(of_labels([0]), 2)
     assert (plain.cost, decoder_of(plain), draws_globally(plain), plain.classes) == ("memory", "none", False, ())
 
 
@@ -204,5 +204,5 @@ def test_it_is_what_its_reader_is() -> None:
 )
 def test_numbers_out_of_range_are_refused(options: dict[str, Any], what: str) -> None:
     with pytest.raises(InputError) as caught:
-        Labelled(of_labels([0]), **options)
+        ClassificationReader(of_labels([0]), **options)
     assert caught.value.what == what

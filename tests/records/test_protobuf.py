@@ -1,0 +1,47 @@
+"""Protocol buffers' wire format."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.records.protobuf import MalformedError, field_bytes, message_fields, read_varint, varint_bytes
+
+
+@pytest.mark.parametrize(
+    ("value", "encoded"),
+    [(0, "00"), (127, "7f"), (128, "80 01"), (300, "ac 02"), (2**63, "80 80 80 80 80 80 80 80 80 01")],
+)
+def test_a_number_is_written_as_the_specification_says_and_read_again(value: int, encoded: str) -> None:
+    data = bytes.fromhex(encoded)
+    assert varint_bytes(value) == data
+    assert read_varint(data, 0, len(data)) == (value, len(data))
+
+
+def test_a_negative_number_has_all_its_64_bits() -> None:
+    assert varint_bytes(-1) == b"\xff" * 9 + b"\x01"
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * 11])
+def test_a_number_without_an_end_is_refused(data: bytes) -> None:
+    with pytest.raises(MalformedError, match="a number without an end"):
+        read_varint(data, 0, len(data))
+
+
+def test_fields_are_found_by_tag_start_and_stop() -> None:
+    data = field_bytes(1, b"abc") + b"\x10\x07" + b"\x1d" + bytes(4) + b"\x21" + bytes(8)
+    assert message_fields(data, 0, len(data)) == [(0x0A, 2, 5), (0x10, 6, 7), (0x1D, 8, 12), (0x21, 13, 21)]
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"\x0a\x05ab", "a field longer than its message"),
+        (b"\x0b", "a field of the unknown wire type 3"),
+        (b"\x02\x00", "a field of number 0"),
+    ],
+)
+def test_bytes_that_are_no_message_are_refused(data: bytes, what: str) -> None:
+    with pytest.raises(MalformedError) as caught:
+        message_fields(data, 0, len(data))
+    assert caught.value.what == what
+    assert caught.value.place == 0
