@@ -1,4 +1,4 @@
-"""Which classes are taken for which."""
+"""Metrics of classifiers: top-k accuracy of each example, and the confusion matrix of all."""
 
 from __future__ import annotations
 
@@ -9,12 +9,43 @@ from lockstep.checks import check_whole
 from lockstep.errors import InputError
 
 
-class ConfusionMatrix:
-    """Counts the examples of each class by the class that was predicted for them; a metric for `lockstep.evaluate`.
+def in_top_k(logits: Tensor, labels: Tensor, k: int = 1) -> Tensor:
+    """Return 1 where fewer than k classes score higher than the right one, else 0; float32, shape (batch,).
 
-    Raises:
-        InputError: num_classes is no whole number from 1 on.
+    Classes that tie across the boundary all count as inside. An example counts 0 where any of its scores is not
+    finite, and where its label is no class.
+
+    Args:
+        logits: scores, shape (batch, classes).
+        labels: right classes, whole numbers, shape (batch,).
+        k: how many places count as right, 1 or more.
     """
+    _check_top_k(logits, labels, k)
+    nearest_class = labels.long().clamp(0, logits.shape[1] - 1)
+    num_higher = (logits > logits.gather(1, nearest_class[:, None])).sum(1)
+    is_known = logits.isfinite().all(1) & (nearest_class == labels)
+    return ((num_higher < k) & is_known).to(torch.float32)
+
+
+def _check_top_k(logits: Tensor, labels: Tensor, k: int) -> None:
+    if logits.ndim != 2 or labels.shape != logits.shape[:1] or labels.is_floating_point():
+        raise InputError(
+            "Top k cannot compare these logits and labels.",
+            given=f"logits of shape {tuple(logits.shape)}, labels of shape {tuple(labels.shape)}, {labels.dtype}",
+            expected="logits of shape (batch, classes), labels of shape (batch,), whole numbers",
+            hint="give each example one class number (of one-hot labels, labels.argmax(1))",
+        )
+    if k < 1:
+        raise InputError(
+            f"No class can be among the top {k}.",
+            given=f"k={k}",
+            expected="1 or more",
+            hint="give k=1 for accuracy, k=5 for the usual second figure",
+        )
+
+
+class ConfusionMatrix:
+    """Counts the examples of each class by the class that was predicted for them; a metric for `lockstep.evaluate`."""
 
     def __init__(self, num_classes: int) -> None:
         check_whole("num_classes", num_classes, least=1)
@@ -26,14 +57,14 @@ class ConfusionMatrix:
         self._counts = torch.zeros(self.num_classes, self.num_classes, dtype=torch.int64)
 
     def update(self, predicted: Tensor, labels: Tensor) -> None:
-        """Count some more examples.
+        """Count more examples.
 
         Args:
             predicted: classes, whole numbers, shape (batch,).
             labels: the right ones.
 
         Raises:
-            InputError: they are of other shapes, no whole numbers, or no classes; nothing is counted then.
+            InputError: the shapes or types do not fit, or a number is no class; nothing is counted then.
         """
         _check_shapes(predicted, labels)
         # In a small type the number of classes would wrap around.
@@ -44,15 +75,15 @@ class ConfusionMatrix:
         self._counts.view(-1).index_add_(0, cells, torch.ones_like(cells))
 
     def compute(self) -> Tensor:
-        """The counts, int64 of shape (right classes, predicted classes)."""
+        """Return the counts, int64 of shape (right classes, predicted classes)."""
         return self._counts.clone()
 
     def recall(self) -> Tensor:
-        """Share of the examples of each class that were predicted to be of it; float64, NaN where it has none."""
+        """Compute the share of the examples of each class that were predicted so; float64, NaN where it has none."""
         return self._counts.diagonal() / self._counts.sum(1).double()
 
     def precision(self) -> Tensor:
-        """Share of the predictions of each class that were right; float64, NaN where it was never predicted."""
+        """Compute the share of right predictions of each class; float64, NaN where it was never predicted."""
         return self._counts.diagonal() / self._counts.sum(0).double()
 
     def _check_classes(self, what: str, classes: Tensor) -> None:
