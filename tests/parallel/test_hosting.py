@@ -109,7 +109,7 @@ def test_buffers_and_random_streams_are_left_as_they_were(fails: bool) -> None:
 
     def draws(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
         found = losses(model, batch)[0]
-        drawn.append(torch.rand(()).item() + random.random() + np.random.rand())  # noqa: NPY002 (a user's own)
+        drawn.append(torch.rand(()).item() + random.random() + np.random.rand())
         if fails and len(drawn) == 2:
             raise ValueError("the second tower fails")
         return found
