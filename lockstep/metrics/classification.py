@@ -1,6 +1,10 @@
-"""Metrics of classifiers: top-k accuracy of each example, and the confusion matrix of all."""
+"""Metrics of classifiers: top-k accuracy of each example, and the confusion matrix of all, which can become CSV."""
 
 from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from io import StringIO
 
 import torch
 from torch import Tensor
@@ -111,3 +115,42 @@ def _check_shapes(predicted: Tensor, labels: Tensor) -> None:
 
 def _is_fractional(values: Tensor) -> bool:
     return values.is_floating_point() or values.is_complex()
+
+
+_CORNER = "is / predicted"
+
+
+def confusion_csv(counts: Tensor | Sequence[Sequence[int]], names: ClassNames = ()) -> str:
+    """Write a line of CSV for each class: its name, and how often each class was predicted for it, below a header.
+
+    Args:
+        counts: shape (right classes, predicted classes), as `ConfusionMatrix` computes them.
+        names: of the classes; one without a name appears as its number.
+    """
+    rows = counts.tolist() if isinstance(counts, Tensor) else [[*row] for row in counts]
+    if any(not isinstance(row, list) or len(row) != len(rows) for row in rows):
+        raise InputError(
+            "These counts are no confusion matrix.",
+            given=f"{len(rows)} rows, of which not all are of {len(rows)} numbers",
+            expected="as many numbers in each row as there are rows",
+            hint="give what ConfusionMatrix.compute returns",
+        )
+    classes = [class_name(names, label) for label in range(len(rows))]
+    return "".join(map(_line, [[_CORNER, *classes], *([name, *row] for name, row in zip(classes, rows, strict=True))]))
+
+
+def _line(cells: Sequence[object]) -> str:
+    # csv quotes a cell for the line breaks that end its own lines, and no others: so both end them here.
+    file = StringIO()
+    csv.writer(file, lineterminator="\r\n").writerow(cells)
+    return file.getvalue().removesuffix("\r\n") + "\n"
+
+
+ClassNames = Sequence[str] | Mapping[int, str]
+"""Names by label; some may be missing."""
+
+
+def class_name(names: ClassNames, label: int) -> str:
+    """Return the name of a class, or its number where it has none."""
+    known = names if isinstance(names, Mapping) else dict(enumerate(names))
+    return known.get(label) or str(label)

@@ -47,7 +47,7 @@ class WorstMistakes:
             losses: of each example, floating, shape (batch,).
             predicted: classes, whole numbers, shape (batch,).
             labels: the right ones.
-            indices: of the examples in their reader, as `example_indices` of `lockstep.evaluation` gives them.
+            indices: of the examples in their reader, as `lockstep.evaluation.evaluate.example_indices` gives them.
         """
         columns = (losses, predicted, labels, indices)
         if losses.ndim != 1 or len({column.shape for column in columns}) > 1:

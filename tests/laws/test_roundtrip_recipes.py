@@ -42,7 +42,7 @@ from lockstep.progress import Epochs, Hours, Interval, Steps
 from lockstep.recipes.data import ImageData, MnistData
 from lockstep.recipes.parts import Checkpoints, CrossEntropy, DataLoading, Evaluate, InitialWeights, Monitoring, Stage
 from lockstep.recipes.preprocessing import Cifarnet, Inception, Lenet, ResizedCrop, Vgg
-from lockstep.recipes.recipe import Recipe, differences
+from lockstep.recipes.recipe import Recipe, recipe_changes
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find, names
 from lockstep.recipes.toml import from_toml, to_toml
@@ -275,7 +275,7 @@ def test_what_is_written_is_read_back(written: Recipe) -> None:
     text = to_toml(written)
     assert from_toml(text, "text") == written
     assert to_toml(from_toml(text, "text")) == text
-    assert differences(written, from_toml(text, "text")) == []
+    assert recipe_changes(written, from_toml(text, "text")) == []
 
 
 @settings(max_examples=20, deadline=None)

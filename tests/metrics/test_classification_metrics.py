@@ -1,8 +1,10 @@
-"""Top-k accuracy and the confusion matrix."""
+"""Top-k accuracy and the confusion matrix, which can become CSV."""
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from lockstep.errors import InputError
 from lockstep.metrics import ConfusionMatrix, in_top_k
+from lockstep.metrics.classification import confusion_csv
 
 
 @given(data=st.data(), num_classes=st.integers(1, 6), k=st.integers(1, 8))
@@ -132,3 +135,31 @@ def test_a_confusion_matrix_refuses_what_it_cannot_count_and_counts_nothing(
 def test_a_confusion_matrix_has_a_class_at_least() -> None:
     with pytest.raises(InputError, match=r"num_classes is out of range\.\n.*num_classes=0\n.*1 or more"):
         ConfusionMatrix(0)
+
+
+COUNTS = [[5, 0, 1], [0, 0, 0], [2, 3, 4]]
+
+
+def test_lines_are_right_classes_and_columns_predicted_ones() -> None:
+    expected = "is / predicted,daisy,rose,tulip\ndaisy,5,0,1\nrose,0,0,0\ntulip,2,3,4\n"
+    assert confusion_csv(COUNTS, ["daisy", "rose", "tulip"]) == expected
+    assert confusion_csv(torch.tensor(COUNTS), ["daisy", "rose", "tulip"]) == expected
+
+
+@pytest.mark.parametrize("names", [["background", 'hook, "line"'], {1: 'hook, "line"', 0: "background", 9: "none"}])
+def test_names_are_quoted_and_classes_without_one_are_numbers(names: Any) -> None:
+    rows = list(csv.reader(StringIO(confusion_csv(COUNTS, names))))
+    assert rows[0] == ["is / predicted", "background", 'hook, "line"', "2"]
+    assert [row[0] for row in rows] == rows[0]
+
+
+@given(st.text(st.characters(), min_size=1))
+def test_any_name_stays_in_its_cell(name: str) -> None:
+    rows = list(csv.reader(StringIO(confusion_csv([[1, 0], [2, 3]], [name, "b"]), newline="")))
+    assert rows == [["is / predicted", name, "b"], [name, "1", "0"], ["b", "2", "3"]]
+
+
+@pytest.mark.parametrize("counts", [[[1, 2]], [[1, 2], [3]], torch.zeros(2, 3), torch.zeros(2)])
+def test_counts_that_are_no_square_are_refused(counts: Any) -> None:
+    with pytest.raises(InputError, match=r"no confusion matrix\.\n.*rows, of which not all.*\n.*\n.*compute returns"):
+        confusion_csv(counts)
