@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from lockstep.runs.run import run
     from lockstep.training.attempt import LossAverage
     from lockstep.training.loop import batches, every, train, train_steps
-    from lockstep.training.resume import resume, save
+    from lockstep.training.resume import resume
     from lockstep.training.rollback import rollback
-    from lockstep.training.saving import Saver
+    from lockstep.training.saving import Saver, save
     from lockstep.training.state import TrainState
     from lockstep.training.step import train_step
     from lockstep.training.warm_start import warm_start
@@ -65,9 +65,9 @@ _HOMES = {
     "lockstep.runs.result": ["Result"],
     "lockstep.runs.run": ["run"],
     "lockstep.training.loop": ["batches", "every", "train", "train_steps"],
-    "lockstep.training.resume": ["resume", "save"],
+    "lockstep.training.resume": ["resume"],
     "lockstep.training.rollback": ["rollback"],
-    "lockstep.training.saving": ["Saver"],
+    "lockstep.training.saving": ["Saver", "save"],
     "lockstep.training.attempt": ["LossAverage"],
     "lockstep.training.state": ["TrainState"],
     "lockstep.training.step": ["train_step"],

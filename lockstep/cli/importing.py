@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from lockstep.checkpoints.encoding import check, encoded
+from lockstep.checkpoints.encoding import check_saveable, encode_tensors
 from lockstep.cli.converting import size
 from lockstep.cli.target_file import check_target
 from lockstep.durable import atomic_write
@@ -38,9 +38,9 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     source = open_weights(arguments.path)
     planned = assign_tensors(source, targets(source, mapping), mapping)
     tensors = dict(planned.tensors(source))
-    check({"weights": tensors})
+    check_saveable({"weights": tensors})
     with atomic_write(path, failure=InputError) as file:
-        for part in encoded(tensors):
+        for part in encode_tensors(tensors):
             file.write(part)
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     report = str(planned.report.after(tensors))

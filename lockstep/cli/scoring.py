@@ -24,7 +24,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import Examples, build_state, prepared, task
 from lockstep.runs.stages import recipe_at, recipe_at_start
 from lockstep.runs.workdir import Workdir
-from lockstep.training.resume import agreed, restore
+from lockstep.training.resume import load_states, read_checkpoint
 from lockstep.workers.rank import Worker
 
 log = logging.getLogger("lockstep")
@@ -86,7 +86,7 @@ class _Scoring:
         recipe = recipe_at(self._run.recipe, checkpoint)
         if recipe != self._recipe:
             self._build(recipe)
-        restore(checkpoint, self._state)
+        load_states(checkpoint, self._state)
         how = self._run.recipe.evaluate
         result = evaluate_unless_stopped(
             self._state,
@@ -137,6 +137,6 @@ def _follow(run: ScoredRun, patience: Patience, scoring: _Scoring, worker: Worke
 
 
 def _read(run: ScoredRun) -> Checkpoint:
-    checkpoint = agreed(run.store, run.wanted)
+    checkpoint = read_checkpoint(run.store, run.wanted)
     assert checkpoint is not None, "there are checkpoints, and where all are damaged the chief has raised"
     return checkpoint
