@@ -1,147 +1,63 @@
-"""Lockstep trains vision models on many devices as if they were one.
-
-The public names are listed here and loaded on first use, so that importing the package loads no torch.
-"""
+"""Lockstep trains vision models on many devices as if they were one."""
 
 from __future__ import annotations
 
-import logging
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from lockstep.screen import escape_arguments as _escape_arguments
+from lockstep.lazy import lazy_names
 from lockstep.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from lockstep import data, images, losses, metrics, models, optim, recipes, records, weights
-    from lockstep.errors import (
-        CheckpointError,
-        DataError,
-        InputError,
-        LockstepError,
-        NonFiniteError,
-        PeerLostError,
-        RecipeError,
-        WorkdirError,
-        WorkerError,
-    )
-    from lockstep.evaluation.evaluate import Evaluation, evaluate
-    from lockstep.evaluation.precise_statistics import PreciseStatistics
-    from lockstep.parallel.exchange import AllReduce, Alone
-    from lockstep.parallel.towers import InTurn, Towers
-    from lockstep.progress import Epochs, Hours, Interval, Progress, Steps
-    from lockstep.runs.result import Result
-    from lockstep.runs.run import run
-    from lockstep.training.attempt import LossAverage
-    from lockstep.training.loop import batches, every, train, train_steps
-    from lockstep.training.resume import resume
-    from lockstep.training.rollback import rollback
-    from lockstep.training.saving import Saver, save
-    from lockstep.training.state import TrainState
-    from lockstep.training.step import train_step
-    from lockstep.training.warm_start import warm_start
-    from lockstep.types import BadExample, Batch, NonFiniteReport, StepReport
-    from lockstep.weights.initializers import initialize
-    from lockstep.workers.rank import Worker, join
-
-_HOMES = {
-    "lockstep": ["data", "images", "losses", "metrics", "models", "optim", "recipes", "records", "weights"],
-    "lockstep.errors": [
-        "CheckpointError",
-        "DataError",
-        "InputError",
-        "LockstepError",
-        "NonFiniteError",
-        "PeerLostError",
-        "RecipeError",
-        "WorkdirError",
-        "WorkerError",
-    ],
-    "lockstep.evaluation.evaluate": ["Evaluation", "evaluate"],
-    "lockstep.evaluation.precise_statistics": ["PreciseStatistics"],
-    "lockstep.parallel.exchange": ["Alone", "AllReduce"],
-    "lockstep.parallel.towers": ["InTurn", "Towers"],
-    "lockstep.progress": ["Epochs", "Hours", "Interval", "Progress", "Steps"],
-    "lockstep.runs.result": ["Result"],
-    "lockstep.runs.run": ["run"],
-    "lockstep.training.loop": ["batches", "every", "train", "train_steps"],
-    "lockstep.training.resume": ["resume"],
-    "lockstep.training.rollback": ["rollback"],
-    "lockstep.training.saving": ["Saver", "save"],
-    "lockstep.training.attempt": ["LossAverage"],
-    "lockstep.training.state": ["TrainState"],
-    "lockstep.training.step": ["train_step"],
-    "lockstep.training.warm_start": ["warm_start"],
-    "lockstep.types": ["BadExample", "Batch", "NonFiniteReport", "StepReport"],
-    "lockstep.weights.initializers": ["initialize"],
-    "lockstep.workers.rank": ["Worker", "join"],
-}
-# Names from files that are logged hold no line breaks, whatever handler shows them.
-logging.getLogger("lockstep").addFilter(_escape_arguments)
-
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = [
-    "AllReduce",
-    "Alone",
-    "BadExample",
-    "Batch",
-    "CheckpointError",
-    "DataError",
-    "Epochs",
-    "Evaluation",
-    "Hours",
-    "InTurn",
-    "InputError",
-    "Interval",
-    "LockstepError",
-    "LossAverage",
-    "NonFiniteError",
-    "NonFiniteReport",
-    "PeerLostError",
-    "PreciseStatistics",
-    "Progress",
-    "RecipeError",
-    "Result",
-    "Saver",
-    "StepReport",
-    "Steps",
-    "Towers",
-    "TrainState",
-    "WorkdirError",
-    "Worker",
-    "WorkerError",
-    "batches",
-    "data",
-    "evaluate",
-    "every",
-    "images",
-    "initialize",
-    "join",
-    "losses",
-    "metrics",
-    "models",
-    "optim",
-    "recipes",
-    "records",
-    "resume",
-    "rollback",
-    "run",
-    "save",
-    "train",
-    "train_step",
-    "train_steps",
-    "warm_start",
-    "weights",
-]
-
-
-def __getattr__(name: str) -> object:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
-    return import_module(f"lockstep.{name}") if home == "lockstep" else getattr(import_module(home), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    from lockstep import data as data
+    from lockstep import images as images
+    from lockstep import losses as losses
+    from lockstep import metrics as metrics
+    from lockstep import models as models
+    from lockstep import optim as optim
+    from lockstep import recipes as recipes
+    from lockstep import records as records
+    from lockstep import weights as weights
+    from lockstep.errors import CheckpointError as CheckpointError
+    from lockstep.errors import DataError as DataError
+    from lockstep.errors import InputError as InputError
+    from lockstep.errors import LockstepError as LockstepError
+    from lockstep.errors import NonFiniteError as NonFiniteError
+    from lockstep.errors import PeerLostError as PeerLostError
+    from lockstep.errors import RecipeError as RecipeError
+    from lockstep.errors import WorkdirError as WorkdirError
+    from lockstep.errors import WorkerError as WorkerError
+    from lockstep.evaluation.evaluate import Evaluation as Evaluation
+    from lockstep.evaluation.evaluate import evaluate as evaluate
+    from lockstep.evaluation.precise_statistics import PreciseStatistics as PreciseStatistics
+    from lockstep.parallel.exchange import AllReduce as AllReduce
+    from lockstep.parallel.exchange import Alone as Alone
+    from lockstep.parallel.towers import InTurn as InTurn
+    from lockstep.parallel.towers import Towers as Towers
+    from lockstep.progress import Epochs as Epochs
+    from lockstep.progress import Hours as Hours
+    from lockstep.progress import Interval as Interval
+    from lockstep.progress import Progress as Progress
+    from lockstep.progress import Steps as Steps
+    from lockstep.runs.result import Result as Result
+    from lockstep.runs.run import run as run
+    from lockstep.training.attempt import LossAverage as LossAverage
+    from lockstep.training.loop import batches as batches
+    from lockstep.training.loop import every as every
+    from lockstep.training.loop import train as train
+    from lockstep.training.loop import train_steps as train_steps
+    from lockstep.training.resume import resume as resume
+    from lockstep.training.rollback import rollback as rollback
+    from lockstep.training.saving import Saver as Saver
+    from lockstep.training.saving import save as save
+    from lockstep.training.state import TrainState as TrainState
+    from lockstep.training.step import train_step as train_step
+    from lockstep.training.warm_start import warm_start as warm_start
+    from lockstep.types import BadExample as BadExample
+    from lockstep.types import Batch as Batch
+    from lockstep.types import NonFiniteReport as NonFiniteReport
+    from lockstep.types import StepReport as StepReport
+    from lockstep.weights.initializers import initialize as initialize
+    from lockstep.workers.rank import Worker as Worker
+    from lockstep.workers.rank import join as join
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -123,7 +123,7 @@ def changes(path: str, saved: Any, given: Any) -> Iterator[Change]:
         yield Change(path, saved, given)
     elif _class_of(saved):
         for name in filter(saved.keys().__contains__, given):
-            yield from changes(f"{path}.{name}", saved[name], given[name])
+            yield from changes(f"{path}.{name}" if path else name, saved[name], given[name])
     elif isinstance(saved, dict) and saved.keys() == given.keys():
         for name in saved:
             yield from changes(f"{path}[{name}]", saved[name], given[name])

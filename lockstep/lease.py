@@ -16,7 +16,6 @@ clocks of the hosts do not matter.
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 import threading
@@ -30,8 +29,7 @@ from typing import NamedTuple
 from lockstep.durable import atomic_write
 from lockstep.errors import WorkdirError
 from lockstep.owner import Owner, this_process
-
-log = logging.getLogger("lockstep")
+from lockstep.screen import log
 
 RENEW_SECONDS = 10.0
 EXPIRY_SECONDS = 60.0

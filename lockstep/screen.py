@@ -48,6 +48,11 @@ def escape_arguments(record: logging.LogRecord) -> bool:
     return True
 
 
+log = logging.getLogger("lockstep")
+"""The logger of the library. Names from files that it logs stay on their line, whatever handler shows them."""
+log.addFilter(escape_arguments)
+
+
 def write_lines(lines: Iterable[str]) -> None:
     """Write lines to the standard output, each of them as one."""
     sys.stdout.write("".join(f"{one_line(line)}\n" for line in lines))

@@ -181,7 +181,7 @@ def test_a_lease_that_names_nobody_holds_for_a_minute(
 
 
 def test_of_many_that_follow_a_dead_owner_at_once_exactly_one_wins(tmp_path: Path) -> None:
-    for number in range(4):
+    for number in range(2):
         folder = tmp_path / str(number)
         folder.mkdir()
         die(folder)
@@ -277,7 +277,7 @@ def test_never_two_at_once_however_many_are_killed(arena: Arena) -> None:
     for _ in range(4):
         arena.start()
     deadline = time.monotonic() + TIMEOUT_SECONDS
-    while kills < 25 or len(arena.entries()) < 50:
+    while kills < 15 or len(arena.entries()) < 30:
         assert time.monotonic() < deadline, f"{kills} kills, {len(arena.entries())} entries"
         victim = next((each for each in arena.processes if each.pid == arena.pid_inside()), None)
         if victim is None or choose.random() < 0.3:

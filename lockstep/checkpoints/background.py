@@ -9,7 +9,6 @@ A writer has at most one checkpoint in flight: the next one waits for it.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,10 +20,9 @@ from torch import Tensor
 from lockstep.checkpoints.encoding import JSON, Tensors, check_saveable
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError
+from lockstep.screen import log
 from lockstep.workers.pulse import of_this_process
 from lockstep.workers.signals import interruptible
-
-log = logging.getLogger("lockstep")
 
 _in_flight: list[BackgroundWriter] = []
 """The writers of this process that have begun a checkpoint and have not been waited for: a read or another write of

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
-import logging
 import math
 import os
 import re
@@ -43,8 +42,7 @@ from lockstep.durable import make_folder, sync_folder
 from lockstep.errors import CheckpointError
 from lockstep.listing import shorten
 from lockstep.owner import host_name, start_ticks
-
-log = logging.getLogger("lockstep")
+from lockstep.screen import log
 
 _NAME = re.compile(r"step-(\d{8,})")
 _USUAL = Retention()

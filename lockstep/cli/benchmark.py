@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -29,14 +28,12 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
 from lockstep.reporting.console import format_rate
 from lockstep.runs.build import build
-from lockstep.screen import write_json, write_lines
+from lockstep.screen import log, write_json, write_lines
 from lockstep.tracing import INPUT_STAGES
 from lockstep.training import choices
 from lockstep.training.step import bind
 from lockstep.types import Batch
 from lockstep.workers.rank import Worker, join
-
-log = logging.getLogger("lockstep")
 
 _BATCH_SIZE = 64
 _CROP_SIZE = 224

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -16,10 +15,9 @@ from lockstep.cli import (
     convert_prepare,
     convert_validation,
 )
+from lockstep.screen import log
 
 _STOPPED = 130
-
-_logger = logging.getLogger("lockstep")
 
 
 class Kind(NamedTuple):
@@ -61,6 +59,6 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     try:
         KINDS[arguments.kind].run(arguments)
     except KeyboardInterrupt:
-        _logger.info("Stopped. What is finished is kept: the same command goes on.")
+        log.info("Stopped. What is finished is kept: the same command goes on.")
         return _STOPPED
     return 0

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from pathlib import Path
 
 from lockstep.cli.converting import showing
-
-_logger = logging.getLogger("lockstep")
+from lockstep.screen import log
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -27,7 +25,7 @@ def run(arguments: argparse.Namespace) -> None:
     synsets = frozenset(read_labels(arguments.labels)) if arguments.labels else None
     with showing("boxes") as show:
         counts = write_boxes(arguments.folder, arguments.to, synsets, overwrite=arguments.overwrite, progress=show)
-    _logger.info(
+    log.info(
         "%d boxes of %d images in %s, from %d files; %d boxes skipped",
         counts.num_boxes,
         counts.num_images,

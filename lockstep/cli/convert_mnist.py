@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import time
 from pathlib import Path
 
 from lockstep.cli.converting import size
 from lockstep.reporting.console import format_duration
-
-_logger = logging.getLogger("lockstep")
+from lockstep.screen import log
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -34,7 +32,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     started = time.monotonic()
     written = convert_mnist(arguments.to, arguments.layout, arguments.folder)
-    _logger.info(
+    log.info(
         "%d records in %d files in %s, %s, in %s",
         sum(each.num_records for each in written),
         len(written),

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from pathlib import Path
 
 from lockstep.cli.converting import report, settings_of, size
-
-_logger = logging.getLogger("lockstep")
+from lockstep.screen import log
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -38,4 +36,4 @@ def run(arguments: argparse.Namespace) -> None:
         done = prepare(arguments.shards, arguments.to, preparation, base=arguments.name, settings=settings)
     report([done.summary], arguments.to)
     before, after = done.num_bytes_before, done.summary.num_bytes
-    _logger.info("%s: %s before, %s after (%.0f %%)", preparation, size(before), size(after), 100 * after / before)
+    log.info("%s: %s before, %s after (%.0f %%)", preparation, size(before), size(after), 100 * after / before)

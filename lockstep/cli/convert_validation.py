@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from pathlib import Path
 
 from lockstep.cli.converting import showing
-
-_logger = logging.getLogger("lockstep")
+from lockstep.screen import log
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -29,4 +27,4 @@ def run(arguments: argparse.Namespace) -> None:
 
     with showing("validation images") as show:
         num_images = sort_validation(arguments.folder, arguments.labels, arguments.to, arguments.how, progress=show)
-    _logger.info("%d images in folders of their classes in %s", num_images, arguments.to)
+    log.info("%d images in folders of their classes in %s", num_images, arguments.to)

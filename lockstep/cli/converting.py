@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from lockstep.reporting.console import format_duration, format_rate
 from lockstep.reporting.log import is_terminal
+from lockstep.screen import log
 
 if TYPE_CHECKING:
     from lockstep.convert.image_record import LabelledImage
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 _SECONDS_BETWEEN_DRAWINGS = 0.2
 _SECONDS_BETWEEN_LINES = 10.0
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
-
-_logger = logging.getLogger("lockstep")
 
 
 def add_output(command: argparse.ArgumentParser) -> None:
@@ -86,7 +84,7 @@ def report(summaries: Sequence[Summary], output: Path) -> None:
     total = reduce(add, summaries)
     kept = f" ({total.num_kept} of them before)" if total.num_kept else ""
     skipped = f", {len(total.skipped)} skipped (listed in {output}/.*.conversion.json)" if total.skipped else ""
-    _logger.info(
+    log.info(
         "%d records in %d shards%s in %s, %s, in %s%s",
         total.num_records,
         total.num_shards,
@@ -128,7 +126,7 @@ class _Display:
         if self._on_terminal:
             self._draw(place, done / total, left, f"{format_rate(pace)}/s")
         else:
-            _logger.info("%s", " | ".join(part for part in (place, f"{format_rate(pace)}/s", left) if part))
+            log.info("%s", " | ".join(part for part in (place, f"{format_rate(pace)}/s", left) if part))
         self._next = now + (_SECONDS_BETWEEN_DRAWINGS if self._on_terminal else _SECONDS_BETWEEN_LINES)
 
     def close(self) -> None:

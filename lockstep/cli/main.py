@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -13,7 +12,7 @@ from lockstep import __version__
 from lockstep.cli import convert
 from lockstep.errors import InputError, LockstepError
 from lockstep.reporting.log import configure
-from lockstep.screen import one_line
+from lockstep.screen import log, one_line
 
 EXIT_CODES = """exit codes:
   0    the run reached its end
@@ -240,6 +239,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = import_module(f"lockstep.cli.{_MODULES.get(arguments.command, arguments.command)}")
         code: int = command.run(arguments, given)
     except LockstepError as error:
-        logging.getLogger("lockstep").error("%s", error)
+        log.error("%s", error)
         return 2 if isinstance(error, InputError) else 1
     return code

@@ -11,8 +11,8 @@ from PIL import Image
 from lockstep.cli.page import Card, Tile, card
 from lockstep.cli.sheet import contact_sheet
 from lockstep.data.showing import ShownExample, examples
-from lockstep.evaluation.class_names import ClassNames, class_name
 from lockstep.images.drawing import printable
+from lockstep.metrics.classification import ClassNames, class_name
 from lockstep.metrics.worst_mistakes import Mistake
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from lockstep.cli.mistakes import mistakes_sheet
 from lockstep.cli.page import png_bytes
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
-from lockstep.evaluation.confusion_table import confusion_csv
-from lockstep.metrics.confusion import ConfusionMatrix
+from lockstep.metrics.classification import ConfusionMatrix, confusion_csv
 from lockstep.metrics.metric import Metric
 from lockstep.metrics.worst_mistakes import WorstMistakes
 from lockstep.readers.reader import Reader

@@ -9,7 +9,6 @@ Nothing else in the workdir is touched, and the run itself may go on meanwhile.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +20,7 @@ from lockstep.evaluation.evaluate import Evaluation
 from lockstep.reporting.append import append_line
 from lockstep.reporting.events import EventFile, scalar_summary
 from lockstep.reporting.jsonl import without_nonfinite
-
-log = logging.getLogger("lockstep")
+from lockstep.screen import log
 
 SUMMARIES, EVALUATIONS = "summaries-evaluation", "evaluations.jsonl"
 

@@ -13,7 +13,7 @@ from lockstep.checks import check_range
 from lockstep.cli.target_file import check_target
 from lockstep.errors import InputError, WorkdirError
 from lockstep.evaluation.evaluate import Weights
-from lockstep.evaluation.follow import Patience
+from lockstep.evaluation.follow import Polling
 from lockstep.recipes.data import SPLITS
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.workdir import HISTORY, Workdir
@@ -36,7 +36,7 @@ class ScoredRun:
     """Of the run; `evaluate.examples` is what the flags say."""
     split: str
     weights: Weights
-    patience: Patience | None
+    patience: Polling | None
     """How the run is followed; None: one checkpoint is scored."""
     wanted: int | None
     """The step of that checkpoint; None: the newest."""
@@ -95,7 +95,7 @@ def _store_in(path: Path, recipe: Recipe) -> Store:
     return Store(path / "checkpoints", recipe.checkpoints.retention)
 
 
-def _patience(arguments: argparse.Namespace) -> Patience | None:
+def _patience(arguments: argparse.Namespace) -> Polling | None:
     given = {"--interval": arguments.interval, "--timeout": arguments.timeout}
     said = {flag: seconds for flag, seconds in given.items() if seconds is not None}
     for flag, seconds in said.items():
@@ -103,8 +103,8 @@ def _patience(arguments: argparse.Namespace) -> Patience | None:
     if not arguments.follow:
         _check_unsaid(said)
         return None
-    interval = Patience().interval_seconds if arguments.interval is None else arguments.interval
-    return Patience(interval, arguments.timeout)
+    interval = Polling().interval_seconds if arguments.interval is None else arguments.interval
+    return Polling(interval, arguments.timeout)
 
 
 def _check_unsaid(said: Mapping[str, float]) -> None:

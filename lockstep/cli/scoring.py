@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
@@ -18,16 +17,15 @@ from lockstep.cli.score_details import Details
 from lockstep.cli.score_files import ScoreFiles, reference_names, write_json
 from lockstep.cli.scored_run import ScoredRun, scored_run
 from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
-from lockstep.evaluation.follow import Patience, follow
+from lockstep.evaluation.follow import Polling, follow
 from lockstep.readers.reader import Reader
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import Examples, build_state, prepared, task
 from lockstep.runs.stages import recipe_at, recipe_at_start
 from lockstep.runs.workdir import Workdir
+from lockstep.screen import log
 from lockstep.training.resume import load_states, read_checkpoint
 from lockstep.workers.rank import Worker
-
-log = logging.getLogger("lockstep")
 
 
 def plan(argv: list[str]) -> dict[str, Any]:
@@ -124,7 +122,7 @@ def _path(given: str | None) -> Path | None:
     return None if given is None else Path(given)
 
 
-def _follow(run: ScoredRun, patience: Patience, scoring: _Scoring, worker: Worker) -> bool:
+def _follow(run: ScoredRun, patience: Polling, scoring: _Scoring, worker: Worker) -> bool:
     """Score each new checkpoint; whether it went on to its end, and not to a signal, on some worker at least."""
 
     def is_stopped() -> bool:

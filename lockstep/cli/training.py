@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +20,8 @@ from lockstep.runs.build import check_told
 from lockstep.runs.result import Result
 from lockstep.runs.run import Run, check_needs_no_files
 from lockstep.runs.workdir import Workdir
+from lockstep.screen import log
 from lockstep.workers.rank import Worker
-
-log = logging.getLogger("lockstep")
 
 
 def plan(argv: list[str]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,14 +19,13 @@ from typing import Any
 from lockstep.durable import atomic_write
 from lockstep.errors import DataError
 from lockstep.listing import shorten
+from lockstep.screen import log
 
 if sys.platform != "win32":
     import fcntl
 
 _MAX_BYTES = 1 << 30
 _MAX_NAMED = 3
-
-_logger = logging.getLogger("lockstep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +104,7 @@ def start_or_resume(
     state.finished = _unchanged(state.finished, names, present, overwrite)
     state.save()
     if others := sorted({*present} - {*names}):
-        _logger.warning("Left in %s, and of another conversion: %s", folder, shorten(others, _MAX_NAMED))
+        log.warning("Left in %s, and of another conversion: %s", folder, shorten(others, _MAX_NAMED))
     shard_or_state = rf"{re.escape(base)}-\d+-of-\d+|{re.escape(path.name)}"
     for partial in _matching(folder, rf"\.({shard_or_state})\.\w{{32}}\.partial").values():
         partial.unlink()

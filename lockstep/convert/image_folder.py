@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -17,13 +16,12 @@ from lockstep.errors import DataError
 from lockstep.listing import shorten
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.records.shards import check_local
+from lockstep.screen import log
 
 SETS = {"validation": ("validation", "val"), "train": ("train",)}
 """The sets in the order in which they are converted, with the names that their folders may have."""
 
 _SEED = 12345
-
-_logger = logging.getLogger("lockstep")
 
 
 def convert_images(
@@ -116,7 +114,7 @@ def find_sets(folder: Path) -> dict[str, Path]:
         )
     taken = [name for names in found.values() for name in names]
     if others := [name for name in folders if name not in taken]:
-        _logger.warning("Not converted in %s: %s", folder, shorten(others))
+        log.warning("Not converted in %s: %s", folder, shorten(others))
     return {name: folder / names[0] for name, names in found.items() if names}
 
 

@@ -10,7 +10,6 @@ as shares of the size at which annotators saw it, which is not always that of th
 from __future__ import annotations
 
 import csv
-import logging
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,12 +25,11 @@ from lockstep.errors import DataError
 from lockstep.listing import shorten
 from lockstep.readers.label_map import read_labels
 from lockstep.readers.voc import VocAnnotation, VocObject, read_voc_xml
+from lockstep.screen import log
 
 _ENDING = ".JPEG"
 
 Progress = Callable[[int, int], None]
-
-_logger = logging.getLogger("lockstep")
 
 
 def imagenet_sets(
@@ -72,9 +70,9 @@ def _list_images(
     """The images of a set, sorted by synset and name."""
     present = {path.name for path in folder.iterdir() if path.is_dir()}
     if missing := [name for name in classes if name not in present]:
-        _logger.warning("No folder in %s for %s", folder, shorten(missing))
+        log.warning("No folder in %s for %s", folder, shorten(missing))
     if others := sorted(present - {*classes}):
-        _logger.warning("Not converted in %s: %s", folder, shorten(others))
+        log.warning("Not converted in %s: %s", folder, shorten(others))
     images = []
     for synset, (label, text) in classes.items():
         for path in sorted((folder / synset).glob(f"*{_ENDING}")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,10 +17,9 @@ from lockstep.records.example import serialize_example
 from lockstep.records.record_files import RecordFiles
 from lockstep.records.shards import check_local
 from lockstep.records.tfrecord import write_records
+from lockstep.screen import log
 
 LAYOUTS = ("raw", "png")
-
-_logger = logging.getLogger("lockstep")
 
 
 class Written(NamedTuple):
@@ -73,7 +71,7 @@ def _with_pngs(images: Path, labels: Path, path: Path) -> Written:
     """Write the records of two original files, images and labels, unless they are there."""
     values = load_idx(labels)
     if not path.exists():
-        _logger.info("Writing %d records of MNIST to %s", len(values), path)
+        log.info("Writing %d records of MNIST to %s", len(values), path)
         write_records(path, _examples(load_idx(images), values))
     return Written(path, len(values))
 

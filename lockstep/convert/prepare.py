@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from lockstep.images.decode import AS_STORED
 from lockstep.images.resizing import resized
 from lockstep.records.example import Float32s, Values, parse_example, serialize_example
 from lockstep.records.record_files import RecordFiles
+from lockstep.screen import log
 
 PREPARED = "image/prepared"
 """The feature that names the preparation of a record."""
@@ -35,7 +35,6 @@ _ORIENTATION = 0x0112  # the EXIF tag
 _WRITE_AGAIN = "write the record again, with masks of the size of its image"
 _JPEG_NAMES = (b"jpeg", b"jpg")
 
-_logger = logging.getLogger("lockstep")
 
 Features = dict[str, Values]
 Size = tuple[int, int]
@@ -107,7 +106,7 @@ def prepare(
         WorkerError: as `convert`.
     """
     # The processes are forked from this one, and must find the decoder's library loaded.
-    _logger.info("Images are decoded by %s", AS_STORED.chosen)
+    log.info("Images are decoded by %s", AS_STORED.chosen)
     records = RecordFiles(shards)
     paths = [file.path for file in records.files]
     _check_apart(paths, output)

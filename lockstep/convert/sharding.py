@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -27,11 +26,10 @@ from lockstep.durable import atomic_write
 from lockstep.errors import DataError, InputError
 from lockstep.records.shards import check_local
 from lockstep.records.tfrecord import frame
+from lockstep.screen import log
 
 Item = TypeVar("Item")
 Progress = Callable[[int, int], None]
-
-_logger = logging.getLogger("lockstep")
 
 
 @dataclass(frozen=True)
@@ -188,7 +186,7 @@ def _write_missing(conversion: _Conversion, state: ConversionState, settings: Se
                 continue
             done += 1
             if event is not None:
-                _logger.warning("Skipped %s: %s", event.name, event.reason)
+                log.warning("Skipped %s: %s", event.name, event.reason)
                 skipped.append(event)
                 _check_skipped(skipped, settings.max_skipped)
             if settings.progress:

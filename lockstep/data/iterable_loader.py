@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +16,12 @@ from lockstep.errors import DataError, InputError, LockstepError
 from lockstep.images.augment import Augment
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of
 from lockstep.readers.reader import Collation, Cost
+from lockstep.screen import log
 from lockstep.types import Batch
 from lockstep.workers.rank import join
 
 _CPU = torch.device("cpu")
 _END = object()
-
-_logger = logging.getLogger("lockstep")
 
 
 class IterableLoader(Loader):
@@ -116,7 +114,7 @@ class IterableLoader(Loader):
     def _start_anew(self) -> None:
         """Walk the dataset from its start; but for a walk that began here too, the stream is then another one."""
         if self.position != self._walk.first_number and join().is_chief:
-            _logger.warning(
+            log.warning(
                 "The stream goes on at position %d with the first item of %s: an iterable dataset cannot be entered in "
                 "the middle, so some examples come again and others later, and this is not exactly the run that was "
                 "saved. For an exact one give ls.data.Loader a map-style dataset, with __len__ and __getitem__.",

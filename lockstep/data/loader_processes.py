@@ -20,7 +20,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
-import logging
 import mmap
 import multiprocessing.process
 import os
@@ -45,7 +44,7 @@ from lockstep.data.shared_memory import ReceivedMemories, SentMemories
 from lockstep.errors import LockstepError, WorkerError
 from lockstep.listing import shorten
 from lockstep.owner import process_fields
-from lockstep.screen import Lines
+from lockstep.screen import Lines, log
 from lockstep.tracing import listen, measure_stages, timed
 from lockstep.workers.signals import NOTICES
 
@@ -58,8 +57,6 @@ _NO_STACK = {
     "T": "it is stopped (SIGSTOP)",
     "D": "it waits for the system, perhaps for a disk, and cannot be interrupted",
 }
-
-_logger = logging.getLogger("lockstep")
 
 
 def read_in_processes(
@@ -183,7 +180,7 @@ class _LoaderProcess(Generic[Job, Result]):
 
     def _leave_behind(self) -> None:
         """It waits for the system, a disk say, so that nothing can kill it; this process shall not wait for it."""
-        _logger.warning("%s cannot be killed, and is left behind: it waits for the system, perhaps a disk", self._name)
+        log.warning("%s cannot be killed, and is left behind: it waits for the system, perhaps a disk", self._name)
         # At its exit multiprocessing would wait for it, however long.
         multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
 

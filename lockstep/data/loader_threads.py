@@ -9,7 +9,6 @@ A thread that hangs cannot be killed: it is left behind, and does not keep the i
 from __future__ import annotations
 
 import atexit
-import logging
 import sys
 import threading
 import time
@@ -27,9 +26,8 @@ import torch
 
 from lockstep.data.prefetch import Job, LoaderStatus, Result, StallTimeout, TimedResult, run_timed
 from lockstep.listing import shorten
+from lockstep.screen import log
 from lockstep.tracing import listen
-
-_logger = logging.getLogger("lockstep")
 
 
 def read_in_threads(
@@ -105,7 +103,7 @@ class _LoaderThreads(Generic[Job, Result]):
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                _logger.warning("%s does not end, and is left behind", thread.name)
+                log.warning("%s does not end, and is left behind", thread.name)
 
     def _status(self, task: _Task[Job, Result]) -> LoaderStatus:
         thread = task.thread or self._threads[0]

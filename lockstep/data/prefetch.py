@@ -6,7 +6,6 @@ process, which prefetches nothing.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from lockstep.checks import check_range, check_type, check_whole
 from lockstep.cores import usable_cores
 from lockstep.errors import InputError, WorkerError
 from lockstep.readers.reader import Reader
-from lockstep.screen import Lines
+from lockstep.screen import Lines, log
 from lockstep.tracing import StageSeconds, measure_stages
 
 Job = TypeVar("Job")
@@ -29,8 +28,6 @@ _WARN_SECONDS = 10.0
 _WARN_FACTOR = 10.0
 _POLL_SECONDS = 0.5
 _END_SECONDS = 10.0
-
-_logger = logging.getLogger("lockstep")
 
 
 @dataclass(frozen=True)
@@ -183,7 +180,7 @@ class StallTimeout:
 
 
 def _warn(there: LoaderStatus, seconds: float) -> None:
-    _logger.warning(
+    log.warning(
         "the trainer has waited %.3g s for %s: %s is at %s\n%s",
         seconds,
         there.batch,

@@ -1,9 +1,8 @@
-"""Scoring a model on a data set: each example once, the same bits for every number of workers."""
+"""Score a model on a data set: each example once, the same bits for every number of workers."""
 
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -16,21 +15,21 @@ from torch import Tensor, nn
 
 from lockstep.checks import check_one_of
 from lockstep.data.bad_examples import check_budget
-from lockstep.data.loader import Loader
+from lockstep.data.loader import EvaluationBatch, Loader
 from lockstep.errors import InputError
-from lockstep.evaluation.metric_feed import MetricFeed
+from lockstep.evaluation.gathered_metrics import GatheredMetrics
 from lockstep.evaluation.precise_statistics import PreciseStatistics, recompute_statistics
 from lockstep.evaluation.scores import checked, counted, summed
 from lockstep.metrics.metric import Metric
+from lockstep.screen import log
 from lockstep.training.state import TrainState
-from lockstep.types import BadExample
+from lockstep.types import BadExample, Batch
 from lockstep.workers.group import JSON
 from lockstep.workers.rank import join
 
 if TYPE_CHECKING:
     from lockstep.types import ScoreFunction
 
-log = logging.getLogger("lockstep")
 
 _MOST_NAMED = 10
 
@@ -41,7 +40,7 @@ NO_METRICS: Mapping[str, Metric] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The sums of the scores over all examples, and what metrics have computed from them."""
+    """The result of an evaluation: sums of the scores over all examples, and the values of metrics."""
 
     sums: Mapping[str, float]
     num_examples: int
@@ -50,9 +49,9 @@ class Evaluation:
     weights: Weights = "raw"
     """Which weights were scored."""
     step: int = 0
-    """How many updates they had seen."""
+    """The number of updates that these weights have had."""
     computed: Mapping[str, Any] = field(default_factory=dict)
-    """What each of the metrics has computed, as JSON: tensors are nested lists, named tuples are dicts."""
+    """The values of the metrics as JSON: tensors are nested lists, named tuples are dicts."""
 
     @property
     def means(self) -> dict[str, float]:
@@ -61,7 +60,7 @@ class Evaluation:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was scored, and how well, by the names that all files of scores have."""
+        """Weights, counts and scores, by the names that all files of scores have."""
         return {
             "weights": self.weights,
             "num_examples": self.num_examples,
@@ -95,7 +94,7 @@ def evaluate(
     """Score a copy of the state's model, in evaluation mode, on every example of the loader's reader once.
 
     All workers call it together and get the same result. The examples are cut into micro-batches by their index,
-    dealt to the workers, and padded to one shape; the padding is dropped before anything is summed, and the sums are
+    assigned to the workers, and padded to one shape; the padding is dropped before anything is summed, and the sums are
     added up in the order of the micro-batches: the number of workers does not show in any bit.
 
     Metrics that cannot be averaged over examples see all of them in one process, the chief's, on its CPU, and in the
@@ -110,13 +109,13 @@ def evaluate(
         weights: the parameters as they are, or their moving averages.
         micro_batch: examples a forward pass; the loader's batch size by default.
         statistics: the batch norm of the copy gets statistics computed afresh from these training batches.
-        drop_last: leave out what does not fill a micro-batch at the end, as the reference trainers did.
+        drop_last: leave out the last micro-batch if it is not full, as the reference trainers did.
         metrics: by name; the same names on all workers.
 
     Raises:
-        InputError: a score is not one number an example, or not there for all, the state keeps no average, or there is
-            no batch norm whose statistics could be computed, or every micro-batch is dropped, or a metric fails or gets
-            nothing.
+        InputError: a score is not one number an example, or is missing in a micro-batch; the state keeps no average;
+            there is no batch norm whose statistics could be computed; every micro-batch is dropped; or a metric fails
+            or gets nothing.
         DataError: an example cannot be read; where the loader skips bad examples, they are left out and named.
     """
     with join().pulse.during(state.step, "evaluate"):
@@ -139,9 +138,9 @@ def evaluate_unless_stopped(
     drop_last: bool = False,
     metrics: Mapping[str, Metric] = NO_METRICS,
 ) -> Evaluation | None:
-    """What `evaluate` does; None on all workers where one of them is asked to stop before it has scored its part.
+    """Do what `evaluate` does; return None on all workers if one is asked to stop before it has scored its part.
 
-    That one leaves off, and waits for the others: as long as for any call of the group, so a stop is for all of them.
+    That one waits for the others, as long as in any call of the group.
     """
     with join().pulse.during(state.step, "evaluate"):
         model = _scored_copy(state, weights)
@@ -162,7 +161,7 @@ def _evaluate(
 ) -> Evaluation | None:
     worker = join()
     model.eval()
-    feed = MetricFeed(metrics, worker)
+    feed = GatheredMetrics(metrics, worker)
     mine: list[JSON] = []
     stopped = False
     batches = loader.evaluation_batches(size, worker.rank, worker.num_workers, worker.device, drop_last=drop_last)
@@ -182,12 +181,12 @@ def _evaluate(
     if any(stopped for stopped, _ in gathered):
         return None
     result = _added_up([row for _, rows in gathered for row in rows], loader, size)
-    _tell_of_bad(result.bad, loader, is_chief=worker.is_chief)
+    _report_bad(result.bad, loader, is_chief=worker.is_chief)
     return replace(result, computed=feed.computed())
 
 
 def _added_up(rows: Sequence[Any], loader: Loader, size: int) -> Evaluation:
-    """The sums over all micro-batches, in their order."""
+    """Add up all micro-batches, in their order."""
     if not rows:
         raise _all_dropped(loader, size)
     rows = sorted(rows, key=itemgetter(0))
@@ -196,8 +195,8 @@ def _added_up(rows: Sequence[Any], loader: Loader, size: int) -> Evaluation:
     return Evaluation(sums, sum(row[1] for row in rows), bad)
 
 
-def _tell_of_bad(bad: Sequence[BadExample], loader: Loader, *, is_chief: bool) -> None:
-    """Name those that do not count; refuse more than the loader's budget allows."""
+def _report_bad(bad: Sequence[BadExample], loader: Loader, *, is_chief: bool) -> None:
+    """Name the bad examples in the log; refuse more than the loader's budget allows."""
     some = bad[:_MOST_NAMED]
     for example in some if is_chief else ():
         log.warning("%s cannot be read, and does not count. %s", example.example_id, example.reason)
@@ -226,3 +225,18 @@ def _scored_copy(state: TrainState, weights: Weights) -> nn.Module:
             for name, value in state.averaged().items():
                 parameters[name].copy_(value)
     return model
+
+
+def example_indices(batch: Batch) -> Tensor:
+    """Return the index in the reader of each row of an evaluation's batch: int64 of shape (batch,), on the CPU.
+
+    Examples that could not be read are no rows, and are skipped; padding has the index of the last row that counts.
+    Of a training batch, such as batch-norm statistics are computed from, these are the places in the stream.
+    """
+    places = torch.arange(batch.position, batch.position + batch.batch_size)
+    if not isinstance(batch, EvaluationBatch):
+        return places
+    left_out = torch.tensor([bad.position for bad in batch.bad], dtype=torch.int64)
+    rows = places[~torch.isin(places, left_out)][: batch.valid]
+    last = rows[-1] if batch.valid else places[0]
+    return torch.cat([rows, last.expand(batch.batch_size - batch.valid)])

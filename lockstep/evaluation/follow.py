@@ -1,8 +1,7 @@
-"""The checkpoints of a run that goes on, as they appear: each is scored while the run trains."""
+"""Follow a run that trains: yield its checkpoints as they appear, to be scored."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,23 +11,18 @@ from lockstep.checkpoints.manifest import DamagedError, FileEntry, Manifest
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.checks import check_range
 from lockstep.errors import CheckpointError
+from lockstep.screen import log
 from lockstep.workers.rank import join
-
-log = logging.getLogger("lockstep")
 
 _Contents = tuple[FileEntry, ...]
 
-LOOK_SECONDS = 1.0
-"""Between two looks at the folder; a wish to stop is seen as often."""
+POLL_SECONDS = 1.0
+"""Between two looks at the folder; a request to stop is seen as often."""
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How often a run is scored that is followed, and how long it may keep silent.
-
-    Raises:
-        InputError: a time is negative, or no number.
-    """
+class Polling:
+    """How often a followed run is scored, and how long it is waited for."""
 
     interval_seconds: float = 60.0
     """From the start of one scoring to the start of the next, at least."""
@@ -41,11 +35,11 @@ class Patience:
             check_range("timeout_seconds", self.timeout_seconds, 0)
 
 
-_USUAL = Patience()
+_DEFAULT = Polling()
 
 
 class Clock:
-    """The time, as a follower sees it; a test gives one of its own."""
+    """The time that a follower sees; a test gives a clock of its own."""
 
     def now(self) -> float:
         """Seconds since some moment."""
@@ -65,7 +59,7 @@ def _never() -> bool:
 
 def follow(
     store: Store,
-    patience: Patience = _USUAL,
+    polling: Polling = _DEFAULT,
     *,
     is_over: Callable[[], bool] = _never,
     stop: Callable[[], bool] = _never,
@@ -73,25 +67,25 @@ def follow(
 ) -> Iterator[Checkpoint]:
     """Yield the checkpoints of a run as they appear: each at most once, and always the newest that there is.
 
-    What has come meanwhile and is older is passed over. One that takes the place of another of the same step, as after
-    a fall back, is a new one. A damaged checkpoint is named in a warning, and the newest of
-    the others that have come since is taken in its place; one that the run has deleted before it was read is no error.
-    All workers iterate together and get the same checkpoints; the chief alone looks for them.
+    Older ones that have come meanwhile are passed over. A checkpoint that replaces another of the same step, as after a
+    rollback, is a new one. A damaged checkpoint is named in a warning, and the newest of the others that have come
+    since is taken in its place; one that the run has deleted before it was read is no error. All workers iterate
+    together and get the same checkpoints; the chief alone looks for them.
 
     Args:
         store: of the run, which another process writes.
-        patience: how often, and for how long without a new one.
-        is_over: whether the run has written its last checkpoint; asked of the chief, at every look.
-        stop: whether this worker wants to end; all of them do then.
-        clock: what the time is read from.
+        polling: how often, and for how long without a new one.
+        is_over: whether the run has written its last checkpoint; the chief alone asks, at every look.
+        stop: whether this worker is to end; all of them end then.
+        clock: gives the time.
 
     Raises:
         CheckpointError: the folder cannot be listed, or a checkpoint is of an unknown format.
     """
     worker = join()
-    search = _Search(store, patience, is_over, clock)
+    search = _Search(store, polling, is_over, clock)
     while True:
-        answers = worker.group.gather([stop(), search.look() if worker.is_chief else "wait"])
+        answers = worker.group.gather([stop(), search.poll() if worker.is_chief else "wait"])
         decision = answers[0][1]
         if decision == "end" or any(stopped for stopped, _ in answers):
             return
@@ -101,22 +95,22 @@ def follow(
             yield checkpoint
             search.end()
         else:
-            clock.sleep(LOOK_SECONDS)
+            clock.sleep(POLL_SECONDS)
 
 
 class _Search:
-    """What the chief knows: which checkpoints it has seen, and how long it has waited for another one."""
+    """The chief's search: which checkpoints it has seen, and how long it has waited for another one."""
 
-    def __init__(self, store: Store, patience: Patience, is_over: Callable[[], bool], clock: Clock) -> None:
-        self._store, self._patience, self._is_over, self._clock = store, patience, is_over, clock
+    def __init__(self, store: Store, polling: Polling, is_over: Callable[[], bool], clock: Clock) -> None:
+        self._store, self._polling, self._is_over, self._clock = store, polling, is_over, clock
         self._there: dict[int, _Contents] = {}
         self._seen: set[tuple[int, _Contents]] = set()
         self._damaged: set[tuple[int, _Contents]] = set()
         self._earliest = self._waiting_since = clock.now()
         self._said = ""
 
-    def look(self) -> int | Literal["wait", "end"]:
-        """The step to read now, or what else is to be done."""
+    def poll(self) -> int | Literal["wait", "end"]:
+        """Look for checkpoints: return the step to read now, or what else is to be done."""
         is_over = self._is_over()  # asked first: the last checkpoint is there before the run is over
         now, self._there = self._clock.now(), {step: _contents(self._store, step) for step in self._store.steps()}
         new = [step for step, contents in self._there.items() if (step, contents) not in self._seen | self._damaged]
@@ -125,7 +119,7 @@ class _Search:
         if is_over:
             log.info("the run is over: no checkpoint will follow")
             return "end"
-        waited, limit = now - self._waiting_since, self._patience.timeout_seconds
+        waited, limit = now - self._waiting_since, self._polling.timeout_seconds
         if limit is not None and waited >= limit:
             log.info("no new checkpoint in %s for %.0f s", self._store.folder, waited)
             return "end"
@@ -142,23 +136,23 @@ class _Search:
             self._said = said
             log.info(said, self._store.folder)
 
-    def leave_out(self, step: int) -> None:
-        """A checkpoint is damaged: those that are older have their turn."""
+    def skip(self, step: int) -> None:
+        """Pass over a damaged checkpoint: older ones have their turn."""
         self._damaged.add((step, self._there[step]))
 
     def begin(self) -> None:
-        """One is scored from now on; all that are there with it have had their turn."""
+        """Note that one is scored from now on; all that are there with it have had their turn."""
         self._seen = set(self._there.items())
         self._damaged &= self._seen
-        self._earliest = self._clock.now() + self._patience.interval_seconds
+        self._earliest = self._clock.now() + self._polling.interval_seconds
 
     def end(self) -> None:
-        """It is scored."""
+        """Note that it is scored."""
         self._waiting_since = self._clock.now()
 
 
 def _contents(store: Store, step: int) -> _Contents:
-    """What tells the checkpoint of a step from one that has taken its place, not from its copy; empty if damaged."""
+    """List the files of a checkpoint, which tell it from one that replaces it, not from its copy; none if damaged."""
     try:
         return Manifest.read(store.path(step)).files
     except CheckpointError:
@@ -166,19 +160,19 @@ def _contents(store: Store, step: int) -> _Contents:
 
 
 def _read_together(store: Store, step: int, search: _Search) -> Checkpoint | None:
-    """The checkpoint of a step on all workers; None on all of them where some cannot read it."""
+    """Read the checkpoint of a step on all workers; None on all of them where one cannot read it."""
     worker = join()
     checkpoint, damage = _read(store, step)
     answers = worker.group.gather([checkpoint is not None, damage])
     damages = [damage for _, damage in answers if damage]
     if damages and worker.is_chief:
         log.warning("%s It is not scored.", damages[0])
-        search.leave_out(step)
+        search.skip(step)
     return checkpoint if all(is_read for is_read, _ in answers) else None
 
 
 def _read(store: Store, step: int) -> tuple[Checkpoint | None, str | None]:
-    """The checkpoint, or what is damaged about it; neither where it is gone.
+    """Read a checkpoint, or say how it is damaged; None for both where it is gone.
 
     Raises:
         CheckpointError: it is of an unknown format.

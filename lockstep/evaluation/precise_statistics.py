@@ -1,4 +1,4 @@
-"""Batch-norm statistics computed afresh with the weights that are scored, instead of averaged while they changed."""
+"""Recompute batch-norm statistics with the weights that are scored, instead of averaging while they change."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PreciseStatistics:
-    """The running statistics of batch norm become the mean over some training batches.
+    """Statistics of batch norm as means over some training batches, instead of moving averages.
 
-    The mean of the batches' means, and of their variances with Bessel's correction: what the moving averages would be
-    had the weights stood still ("precise BN": Wu and Johnson, "Rethinking 'Batch' in BatchNorm", 2021).
+    They are the mean of the batches' means, and of their variances with Bessel's correction: the moving averages of
+    weights that stand still ("precise BN": Wu and Johnson, "Rethinking 'Batch' in BatchNorm", 2021).
     """
 
     loader: Loader
@@ -43,14 +43,14 @@ class PreciseStatistics:
 
 @torch.no_grad()
 def recompute_statistics(model: nn.Module, score: ScoreFunction, statistics: PreciseStatistics, worker: Worker) -> None:
-    """Replace the running statistics of every batch norm of a model that takes part in its score; rest as it was.
+    """Replace the running statistics of every batch norm that takes part in a model's score.
 
     Batch norm that is in evaluation mode keeps its statistics: training did not move them. All else runs in evaluation
     mode, and the model is in it afterwards. Every worker runs all batches: their number does not show in any bit.
 
     Args:
         model: changed in place.
-        score: `score(model, batch)`, run on the training batches; what it returns is not looked at.
+        score: `score(model, batch)`, run on the training batches; its result is not used.
         statistics: the batches.
         worker: whose device the model is on.
 
@@ -88,11 +88,7 @@ class _Means(BatchNormMode):
         return output
 
     def commit(self) -> None:
-        """Write the means to the running statistics.
-
-        Raises:
-            InputError: there are none.
-        """
+        """Write the means to the running statistics."""
         if not self._sums:
             raise InputError(
                 "There are no batch-norm statistics to compute afresh.",

@@ -1,4 +1,4 @@
-"""What a score function has returned for a micro-batch: checked, and without the padding."""
+"""Check the scores that a score function returns for a micro-batch, drop the padding, and sum them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from lockstep.errors import InputError
 
 Rows = Mapping[str, tuple[Tensor, ...]]
-"""By metric, the arguments of its `update`: tensors with the examples first."""
+"""By the name of a metric, the arguments of its `update`: tensors with the examples first."""
 
 
 class Scores(NamedTuple):
-    """A micro-batch of `size` rows, padding included."""
+    """The scores of a micro-batch of `size` rows, padding included."""
 
     averaged: Mapping[str, Tensor]
     """One number an example, shape (size,)."""
@@ -23,7 +23,7 @@ class Scores(NamedTuple):
 
 
 def checked(returned: object, metrics: Collection[str], size: int) -> Scores:
-    """What is averaged and what metrics see.
+    """Split what a score function returned into scores to average and rows for metrics.
 
     Args:
         returned: by the score function.
@@ -57,17 +57,17 @@ def checked(returned: object, metrics: Collection[str], size: int) -> Scores:
 
 
 def counted(scores: Scores, valid: int) -> tuple[dict[str, float], Rows]:
-    """The scores summed in float64, and the rows on the CPU; what follows the first `valid` examples is padding."""
+    """Sum the scores in float64, and copy the rows to the CPU: of the first `valid` examples, the rest is padding."""
     sums = {name: float(values[:valid].double().sum()) for name, values in scores.averaged.items()}
     rows = {name: tuple(column[:valid].to("cpu", copy=True) for column in rows) for name, rows in scores.rows.items()}
     return sums, rows
 
 
 def summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The sums over micro-batches, rounded once; NaN where infinities of both signs are among them.
+    """Add up sums of micro-batches, rounded once; NaN where infinities of both signs are among them.
 
     Raises:
-        InputError: they have not the same names.
+        InputError: their names differ.
     """
     names = list(parts[0])
     for part in parts:
@@ -82,7 +82,7 @@ def summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _sum(values: Sequence[float]) -> float:
-    """Exact but for one rounding, so in any order the same."""
+    """Add exactly but for one rounding: the order does not matter."""
     infinite = {value for value in values if math.isinf(value)}
     return math.nan if len(infinite) > 1 else math.fsum(values)
 

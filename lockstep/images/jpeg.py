@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-_logger = logging.getLogger("lockstep")
+from lockstep.screen import log
 
 START = b"\xff\xd8\xff"
 
@@ -173,7 +173,7 @@ def torchcodec() -> JpegDecoder:
     except Exception as error:  # A library that does not fit torch fails in many ways.
         problem = f"{type(error).__name__}: {error}"
         is_installed = not (isinstance(error, ModuleNotFoundError) and error.name == "torchcodec")
-        _logger.log(logging.INFO if is_installed else logging.DEBUG, "torchcodec is not used: %s", problem)
+        log.log(logging.INFO if is_installed else logging.DEBUG, "torchcodec is not used: %s", problem)
         needed = "torchcodec 0.16 or later, of the build that fits torch"
         return JpegDecoder(lambda data, size, part: None, "", problem, needed)
 

@@ -1,9 +1,9 @@
 """Loss functions.
 
-All have one pattern: predictions or logits, labels, then by name what is the loss's own, `weights` and `reduction`.
+All take predictions or logits, labels, then by name their own parameters, `weights` and `reduction`.
 """
 
-from lockstep.losses.classification import hinge_loss, log_loss, sigmoid_cross_entropy, softmax_cross_entropy
+from lockstep.losses.classification import hinge_loss, sigmoid_cross_entropy, softmax_cross_entropy
 from lockstep.losses.regression import absolute_difference, cosine_distance, squared_error
 from lockstep.losses.regularization import L1, L2
 from lockstep.losses.weighting import weighted_loss
@@ -14,7 +14,6 @@ __all__ = [
     "absolute_difference",
     "cosine_distance",
     "hinge_loss",
-    "log_loss",
     "sigmoid_cross_entropy",
     "softmax_cross_entropy",
     "squared_error",

@@ -1,4 +1,4 @@
-"""Losses of classifiers."""
+"""Losses of classifiers: cross entropy by softmax and by sigmoid, log loss, hinge loss."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def softmax_cross_entropy(
     weights: Weights = 1.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """-sum(p * log softmax(logits)) for each example, where p is 1 for the right class and 0 elsewhere.
+    """Compute -sum(p * log softmax(logits)) of each example, where p is 1 for the right class and 0 elsewhere.
 
     With smoothing, p * (1 - label_smoothing) + label_smoothing / classes takes the place of p, where a background class
     counts as a class (Szegedy et al., Rethinking the Inception Architecture, 2016).
@@ -36,10 +36,6 @@ def softmax_cross_entropy(
         label_smoothing: 0 or more, below 1.
         weights: a number, or a tensor of shape (batch,); see `weighted_loss`.
         reduction: "mean" over the examples present, "sum", or "none" for shape (batch,).
-
-    Raises:
-        InputError: the shapes do not fit, the labels are neither whole numbers nor probabilities, or a class number is
-            out of range; or as `weighted_loss` says.
     """
     is_probability = labels.is_floating_point()
     if logits.ndim != 2 or labels.shape != (logits.shape if is_probability else logits.shape[:1]):
@@ -53,7 +49,7 @@ def softmax_cross_entropy(
     check_range("label_smoothing", label_smoothing, 0.0, 1.0)
     logits = widened(logits)
     targets = labels.to(logits.dtype) if is_probability else labels.long()
-    # One kernel makes the plain mean; of no examples at all it would make NaN.
+    # One kernel computes the plain mean; without examples it would compute NaN.
     is_plain = isinstance(weights, float) and weights == 1.0 and reduction == "mean" and len(labels) > 0
     try:
         losses = F.cross_entropy(
@@ -87,9 +83,9 @@ def sigmoid_cross_entropy(
     weights: Weights = 1.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """-labels * log sigmoid(logits) - (1 - labels) * log(1 - sigmoid(logits)), in a form that never overflows.
+    """Compute -labels * log sigmoid(logits) - (1 - labels) * log(1 - sigmoid(logits)), so that nothing overflows.
 
-    Each element is a question of its own. With smoothing, labels * (1 - label_smoothing) + label_smoothing / 2 takes
+    Each element is a question by itself. With smoothing, labels * (1 - label_smoothing) + label_smoothing / 2 takes
     the place of the labels: the softmax's smoothing for two classes.
 
     Args:
@@ -98,9 +94,6 @@ def sigmoid_cross_entropy(
         label_smoothing: 0 or more, below 1.
         weights: a number, or a tensor; see `weighted_loss`.
         reduction: "mean" over the elements present, "sum", or "none" for the shape of the logits.
-
-    Raises:
-        InputError: the shapes differ, or the smoothing is out of range; or as `weighted_loss` says.
     """
     check_range("label_smoothing", label_smoothing, 0.0, 1.0)
     logits, labels = paired(logits, labels)
@@ -118,7 +111,7 @@ def log_loss(
     weights: Weights = 1.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """-labels * log(predictions + eps) - (1 - labels) * log(1 - predictions + eps), of probabilities.
+    """Compute -labels * log(predictions + eps) - (1 - labels) * log(1 - predictions + eps), of probabilities.
 
     The formula of tf.losses.log_loss. Where there are logits, `sigmoid_cross_entropy` is more exact.
 
@@ -128,9 +121,6 @@ def log_loss(
         eps: keeps the logarithm finite; 0 or more.
         weights: a number, or a tensor; see `weighted_loss`.
         reduction: "mean" over the elements present, "sum", or "none" for the shape of the predictions.
-
-    Raises:
-        InputError: the shapes differ, or eps is out of range; or as `weighted_loss` says.
     """
     check_range("eps", eps, 0.0, math.inf)
     predictions, labels = paired(predictions, labels)
@@ -139,16 +129,13 @@ def log_loss(
 
 
 def hinge_loss(logits: Tensor, labels: Tensor, *, weights: Weights = 1.0, reduction: Reduction = "mean") -> Tensor:
-    """max(0, 1 - sign * logits), where sign is 1 for labels of 1 and -1 for labels of 0 (tf.losses.hinge_loss).
+    """Compute max(0, 1 - sign * logits), where sign is 1 for labels of 1 and -1 for labels of 0 (tf.losses.hinge_loss).
 
     Args:
         logits: scores, above 0 for yes, any shape.
         labels: 0 for no, 1 for yes; the shape of the logits, any dtype.
         weights: a number, or a tensor; see `weighted_loss`.
         reduction: "mean" over the elements present, "sum", or "none" for the shape of the logits.
-
-    Raises:
-        InputError: the shapes differ; or as `weighted_loss` says.
     """
     logits, labels = paired(logits, labels)
     losses = F.relu(1.0 - (2.0 * labels - 1.0) * logits)

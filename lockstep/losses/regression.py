@@ -1,4 +1,4 @@
-"""Losses of what predicts numbers and directions."""
+"""Losses of models that predict numbers or directions."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ from lockstep.losses.weighting import Reduction, Weights, paired, weighted_loss
 def absolute_difference(
     predictions: Tensor, labels: Tensor, *, weights: Weights = 1.0, reduction: Reduction = "mean"
 ) -> Tensor:
-    """|predictions - labels| (tf.losses.absolute_difference; torch calls it l1_loss).
+    """Compute |predictions - labels| (tf.losses.absolute_difference; torch calls it l1_loss).
 
     Args:
         predictions: any shape.
         labels: the shape of the predictions, any dtype.
         weights: a number, or a tensor; see `weighted_loss`.
         reduction: "mean" over the elements present, "sum", or "none" for the shape of the predictions.
-
-    Raises:
-        InputError: the shapes differ; or as `weighted_loss` says.
     """
     predictions, labels = paired(predictions, labels)
     return weighted_loss((predictions - labels).abs(), weights=weights, reduction=reduction)
@@ -29,16 +26,13 @@ def absolute_difference(
 def squared_error(
     predictions: Tensor, labels: Tensor, *, weights: Weights = 1.0, reduction: Reduction = "mean"
 ) -> Tensor:
-    """(predictions - labels) ** 2, without a half (tf.losses.mean_squared_error; torch calls it mse_loss).
+    """Compute (predictions - labels) ** 2, without a half (tf.losses.mean_squared_error; torch calls it mse_loss).
 
     Args:
         predictions: any shape.
         labels: the shape of the predictions, any dtype.
         weights: a number, or a tensor; see `weighted_loss`.
         reduction: "mean" over the elements present, "sum", or "none" for the shape of the predictions.
-
-    Raises:
-        InputError: the shapes differ; or as `weighted_loss` says.
     """
     predictions, labels = paired(predictions, labels)
     return weighted_loss((predictions - labels).square(), weights=weights, reduction=reduction)
@@ -47,9 +41,9 @@ def squared_error(
 def cosine_distance(
     predictions: Tensor, labels: Tensor, *, dim: int, weights: Weights = 1.0, reduction: Reduction = "mean"
 ) -> Tensor:
-    """1 - sum(predictions * labels) along one dimension: the cosine distance of vectors of length 1.
+    """Compute 1 - sum(predictions * labels) along one dimension: the cosine distance of vectors of length 1.
 
-    The formula of tf.losses.cosine_distance: nothing is made of length 1 here, and the dimension is gone afterwards.
+    As tf.losses.cosine_distance: vectors are not scaled to length 1 here, and the result lacks the dimension.
 
     Args:
         predictions: vectors of length 1 along `dim`, any shape.
@@ -57,9 +51,6 @@ def cosine_distance(
         dim: the dimension of the vectors; those below 0 count from the end.
         weights: a number, or a tensor that fits the shape without `dim`; see `weighted_loss`.
         reduction: "mean" over the vectors present, "sum", or "none" for the shape without `dim`.
-
-    Raises:
-        InputError: the shapes differ, or they have no such dimension; or as `weighted_loss` says.
     """
     check_range("dim", dim, -predictions.ndim, predictions.ndim)
     predictions, labels = paired(predictions, labels)

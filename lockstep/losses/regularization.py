@@ -22,37 +22,29 @@ from lockstep.selection import Patterns, selected
 class Regularizer(Checked, ABC):
     """A penalty on parameters chosen by name: one of the losses, and so part of the objective.
 
-    Bound to the parameters it is for the update, which adds it once however many towers there are. Called on a model it
-    is for loss functions: each tower adds it, and the mean over the towers holds it once.
+    The update binds it to its parameters, and adds it once however many towers there are. A loss function calls it on a
+    model: each tower adds it, and the mean over the towers holds it once.
     """
 
     weight: Annotated[PositiveFloat, Hint("give a weight such as 4e-5, or leave the regularisation out")]
     pattern: Patterns | None = None
     """What is penalised, by name; by default each trained parameter of two or more dimensions: no bias, no scale."""
     name: ClassVar[str]
-    """What this loss is called among the losses."""
+    """The name of this loss among the losses."""
     order: ClassVar[int]
     """It is weight / order * sum(|w| ** order)."""
 
     def __call__(self, model: nn.Module) -> Tensor:
-        """The penalty on the trained parameters of a model, with its graph; a scalar.
-
-        Raises:
-            InputError: nothing is chosen, or a pattern matches no trained parameter.
-        """
+        """Compute the penalty on the trained parameters of a model, with its graph; a scalar."""
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         return self.penalty(list(self.chosen(trained).values()))
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundRegularizer:
-        """The penalty on these trained parameters.
-
-        Raises:
-            InputError: nothing is chosen, or a pattern matches no parameter.
-        """
+        """Bind the penalty to these trained parameters."""
         return BoundRegularizer(self, parameters)
 
     def chosen(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The parameters that the penalty is on, in their order.
+        """Choose the parameters that the penalty is on, in their order.
 
         Raises:
             InputError: nothing is chosen, or a pattern matches no parameter.
@@ -73,11 +65,11 @@ class Regularizer(Checked, ABC):
 
     @abstractmethod
     def penalty(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The penalty on these tensors; a scalar."""
+        """Compute the penalty on these tensors; a scalar."""
 
     @abstractmethod
     def slopes(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Its gradients for these tensors, before the factor `weight`."""
+        """Compute the gradients for these tensors, before the factor `weight`."""
 
 
 class L2(Regularizer):
@@ -89,11 +81,11 @@ class L2(Regularizer):
     name, order = "l2", 2
 
     def penalty(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The penalty on these tensors; a scalar."""
+        """Compute the penalty on these tensors; a scalar."""
         return 0.5 * self.weight * _sum_of_powers(tensors, 2)
 
     def slopes(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The tensors themselves."""
+        """Return the tensors themselves."""
         return tensors
 
 
@@ -103,11 +95,11 @@ class L1(Regularizer):
     name, order = "l1", 1
 
     def penalty(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The penalty on these tensors; a scalar."""
+        """Compute the penalty on these tensors; a scalar."""
         return self.weight * _sum_of_powers(tensors, 1)
 
     def slopes(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The signs of the tensors."""
+        """Return the signs of the tensors."""
         return torch._foreach_sign(list(tensors))
 
 
@@ -117,21 +109,21 @@ class BoundRegularizer:
     def __init__(self, value: Regularizer, parameters: Mapping[str, Tensor]) -> None:
         chosen = value.chosen(parameters)
         self.name = value.name
-        """What this loss is called among the losses."""
+        """The name of this loss among the losses."""
         self.parameter_names = tuple(chosen)
-        """What it is on."""
+        """The names of the parameters."""
         self._value = value
         self._tensors = {i: chosen[name] for i, name in enumerate(parameters) if name in chosen}
 
     @torch.no_grad()
     def loss(self) -> float:
-        """The penalty on the parameters as they are now."""
+        """Compute the penalty on the parameters as they are now."""
         norms = norms_of([tensor.detach() for tensor in self._tensors.values()], self._value.order)
         return self._value.weight / self._value.order * sum(norm**self._value.order for norm in norms)
 
     @torch.no_grad()
     def add_gradients(self, gradients: Sequence[Tensor | None], *, owned: bool = False) -> list[Tensor | None]:
-        """The gradients with the penalty's own added to them, in a new list; changed in place only if they are owned.
+        """Add the penalty's gradients to those given, in a new list; tensors are changed in place only if owned.
 
         Args:
             gradients: dense, in the order of the parameters. Where one is None, the penalty's own takes its place, as
@@ -155,7 +147,7 @@ class BoundRegularizer:
 
 
 def _sum_of_powers(tensors: Sequence[Tensor], power: int) -> Tensor:
-    """sum(|w| ** power) over all tensors, for a power of 1 or 2, in float32 at least."""
+    """Compute sum(|w| ** power) over all tensors, for a power of 1 or 2, in float32 at least."""
     tensors = [widened(tensor) for tensor in tensors]
     return (_by_tensor if tensors[0].device.type == "cpu" else _by_norms)(tensors, power)
 

@@ -1,4 +1,4 @@
-"""What the losses of single elements share: pairs of one shape, weights, and the number they become."""
+"""Weights and reductions of losses: from one number an element to one number."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Weights = float | Tensor
 """A number, or a tensor that fits the first dimensions of the losses."""
 
 Reduction = Literal["mean", "sum", "none"]
-"""What becomes of the weighted losses."""
+"""How the weighted losses become one number."""
 
 
 def weighted_loss(losses: Tensor, *, weights: Weights = 1.0, reduction: Reduction = "mean") -> Tensor:
-    """Losses of single elements times their weights, made one number; the rule of tf.losses.compute_weighted_loss.
+    """Multiply losses of single elements by their weights and reduce them, as tf.losses.compute_weighted_loss does.
 
-    The mean is that of the elements present, whose weight is not 0: sum(losses * weights) / present. So weights scale
-    the loss, and are not divided out again. Where no element is present it is 0, and so are its gradients.
+    The mean is over the elements present, those whose weight is not 0: sum(losses * weights) / present. So weights
+    scale the loss, and are not divided out again. If no element is present, the mean and its gradients are 0.
 
     Args:
         losses: one number an element, any shape. Where the weight is 0 they must be finite all the same: 0 * inf is
@@ -31,9 +31,6 @@ def weighted_loss(losses: Tensor, *, weights: Weights = 1.0, reduction: Reductio
             dimensions at the end may be missing. A mask of bools will do.
         reduction: "mean"; "sum", for a loss that is divided by a count over all towers; or "none", the weighted losses
             in the shape of `losses`.
-
-    Raises:
-        InputError: the weights do not fit the losses, are None or not finite, or the reduction is none of these.
     """
     check_one_of("reduction", reduction, ("mean", "sum", "none"))
     losses = widened(losses)
@@ -53,7 +50,7 @@ def _num_present(factors: Weights, losses: Tensor) -> int | Tensor:
 
 
 def _fitted(weights: Tensor, losses: Tensor) -> Tensor:
-    """The weights with as many dimensions as the losses, and of their dtype."""
+    """Give the weights as many dimensions as the losses have, and their dtype."""
     shape = weights.shape
     while len(shape) > losses.ndim and shape[-1] == 1:
         shape = shape[:-1]
@@ -86,7 +83,7 @@ def _number(weights: object) -> float:
 
 
 def paired(predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as floating point numbers of one dtype: the predictions' own, float32 where that has fewer bits.
+    """Convert both to one floating point dtype: that of the predictions, or float32 if that has fewer bits.
 
     Raises:
         InputError: their shapes differ.
@@ -103,5 +100,5 @@ def paired(predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """The tensor itself where it is float32 or float64, else as float32."""
+    """Return a tensor of float32 or float64 as it is, any other as float32."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()

@@ -1,8 +1,7 @@
-"""Metrics: scores of single examples, shape (batch,), and what needs all examples; for `lockstep.evaluate`."""
+"""Metrics: scores of single examples, shape (batch,), and of all examples together; for `lockstep.evaluate`."""
 
-from lockstep.metrics.confusion import ConfusionMatrix
+from lockstep.metrics.classification import ConfusionMatrix, in_top_k
 from lockstep.metrics.metric import Metric
-from lockstep.metrics.top_k import in_top_k
-from lockstep.metrics.worst_mistakes import Mistake, WorstMistakes
+from lockstep.metrics.worst_mistakes import WorstMistakes
 
-__all__ = ["ConfusionMatrix", "Metric", "Mistake", "WorstMistakes", "in_top_k"]
+__all__ = ["ConfusionMatrix", "Metric", "WorstMistakes", "in_top_k"]

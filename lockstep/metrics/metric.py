@@ -1,4 +1,4 @@
-"""What a metric is that needs all examples before it can say anything."""
+"""The protocol of metrics that need all examples before they can say anything."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class Metric(Protocol):
-    """It is shown the examples part by part, and computes its value at the end. A `torchmetrics.Metric` is one."""
+    """Takes in examples part by part, and computes its value at the end. A `torchmetrics.Metric` is one."""
 
     def reset(self) -> object:
         """Forget all examples."""
@@ -18,5 +18,5 @@ class Metric(Protocol):
         ...
 
     def compute(self) -> Any:
-        """The value over all examples since `reset`: numbers, texts or tensors; or lists, tuples and dicts of them."""
+        """Return the value over all examples since `reset`: numbers, texts, tensors; lists, tuples, dicts of them."""
         ...

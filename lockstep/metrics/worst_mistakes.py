@@ -28,9 +28,6 @@ class WorstMistakes:
 
     Args:
         count: how many are kept, 1 or more.
-
-    Raises:
-        InputError: count is no whole number from 1 on.
     """
 
     def __init__(self, count: int = 16) -> None:
@@ -44,16 +41,13 @@ class WorstMistakes:
         self._others = torch.zeros(0, 3, dtype=torch.int64)  # columns: index, predicted, label
 
     def update(self, losses: Tensor, predicted: Tensor, labels: Tensor, indices: Tensor) -> None:
-        """Look through some more examples.
+        """Look through more examples.
 
         Args:
             losses: of each example, floating, shape (batch,).
             predicted: classes, whole numbers, shape (batch,).
             labels: the right ones.
-            indices: of the examples in their reader, as `example_indices` of `lockstep.evaluation` gives them.
-
-        Raises:
-            InputError: they are not of one shape.
+            indices: of the examples in their reader, as `lockstep.evaluation.evaluate.example_indices` gives them.
         """
         columns = (losses, predicted, labels, indices)
         if losses.ndim != 1 or len({column.shape for column in columns}) > 1:
@@ -69,7 +63,7 @@ class WorstMistakes:
         self._keep_worst(torch.cat([self._losses, losses[wrong].double()]), torch.cat([self._others, others]))
 
     def compute(self) -> list[Mistake]:
-        """The worst first."""
+        """Return the mistakes, the worst first."""
         return [
             Mistake(index, loss, predicted, label)
             for loss, (index, predicted, label) in zip(self._losses.tolist(), self._others.tolist(), strict=True)

@@ -1,7 +1,8 @@
-"""Inception-v3 as the reference trains it on ImageNet, with the parameters named as in torchvision.
+"""Inception-v3 as the reference trains it on ImageNet: blocks of convolutions, joined along the channels.
 
 Szegedy et al., "Rethinking the Inception Architecture for Computer Vision" (2015). The details are those of
-tensorflow/models, package inception.slim, and of the TF-Slim nets.
+tensorflow/models, package inception.slim, and of the TF-Slim nets; the names of blocks and parameters are
+torchvision's, so that its files fit.
 """
 
 from __future__ import annotations
@@ -9,20 +10,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, get_args
 
+import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from lockstep.checks import check_one_of, check_open_unit, check_positive, check_range, check_switch, check_whole
-from lockstep.models.image_checks import check_images
-from lockstep.models.inception_blocks import InceptionA, InceptionB, InceptionC, InceptionD, InceptionE, Layers
-from lockstep.models.initial_weights import clear_statistics, scaled_normal, truncated_normal, without_memory
+from lockstep.models.common import (
+    check_images,
+    clear_statistics,
+    scaled_normal,
+    truncated_normal,
+    without_memory,
+)
 
 Initialization = Literal["truncated_normal", "variance_scaling"]
+_Size = int | tuple[int, int]
 
-# Standard deviations before the cut, of the layers that do not have that of the convolutions.
+# Standard deviations before the cut.
 _CONVOLUTION_STDDEV = 0.1
 _AUXILIARY_STDDEVS = {"AuxLogits.conv1.conv": 0.01, "AuxLogits.fc": 0.001}
 _FINAL_STDDEV = 0.01
+
+LEAST_CHANNELS = 16
+"""No convolution has fewer, however small the depth multiplier."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +41,6 @@ class InceptionV3:
 
     The defaults are the reference trainer's. For the weights that torchvision offers, which expect values from -1 to 1
     too, set `num_classes=1000, batch_norm_scale=True, average_over_padding=True`.
-
-    Raises:
-        InputError: a field is out of range.
     """
 
     image_size: ClassVar[int] = 299
@@ -46,14 +53,14 @@ class InceptionV3:
     dropout: float = 0.2
     """The share of the values before the last layer that are left out."""
     batch_norm_decay: float = 0.9997
-    """How much the moving statistics keep of what they were, each step."""
+    """The share of the moving statistics that a step keeps."""
     batch_norm_epsilon: float = 0.001
     batch_norm_scale: bool = False
-    """Whether batch norm multiplies after it has normalised, and not only adds."""
+    """Batch norm multiplies after it has normalised, and does not only add."""
     average_over_padding: bool = False
-    """Whether the average pools count the zeros around a map, as torchvision's do and TensorFlow's do not."""
+    """The average pools count the zeros around a map, as torchvision's do and TensorFlow's do not."""
     depth_multiplier: float = 1.0
-    """Times the channels of each convolution, of which 16 always remain: below 1 for a smaller net."""
+    """Scales the channels of each convolution, of which 16 always remain: below 1 for a smaller net."""
     initial_weights: Initialization = "truncated_normal"
     """Fixed standard deviations, as in the reference trainer; or by the inputs of a layer, as in the TF-Slim nets."""
 
@@ -72,12 +79,12 @@ class InceptionV3:
             check_switch(name, getattr(self, name))
 
     def build(self, seed: int) -> InceptionV3Net:
-        """The net with its initial weights, which depend on the seed alone; no random stream is touched."""
+        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
         return InceptionV3Net(self, generator=Generator().manual_seed(seed))
 
 
 class InceptionLogits(NamedTuple):
-    """What the net returns in training, where it has an auxiliary head: scores before the softmax."""
+    """The output in training of a net with an auxiliary head: scores before the softmax."""
 
     logits: Tensor
     """Shape (batch, classes)."""
@@ -85,40 +92,8 @@ class InceptionLogits(NamedTuple):
     """Shape (batch, classes), of the auxiliary head."""
 
 
-class AuxiliaryHead(nn.Module):
-    """Scores from a map of 768 channels and 17x17, to train the layers before it.
-
-    Its second convolution is as large as what the pooling leaves of 17x17, that is 5x5. Of smaller maps less is left:
-    zeros around it make that 5x5, so the border of the kernel is idle; TF-Slim cuts the kernel there, to the same
-    effect. Where images are so large that the convolution fits in several places, their mean is scored.
-    """
-
-    KERNEL = 5
-
-    def __init__(self, layers: Layers, inputs: int, num_classes: int) -> None:
-        super().__init__()
-        reduced, outputs = layers.depth(128), layers.depth(768)
-        self.conv0 = layers.convolution(inputs, reduced, 1)
-        self.conv1 = layers.reduction(reduced, outputs, self.KERNEL, stride=1)
-        self.fc = nn.Linear(outputs, num_classes)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Shape (batch, inputs, height, width) to (batch, classes)."""
-        height, width = hidden.shape[2:]
-        pooled = F.avg_pool2d(hidden, (min(height, self.KERNEL), min(width, self.KERNEL)), stride=3)
-        scores: Tensor = self.fc(self.conv1(self._filled_up(self.conv0(pooled))).mean((2, 3)))
-        return scores
-
-    def _filled_up(self, hidden: Tensor) -> Tensor:
-        """With zeros around it, where it is smaller than the kernel."""
-        rows, columns = (max(0, self.KERNEL - side) for side in hidden.shape[2:])
-        if rows == columns == 0:
-            return hidden
-        return F.pad(hidden, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
-
-
 class InceptionV3Net(nn.Module):
-    """The net. In training it returns `InceptionLogits`, in evaluation (and without auxiliary head) the logits alone.
+    """The net; in training it returns `InceptionLogits`, in evaluation, or without auxiliary head, the logits alone.
 
     Any size of images from 75 pixels on will do: the last map, 8x8 for 299 pixels, is averaged whatever its size.
 
@@ -136,13 +111,7 @@ class InceptionV3Net(nn.Module):
         self.reset_parameters(generator)
 
     def _add_layers(self, settings: InceptionV3) -> None:
-        layers = Layers(
-            settings.depth_multiplier,
-            settings.batch_norm_decay,
-            settings.batch_norm_epsilon,
-            settings.batch_norm_scale,
-            settings.average_over_padding,
-        )
+        layers = Layers(settings)
         depth = layers.depth
         self.Conv2d_1a_3x3 = layers.reduction(3, depth(32), 3)
         self.Conv2d_2a_3x3 = layers.reduction(depth(32), depth(32), 3, stride=1)
@@ -186,11 +155,7 @@ class InceptionV3Net(nn.Module):
             truncated_normal(module.weight, _FINAL_STDDEV if name == "fc" else _CONVOLUTION_STDDEV, generator)
 
     def forward(self, images: Tensor) -> Tensor | InceptionLogits:
-        """Scores before the softmax of images of shape (batch, 3, height, width), values from -1 to 1.
-
-        Raises:
-            InputError: the images have another shape, are too small, or are not floating point.
-        """
+        """Compute scores before the softmax of images of shape (batch, 3, height, width), values from -1 to 1."""
         check_images("Inception-v3", images, channels=3, smallest=InceptionV3.smallest_image)
         hidden = self._stem(images)
         hidden = self.Mixed_5d(self.Mixed_5c(self.Mixed_5b(hidden)))
@@ -202,7 +167,225 @@ class InceptionV3Net(nn.Module):
         return logits if auxiliary is None else InceptionLogits(logits, auxiliary)
 
     def _stem(self, images: Tensor) -> Tensor:
-        """From 299x299 to 192 channels of 35x35."""
+        """Map 299x299 to 192 channels of 35x35."""
         hidden = self.maxpool1(self.Conv2d_2b_3x3(self.Conv2d_2a_3x3(self.Conv2d_1a_3x3(images))))
         stem: Tensor = self.maxpool2(self.Conv2d_4a_3x3(self.Conv2d_3b_1x1(hidden)))
         return stem
+
+
+class AuxiliaryHead(nn.Module):
+    """Scores a map of 768 channels and 17x17, to train the layers before it.
+
+    The pooling leaves 5x5 of 17x17, which is the size of the second convolution. What it leaves of smaller maps gets
+    zeros around it, up to 5x5; TF-Slim cuts the kernel instead, to the same effect. Where images are so large that the
+    convolution fits in several places, their mean is scored.
+    """
+
+    KERNEL = 5
+
+    def __init__(self, layers: Layers, inputs: int, num_classes: int) -> None:
+        super().__init__()
+        reduced, outputs = layers.depth(128), layers.depth(768)
+        self.conv0 = layers.convolution(inputs, reduced, 1)
+        self.conv1 = layers.reduction(reduced, outputs, self.KERNEL, stride=1)
+        self.fc = nn.Linear(outputs, num_classes)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map shape (batch, inputs, height, width) to (batch, classes)."""
+        height, width = hidden.shape[2:]
+        pooled = F.avg_pool2d(hidden, (min(height, self.KERNEL), min(width, self.KERNEL)), stride=3)
+        scores: Tensor = self.fc(self.conv1(self._filled_up(self.conv0(pooled))).mean((2, 3)))
+        return scores
+
+    def _filled_up(self, hidden: Tensor) -> Tensor:
+        """Put zeros around a map that is smaller than the kernel."""
+        rows, columns = (max(0, self.KERNEL - side) for side in hidden.shape[2:])
+        if rows == columns == 0:
+            return hidden
+        return F.pad(hidden, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
+
+
+class InceptionA(nn.Module):
+    """Joins 1x1, 5x5, two 3x3, and the mean: at 35x35."""
+
+    def __init__(self, layers: Layers, inputs: int, pooled: int) -> None:
+        super().__init__()
+        conv, depth, self._pool = layers.convolution, layers.depth, layers.average_pool
+        self.outputs = 2 * depth(64) + depth(96) + depth(pooled)
+        self.branch1x1 = conv(inputs, depth(64), 1)
+        self.branch5x5_1 = conv(inputs, depth(48), 1)
+        self.branch5x5_2 = conv(depth(48), depth(64), 5)
+        self.branch3x3dbl_1 = conv(inputs, depth(64), 1)
+        self.branch3x3dbl_2 = conv(depth(64), depth(96), 3)
+        self.branch3x3dbl_3 = conv(depth(96), depth(96), 3)
+        self.branch_pool = conv(inputs, depth(pooled), 1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Keep height and width."""
+        branches = [
+            self.branch1x1(hidden),
+            self.branch5x5_2(self.branch5x5_1(hidden)),
+            self.branch3x3dbl_3(self.branch3x3dbl_2(self.branch3x3dbl_1(hidden))),
+            self.branch_pool(self._pool(hidden)),
+        ]
+        return torch.cat(branches, 1)
+
+
+class InceptionB(nn.Module):
+    """Joins 3x3, two 3x3, and the maximum, each of stride 2: from 35x35 to 17x17."""
+
+    def __init__(self, layers: Layers, inputs: int) -> None:
+        super().__init__()
+        conv, depth = layers.convolution, layers.depth
+        self.outputs = depth(384) + depth(96) + inputs
+        self.branch3x3 = layers.reduction(inputs, depth(384), 3)
+        self.branch3x3dbl_1 = conv(inputs, depth(64), 1)
+        self.branch3x3dbl_2 = conv(depth(64), depth(96), 3)
+        self.branch3x3dbl_3 = layers.reduction(depth(96), depth(96), 3)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Halve height and width."""
+        branches = [
+            self.branch3x3(hidden),
+            self.branch3x3dbl_3(self.branch3x3dbl_2(self.branch3x3dbl_1(hidden))),
+            F.max_pool2d(hidden, 3, stride=2),
+        ]
+        return torch.cat(branches, 1)
+
+
+class InceptionC(nn.Module):
+    """Joins 1x1, 7x7 in two parts, twice 7x7 in four, and the mean: at 17x17."""
+
+    def __init__(self, layers: Layers, inputs: int, width: int) -> None:
+        super().__init__()
+        conv, depth, self._pool = layers.convolution, layers.depth, layers.average_pool
+        inner, outer = depth(width), depth(192)
+        self.outputs = 4 * outer
+        self.branch1x1 = conv(inputs, outer, 1)
+        self.branch7x7_1 = conv(inputs, inner, 1)
+        self.branch7x7_2 = conv(inner, inner, (1, 7))
+        self.branch7x7_3 = conv(inner, outer, (7, 1))
+        self.branch7x7dbl_1 = conv(inputs, inner, 1)
+        self.branch7x7dbl_2 = conv(inner, inner, (7, 1))
+        self.branch7x7dbl_3 = conv(inner, inner, (1, 7))
+        self.branch7x7dbl_4 = conv(inner, inner, (7, 1))
+        self.branch7x7dbl_5 = conv(inner, outer, (1, 7))
+        self.branch_pool = conv(inputs, outer, 1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Keep height and width."""
+        twice = self.branch7x7dbl_3(self.branch7x7dbl_2(self.branch7x7dbl_1(hidden)))
+        branches = [
+            self.branch1x1(hidden),
+            self.branch7x7_3(self.branch7x7_2(self.branch7x7_1(hidden))),
+            self.branch7x7dbl_5(self.branch7x7dbl_4(twice)),
+            self.branch_pool(self._pool(hidden)),
+        ]
+        return torch.cat(branches, 1)
+
+
+class InceptionD(nn.Module):
+    """Joins 3x3, 7x7 in two parts with 3x3, and the maximum, each of stride 2: from 17x17 to 8x8."""
+
+    def __init__(self, layers: Layers, inputs: int) -> None:
+        super().__init__()
+        conv, depth = layers.convolution, layers.depth
+        width = depth(192)
+        self.outputs = depth(320) + width + inputs
+        self.branch3x3_1 = conv(inputs, width, 1)
+        self.branch3x3_2 = layers.reduction(width, depth(320), 3)
+        self.branch7x7x3_1 = conv(inputs, width, 1)
+        self.branch7x7x3_2 = conv(width, width, (1, 7))
+        self.branch7x7x3_3 = conv(width, width, (7, 1))
+        self.branch7x7x3_4 = layers.reduction(width, width, 3)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Halve height and width."""
+        branches = [
+            self.branch3x3_2(self.branch3x3_1(hidden)),
+            self.branch7x7x3_4(self.branch7x7x3_3(self.branch7x7x3_2(self.branch7x7x3_1(hidden)))),
+            F.max_pool2d(hidden, 3, stride=2),
+        ]
+        return torch.cat(branches, 1)
+
+
+class InceptionE(nn.Module):
+    """Joins 1x1, 3x3 whose halves stand side by side, the same after another 3x3, and the mean: at 8x8."""
+
+    def __init__(self, layers: Layers, inputs: int) -> None:
+        super().__init__()
+        conv, depth, self._pool = layers.convolution, layers.depth, layers.average_pool
+        width = depth(384)
+        self.outputs = depth(320) + 4 * width + depth(192)
+        self.branch1x1 = conv(inputs, depth(320), 1)
+        self.branch3x3_1 = conv(inputs, width, 1)
+        self.branch3x3_2a = conv(width, width, (1, 3))
+        self.branch3x3_2b = conv(width, width, (3, 1))
+        self.branch3x3dbl_1 = conv(inputs, depth(448), 1)
+        self.branch3x3dbl_2 = conv(depth(448), width, 3)
+        self.branch3x3dbl_3a = conv(width, width, (1, 3))
+        self.branch3x3dbl_3b = conv(width, width, (3, 1))
+        self.branch_pool = conv(inputs, depth(192), 1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Keep height and width."""
+        single, double = self.branch3x3_1(hidden), self.branch3x3dbl_2(self.branch3x3dbl_1(hidden))
+        branches = [
+            self.branch1x1(hidden),
+            self.branch3x3_2a(single),
+            self.branch3x3_2b(single),
+            self.branch3x3dbl_3a(double),
+            self.branch3x3dbl_3b(double),
+            self.branch_pool(self._pool(hidden)),
+        ]
+        return torch.cat(branches, 1)
+
+
+class ConvolutionBatchNorm(nn.Module):
+    """A convolution without bias, batch norm, ReLU."""
+
+    def __init__(
+        self, layers: Layers, inputs: int, outputs: int, kernel: _Size, *, stride: int = 1, padding: _Size = 0
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False)
+        self.bn = layers.batch_norm(outputs)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map shape (batch, inputs, height, width) to (batch, outputs, ...)."""
+        return F.relu(self.bn(self.conv(hidden)), inplace=True)
+
+
+class Layers:
+    """Makes the layers of a net by its settings."""
+
+    def __init__(self, settings: InceptionV3) -> None:
+        self._settings = settings
+
+    def depth(self, channels: int) -> int:
+        """Scale a number of channels, by TF-Slim's rule."""
+        return max(int(channels * self._settings.depth_multiplier), LEAST_CHANNELS)
+
+    def convolution(self, inputs: int, outputs: int, kernel: _Size) -> ConvolutionBatchNorm:
+        """Make a convolution that keeps height and width; its channels are not scaled here."""
+        height, width = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+        return ConvolutionBatchNorm(self, inputs, outputs, kernel, padding=(height // 2, width // 2))
+
+    def reduction(self, inputs: int, outputs: int, kernel: _Size, *, stride: int = 2) -> ConvolutionBatchNorm:
+        """Make a convolution without padding."""
+        return ConvolutionBatchNorm(self, inputs, outputs, kernel, stride=stride)
+
+    def batch_norm(self, channels: int) -> nn.BatchNorm2d:
+        """Make batch norm with a shift, and a scale only where the settings ask for it."""
+        epsilon, decay = self._settings.batch_norm_epsilon, self._settings.batch_norm_decay
+        layer = nn.BatchNorm2d(channels, epsilon, momentum=1 - decay, affine=self._settings.batch_norm_scale)
+        if not self._settings.batch_norm_scale:
+            # No scale at all, rather than one of ones: torch gives the same bits in the same time, and there is
+            # nothing that could be trained, averaged, saved or sent.
+            layer.bias = nn.Parameter(torch.empty(channels))
+        return layer
+
+    def average_pool(self, hidden: Tensor) -> Tensor:
+        """Average 3x3 values; at the border those that are there, or 9 with zeros, as torchvision has it."""
+        counted = self._settings.average_over_padding
+        return F.avg_pool2d(hidden, 3, stride=1, padding=1, count_include_pad=counted)

@@ -9,19 +9,14 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from lockstep.checks import check_range, check_whole
-from lockstep.models.image_checks import check_images
-from lockstep.models.initial_weights import truncated_normal, without_memory
+from lockstep.models.common import check_images, truncated_normal, without_memory
 
 _STDDEV = 0.1
 
 
 @dataclass(frozen=True)
 class LeNet:
-    """LeNet as a value of a recipe.
-
-    Raises:
-        InputError: a field is out of range.
-    """
+    """LeNet as a value of a recipe."""
 
     image_size: ClassVar[int] = 28
     smallest_image: ClassVar[int] = 28
@@ -38,7 +33,7 @@ class LeNet:
         check_range("dropout", self.dropout, 0, 1)
 
     def build(self, seed: int) -> LeNetNet:
-        """The net with its initial weights, which depend on the seed alone; no random stream is touched."""
+        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
         return LeNetNet(self, generator=Generator().manual_seed(seed))
 
 
@@ -70,11 +65,7 @@ class LeNetNet(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores before the softmax, shape (batch, classes), of images of shape (batch, channels, 28, 28).
-
-        Raises:
-            InputError: the images have another shape, or are not floating point.
-        """
+        """Compute scores before the softmax, shape (batch, classes), of images of shape (batch, channels, 28, 28)."""
         size = LeNet.image_size
         check_images("LeNet", images, channels=self.settings.channels, smallest=size, largest=size)
         # The maximum of what ReLU leaves is what ReLU leaves of the maximum: the same bits, on a quarter of the values.

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from lockstep.errors import InputError
-from lockstep.models.initial_weights import without_memory
+from lockstep.models.common import without_memory
 
 IMAGE_SHAPE = (1, 28, 28)
 NUM_CLASSES = 10
@@ -49,11 +49,7 @@ class MnistNet(nn.Module):
         _initialise(self.softmax_linear, 1 / 192, 0.0, generator)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores before the softmax, shape (batch, 10), of images of shape (batch, 1, 28, 28) in [-0.5, 0.5].
-
-        Raises:
-            InputError: the images have another shape, or are not floating point.
-        """
+        """Compute scores before the softmax, shape (batch, 10), of images (batch, 1, 28, 28) in [-0.5, 0.5]."""
         _check(images)
         # The maximum of what ReLU leaves is what ReLU leaves of the maximum: the same bits, on a quarter of the values.
         hidden = F.relu(F.max_pool2d(self.conv1(images), 2))
@@ -76,19 +72,19 @@ class Mnist:
     smallest_image: ClassVar[int] = 28
 
     def build(self, seed: int) -> MnistNet:
-        """The net with its initial weights, which depend on the seed alone; no random stream is touched."""
+        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
         return MnistNet(lrn=self.lrn, generator=Generator().manual_seed(seed))
 
 
 def _initialise(layer: nn.Conv2d | nn.Linear, std: float, bias: float, generator: Generator | None) -> None:
-    """Weights from a normal distribution cut at two standard deviations (before the cut), a constant bias."""
+    """Draw weights from a normal distribution cut at two standard deviations (before the cut); set a constant bias."""
     nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std, generator=generator)
     assert layer.bias is not None, "made with one"
     nn.init.constant_(layer.bias, bias)
 
 
 def local_response_norm(hidden: Tensor) -> Tensor:
-    """Each value over (1 + 0.001 / 9 * sum of squares)^0.75, the sum taken over the 9 channels around it.
+    """Divide each value by (1 + 0.001 / 9 * sum of squares)^0.75, the sum taken over the 9 channels around it.
 
     Torch divides its alpha by the number of channels, so it is given 0.001, the reference's alpha of 0.001 / 9 times 9.
     """

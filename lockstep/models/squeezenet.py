@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from lockstep.checks import check_range, check_whole
-from lockstep.models.image_checks import check_images
-from lockstep.models.initial_weights import without_memory
+from lockstep.models.common import check_images, without_memory
 
 _FINAL_STDDEV = 0.01
 _NUM_FIRES = 8
@@ -24,11 +23,7 @@ _NUM_FIRES = 8
 
 @dataclass(frozen=True)
 class SqueezeNet:
-    """SqueezeNet 1.1 as a value of a recipe.
-
-    Raises:
-        InputError: a field is out of range.
-    """
+    """SqueezeNet 1.1 as a value of a recipe."""
 
     image_size: ClassVar[int] = 224
     smallest_image: ClassVar[int] = 17
@@ -37,8 +32,9 @@ class SqueezeNet:
     dropout: float = 0.5
     """The share of the values before the last layer that are left out in training."""
     fires_seen: int | None = None
-    """The last layer sees the means of all channels of so many Fire modules, the last ones, normalised together: from
-    few images it learns more than the published one, None, which sees the last map place by place."""
+    """How many Fire modules, from the last one back, the last layer sees: it gets the means of all their channels,
+    normalised together, and learns more from few images. None is the published net, whose last layer sees the last map
+    place by place."""
 
     def __post_init__(self) -> None:
         check_whole("num_classes", self.num_classes, least=1)
@@ -48,7 +44,7 @@ class SqueezeNet:
             check_range("fires_seen", self.fires_seen, 1, _NUM_FIRES + 1)
 
     def build(self, seed: int) -> SqueezeNetNet:
-        """The net with its initial weights, which depend on the seed alone; no random stream is touched."""
+        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
         return SqueezeNetNet(self, generator=Generator().manual_seed(seed))
 
 
@@ -62,13 +58,13 @@ class Fire(nn.Module):
         self.expand3x3 = nn.Conv2d(squeezed, expanded, 3, padding=1)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Shape (batch, inputs, height, width) to (batch, 2 * expanded, height, width)."""
+        """Map shape (batch, inputs, height, width) to (batch, 2 * expanded, height, width)."""
         hidden = F.relu(self.squeeze(hidden), inplace=True)
         return F.relu(torch.cat([self.expand1x1(hidden), self.expand3x3(hidden)], 1), inplace=True)
 
 
 class SqueezeNetNet(nn.Module):
-    """The net. As published, its scores are means over the map of what ReLU leaves: none is negative.
+    """The net. As published, its scores are means over a map after ReLU: none is negative.
 
     Args:
         settings: 1000 classes where none are given.
@@ -82,7 +78,9 @@ class SqueezeNetNet(nn.Module):
             self.features = _features()
             fires = [layer for layer in self.features if isinstance(layer, Fire)]
             self._seen = fires[-self.settings.fires_seen :] if self.settings.fires_seen else []
-            self.classifier = _of_means(self.settings, self._seen) if self._seen else _of_map(self.settings)
+            self.classifier = (
+                _classifier_of_means(self.settings, self._seen) if self._seen else _classifier_of_map(self.settings)
+            )
         self.to_empty(device="cpu")
         self.reset_parameters(generator)
 
@@ -97,11 +95,7 @@ class SqueezeNetNet(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores before the softmax, shape (batch, classes), of images of shape (batch, 3, height, width).
-
-        Raises:
-            InputError: the images have another shape, are too small, or are not floating point.
-        """
+        """Compute scores before the softmax, shape (batch, classes), of images of shape (batch, 3, height, width)."""
         check_images("SqueezeNet", images, channels=3, smallest=SqueezeNet.smallest_image)
         logits: Tensor = self.classifier(self._means(images) if self._seen else self.features(images)).flatten(1)
         return logits
@@ -115,8 +109,8 @@ class SqueezeNetNet(nn.Module):
         return torch.cat(means, 1)
 
 
-def _of_map(settings: SqueezeNet) -> nn.Sequential:
-    """The published classifier."""
+def _classifier_of_map(settings: SqueezeNet) -> nn.Sequential:
+    """Make the published classifier."""
     return nn.Sequential(
         nn.Dropout(settings.dropout),
         nn.Conv2d(512, settings.num_classes, 1),
@@ -125,8 +119,8 @@ def _of_map(settings: SqueezeNet) -> nn.Sequential:
     )
 
 
-def _of_means(settings: SqueezeNet, seen: Sequence[Fire]) -> nn.Sequential:
-    """A linear one of the means of all channels of these modules, together of mean 0 and variance 1."""
+def _classifier_of_means(settings: SqueezeNet, seen: Sequence[Fire]) -> nn.Sequential:
+    """Make a linear classifier of the means of all channels of these modules, normalised together."""
     num_means = sum(2 * fire.expand1x1.out_channels for fire in seen)
     return nn.Sequential(
         nn.LayerNorm(num_means, elementwise_affine=False),
@@ -136,7 +130,7 @@ def _of_means(settings: SqueezeNet, seen: Sequence[Fire]) -> nn.Sequential:
 
 
 def _features() -> nn.Sequential:
-    """From 224x224 to 512 channels of 13x13."""
+    """Make the layers from 224x224 to 512 channels of 13x13."""
     return nn.Sequential(
         nn.Conv2d(3, 64, 3, stride=2),
         nn.ReLU(inplace=True),

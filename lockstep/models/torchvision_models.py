@@ -23,13 +23,13 @@ from lockstep.models.inception_v3 import InceptionV3
 _INCEPTION = "inception_v3"
 
 Option = bool | int | float | str
-_SAID_ELSEWHERE = {
+_GIVEN_ELSEWHERE = {
     "num_classes": "give it as num_classes of Torchvision",
     "weights": "leave it out, and warm-start from a file of weights",
     "weights_backbone": "leave it out, and warm-start from a file of weights",
     "pretrained": "leave it out, and warm-start from a file of weights",
 }
-# What torchvision would warn of, or what returns other than logits and at most one auxiliary set of them.
+# Where torchvision would warn, or the net return other than logits and at most one auxiliary set of them.
 _DEFAULTS: Mapping[str, Mapping[str, Option]] = {
     "googlenet": {"init_weights": True, "aux_logits": False},
     _INCEPTION: {"init_weights": True},
@@ -40,29 +40,26 @@ _DEFAULTS: Mapping[str, Mapping[str, Option]] = {
 class Torchvision:
     """A classifier of torchvision, by the name that `torchvision.models.get_model` knows it by.
 
-    Its weights are torchvision's initial ones, never downloaded ones. What sizes of images it takes is its own affair;
-    only of its Inception-v3 it is known here, whose auxiliary head wants as large ones as are usual.
-
-    Raises:
-        InputError: a field is of the wrong type, or an option is one that is said elsewhere.
+    Its weights are torchvision's initial ones, never downloaded ones. The sizes of images that it takes are not known
+    here, except for Inception-v3, whose auxiliary head wants the usual size.
     """
 
     name: str
     """As in "resnet50"."""
     num_classes: int = 1000
     options: Mapping[str, Option] = field(default_factory=dict)
-    """What the function of that name takes besides: {"dropout": 0.3}."""
+    """Other arguments of the function of that name: {"dropout": 0.3}."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
         check_whole("num_classes", self.num_classes, least=1)
         check_type("options", self.options, Mapping, expected="a table", hint='write options={"dropout": 0.3}')
-        for option in _SAID_ELSEWHERE.keys() & self.options:
+        for option in _GIVEN_ELSEWHERE.keys() & self.options:
             raise InputError(
                 f"options cannot hold {option!r}.",
                 given=f"options={dict(self.options)}",
-                expected="what is not said elsewhere",
-                hint=_SAID_ELSEWHERE[option],
+                expected="another option",
+                hint=_GIVEN_ELSEWHERE[option],
             )
 
     @property
@@ -78,7 +75,7 @@ class Torchvision:
         return InceptionV3.image_size if self.options.get("aux_logits", True) else InceptionV3.smallest_image
 
     def build(self, seed: int) -> nn.Module:
-        """The net with its initial weights, which depend on the seed alone; no random stream of torch's is touched.
+        """Make the net; its initial weights depend on the seed alone, and no random stream of torch's is touched.
 
         Raises:
             InputError: torchvision cannot be imported, has no classifier of that name, or refuses the options.
@@ -93,11 +90,7 @@ class Torchvision:
 
 @dataclass(frozen=True)
 class Timm:
-    """A classifier of timm, by the name that `timm.create_model` knows it by, without weights.
-
-    Raises:
-        InputError: a field is of the wrong type.
-    """
+    """A classifier of timm, by the name that `timm.create_model` knows it by, without weights."""
 
     image_size: ClassVar[int] = 224
     smallest_image: ClassVar[int] = 1
@@ -111,7 +104,7 @@ class Timm:
         check_whole("num_classes", self.num_classes, least=1)
 
     def build(self, seed: int) -> nn.Module:
-        """The net with its initial weights, which depend on the seed alone; no random stream of torch's is touched.
+        """Make the net; its initial weights depend on the seed alone, and no random stream of torch's is touched.
 
         Raises:
             InputError: timm cannot be imported, or has no model of that name.
@@ -142,7 +135,7 @@ def _timm() -> ModuleType:
 
 @contextmanager
 def _imported(library: str) -> Iterator[None]:
-    """Say what to do where a library is missing, or made for another torch: then its import may fail in any way."""
+    """Explain an import that fails, in any way: the library is missing, or made for another torch."""
     try:
         yield
     except Exception as error:
@@ -169,7 +162,7 @@ def _check_known(library: str, name: str, classifiers: Sequence[str], models: Se
 
 
 def _built(value: Torchvision | Timm, seed: int, make: Callable[[], nn.Module]) -> nn.Module:
-    """A module made on the CPU, with the random stream of torch as it was before."""
+    """Make a module on the CPU, and leave the random stream of torch as it was before."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # Not torch.manual_seed, which would also seed the accelerators' streams.
         torch.default_generator.manual_seed(seed)

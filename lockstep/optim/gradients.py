@@ -107,12 +107,12 @@ class Gradients:
             owned=self._owned,
         )
 
-    def to_divide(self) -> tuple[Sequence[Tensor | None], float]:
-        """The gradients to be used up, as they lie there, and what they are still to be divided by.
+    def to_divide(self) -> tuple[Sequence[Tensor | None], float, bool]:
+        """The gradients before the division that is kept back, what to divide them by, and whether they may be used up.
 
-        Where somebody else may hold one of them, nothing is left to divide by: then they stay as they are.
+        Where they may not, others read them: the quotients must be new tensors.
         """
-        return (self._tensors, self._divisor) if self._owned else (self._divided(), 1.0)
+        return self._tensors, self._divisor, self._owned
 
     def watch(self) -> None:
         """Note from now on which tensors are read, for `changed`."""

@@ -158,9 +158,12 @@ class BoundRule(Scheduled):
         lr = self.rate(step)
         if gradients.rows:
             self.check_rows([self._names[index] for index in gradients.rows])
-        tensors, divisor = gradients.to_divide() if self._divides and not gradients.rows else (gradients.tensors, 1.0)
+        divides = self._divides and not gradients.rows
+        tensors, divisor, owned = gradients.to_divide() if divides else (gradients.tensors, 1.0, False)
         for group in self._groups:
             chunk = group.chunk(tensors, divisor, gradients.rows)
+            if divisor != 1.0 and not owned:  # block by block: the quotients stay in the cache
+                chunk = chunk._replace(gradients=list(torch._foreach_div(chunk.gradients, divisor)), divisor=1.0)
             if chunk.gradients:
                 self._rule.apply(chunk, lr, step + 1)
         for index, rows in gradients.rows.items():
@@ -200,9 +203,9 @@ class BoundRule(Scheduled):
     def _blocks(self) -> list[list[int]]:
         """The indices of the parameters that are updated together: of one weight decay.
 
-        On a CPU an update of several operations takes few parameters at a time, which stay in the cache in between.
+        On a CPU an update takes few parameters at a time, which stay in the cache between its operations.
         """
-        full = _CACHED_ELEMENTS if not self._fused and self._parameters[0].device.type == "cpu" else math.inf
+        full = _CACHED_ELEMENTS if self._parameters[0].device.type == "cpu" else math.inf
         blocks: list[list[int]] = []
         for decay in dict.fromkeys(self._decays):
             size = full

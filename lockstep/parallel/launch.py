@@ -9,7 +9,6 @@ SIGHUP, Ctrl-C or SIGTERM, all four after a final checkpoint; 137 aborted.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -24,11 +23,9 @@ from lockstep.parallel.entry import reference
 from lockstep.parallel.forkserver import ForkServer
 from lockstep.parallel.supervisor import STOPPED_EARLY, TICK_SECONDS, RunOutcome, Supervisor
 from lockstep.parallel.watchdog import Limits, root_cause
-from lockstep.screen import Lines, outlive_terminal
+from lockstep.screen import Lines, log, outlive_terminal
 from lockstep.workers.channel import Channel
 from lockstep.workers.signals import notices
-
-log = logging.getLogger("lockstep")
 
 Plan = Callable[[list[str]], Mapping[str, Any]]
 Main = Callable[[list[str]], int | None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -15,11 +14,9 @@ from lockstep.owner import process_fields
 from lockstep.parallel import watchdog
 from lockstep.parallel.forkserver import Event, ForkServer
 from lockstep.parallel.watchdog import Failure, Limits, Verdict, Watchdog, WorkerStatus
-from lockstep.screen import Lines
+from lockstep.screen import Lines, log
 from lockstep.workers.channel import Channel, Message
 from lockstep.workers.store_server import LAUNCHED, StoreServer
-
-log = logging.getLogger("lockstep")
 
 TICK_SECONDS = 0.1
 STOPPED_EARLY = "stopped before the first step"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import stat
 from collections.abc import Sequence
@@ -15,12 +14,11 @@ from lockstep.errors import DataError, InputError
 from lockstep.images.decode import Decoding, EncodedImage
 from lockstep.listing import shorten
 from lockstep.readers.reader import Int64s
+from lockstep.screen import log
 from lockstep.tracing import now_reading
 
 _MOST_BYTES = 0x7FFF_F000  # what the system reads at once
 _MOST_ASKED = 1024  # for their size: over a network each takes about a millisecond
-
-_logger = logging.getLogger("lockstep")
 
 
 class ImageFiles:
@@ -51,7 +49,7 @@ class ImageFiles:
         # Looked up now: loader processes are forked from this one, and must find the decoder's library loaded.
         self.decoder = decoding.chosen
         """What decodes the images, with its version."""
-        _logger.info("Images in %s are decoded by %s", folder, self.decoder)
+        log.info("Images in %s are decoded by %s", folder, self.decoder)
 
     def __len__(self) -> int:
         return len(self.sizes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,9 @@ from lockstep.readers.image_files import bytes_of, names_and_sizes
 from lockstep.readers.label_map import BACKGROUND, read_labels
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.records.shards import check_local
+from lockstep.screen import log
 
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
-
-_logger = logging.getLogger("lockstep")
 
 
 class ImageFolder:
@@ -59,7 +57,7 @@ class ImageFolder:
         # Looked up now: loader processes are forked from this one, and must find the decoder's library loaded.
         self.decoder = decoding.chosen
         """What decodes the images, with its version."""
-        _logger.info("Images in %s are decoded by %s", path, self.decoder)
+        log.info("Images in %s are decoded by %s", path, self.decoder)
         files = _files_by_class(Path(path), read_labels(Path(labels)) if labels else None)
         self.classes = (BACKGROUND, *files) if background else tuple(files)
         """The name of each class, by its label."""
@@ -120,7 +118,7 @@ def _files_by_class(path: Path, labels: tuple[str, ...] | None) -> dict[str, lis
     if empty := [name for name, found in files.items() if not found]:
         raise _unusable(path, f"no images in {shorten(empty)}", f"one {', '.join(ENDINGS)} or more for each class")
     if others := sorted([*others, *({*folders} - {*files})]):
-        _logger.warning("Not read in %s: %s", path, shorten(others))
+        log.warning("Not read in %s: %s", path, shorten(others))
     return files
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +21,7 @@ from lockstep.readers.image_files import check_not_turned
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.records.example import Float32s, Values, parse_example, scan_example
 from lockstep.records.record_files import RecordFiles
+from lockstep.screen import log
 from lockstep.tracing import now_reading
 
 EDGES = ("ymin", "xmin", "ymax", "xmax")
@@ -233,9 +233,6 @@ def _boxes_of(example: ParsedExample, prefix: str) -> Float32s:
     return np.stack(edges, axis=1)
 
 
-_logger = logging.getLogger("lockstep")
-
-
 class ImageRecords:
     """Images in files of `tf.train.Example` records, with labels, boxes or whatever else a schema finds there.
 
@@ -274,7 +271,7 @@ class ImageRecords:
         # Looked up now: loader processes are forked from this one, and must find the decoder's library loaded.
         self.decoder = decoding.chosen
         """What decodes the images, with its version."""
-        _logger.info("Images in %s are decoded by %s", shorten(files, 1) or "no files", self.decoder)
+        log.info("Images in %s are decoded by %s", shorten(files, 1) or "no files", self.decoder)
 
     def __len__(self) -> int:
         return len(self._records)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import logging
 import math
 import os
 import struct
@@ -29,6 +28,7 @@ from lockstep.records.example import serialize_example
 from lockstep.records.shards import check_local
 from lockstep.records.template import Field, Integer, Pixels
 from lockstep.records.tfrecord import write_records
+from lockstep.screen import log
 
 UInt8s = npt.NDArray[np.uint8]
 
@@ -69,8 +69,6 @@ _FIELDS: dict[str, Field] = {"image": Pixels("image_raw", (1, 28, 28)), "label":
 _UNSIGNED_BYTE = 0x08
 _MOST_EXPANSION = 1032  # of deflate: no gzip file holds more bytes than this times its own
 _TIMEOUT_SECONDS = 30
-
-_logger = logging.getLogger("lockstep")
 
 
 def mnist_reader(split: str, folder: str | Path | None = None, records_folder: str | Path | None = None) -> Reader:
@@ -141,7 +139,7 @@ def prepare_records(folder: Path | None = None, records_folder: Path | None = No
     load = cache(lambda name: load_idx(folder / name))
     for name in missing:
         split = SPLITS[name]
-        _logger.info("Writing %d records of MNIST to %s", len(split.rows), paths[name])
+        log.info("Writing %d records of MNIST to %s", len(split.rows), paths[name])
         write_records(paths[name], _examples(load(split.images)[split.rows], load(split.labels)[split.rows]))
 
 
@@ -218,7 +216,7 @@ def _fetched(file: File, folder: Path, mirrors: Sequence[str]) -> bytes:
     """The bytes of a file, from the first mirror that has it unharmed."""
     failures = []
     for mirror in mirrors:
-        _logger.info("Fetching %s", mirror + file.name)
+        log.info("Fetching %s", mirror + file.name)
         try:
             with urllib.request.urlopen(mirror + file.name, timeout=_TIMEOUT_SECONDS) as answer:
                 data: bytes = answer.read(file.num_bytes + 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -20,6 +19,7 @@ from lockstep.readers.fingerprint import Fingerprint, checksum
 from lockstep.readers.image_files import ImageFiles
 from lockstep.readers.label_map import LabelMap
 from lockstep.readers.reader import Int64s
+from lockstep.screen import log
 
 Column = npt.NDArray[Any]
 Float32s = npt.NDArray[np.float32]
@@ -30,8 +30,6 @@ NO_AREA = "have no area on their image, and are left out"
 """What the log says of objects for which `shares_of_boxes` finds none."""
 
 _MOST_GROUPS = 64
-
-_logger = logging.getLogger("lockstep")
 
 
 class ObjectTable:
@@ -87,7 +85,7 @@ def shares_of_boxes(boxes: Float64s, sizes: Int64s, source: str) -> tuple[Float3
     shares = (clipped / limits).astype(np.float32)
     has_area = (shares[:, 2] > shares[:, 0]) & (shares[:, 3] > shares[:, 1])
     if num_clipped := int((has_area & (clipped != boxes).any(axis=1)).sum()):
-        _logger.info(
+        log.info(
             "%d of %d boxes in %s reach out of their image, and are clipped to it", num_clipped, len(boxes), source
         )
     return shares, has_area
@@ -122,4 +120,4 @@ def labels_of_names(names: Sequence[str], label_map: LabelMap, source: str) -> I
 def warn_of_objects(names: Sequence[str], total: int, source: str, what: str) -> None:
     """Say in the log, once for all of them, what is odd about some of a source's objects."""
     if names:
-        _logger.warning("%d of %d objects in %s %s: %s", len(names), total, source, what, shorten(names))
+        log.warning("%d of %d objects in %s %s: %s", len(names), total, source, what, shorten(names))

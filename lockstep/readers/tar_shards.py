@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from lockstep.records.open_files import OpenFiles
 from lockstep.records.shards import expand_braces, find_shards, list_of_paths
 from lockstep.records.tar_index import key_and_ending, tar_index_of
 from lockstep.records.tar_members import BLOCK_BYTES, header_crc, readable_name
+from lockstep.screen import log
 from lockstep.tracing import now_reading
 
 Kind = Literal["image", "label", "json", "text", "bytes"]
@@ -36,8 +36,6 @@ _DEFAULT_NAMES = {**dict.fromkeys(_IMAGE_ENDINGS, "image"), "cls": "label"}
 _LARGEST_TEXT_BYTES = 1 << 24
 _INT64 = range(-(1 << 63), 1 << 63)
 _THREADS = 8
-
-_logger = logging.getLogger("lockstep")
 
 
 class TarShards:
@@ -89,7 +87,7 @@ class TarShards:
         self.decoder = decoding.chosen if has_images else NO_DECODER
         """What decodes the images, with its version."""
         if has_images:
-            _logger.info("Images in %s are decoded by %s", paths, self.decoder)
+            log.info("Images in %s are decoded by %s", paths, self.decoder)
 
     def __len__(self) -> int:
         return self._starts[-1]

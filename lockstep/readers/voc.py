@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from collections import Counter
@@ -33,11 +32,10 @@ from lockstep.readers.object_table import (
 )
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.records.shards import check_local
+from lockstep.screen import log
 
 _TENSORS = ("boxes", "labels", "difficult", "truncated")
 _VIEW = "view"
-
-_logger = logging.getLogger("lockstep")
 
 
 class Voc:
@@ -145,7 +143,7 @@ def _alphabetical(names: set[str]) -> LabelMap:
 def _warn_of_others(folder: Path, names: Iterable[str]) -> None:
     images = {path.name for path in folder.iterdir() if path.name.lower().endswith(ENDINGS)}
     if others := sorted(images - {*names}):
-        _logger.warning("Not read in %s, since no annotation names them: %s", folder, shorten(others))
+        log.warning("Not read in %s, since no annotation names them: %s", folder, shorten(others))
 
 
 def _table(

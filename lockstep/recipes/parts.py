@@ -25,7 +25,7 @@ NonNegativeInt64 = Annotated[int, Range(ge=0, lt=2**63)]
 
 
 @dataclass(frozen=True)
-class Feed(Checked):
+class DataLoading(Checked):
     """How the examples to train on reach a worker; who reads ahead changes nothing in what is read."""
 
     order: Literal["shuffled", "sequential"] | BlockShuffled = "shuffled"
@@ -107,7 +107,7 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
-class Watch(Checked):
+class Monitoring(Checked):
     """How often a run tells what it does, and how long it may stand still."""
 
     console: Interval = _TEN_STEPS

@@ -1,17 +1,18 @@
 """The recipe: the complete description of a run, as one frozen value.
 
-Its parts are the values that the library itself works with, so a recipe says what a script of one's own would say.
+Its parts are the values that the library itself works with, as a script would write them.
 A field that may be None is None by default: in TOML it is left out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lockstep.checks import Checked
+from lockstep.description import Change, changes, described
 from lockstep.errors import InputError
 from lockstep.losses.regularization import L1, L2
 from lockstep.models import InceptionV3, LeNet, Mnist, SqueezeNet, Timm, Torchvision
@@ -46,18 +47,18 @@ from lockstep.optim.schedules import Schedule
 from lockstep.optim.transforms import GradientTransform
 from lockstep.parallel.exchange import AllReduce, Alone
 from lockstep.parallel.towers import Towers
-from lockstep.progress import End, Interval
+from lockstep.progress import End
 from lockstep.recipes.data import ImageData, MnistData
 from lockstep.recipes.parts import (
     Checkpoints,
     CrossEntropy,
+    DataLoading,
     Evaluate,
-    Feed,
     InitialWeights,
+    Monitoring,
     NonNegativeInt64,
     PositiveInt64,
     Stage,
-    Watch,
 )
 from lockstep.training.attempt import LossAverage
 from lockstep.training.state import Nonfinite
@@ -67,62 +68,58 @@ CLASSES_OF: Mapping[Any, tuple[type, ...]] = {
     Optimizer: (SGD, RMSProp, Adam, AdamW, Adagrad, Adadelta, FTRL, LARS, LAMB, ByName),
     GradientTransform: (ScaleGradients, ClipNorm, ClipGlobalNorm, ClipValue, AdaptiveClip),
 }
-"""What a recipe may say where the library takes anything that fits a protocol."""
+"""The classes a recipe may name where the library takes anything that fits a protocol."""
 
 SAID_ELSEWHERE: Mapping[tuple[type, str], str] = {(Towers, "count"): "num_towers"}
-"""Fields of parts that the recipe says in a field of its own."""
+"""Fields of parts that are fields of the recipe itself instead."""
 
 Model = Mnist | LeNet | InceptionV3 | SqueezeNet | Torchvision | Timm
 
 
 @dataclass(frozen=True)
 class Recipe(Checked):
-    """Everything that decides what a run does.
-
-    Raises:
-        InputError: a field is out of range, or two of them contradict each other.
-    """
+    """Everything that decides what a run does."""
 
     name: str
-    """What the run is called; names its folder where none is given."""
+    """Name of the run, and of its folder where none is given."""
     model: Model
     data: MnistData | ImageData
     optimizer: Optimizer
     loss: CrossEntropy = field(default_factory=CrossEntropy)
-    """What is made small, beside the regularization."""
+    """The loss that is minimized, together with the regularization."""
     warm_start: InitialWeights | None = None
-    """Where the first weights come from; None: the model's own."""
+    """Where the first weights come from; None: the model initializes them."""
     batch_size: PositiveInt64 = 128
     """Examples an update, over all towers."""
     seed: NonNegativeInt64 = 0
-    """Of the initial weights, the order of the examples, the augmentation and the towers' random streams."""
+    """Seed of the initial weights, the order of the examples, the augmentation and the towers' random streams."""
     frozen: tuple[str, ...] = ()
     """Patterns of parameters that are not trained."""
     train_only: tuple[str, ...] = ()
-    """Patterns of those that are; none: all."""
+    """Patterns of the only parameters that are trained; none: all."""
     freeze_statistics: bool = False
     """Batch norm with frozen parameters keeps its statistics, and normalises with them."""
     regularization: tuple[L1 | L2, ...] = ()
     """Losses of the parameters themselves, part of the objective."""
     tower_gradient_transforms: tuple[GradientTransform, ...] = ()
-    """What happens to the gradients of each tower before they are added up, in this order."""
+    """Transforms of the gradients of each tower before they are summed, in this order."""
     gradient_transforms: tuple[GradientTransform, ...] = ()
-    """What happens to the averaged gradients before the update, in this order."""
+    """Transforms of the averaged gradients before the update, in this order."""
     average: MovingAverage | None = None
     """Moving average of the parameters, kept beside them."""
-    feed: Feed = field(default_factory=Feed)
+    feed: DataLoading = field(default_factory=DataLoading)
     """How the examples reach the workers."""
     loss_average: LossAverage = field(default_factory=LossAverage)
     """How the losses that are reported beside the raw ones are smoothed."""
     nonfinite: Nonfinite = "stop"
-    """What a loss or gradient that is not finite does: end the run, have this one attempt change nothing, go back to
-    the last checkpoint and leave its examples out, or nothing."""
+    """Policy for losses or gradients that are not finite: end the run, skip the attempt, roll back to the last
+    checkpoint and leave its examples out, or ignore it."""
     nonfinite_budget: NonNegativeInt64 = 10
-    """So many attempts may be skipped, or rolled back from, before the run ends after all."""
+    """Attempts that may be skipped, or rolled back from, before the run ends after all."""
     num_towers: PositiveInt64 | None = None
     """Slices of the batch; None: as many as the workers of the first start, and from then on that number."""
     towers: Towers = field(default_factory=Towers)
-    """How each tower computes; how many there are is said in `num_towers` alone."""
+    """How each tower computes; `num_towers` alone says how many there are."""
     num_workers: PositiveInt64 | None = None
     """Processes, one device each; None: one for each accelerator, on a CPU as many as towers and cores allow."""
     device: str | None = None
@@ -132,9 +129,9 @@ class Recipe(Checked):
     end: End | None = None
     """When the run ends; None: when it is stopped, or with its last stage."""
     stages: tuple[Stage, ...] = ()
-    """What the run goes through, one after another; none: it is all of one piece."""
+    """Stages of the run, one after another; none: the run has no stages."""
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
-    watch: Watch = field(default_factory=Watch)
+    watch: Monitoring = field(default_factory=Monitoring)
     evaluate: Evaluate = field(default_factory=Evaluate)
 
     def __post_init__(self) -> None:
@@ -209,7 +206,7 @@ class Recipe(Checked):
             )
 
     def towers_for(self, num_workers: int) -> Towers:
-        """The towers with their number: that of the recipe, or one for each worker."""
+        """Return the towers with their count: that of the recipe, else one for each worker."""
         return replace(self.towers, count=self.num_towers or num_workers)
 
     def _check_name(self) -> None:
@@ -234,7 +231,7 @@ class Recipe(Checked):
             self._check_auxiliary_head()
 
     def _check_auxiliary_head(self) -> None:
-        """Its batch norm sees one value a channel of each image: of one image alone there is no variance."""
+        """Refuse one image a tower: the head's batch norm sees one value a channel of it, which has no variance."""
         has_head = isinstance(self.model, InceptionV3) and self.model.auxiliary
         if has_head and self.batch_size == self.num_towers and self.towers.batch_norm not in ("sync", "frozen"):
             raise InputError(
@@ -245,7 +242,7 @@ class Recipe(Checked):
             )
 
 
-HARMLESS = (
+_HARMLESS = (
     "name",
     "num_workers",
     "device",
@@ -261,45 +258,21 @@ HARMLESS = (
     "feed.bad_budget",
 )
 """Fields, or parts as a whole, that change nothing in what is trained: a resumed run may have others."""
-_PLACES = ("data.train", "data.validation", "data.test")
+_DATA_PATHS = ("data.train", "data.validation", "data.test")
 """One path for another may be the same data, moved. A resume compares the training data itself by its fingerprint."""
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A field in which two recipes differ, or a part, where the two are of different classes."""
+def recipe_changes(saved: Recipe, given: Recipe) -> list[Change]:
+    """Compare the recipe of a run with the one given to go on with it, field by field.
 
-    path: str
-    saved: Any
-    given: Any
-    harmless: bool
-    """A resumed run may differ in it without more ado."""
-
-    def __str__(self) -> str:
-        return f"{self.path}: saved {self.saved}, given {self.given}"
-
-
-def differences(saved: Recipe, given: Recipe) -> list[Difference]:
-    """Where the recipe of a run and the one given to go on with it differ, in the order of the fields.
-
-    Towers that are not counted in `given` are those of `saved`: the first start has settled their number.
+    If `given` leaves the number of towers open, it is that of `saved`, which the first start has determined.
     """
     if given.num_towers is None:
         saved = replace(saved, num_towers=None)
-    return list(_differences("", saved, given))
+    return list(changes("", described(saved), described(given)))
 
 
-def _differences(path: str, saved: Any, given: Any) -> Iterator[Difference]:
-    if saved == given:
-        return
-    if is_dataclass(saved) and type(saved) is type(given) and not isinstance(saved, Interval):
-        for name in [each.name for each in fields(saved)]:
-            inner = f"{path}.{name}" if path else name
-            yield from _differences(inner, getattr(saved, name), getattr(given, name))
-    elif isinstance(saved, tuple) and isinstance(given, tuple) and len(saved) == len(given):
-        for index, (before, now) in enumerate(zip(saved, given, strict=True)):
-            yield from _differences(f"{path}.{index}", before, now)
-    else:
-        moved = path in _PLACES and None not in (saved, given)
-        harmless = moved or f"{path}.".startswith(tuple(f"{outer}." for outer in HARMLESS))
-        yield Difference(path, saved, given, harmless)
+def is_harmless(change: Change) -> bool:
+    """Whether a resumed run may differ in this field without being told to accept it."""
+    is_moved = change.path in _DATA_PATHS and None not in (change.saved, change.given)
+    return is_moved or change.is_allowed(_HARMLESS)

@@ -1,4 +1,4 @@
-"""Changes to a recipe in words, as `--set` gives them: `optimizer.lr.initial=0.1`.
+"""Settings of the command line: `--set optimizer.lr.initial=0.1` changes one field of a recipe.
 
 The value is TOML, or text where it is not. `none` is no value at all: `average=none`.
 """
@@ -8,20 +8,26 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from lockstep.errors import RecipeError
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.toml import Place, read, write
+from lockstep.recipes.toml import FieldPath, field_hints, field_type, made, read, unknown_field, write
 
 
 class _Setting(NamedTuple):
     keys: list[str]
     value: Any
 
+    @property
+    def rank(self) -> tuple[int, bool]:
+        """A part comes before its fields, and its kind is the first of them."""
+        return len(self.keys), self.keys[-1] != "kind"
+
 
 def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
-    """The recipe with these fields set, each given as `path.to.field=value`.
+    """Set fields of a recipe, each given as `path.to.field=value`.
 
     The order of the settings does not matter, but that of two settings of the same field does: the last one holds.
     A setting of a part's field brings the part into being, one of another `kind` starts it afresh, and a number in
@@ -30,12 +36,27 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     Raises:
         RecipeError: a setting has no `=`, or makes no recipe; the message names the field.
     """
-    place = Place("--set")
-    plain = write(Recipe, recipe, Place(f"recipe {recipe.name}"))
-    for setting in sorted(map(_parsed, settings), key=_rank):
-        plain = _with(plain, setting.keys, setting.value, place)
-    changed: Recipe = read(Recipe, plain, place)
+    parsed = sorted(map(_parsed, settings), key=lambda setting: setting.rank)
+    changed: Recipe = _changed(Recipe, recipe, parsed, FieldPath("--set")) if parsed else recipe
     return changed
+
+
+def _changed(hint: Any, value: Any, settings: Sequence[_Setting], path: FieldPath) -> Any:
+    """Apply settings to the value of a field: of a part, only the fields that they name are made anew."""
+    cls: type = type(value)
+    if cls not in field_type(hint).classes.values() or any(setting.keys[:1] in ([], ["kind"]) for setting in settings):
+        plain = write(hint, value, path) if settings[0].keys else None
+        for setting in settings:
+            plain = _with(plain, setting.keys, setting.value, path)
+        return read(hint, plain, path)
+    hints = field_hints(cls)
+    by_field: dict[str, list[_Setting]] = {}
+    for (name, *rest), given in settings:
+        if name not in hints:
+            raise unknown_field(cls, name, path)
+        by_field.setdefault(name, []).append(_Setting(rest, given))
+    fields = {name: _changed(hints[name], getattr(value, name), each, path.at(name)) for name, each in by_field.items()}
+    return made(lambda: replace(value, **fields), path)
 
 
 _KEY = re.compile(r"""\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^."'=]+?))\s*([.=])""")
@@ -49,15 +70,13 @@ def _parsed(setting: str) -> _Setting:
         keys.append(tomllib.loads(f'key = "{basic}"')["key"] if basic is not None else literal or bare)
         text = text[match.end() :]
         if after == "=":
-            break
-    else:
-        raise RecipeError(
-            f"--set {setting}: this sets nothing.",
-            given=setting,
-            expected="path.to.field=value, such as optimizer.lr.initial=0.1",
-            hint="name the field, and give its value after =",
-        )
-    return _Setting(keys, _value(text.strip()))
+            return _Setting(keys, _value(text.strip()))
+    raise RecipeError(
+        f"--set {setting}: this sets nothing.",
+        given=setting,
+        expected="path.to.field=value, such as optimizer.lr.initial=0.1",
+        hint="name the field, and give its value after =",
+    )
 
 
 def _value(text: str) -> Any:
@@ -69,17 +88,12 @@ def _value(text: str) -> Any:
         return text
 
 
-def _rank(setting: _Setting) -> tuple[int, bool]:
-    """A part comes before its fields, and its kind is the first of them."""
-    return len(setting.keys), setting.keys[-1] != "kind"
-
-
-def _with(node: Any, keys: Sequence[str], value: Any, place: Place) -> Any:
-    """The plain value with what stands at these keys replaced."""
+def _with(node: Any, keys: Sequence[str], value: Any, path: FieldPath) -> Any:
+    """The plain value of a node with one value in it set; tables on the way are made where there are none."""
     if not keys:
         return value
     key, *rest = keys
-    inner = place.at(key)
+    inner = path.at(key)
     if isinstance(node, list):
         items = [*node, None]
         if not key.isdecimal() or int(key) >= len(items):

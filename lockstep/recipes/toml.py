@@ -1,4 +1,9 @@
-"""A recipe as TOML, and back."""
+"""Recipes as TOML, and back: every value is checked against the type hint of its field.
+
+A part of a recipe is a table of its fields. Where the field's name does not say its class, the table does, in `kind`
+(`"cosine"` for `Cosine`), which is looked up among the classes that the field takes and nowhere else: a recipe cannot
+name code. Fields that are None are left out.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -18,20 +24,37 @@ from lockstep.listing import did_you_mean
 from lockstep.progress import Interval
 from lockstep.recipes.recipe import CLASSES_OF, SAID_ELSEWHERE, Recipe
 
+_SCALARS = {
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+    str: "text",
+    Interval: 'an interval such as "20 steps"',
+}
+_KINDS = {
+    "AdamW": "adamw",
+    "LeNet": "lenet",
+    "RMSProp": "rmsprop",
+    "SqueezeNet": "squeezenet",
+    "DataLoading": "feed",
+    "Monitoring": "watch",
+}
+"""Kinds that are not the class name in snake_case."""
+
 
 def to_toml(recipe: Recipe) -> str:
-    """The whole recipe, defaults included.
+    """Write the whole recipe as TOML, defaults included.
 
     Raises:
-        RecipeError: it holds what a recipe cannot say, such as a schedule of one's own.
+        RecipeError: it holds what a recipe cannot say, such as a schedule of the user's own.
     """
-    text = tomli_w.dumps(write(Recipe, recipe, Place(f"recipe {recipe.name}")))
+    text = tomli_w.dumps(write(Recipe, recipe, FieldPath(f"recipe {recipe.name}")))
     # TOML leaves some characters as they are that a terminal would obey; escaped, they are the same.
     return "".join(sign if sign.isprintable() or sign in "\n\t" else f"\\U{ord(sign):08x}" for sign in text)
 
 
 def from_toml(text: str, source: str) -> Recipe:
-    """The recipe that a text describes; fields that it leaves out take their defaults.
+    """Read a recipe from TOML; fields that the text leaves out take their defaults.
 
     Args:
         text: TOML.
@@ -49,16 +72,12 @@ def from_toml(text: str, source: str) -> Recipe:
             expected="lines such as batch_size = 128 below headings such as [optimizer]",
             hint="correct it there; `lockstep train mnist --print-recipe` prints a recipe to start from",
         ) from error
-    recipe: Recipe = read(Recipe, tables, Place(source))
+    recipe: Recipe = read(Recipe, tables, FieldPath(source))
     return recipe
 
 
 def load(path: Path) -> Recipe:
-    """The recipe in a file.
-
-    Raises:
-        RecipeError: it cannot be read, or describes no recipe.
-    """
+    """Read the recipe in a file."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -72,15 +91,16 @@ def load(path: Path) -> Recipe:
     return from_toml(text, str(path))
 
 
-class Place(NamedTuple):
-    """Where a value stands: `optimizer.lr in recipe.toml`; the recipe as a whole where the path is empty."""
+class FieldPath(NamedTuple):
+    """A field and the source it was read from, for messages: `optimizer.lr in recipe.toml`."""
 
     source: str
     path: str = ""
+    """Empty for the recipe as a whole."""
 
-    def at(self, name: object) -> Place:
-        """The place of a field of this table, or of an item of this list."""
-        return Place(self.source, f"{self.path}.{name}" if self.path else str(name))
+    def at(self, name: object) -> FieldPath:
+        """The path of a field of this table, or of an item of this list."""
+        return FieldPath(self.source, f"{self.path}.{name}" if self.path else str(name))
 
     @property
     def name(self) -> str:
@@ -91,58 +111,148 @@ class Place(NamedTuple):
         return f"{self.path} in {self.source}" if self.path else self.source
 
 
-def shown(value: object) -> str:
-    """A plain value, much as TOML has it."""
+def read(hint: Any, value: Any, path: FieldPath) -> Any:
+    """Convert a plain value of TOML to the type of a field.
+
+    Raises:
+        RecipeError: it is not of this type, or the part itself refuses it.
+    """
+    field = field_type(hint)
+    if isinstance(value, dict) and field.classes:
+        return _read_part(field, value, path)
+    if isinstance(value, dict) and field.entry is not None:
+        return {name: read(field.entry, entry, path.at(name)) for name, entry in value.items()}
+    if isinstance(value, list) and field.item is not None:
+        return tuple(read(field.item, item, path.at(index)) for index, item in enumerate(value))
+    if Interval in field.scalars and type(value) in (int, str):
+        return made(lambda: Interval.parse(str(value)), path)
+    if field.takes(value):
+        return value
+    raise _wrong_value(field, value, path)
+
+
+def write(hint: Any, value: Any, path: FieldPath) -> Any:
+    """Convert the value of a field to the plain one that `read` takes for it.
+
+    Raises:
+        RecipeError: a recipe cannot say it.
+    """
+    field = field_type(hint)
+    if type(value) in field.classes.values():
+        return _write_part(field, value, path)
+    if isinstance(value, Mapping) and field.entry is not None:
+        return {name: write(field.entry, entry, path.at(name)) for name, entry in value.items()}
+    if isinstance(value, tuple | list) and field.item is not None:
+        return [write(field.item, item, path.at(index)) for index, item in enumerate(value)]
+    if not field.takes(value):
+        raise _wrong_value(field, value, path)
+    return str(value) if isinstance(value, Interval) else value
+
+
+def made(make: Callable[[], Any], path: FieldPath) -> Any:
+    """Call `make`; a part that refuses its values raises a RecipeError that names the path."""
+    try:
+        return make()
+    except LockstepError as error:
+        raise RecipeError(
+            f"{path}: {error.what}", given=error.given, expected=error.expected, hint=error.hint
+        ) from error
+
+
+def unknown_field(cls: type, name: str, path: FieldPath) -> RecipeError:
+    """Make the error of a part that has no field of this name."""
+    elsewhere, known = SAID_ELSEWHERE.get((cls, name)), field_hints(cls)
+    return RecipeError(
+        f"{path.at(name)}: there is no such field.",
+        given=name,
+        expected=f"one of {', '.join(known)}" if known else f"no field: {kind_name(cls)} has none",
+        hint=f"set {elsewhere} instead" if elsewhere else did_you_mean(name, known) or "remove it",
+    )
+
+
+def _read_part(field: FieldType, table: Mapping[str, Any], path: FieldPath) -> Any:
+    cls = _class_of(field, table, path)
+    hints = field_hints(cls)
+    for name in table:
+        if name not in hints and name != "kind":
+            raise unknown_field(cls, name, path)
+    for each in fields(cls):
+        if each.name not in table and each.default is MISSING and each.default_factory is MISSING:
+            raise RecipeError(
+                f"{path.at(each.name)}: this field is missing.",
+                given=_as_toml(table),
+                expected=f"{each.name}, {field_type(hints[each.name])}",
+                hint=f"set {path.at(each.name).path}",
+            )
+    values = {name: read(hint, table[name], path.at(name)) for name, hint in hints.items() if name in table}
+    return made(lambda: cls(**values), path)
+
+
+def _class_of(field: FieldType, table: Mapping[str, Any], path: FieldPath) -> type:
+    kinds = list(field.classes)
+    kind = table.get("kind", kinds[0] if len(kinds) == 1 else None)
+    if isinstance(kind, str) and kind in kinds:
+        return field.classes[kind]
+    raise RecipeError(
+        f"{path.at('kind')}: " + ("there is no such kind here." if "kind" in table else "the kind is missing."),
+        given=_as_toml(table.get("kind", table)),
+        expected=f"one of {_quoted(kinds)}",
+        hint=did_you_mean(kind, kinds) or f"set {path.at('kind').path}",
+    )
+
+
+def _write_part(field: FieldType, part: Any, path: FieldPath) -> dict[str, Any]:
+    cls: type = type(part)
+    kind, hints = kind_name(cls), field_hints(cls)
+    is_said_by_name = len(field.classes) == 1 and path.name in (kind, "")
+    given = {name: getattr(part, name) for name in hints}
+    return ({} if is_said_by_name else {"kind": kind}) | {
+        name: write(hints[name], value, path.at(name)) for name, value in given.items() if value is not None
+    }
+
+
+def _wrong_value(field: FieldType, value: object, path: FieldPath) -> RecipeError:
+    usual = "give such a value (text in quotes, numbers and true or false without)"
+    return RecipeError(
+        f"{path}: this value does not fit.",
+        given=_as_toml(value),
+        expected=str(field),
+        hint=did_you_mean(value, field.words) or usual,
+    )
+
+
+def _as_toml(value: object) -> str:
+    """Show a plain value much as TOML has it."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name} = {shown(inner)}" for name, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{name} = {_as_toml(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(shown(item) for item in value) + "]"
+        return "[" + ", ".join(map(_as_toml, value)) + "]"
     if isinstance(value, str):
         return f'"{value}"'
     return str(value).lower() if isinstance(value, bool | None) else str(value)
 
 
-def listed(words: Iterable[str], between: str = ", ") -> str:
-    """Words in quotes, one after the other."""
+def _quoted(words: Iterable[str], between: str = ", ") -> str:
     return between.join(f'"{word}"' for word in words)
 
 
-_NAMES = {
-    int: "a whole number",
-    float: "a finite number",
-    bool: "true or false",
-    str: "text",
-    Interval: 'an interval such as "20 steps"',
-}
-
-
-_ONE_WORD = {"AdamW", "LeNet", "RMSProp", "SqueezeNet"}
-
-
-def kind_of(cls: type) -> str:
-    """A class as its `kind`: its name in snake_case, but for names that everybody writes as one word."""
-    if cls.__name__ in _ONE_WORD:
-        return cls.__name__.lower()
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
-
-
 @dataclass(frozen=True)
-class Accepted:
-    """What a field takes: the members of its union, by sort."""
+class FieldType:
+    """The values that a field takes, from the members of its type hint."""
 
     scalars: tuple[type, ...]
     """Of int, float, bool, str, Interval and NoneType."""
     words: tuple[str, ...]
-    """Those of a Literal."""
+    """The words of a Literal."""
     classes: Mapping[str, type]
     """The parts it may hold, by kind."""
     item: Any = None
     """The type of the items, where it takes a list."""
     entry: Any = None
-    """The type of the values, where it takes a table of names of the user's own: patterns of parameters."""
+    """The type of the values, where it takes a table with keys of the user's own: patterns of parameters."""
 
     def takes(self, value: object) -> bool:
-        """Whether this is a number, a word, a truth value, a text or None that the field takes as it is."""
+        """Whether this is a scalar that the field takes as it is; numbers must be finite."""
         if isinstance(value, str) and value in self.words:
             return True
         if type(value) in (int, float) and float in self.scalars:
@@ -150,11 +260,11 @@ class Accepted:
         return type(value) in self.scalars
 
     def __str__(self) -> str:
-        choices = [_NAMES[scalar] for scalar in self.scalars if scalar is not NoneType]
+        choices = [_SCALARS[scalar] for scalar in self.scalars if scalar is not NoneType]
         if self.words:
-            choices.append(f"one of {listed(self.words)}")
+            choices.append(f"one of {_quoted(self.words)}")
         if self.classes:
-            choices.append(f"a table of kind {listed(self.classes, ' or ')}")
+            choices.append(f"a table of kind {_quoted(self.classes, ' or ')}")
         if self.item is not None:
             choices.append("a list")
         if self.entry is not None:
@@ -162,146 +272,36 @@ class Accepted:
         return ", or ".join(choices)
 
 
-def accepted(hint: Any) -> Accepted:
-    """What a field of this type takes."""
-    members = _members(hint)
+@cache
+def field_type(hint: Any) -> FieldType:
+    """Work out from a type hint what a field takes."""
+    members = _union_members(hint)
     lists = [member for member in members if get_origin(member) in (tuple, Sequence)]
     tables = [member for member in members if get_origin(member) is Mapping]
-    return Accepted(
-        scalars=tuple(member for member in members if member in _NAMES or member is NoneType),
+    parts = [m for m in members if isinstance(m, type) and is_dataclass(m) and m is not Interval]
+    return FieldType(
+        scalars=tuple(member for member in members if member in _SCALARS or member is NoneType),
         words=tuple(word for member in members if get_origin(member) is Literal for word in get_args(member)),
-        classes={
-            kind_of(member): member
-            for member in members
-            if isinstance(member, type) and is_dataclass(member) and member is not Interval
-        },
+        classes={kind_name(part): part for part in parts},
         item=get_args(lists[0])[0] if lists else None,
         entry=get_args(tables[0])[1] if tables else None,
     )
 
 
-def _members(hint: Any) -> tuple[Any, ...]:
+def _union_members(hint: Any) -> tuple[Any, ...]:
     if get_origin(hint) in (Union, UnionType):
-        return tuple(member for part in get_args(hint) for member in _members(part))
+        return tuple(member for part in get_args(hint) for member in _union_members(part))
     return CLASSES_OF.get(hint, (hint,))
 
 
-def fields_of(cls: type) -> dict[str, Any]:
-    """The type of each field that a recipe says of a part."""
+@cache
+def field_hints(cls: type) -> dict[str, Any]:
+    """The type hint of each field of a part that stands in its table."""
     hints = get_type_hints(cls)
     return {field.name: hints[field.name] for field in fields(cls) if (cls, field.name) not in SAID_ELSEWHERE}
 
 
-def required_of(cls: type) -> list[str]:
-    """The fields that have no default."""
-    return [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
-
-
-def read(hint: Any, value: Any, place: Place) -> Any:
-    """The value that a field of this type takes from a plain one.
-
-    Raises:
-        RecipeError: it is not of this type, or the part itself refuses it.
-    """
-    field = accepted(hint)
-    if isinstance(value, dict) and field.classes:
-        return _read_part(field, value, place)
-    if isinstance(value, dict) and field.entry is not None:
-        return {name: read(field.entry, entry, place.at(name)) for name, entry in value.items()}
-    if isinstance(value, list) and field.item is not None:
-        return tuple(read(field.item, item, place.at(index)) for index, item in enumerate(value))
-    if Interval in field.scalars and type(value) in (int, str):
-        return _made(lambda: Interval.parse(str(value)), place)
-    if field.takes(value):
-        return value
-    raise _unfit(field, value, place)
-
-
-def write(hint: Any, value: Any, place: Place) -> Any:
-    """The plain value that `read` takes for this one.
-
-    Raises:
-        RecipeError: a recipe cannot say it.
-    """
-    field = accepted(hint)
-    if type(value) in field.classes.values():
-        return _write_part(field, value, place)
-    if isinstance(value, Mapping) and field.entry is not None:
-        return {name: write(field.entry, entry, place.at(name)) for name, entry in value.items()}
-    if isinstance(value, tuple | list) and field.item is not None:
-        return [write(field.item, item, place.at(index)) for index, item in enumerate(value)]
-    if isinstance(value, Interval) and field.takes(value):
-        return str(value)
-    if field.takes(value):
-        return value
-    raise _unfit(field, value, place)
-
-
-def _read_part(field: Accepted, table: Mapping[str, Any], place: Place) -> Any:
-    cls = _class_of(field, table, place)
-    hints = fields_of(cls)
-    for name in table:
-        if name not in hints and name != "kind":
-            raise _unknown_field(cls, name, place)
-    for name in required_of(cls):
-        if name not in table:
-            raise RecipeError(
-                f"{place.at(name)}: this field is missing.",
-                given=shown(table),
-                expected=f"{name}, {accepted(hints[name])}",
-                hint=f"set {place.at(name).path}",
-            )
-    values = {name: read(hint, table[name], place.at(name)) for name, hint in hints.items() if name in table}
-    return _made(lambda: cls(**values), place)
-
-
-def _class_of(field: Accepted, table: Mapping[str, Any], place: Place) -> type:
-    kinds = list(field.classes)
-    kind = table.get("kind", kinds[0] if len(kinds) == 1 else None)
-    if isinstance(kind, str) and kind in kinds:
-        return field.classes[kind]
-    raise RecipeError(
-        f"{place.at('kind')}: " + ("there is no such kind here." if "kind" in table else "the kind is missing."),
-        given=shown(table.get("kind", table)),
-        expected=f"one of {listed(kinds)}",
-        hint=did_you_mean(kind, kinds) or f"set {place.at('kind').path}",
-    )
-
-
-def _made(make: Callable[[], Any], place: Place) -> Any:
-    """What `make` returns; its errors gain the place."""
-    try:
-        return make()
-    except LockstepError as error:
-        raise RecipeError(
-            f"{place}: {error.what}", given=error.given, expected=error.expected, hint=error.hint
-        ) from error
-
-
-def _write_part(field: Accepted, part: Any, place: Place) -> dict[str, Any]:
-    kind, hints = kind_of(type(part)), fields_of(type(part))
-    is_said_by_name = len(field.classes) == 1 and place.name in (kind, "")
-    given = {name: getattr(part, name) for name in hints}
-    return ({} if is_said_by_name else {"kind": kind}) | {
-        name: write(hints[name], value, place.at(name)) for name, value in given.items() if value is not None
-    }
-
-
-def _unknown_field(cls: type, name: str, place: Place) -> RecipeError:
-    elsewhere, known = SAID_ELSEWHERE.get((cls, name)), fields_of(cls)
-    return RecipeError(
-        f"{place.at(name)}: there is no such field.",
-        given=name,
-        expected=f"one of {', '.join(known)}" if known else f"no field: {kind_of(cls)} has none",
-        hint=f"set {elsewhere} instead" if elsewhere else did_you_mean(name, known) or "remove it",
-    )
-
-
-def _unfit(field: Accepted, value: object, place: Place) -> RecipeError:
-    return RecipeError(
-        f"{place}: this value does not fit.",
-        given=shown(value),
-        expected=str(field),
-        hint=did_you_mean(value, field.words)
-        or "give such a value (text in quotes, numbers and true or false without)",
-    )
+def kind_name(cls: type) -> str:
+    """The `kind` of a class in TOML: mostly its name in snake_case."""
+    name = cls.__name__
+    return _KINDS.get(name) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

@@ -13,7 +13,6 @@ of the file, to the nanosecond. Several processes may write it at once: each wri
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import stat
 import struct
@@ -26,14 +25,13 @@ from typing import TypeVar
 import google_crc32c
 
 from lockstep.records.open_files import Version
+from lockstep.screen import log
 
 Index = TypeVar("Index")
 
 _HEAD = struct.Struct("<8sqq")
 _CRC = struct.Struct("<I")
 _ANYBODY_WRITES = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
-
-_logger = logging.getLogger("lockstep")
 
 
 def load_index(path: Path, kind: bytes, version: Version, decode: Callable[[bytes], Index | None]) -> Index | None:
@@ -82,7 +80,7 @@ def _load(place: Path, kind: bytes, version: Version, decode: Callable[[bytes], 
             return None
         if (index := decode(data[_HEAD.size : end])) is not None:
             return index
-    _logger.warning("%s is damaged: the records are counted again", place)
+    log.warning("%s is damaged: the records are counted again", place)
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,12 +26,11 @@ from lockstep.records.tfrecord import (
     inflated_blocks,
     payload_of,
 )
+from lockstep.screen import log
 
 UInt8s = npt.NDArray[np.uint8]
 
 _THREADS = 8
-
-_logger = logging.getLogger("lockstep")
 
 
 class RecordFile:
@@ -175,7 +173,7 @@ def _check_memory(files: Sequence[RecordFile], limit_bytes: int) -> None:
     """Refuse compressed files that together take too much."""
     total = sum(file.index.size_bytes for file in files)
     if files:
-        _logger.info("%d compressed files take %.1f MB of memory", len(files), total / 1e6)
+        log.info("%d compressed files take %.1f MB of memory", len(files), total / 1e6)
     if total > limit_bytes:
         others = f" (and {len(files) - 1} other files)" if len(files) > 1 else ""
         raise too_large(f"{files[0].path}{others}", f"{total} bytes", f"at most {limit_bytes} bytes")

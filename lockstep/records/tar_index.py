@@ -6,7 +6,6 @@ rest of the name after that dot is the ending: `train/0001.jpg` and `train/0001.
 
 from __future__ import annotations
 
-import logging
 import struct
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from lockstep.listing import shorten
 from lockstep.records.index_cache import load_index, save_index
 from lockstep.records.open_files import Version, open_file, read_at, version_of
 from lockstep.records.tar_members import BLOCK_BYTES, FILES, FOLDERS, Member, header_crc, members_of, readable_name
+from lockstep.screen import log
 
 Int64s = npt.NDArray[np.int64]
 
@@ -28,8 +28,6 @@ _WORTH_KEEPING_BYTES = 1 << 20
 
 _KIND = b"LSTARIX2"
 _COUNTS = struct.Struct("<qqqq")
-
-_logger = logging.getLogger("lockstep")
 
 
 class TarIndex(NamedTuple):
@@ -74,7 +72,7 @@ def tar_index_of(path: Path) -> TarIndex:
         if version.size_bytes >= _WORTH_KEEPING_BYTES:
             save_index(path, _KIND, index.version, _encoded(index))
     if names := index.not_read.split(b"\0")[:-1]:
-        _logger.warning("Not read in %s: %s", path, shorten([readable_name(name) for name in names]))
+        log.warning("Not read in %s: %s", path, shorten([readable_name(name) for name in names]))
     return index
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 import time
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from lockstep.progress import End, Interval, Progress
 from lockstep.reporting.log import is_terminal
 from lockstep.reporting.throughput import Throughput, last_step, moment_before, seconds_left
+from lockstep.screen import log
 from lockstep.types import StepReport
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 _SECONDS_BETWEEN_DRAWINGS = 0.2
 _FADE = 0.95
 """Of the bar's rates at every drawing: they look back about four seconds."""
-
-_logger = logging.getLogger("lockstep")
 
 
 class Console:
@@ -70,7 +68,7 @@ class Console:
 
     def _write_line(self, report: StepReport) -> None:
         parts = (self._place(report), format_measures(report, self._pace), self._time_left(report))
-        _logger.info("%s", " | ".join(part for part in parts if part))
+        log.info("%s", " | ".join(part for part in parts if part))
         self._pace.clear()
         self._unseen = None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import logging
 import os
 import socket
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import DataError, InputError
 from lockstep.reporting.append import AppendOnly
+from lockstep.screen import log
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 
     from lockstep.reporting.histograms import Histogram
-
-
-_logger = logging.getLogger("lockstep")
 
 
 class EventFile:
@@ -84,7 +81,7 @@ def cut_events(path: Path, from_step: int) -> set[str]:
             if event.step == from_step:
                 tags.update(value.tag for value in event.summary.value)
     except (DataError, DecodeError) as error:
-        _logger.warning("%s: no event after byte %d can be read (%s)", path, size, str(error).splitlines()[0])
+        log.warning("%s: no event after byte %d can be read (%s)", path, size, str(error).splitlines()[0])
     if 0 < size < path.stat().st_size:
         file = AppendOnly(path)
         file.cut(size)

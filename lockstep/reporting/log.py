@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TextIO
 
-from lockstep.screen import Lines
+from lockstep.screen import Lines, log
 
 
 class LineFormatter(logging.Formatter):
@@ -55,10 +55,9 @@ def configure(worker_name: str | None = None, stream: TextIO | None = None, leve
     The command line calls this, never the library: a script decides on its own where log lines go.
     `worker_name` is None for the chief, whose lines stand alone.
     """
-    logger = logging.getLogger("lockstep")
-    for handler in [handler for handler in logger.handlers if isinstance(handler, LineHandler)]:
-        logger.removeHandler(handler)
+    for handler in [handler for handler in log.handlers if isinstance(handler, LineHandler)]:
+        log.removeHandler(handler)
     handler = LineHandler(stream)
     handler.setFormatter(LineFormatter(worker_name))
-    logger.addHandler(handler)
-    logger.setLevel(level)
+    log.addHandler(handler)
+    log.setLevel(level)

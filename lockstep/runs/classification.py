@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.evaluation.example_indices import example_indices
+from lockstep.evaluation.evaluate import example_indices
 from lockstep.losses import softmax_cross_entropy
 from lockstep.metrics import in_top_k
 from lockstep.recipes.parts import CrossEntropy

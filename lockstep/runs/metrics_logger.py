@@ -11,7 +11,7 @@ from lockstep.data.loader import Loader
 from lockstep.data.showing import with_marks
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Interval, Progress
-from lockstep.recipes.parts import Watch
+from lockstep.recipes.parts import Monitoring
 from lockstep.reporting.jsonl import MetricsFile
 from lockstep.reporting.summaries import Summaries
 from lockstep.training.loop import Hook, every
@@ -23,7 +23,7 @@ from lockstep.types import StepReport
 class MetricsLogger:
     """The records of one start; those of an earlier one are cut where this one takes up the run."""
 
-    def __init__(self, folder: Path, watch: Watch, start: Progress) -> None:
+    def __init__(self, folder: Path, watch: Monitoring, start: Progress) -> None:
         self._watch = watch
         self._metrics = MetricsFile(folder / "metrics.jsonl", from_position=start.position)
         self._summaries = Summaries(folder / "summaries", from_step=start.step, interval=watch.summaries)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -28,6 +27,7 @@ from lockstep.runs.stages import Stages
 from lockstep.runs.start import begin, resolve_choices
 from lockstep.runs.validation import SPLIT, score_split
 from lockstep.runs.workdir import Workdir
+from lockstep.screen import log
 from lockstep.training.rollback import check_may_roll_back, go_back, last_checkpoint
 from lockstep.training.saving import Saver, save
 from lockstep.workers.rank import Worker, join
@@ -110,9 +110,6 @@ def _with_function(recipe: Recipe, reader: ReaderFunction) -> Recipe:
     named = reader.func if isinstance(reader, partial) else reader
     name = getattr(named, "__qualname__", type(named).__qualname__)
     return replace(recipe, data=replace(recipe.data, function=name))
-
-
-log = logging.getLogger("lockstep")
 
 
 class Run:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -19,12 +18,11 @@ from lockstep.runs.skipped import KeptBatches, QuarantineList
 from lockstep.runs.stages import Stages
 from lockstep.runs.validation import SPLIT, Validation
 from lockstep.runs.workdir import Workdir
+from lockstep.screen import log
 from lockstep.training.loop import Hook, every, train_steps
 from lockstep.training.saving import Saver
 from lockstep.types import NonFiniteReport, StepReport
 from lockstep.workers.rank import Worker
-
-log = logging.getLogger("lockstep")
 
 
 @dataclass(frozen=True)

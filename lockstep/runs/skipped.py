@@ -9,7 +9,6 @@ refused/position-000000123/
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,9 @@ from lockstep.checkpoints.encoding import encode_tensors
 from lockstep.data.loader import Loader
 from lockstep.durable import atomic_write, make_folder
 from lockstep.runs.workdir import QUARANTINE, Workdir
+from lockstep.screen import log
 from lockstep.types import Batch, NonFiniteReport, StepReport
 from lockstep.workers.rank import Worker
-
-log = logging.getLogger("lockstep")
 
 MAX_KEPT = 20
 """Folders there may be; later batches are refused all the same, and not kept."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import Parts
 from lockstep.runs.stages import Stages
 from lockstep.runs.workdir import Workdir
+from lockstep.screen import log
 from lockstep.training import choices
 from lockstep.training.choices import Choices
 from lockstep.training.preflight import check_data
@@ -23,8 +23,6 @@ from lockstep.training.saving import store_of
 from lockstep.training.warm_start import warm_start
 from lockstep.weights.warm_start import WarmStartReport
 from lockstep.workers.rank import Worker
-
-log = logging.getLogger("lockstep")
 
 
 class Start(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 
 from lockstep.checkpoints.retention import Retention
@@ -12,9 +11,8 @@ from lockstep.progress import Progress
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import Parts
 from lockstep.runs.metrics_logger import MetricsLogger
+from lockstep.screen import log
 from lockstep.workers.rank import Worker
-
-log = logging.getLogger("lockstep")
 
 SPLIT = "validation"
 

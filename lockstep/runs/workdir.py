@@ -29,7 +29,7 @@ from lockstep.durable import atomic_write
 from lockstep.errors import WorkdirError
 from lockstep.lease import Lease, take
 from lockstep.listing import shorten
-from lockstep.recipes.recipe import Recipe, differences
+from lockstep.recipes.recipe import Recipe, is_harmless, recipe_changes
 from lockstep.recipes.toml import load, to_toml
 from lockstep.reporting.append import append_line, no_folder
 from lockstep.runs.result import Result
@@ -80,8 +80,8 @@ class Workdir:
             WorkdirError: more than harmless fields differ, and changes were not accepted; or as `recipe` raises.
         """
         saved = self.recipe()
-        found = differences(saved, recipe) if saved else []
-        grave = [str(difference) for difference in found if not difference.harmless]
+        changes = recipe_changes(saved, recipe) if saved else []
+        grave = [str(change) for change in changes if not is_harmless(change)]
         if grave and not accept_changes:
             raise WorkdirError(
                 f"The run in {self.path} has another recipe.",
@@ -89,7 +89,7 @@ class Workdir:
                 expected="the recipe that the run began with, but for its end, intervals and machine",
                 hint="take the changes back, name another --workdir, or add --accept-changes to go on with them",
             )
-        return [str(difference) for difference in found]
+        return [str(change) for change in changes]
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Save the recipe as it runs now."""

@@ -8,7 +8,6 @@ of its own for this, and nothing is written to a batch.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from lockstep.parallel.exchange import Exchange
 from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import assign_towers
 from lockstep.progress import End, Epochs, Hours, Interval, Progress, Steps
+from lockstep.screen import log
 from lockstep.training.preflight import check_data
 from lockstep.training.state import TrainState
 from lockstep.training.step import bind
@@ -30,8 +30,6 @@ from lockstep.workers.signals import enter_body, log_stop, stop_on_interrupt
 if TYPE_CHECKING:
     from lockstep.types import CountFunction, LossFunction
 
-
-log = logging.getLogger("lockstep")
 
 Hook = Callable[[StepReport], None]
 

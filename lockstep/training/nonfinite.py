@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from lockstep.parallel.diagnosis import Again, Finding, nonfinite_losses
 from lockstep.parallel.hosting import TowerHost
 from lockstep.parallel.statistics import restored
 from lockstep.parallel.tree import TreeSum
+from lockstep.screen import log
 from lockstep.training.attempt import Outcome
 from lockstep.types import Batch, NonFiniteReport
 from lockstep.workers.rank import Worker
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from lockstep.types import LossFunction
     from lockstep.workers.rank import Worker
 
-
-log = logging.getLogger("lockstep")
 
 MAX_EXAMPLES_NAMED = 8
 NO_TOWER = "no tower alone: the losses and gradients of each are finite"

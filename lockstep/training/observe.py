@@ -6,7 +6,6 @@ is left there. The steps in between cost nothing. What is computed is the same t
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -20,10 +19,9 @@ from lockstep.parallel.towers import Towers
 from lockstep.progress import Interval, Progress
 from lockstep.reporting.histograms import Histogram, compute_histograms
 from lockstep.reporting.summaries import Summaries
+from lockstep.screen import log
 from lockstep.training.state import TrainState
 from lockstep.types import StepReport
-
-log = logging.getLogger("lockstep")
 
 
 class Seen(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,13 @@ from lockstep.checkpoints.background import wait_for_writers
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError
+from lockstep.screen import log
 from lockstep.training.preflight import check_data
 from lockstep.training.saved_state import EXTRA, ExtraState, check_extra_state, set_extra_state
 from lockstep.training.saving import States, named_states, store_of
 from lockstep.training.trained_with import compare_trained_with
 from lockstep.workers.rank import join
 from lockstep.workers.signals import uninterrupted
-
-log = logging.getLogger("lockstep")
 
 
 def resume(

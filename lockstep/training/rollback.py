@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError, InputError, NonFiniteError
+from lockstep.screen import log
 from lockstep.training.nonfinite import check_finite, in_short
 from lockstep.training.resume import load_run, read_checkpoint
 from lockstep.training.saving import States, named_states
 from lockstep.types import NonFiniteReport
 from lockstep.workers.rank import join
-
-log = logging.getLogger("lockstep")
 
 
 def rollback(states: States, loader: Loader, workdir: str | Path | Store, error: NonFiniteError) -> int:

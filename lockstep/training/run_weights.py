@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, DamagedError, FileEntry, Manifest
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError
+from lockstep.screen import log
 from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.open import open_file, unknown
 from lockstep.weights.safetensors_file import SafetensorsFile
@@ -23,8 +23,6 @@ CHECKPOINTS = "checkpoints"
 _WEIGHTS = ("parameters", "buffers", "average")
 _SLOTS = "slots"
 _RUN_AT_STEP = re.compile(r"(.+)@(\d+)", re.DOTALL)
-
-_logger = logging.getLogger("lockstep")
 
 
 class _Section(NamedTuple):
@@ -187,7 +185,7 @@ def _newest(store: Store, slots: bool) -> RunWeights:
         except DamagedError as damage:
             if not store.path(step).exists():
                 return _newest(store, slots)  # deleted while it was read, so there is a newer one
-            _logger.warning(
+            log.warning(
                 "%s Given: %s; expected: %s. Trying the one before.", damage.what, damage.given, damage.expected
             )
             damages.append(damage)

@@ -5,7 +5,6 @@ It is saved as JSON, with the tensors in it in a section of their own: nothing i
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -15,11 +14,15 @@ from torch import Tensor, nn
 from lockstep.checkpoints.encoding import JSON, is_json
 from lockstep.errors import CheckpointError
 from lockstep.listing import shorten
+from lockstep.screen import log
 from lockstep.workers.rank import join
 
-log = logging.getLogger("lockstep")
+<<<<<<< HEAD:lockstep/training/saved_state.py
 
 EXTRA = "extra"
+=======
+SECTION = "extra"
+>>>>>>> main:lockstep/training/extra_state.py
 _TENSOR = "__tensor__"
 """The only key of the object that stands in the JSON for a tensor; its value is the tensor's name."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import weakref
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from lockstep.parallel.tower_outputs import Totals
 from lockstep.parallel.towers import Towers
 from lockstep.parallel.tree import TreeSum, assign_towers
 from lockstep.progress import Progress
+from lockstep.screen import log
 from lockstep.training.attempt import Attempt, Outcome
 from lockstep.training.nonfinite import act, check_finite, explain
 from lockstep.training.preflight import (
@@ -41,7 +41,6 @@ from lockstep.workers.signals import interruptible, uninterrupted
 if TYPE_CHECKING:
     from lockstep.types import CountFunction, LossFunction
 
-log = logging.getLogger("lockstep")
 
 _steps: WeakKeyDictionary[TrainState, dict[tuple[Towers, Exchange], BoundStep]] = WeakKeyDictionary()
 """The steps of each state, by towers and exchange; they live as long as the state."""

@@ -5,7 +5,6 @@ A run by a recipe has all of this in its workdir, and compares it there.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -17,6 +16,7 @@ from lockstep.checks import check_all
 from lockstep.description import Change, changes, described, paths
 from lockstep.errors import InputError
 from lockstep.optim.by_name import ByName
+from lockstep.screen import log
 
 if TYPE_CHECKING:
     from lockstep.checkpoints.store import Checkpoint
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from lockstep.training.state import TrainState
     from lockstep.workers.rank import Worker
 
-log = logging.getLogger("lockstep")
 
 _OF_STATE = (
     *("optimizer", "frozen", "train_only", "freeze_statistics", "regularization", "tower_gradient_transforms"),

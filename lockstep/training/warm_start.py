@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -15,14 +14,13 @@ from torch import Tensor, nn
 from lockstep.checks import check_type, wrong_type
 from lockstep.errors import CheckpointError, InputError
 from lockstep.listing import shorten
+from lockstep.screen import log
 from lockstep.training.run_weights import RunWeights, open_weights
 from lockstep.training.state import TrainState
 from lockstep.weights.assignment import assign_tensors
 from lockstep.weights.source import MemorySource, WeightSource
 from lockstep.weights.warm_start import Flattening, Role, Target, WarmStart, WarmStartReport
 from lockstep.workers.rank import join
-
-log = logging.getLogger("lockstep")
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _WITH_KERNEL = (*_CONVOLUTIONS, nn.Linear)

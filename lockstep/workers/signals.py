@@ -5,7 +5,6 @@ For commands, `ls.run` and workers of a launcher; `interrupts` is for the loops 
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import signal
@@ -18,6 +17,7 @@ from time import monotonic
 from types import FrameType
 from typing import Any
 
+from lockstep.screen import log
 from lockstep.workers.pulse import Pulse
 
 NOTICES = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
@@ -85,7 +85,6 @@ except ImportError:
     from signal import getsignal as _handler_of
     from signal import signal as _set_handler
 
-log = logging.getLogger("lockstep")
 
 BODY_SECONDS = 10
 """A body of a loop that has taken longer, in seconds, may never come to the next step: Ctrl-C raises at once there."""

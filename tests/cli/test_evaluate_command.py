@@ -28,7 +28,7 @@ from lockstep.cli.main import parse
 from lockstep.cli.score_details import Details, class_names
 from lockstep.cli.score_files import reference_names
 from lockstep.cli.scored_run import scored_run
-from lockstep.evaluation.follow import Patience
+from lockstep.evaluation.follow import Polling
 from lockstep.progress import Interval
 from lockstep.recipes.parts import Evaluate, Stage
 from lockstep.recipes.shipped import find
@@ -298,12 +298,12 @@ class TestWhatIsScored:
         ("words", "expected"),
         [
             ([], None),
-            (["--follow"], Patience(60, None)),
-            (["--follow", "--interval", "0", "--timeout", "7"], Patience(0, 7)),
+            (["--follow"], Polling(60, None)),
+            (["--follow", "--interval", "0", "--timeout", "7"], Polling(0, 7)),
         ],
         ids=["not", "usual", "given"],
     )
-    def test_how_it_is_followed(self, workdir: Path, words: list[str], expected: Patience | None) -> None:
+    def test_how_it_is_followed(self, workdir: Path, words: list[str], expected: Polling | None) -> None:
         assert scored_run(parse(["evaluate", str(workdir), *words])).patience == expected
 
     def test_a_run_without_a_checkpoint_is_waited_for(self, tmp_path: Path) -> None:

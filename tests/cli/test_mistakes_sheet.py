@@ -15,7 +15,7 @@ from lockstep.cli import mistakes
 from lockstep.cli.mistakes import mistakes_sheet
 from lockstep.cli.page import Card
 from lockstep.errors import InputError
-from lockstep.metrics import Mistake
+from lockstep.metrics.worst_mistakes import Mistake
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.reader import Arrays, Reader
 

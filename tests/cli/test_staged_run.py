@@ -12,7 +12,7 @@ import pytest
 import lockstep as ls
 from lockstep.cli import scoring, training
 from lockstep.cli.main import main
-from lockstep.recipes.parts import Checkpoints, Evaluate, Stage, Watch
+from lockstep.recipes.parts import Checkpoints, Evaluate, Monitoring, Stage
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
 
@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         end=None,
         stages=(Stage(ls.Steps(2), train_only=("^softmax_linear",)), Stage(ls.Steps(2))),
         checkpoints=Checkpoints(ls.Interval(1)),
-        watch=Watch(summaries=ls.Interval(0)),
+        watch=Monitoring(summaries=ls.Interval(0)),
         evaluate=Evaluate(ls.Interval(0), weights="average", examples=20, top=(1, 5)),
         device="cpu",
     )

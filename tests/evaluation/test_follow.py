@@ -17,7 +17,7 @@ from lockstep.checkpoints.retention import Retention
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError, InputError
 from lockstep.evaluation import follow as module
-from lockstep.evaluation.follow import LOOK_SECONDS, Clock, Patience, follow
+from lockstep.evaluation.follow import POLL_SECONDS, Clock, Polling, follow
 from lockstep.workers.rank import join
 
 Events = Mapping[float, Callable[[], Any]]
@@ -61,7 +61,7 @@ def damage(store: Store, step: int) -> None:
 
 
 def followed(
-    store: Store, events: Events, patience: Patience, *, scoring_seconds: float = 0.0, **options: Any
+    store: Store, events: Events, patience: Polling, *, scoring_seconds: float = 0.0, **options: Any
 ) -> list[tuple[float, int]]:
     """The second at which each checkpoint came, and its step; scoring one takes so long."""
     clock = Scripted(events)
@@ -73,7 +73,7 @@ def followed(
     return found
 
 
-AT_ONCE = Patience(interval_seconds=0, timeout_seconds=0)
+AT_ONCE = Polling(interval_seconds=0, timeout_seconds=0)
 
 
 def test_a_time_of_none_looks_once(store: Store) -> None:
@@ -85,37 +85,37 @@ def test_a_time_of_none_looks_once(store: Store) -> None:
 def test_each_comes_once_and_the_newest_first(store: Store) -> None:
     write(store, 1, 2)
     events = {5.0: lambda: write(store, 3, 4), 9.0: lambda: write(store, 5)}
-    assert followed(store, events, Patience(0, 10)) == [(0, 2), (5, 4), (9, 5)]
+    assert followed(store, events, Polling(0, 10)) == [(0, 2), (5, 4), (9, 5)]
 
 
 def test_between_two_starts_lies_the_interval(store: Store) -> None:
     write(store, 1)
     events = {10.0: lambda: write(store, 2), 20.0: lambda: write(store, 3), 61.0: lambda: write(store, 4)}
-    assert followed(store, events, Patience(60, 100), scoring_seconds=15) == [(0, 1), (60, 3), (120, 4)]
+    assert followed(store, events, Polling(60, 100), scoring_seconds=15) == [(0, 1), (60, 3), (120, 4)]
 
 
 def test_a_scoring_longer_than_the_interval_is_followed_at_once(store: Store) -> None:
     write(store, 1)
-    assert followed(store, {10.0: lambda: write(store, 2)}, Patience(60, 1), scoring_seconds=90) == [(0, 1), (90, 2)]
+    assert followed(store, {10.0: lambda: write(store, 2)}, Polling(60, 1), scoring_seconds=90) == [(0, 1), (90, 2)]
 
 
 def test_the_timeout_counts_from_the_end_of_the_last_scoring(store: Store) -> None:
     write(store, 1)
     events = {29.0: lambda: write(store, 2), 70.0: lambda: write(store, 3)}
-    assert followed(store, events, Patience(0, 20), scoring_seconds=10) == [(0, 1), (29, 2)]
+    assert followed(store, events, Polling(0, 20), scoring_seconds=10) == [(0, 1), (29, 2)]
 
 
 def test_a_new_one_outlasts_the_timeout(store: Store) -> None:
     """It is there, and waits for the interval alone."""
     write(store, 1)
-    assert followed(store, {5.0: lambda: write(store, 2)}, Patience(60, 10)) == [(0, 1), (60, 2)]
+    assert followed(store, {5.0: lambda: write(store, 2)}, Polling(60, 10)) == [(0, 1), (60, 2)]
 
 
 def test_the_last_one_of_a_run_is_scored_before_the_end(store: Store) -> None:
     over: list[bool] = []
     write(store, 1)
     events = {30.0: lambda: (write(store, 9), over.append(True))}
-    assert followed(store, events, Patience(60), is_over=lambda: bool(over)) == [(0, 1), (60, 9)]
+    assert followed(store, events, Polling(60), is_over=lambda: bool(over)) == [(0, 1), (60, 9)]
 
 
 def test_one_that_is_written_while_the_run_ends_is_not_lost(store: Store) -> None:
@@ -125,7 +125,7 @@ def test_one_that_is_written_while_the_run_ends_is_not_lost(store: Store) -> Non
         write(store, 7)
         return True
 
-    assert followed(store, {}, Patience(), is_over=end_at_the_question) == [(0, 7)]
+    assert followed(store, {}, Polling(), is_over=end_at_the_question) == [(0, 7)]
 
 
 def test_it_is_asked_until_the_run_is_over(store: Store) -> None:
@@ -139,12 +139,12 @@ def test_a_wish_to_stop_ends_it(store: Store) -> None:
     wishes: list[str] = []
     write(store, 1)
     events = {3.0: lambda: (wishes.append("SIGTERM"), write(store, 2))}
-    assert followed(store, events, Patience(0), stop=lambda: bool(wishes)) == [(0, 1)]
+    assert followed(store, events, Polling(0), stop=lambda: bool(wishes)) == [(0, 1)]
 
 
 def test_waiting_is_said_once(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "lockstep")
-    followed(store, {2.0: lambda: write(store, 1)}, Patience(0, 5))
+    followed(store, {2.0: lambda: write(store, 1)}, Polling(0, 5))
     assert caplog.messages == [
         f"waiting for the first checkpoint in {store.folder}",
         f"no new checkpoint in {store.folder} for 5 s",
@@ -154,7 +154,7 @@ def test_waiting_is_said_once(store: Store, caplog: pytest.LogCaptureFixture) ->
 def test_a_damaged_one_is_said_once_and_the_next_older_is_taken(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     write(store, 1, 2, 3)
     damage(store, 3)
-    assert followed(store, {}, Patience(0, 5)) == [(LOOK_SECONDS, 2)]
+    assert followed(store, {}, Polling(0, 5)) == [(POLL_SECONDS, 2)]
     said = [message for message in caplog.messages if "damaged" in message]
     assert len(said) == 1
     assert "step-00000003/values.json is damaged. Given: step 3: 0 bytes, not " in said[0]
@@ -164,7 +164,7 @@ def test_a_damaged_one_is_said_once_and_the_next_older_is_taken(store: Store, ca
 def test_behind_a_damaged_one_nothing_is_scored_twice(store: Store) -> None:
     write(store, 1, 2)
     events = {5.0: lambda: (write(store, 3), damage(store, 3)), 8.0: lambda: write(store, 4)}
-    assert followed(store, events, Patience(0, 9)) == [(0, 2), (8, 4)]
+    assert followed(store, events, Polling(0, 9)) == [(0, 2), (8, 4)]
 
 
 def test_one_that_is_deleted_before_it_is_read_is_no_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_one_that_is_deleted_before_it_is_read_is_no_error(store: Store, monkeyp
         return real(step)
 
     monkeypatch.setattr(store, "read", read)
-    assert followed(store, {}, Patience(0, 0)) == [(LOOK_SECONDS, 3)]
+    assert followed(store, {}, Polling(0, 0)) == [(POLL_SECONDS, 3)]
 
 
 def test_what_a_run_deletes_and_writes_again_is_new(store: Store) -> None:
@@ -188,7 +188,7 @@ def test_what_a_run_deletes_and_writes_again_is_new(store: Store) -> None:
         2.0: lambda: (shutil.rmtree(store.path(9)), write(store, 5)),
         4.0: lambda: write(store, 9),
     }
-    assert followed(store, events, Patience(0, 5)) == [(0, 9), (2, 5), (4, 9)]
+    assert followed(store, events, Polling(0, 5)) == [(0, 9), (2, 5), (4, 9)]
 
 
 def test_one_that_takes_the_place_of_another_is_new(store: Store) -> None:
@@ -196,7 +196,7 @@ def test_one_that_takes_the_place_of_another_is_new(store: Store) -> None:
     write(store, 1, 5, 9)
     again = {"parameters": {"w": torch.full((2,), 5.0), "other": torch.zeros(1)}}
     events = {3.0: lambda: store.write(5, again, {}), 6.0: lambda: store.write(5, again, {}, {"top1": 0.5})}
-    assert followed(store, events, Patience(0, 8)) == [(0, 9), (3, 5)], "a score alone makes none new"
+    assert followed(store, events, Polling(0, 8)) == [(0, 9), (3, 5)], "a score alone makes none new"
 
 
 def test_that_they_are_gone_is_said(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -207,7 +207,7 @@ def test_that_they_are_gone_is_said(store: Store, tmp_path: Path, caplog: pytest
         4.0: lambda: shutil.copytree(tmp_path / "aside", store.folder, copy_function=shutil.copyfile),
         6.0: lambda: write(store, 2),
     }
-    assert followed(store, events, Patience(0, 8)) == [(0, 1), (6, 2)], "the same ones are no new ones"
+    assert followed(store, events, Polling(0, 8)) == [(0, 1), (6, 2)], "the same ones are no new ones"
     assert caplog.messages[0] == f"the checkpoints in {store.folder} are gone: waiting for others"
     assert caplog.messages[1].startswith("no new checkpoint in ")
 
@@ -227,7 +227,7 @@ def test_an_unknown_format_is_an_error(store: Store) -> None:
 @pytest.mark.parametrize("value", [-1.0, float("nan")])
 def test_times_that_are_none(name: str, value: float) -> None:
     with pytest.raises(InputError, match=rf"{name} is out of range") as raised:
-        Patience(**{name: value})
+        Polling(**{name: value})
     assert raised.value.given == f"{name}={value}"
 
 
@@ -268,7 +268,7 @@ def steps_followed(folder: str, stopping_rank: int | None) -> list[int]:
         lambda: wishes.append(here.rank == stopping_rank),
         lambda: write(store, 5) if here.is_chief else None,
     ]
-    patience = Patience(0, 20)
+    patience = Polling(0, 20)
     found = follow(store, patience, clock=Meanwhile(iter(events)), stop=lambda: any(wishes))
     return [checkpoint.step for checkpoint in found]
 
@@ -288,7 +288,7 @@ def unreadable_for_one(folder: str) -> list[int]:
     if not here.is_chief:
         store.path = lambda step: Path(folder) / ("gone" if step == 2 else f"step-{step:08d}")  # type: ignore[method-assign]
     events = iter([lambda: shutil.rmtree(Path(folder) / "step-00000002") if here.is_chief else None])
-    return [checkpoint.step for checkpoint in follow(store, Patience(0, 3), clock=Meanwhile(events))]
+    return [checkpoint.step for checkpoint in follow(store, Polling(0, 3), clock=Meanwhile(events))]
 
 
 def test_what_one_worker_finds_gone_is_left_out_by_all(run_workers: Callable[..., list[Any]], tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import lockstep as ls
-from lockstep.models import inception_blocks
+from lockstep.models import inception_v3
 from lockstep.models.inception_v3 import InceptionV3, InceptionV3Net
 from lockstep.optim import Exponential, MovingAverage, RMSProp
 from lockstep.parallel.towers import Variance
@@ -57,7 +57,7 @@ def recorded_run(name: str) -> Recorded:
 
 def shrunken_net(monkeypatch: Any, **settings: Any) -> InceptionV3Net:
     """Ours with as few filters as TF-Slim's has here: fewer than the 16 that both keep in use."""
-    monkeypatch.setattr(inception_blocks, "LEAST_CHANNELS", inputs.MIN_DEPTH)
+    monkeypatch.setattr(inception_v3, "LEAST_CHANNELS", inputs.MIN_DEPTH)
     usual = {"num_classes": inputs.NUM_CLASSES, "dropout": 0.0, "depth_multiplier": inputs.DEPTH_MULTIPLIER}
     return InceptionV3(**{**usual, **settings}).build(seed=0)
 

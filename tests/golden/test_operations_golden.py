@@ -7,7 +7,7 @@ import pytest
 import torch
 from mnist_reference import golden
 
-from lockstep.metrics.top_k import in_top_k
+from lockstep.metrics.classification import in_top_k
 from lockstep.models.mnist import MnistNet, local_response_norm
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.sgd import SGD

@@ -20,7 +20,7 @@ from lockstep.data.loader import Loader
 from lockstep.images.augment import Draws, RandomShift
 from lockstep.readers.reader import Arrays
 from lockstep.recipes.data import ImageData
-from lockstep.recipes.parts import Checkpoints, Evaluate, Stage, Watch
+from lockstep.recipes.parts import Checkpoints, Evaluate, Monitoring, Stage
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
 from lockstep.runs import stages
@@ -152,7 +152,7 @@ def make_recipe(every: int = 2, **more: Any) -> Recipe:
         "checkpoints": Checkpoints(
             ls.Interval(every), Retention(newest=50, best="validation/loss", better="lower", keep_best=2)
         ),
-        "watch": Watch(metrics=ls.Interval(1), summaries=ls.Interval(0), console=ls.Interval(0)),
+        "watch": Monitoring(metrics=ls.Interval(1), summaries=ls.Interval(0), console=ls.Interval(0)),
         "evaluate": Evaluate(ls.Interval(2), weights="average"),
     }
     return replace(find("mnist"), **{**given, **more})

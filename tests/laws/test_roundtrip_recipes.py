@@ -40,9 +40,9 @@ from lockstep.parallel.exchange import AllReduce, Alone
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Hours, Interval, Steps
 from lockstep.recipes.data import ImageData, MnistData
-from lockstep.recipes.parts import Checkpoints, CrossEntropy, Evaluate, Feed, InitialWeights, Stage, Watch
+from lockstep.recipes.parts import Checkpoints, CrossEntropy, DataLoading, Evaluate, InitialWeights, Monitoring, Stage
 from lockstep.recipes.preprocessing import Cifarnet, Inception, Lenet, ResizedCrop, Vgg
-from lockstep.recipes.recipe import Recipe, differences
+from lockstep.recipes.recipe import Recipe, recipe_changes
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find, names
 from lockstep.recipes.toml import from_toml, to_toml
@@ -109,13 +109,13 @@ exchanges = st.just(Alone()) | st.builds(
     AllReduce, st.sampled_from([None, "shared_memory", "gloo", "nccl"]), st.booleans()
 )
 feeds = st.builds(
-    Feed,
+    DataLoading,
     st.sampled_from(["shuffled", "sequential"]) | st.builds(BlockShuffled, counts, counts),
     num_processes=st.none() | st.integers(0, 8),
     prefetch=counts,
     bad_examples=st.sampled_from(["raise", "skip"]),
     bad_budget=st.integers(0, 100),
-) | st.builds(Feed, num_threads=counts)
+) | st.builds(DataLoading, num_threads=counts)
 renames = st.sampled_from(
     [(), (Rename("/weights$", ".weight"),), (Rename("a", ("b", "c"), Layout("i o -> o i")), Rename("x", "y"))]
 )
@@ -264,7 +264,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         end=draw(st.none() | st.builds(Steps, counts) | epochs | st.builds(Hours, positive)),
         stages=draw(stages(st.none() | sizes if isinstance(data, ImageData) else st.none())),
         checkpoints=kept,
-        watch=draw(st.builds(Watch, *[intervals] * 6, st.integers(0, 100))),
+        watch=draw(st.builds(Monitoring, *[intervals] * 6, st.integers(0, 100))),
         evaluate=evaluate,
     )
 
@@ -275,7 +275,7 @@ def test_what_is_written_is_read_back(written: Recipe) -> None:
     text = to_toml(written)
     assert from_toml(text, "text") == written
     assert to_toml(from_toml(text, "text")) == text
-    assert differences(written, from_toml(text, "text")) == []
+    assert recipe_changes(written, from_toml(text, "text")) == []
 
 
 @settings(max_examples=20, deadline=None)

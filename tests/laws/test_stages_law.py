@@ -28,7 +28,8 @@ from staged_run import (
 )
 
 import lockstep as ls
-from lockstep.recipes.parts import Checkpoints, Stage, Watch
+from lockstep.recipes.data import MnistData
+from lockstep.recipes.parts import Checkpoints, Monitoring, Stage
 from lockstep.training.state import _states
 
 POSITIONS = [step * BATCH_SIZE for step in range(STEPS)]
@@ -281,7 +282,7 @@ def test_the_run_ends_with_its_last_stage_or_earlier(
     tmp_path: Path, end: ls.Epochs | ls.Steps, steps: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    watch = Watch(console=ls.Interval(1), metrics=ls.Interval(0), summaries=ls.Interval(0))
+    watch = Monitoring(console=ls.Interval(1), metrics=ls.Interval(0), summaries=ls.Interval(0))
     result = run(tmp_path, make_recipe(end=end, watch=watch))
     assert (result.step, result.reason) == (steps, "end")
     shown = [line.split(" | ")[0] for line in caplog.messages if " | loss " in line or "cross_entropy" in line]
@@ -318,7 +319,7 @@ def test_a_length_that_is_a_number() -> None:
 
 def test_sizes_of_images_that_have_one() -> None:
     with pytest.raises(ls.InputError) as raised:
-        make_recipe(data=ls.recipes.MnistData())
+        make_recipe(data=MnistData())
     assert str(raised.value) == (
         "The images of MnistData have one size.\n"
         "  given:    stages[2].image_size=32\n"

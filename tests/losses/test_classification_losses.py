@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.errors import InputError
-from lockstep.losses import hinge_loss, log_loss, sigmoid_cross_entropy, softmax_cross_entropy
+from lockstep.losses.classification import hinge_loss, log_loss, sigmoid_cross_entropy, softmax_cross_entropy
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

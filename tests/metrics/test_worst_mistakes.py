@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.errors import InputError
-from lockstep.metrics import Mistake, WorstMistakes
+from lockstep.metrics.worst_mistakes import Mistake, WorstMistakes
 
 
 def shown(worst: WorstMistakes, rows: list[tuple[float, int, int]], first_index: int) -> None:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.errors import InputError
-from lockstep.models import InceptionLogits, InceptionV3, InceptionV3Net
-from lockstep.models.inception_blocks import InceptionE, Layers
+from lockstep.models.inception_v3 import InceptionE, InceptionLogits, InceptionV3, InceptionV3Net, Layers
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "weight_names_golden.json").read_text())
 STD_OF_CUT_NORMAL = 0.8796
@@ -166,7 +165,7 @@ def test_the_depth_multiplier_thins_every_layer(multiplier: float, values: int, 
 
 
 def test_the_depth_multiplier_widens_too() -> None:
-    wide = Layers(2.0, 0.9997, 0.001, batch_norm_scale=False, average_over_padding=False)
+    wide = Layers(InceptionV3(depth_multiplier=2.0))
     with torch.device("meta"):
         assert InceptionE(wide, 2560).outputs == 4096
 

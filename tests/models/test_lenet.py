@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import InputError
-from lockstep.models import LeNet, LeNetNet
+from lockstep.models.lenet import LeNet, LeNetNet
 
 # name: shape of the weights
 LAYERS = {"conv1": (32, 1, 5, 5), "conv2": (64, 32, 5, 5), "fc3": (1024, 3136), "fc4": (10, 1024)}

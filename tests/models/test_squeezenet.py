@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import InputError
-from lockstep.models import SqueezeNet, SqueezeNetNet
+from lockstep.models.squeezenet import SqueezeNet, SqueezeNetNet
 
 # By the place of a block: inputs, squeezed and expanded channels, as published.
 FIRES = {

@@ -88,7 +88,7 @@ def test_any_sequence_of_changes_is_that_of_a_plain_list(
             assert gradients.norm == pytest.approx(math.hypot(*norms_of(plain)), rel=1e-12, abs=1e-15)
     some = gradients.subset([4, 1, 0])
     assert some.norms == pytest.approx([norms_of(plain)[i] for i in (4, 1, 0)], rel=1e-12, abs=1e-15)
-    tensors, left = some.to_divide()
+    tensors, left, _ = some.to_divide()
     assert_same([None if g is None else g / left for g in tensors], [plain[i] for i in (4, 1, 0)])
     assert gradients.norms == pytest.approx(norms_of(plain), rel=1e-12, abs=1e-15)
     assert_same(gradients.tensors, plain)
@@ -120,26 +120,25 @@ def test_a_division_of_tensors_that_nobody_else_holds_is_kept_back_until_they_ar
     gradients.divide(4.0)
     gradients.divide(2.0)
     gradients.multiply({})
-    tensors, divisor = gradients.to_divide()
+    tensors, divisor, owned = gradients.to_divide()
     assert tensors[0] is given_
-    assert divisor == 8.0
-    assert gradients.subset([0]).to_divide() == ((given_,), 8.0)
+    assert (divisor, owned) == (8.0, True)
+    assert gradients.subset([0]).to_divide() == ((given_,), 8.0, True)
     assert gradients.tensors[0].tolist() == [0.25]  # type: ignore[union-attr]
     assert gradients.to_divide()[1] == 1.0
     assert given_.tolist() == [2.0]
 
 
 @pytest.mark.parametrize("pick", [lambda gradients: gradients, lambda gradients: gradients.subset([0, 1])])
-def test_nothing_is_left_to_divide_where_somebody_else_may_hold_a_tensor(pick: Callable[[Gradients], Any]) -> None:
+def test_gradients_that_somebody_else_may_hold_are_not_to_be_used_up(pick: Callable[[Gradients], Any]) -> None:
     held = tensor(2.0)
-    tensors, divisor = pick(gradients_of([held, held], divisor=4.0)).to_divide()
-    assert_same(tensors, [tensor(0.5), tensor(0.5)])
-    assert (divisor, held.tolist()) == (1.0, [2.0])
-    undivided = pick(gradients_of([held, held])).to_divide()
-    assert undivided == ((held, held), 1.0)
+    picked = pick(gradients_of([held, held], divisor=4.0))
+    assert picked.to_divide() == ((held, held), 4.0, False)
+    assert_same(picked.tensors, [tensor(0.5), tensor(0.5)])
+    assert held.tolist() == [2.0]
 
 
-def divided_by_two(gradients: Gradients) -> tuple[Sequence[Tensor | None], float]:
+def divided_by_two(gradients: Gradients) -> tuple[Sequence[Tensor | None], float, bool]:
     gradients.divide(2.0)
     return gradients.to_divide()
 
@@ -155,7 +154,7 @@ def test_what_we_have_made_ourselves_may_be_used_up(change: str) -> None:
         gradients.multiply({0: 1 / 3, 1: 5.0, 2: 1 / 3})
     else:
         gradients.put({0: tensor(2.0), 2: tensor(2.0)}, owned=True)
-    assert divided_by_two(gradients) == ((tensor(2.0), None, tensor(2.0)), 2.0)
+    assert divided_by_two(gradients) == ((tensor(2.0), None, tensor(2.0)), 2.0, True)
 
 
 @pytest.mark.parametrize("change", ["multiply", "put"])
@@ -166,7 +165,8 @@ def test_beside_what_others_may_hold_what_we_have_made_is_not_used_up(change: st
         gradients.multiply({0: 1 / 3})
     else:
         gradients.put({0: tensor(2.0)}, owned=True)
-    assert_same(divided_by_two(gradients)[0], [tensor(1.0), tensor(3.0)])
+    assert divided_by_two(gradients) == ((tensor(2.0), held), 2.0, False)
+    assert_same(gradients.tensors, [tensor(1.0), tensor(3.0)])
     assert held.tolist() == [6.0]
 
 
@@ -175,7 +175,7 @@ def test_what_a_transform_has_put_is_its_own() -> None:
     gradients = gradients_of([tensor(0.0, 0.0), tensor(0.0, 0.0)], owned=True)
     gradients.put({0: whole[:2], 1: whole[1:]})
     gradients.divide(2.0)
-    assert gradients.to_divide()[1] == 1.0
+    assert not gradients.to_divide()[2]
     assert_same(gradients.tensors, [tensor(0.5, 1.0), tensor(1.0, 1.5)])
     assert whole.tolist() == [1.0, 2.0, 3.0]
 

@@ -417,7 +417,7 @@ def test_any_list_of_transforms_is_one_after_the_other(transforms: list[Any], sc
     for transform in transforms:
         bind_transform(transform, parameters)(together, 1)
         apart = transformed(transform, apart, parameters=parameters, step=1)
-    tensors, divisor = together.to_divide()
+    tensors, divisor, _ = together.to_divide()
     after = {name: None if g is None else g / divisor for name, g in zip(found, tensors, strict=True)}
     assert_close(after, apart, rtol=1e-10)
 

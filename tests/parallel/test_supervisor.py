@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -315,6 +316,19 @@ def test_a_run_that_has_ended_for_all_is_not_stopped(caplog: pytest.LogCaptureFi
     assert stopped(["evaluate"] * 2, ended=[True, False]).stopped_by == "SIGTERM"
 
 
+def test_the_word_comes_as_soon_as_all_have_answered(caplog: pytest.LogCaptureFixture) -> None:
+    def script(server: FakeServer, requests: list[str]) -> Iterator[None]:
+        requests.append("SIGINT")
+        yield from beat_for(server, 0.1)
+        assert caplog.messages == []
+        yield from beat_for(server, 0.1)
+        assert caplog.messages == [STOPPING]
+        for worker in server.workers:
+            server.end(worker, says=0)
+
+    supervise(script)
+
+
 def test_a_worker_that_does_not_answer_delays_the_word_by_half_a_second(caplog: pytest.LogCaptureFixture) -> None:
     said: list[float] = []
 
@@ -385,7 +399,13 @@ def test_nothing_stays_open() -> None:
         for worker in server.workers:
             server.end(worker, says=0)
 
+    before = open_files()
     supervise(script)
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    supervise(script)
-    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+    deadline = time.monotonic() + 10
+    while open_files() > before:  # the store's threads close their ends when they see that the worker has gone
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,13 +126,15 @@ def test_workers_with_other_tensors_are_refused() -> None:
     assert run_threads(work, 2)[0].startswith("worker 1: [0]: ")
 
 
-@pytest.mark.parametrize(("num_bytes", "given"), [(1, "1 bytes"), (320, "320 bytes")], ids=["small", "not sealed"])
-def test_memory_of_another_size_or_not_sealed_is_refused(num_bytes: int, given: str) -> None:
+@pytest.mark.parametrize(("num_bytes", "is_sealed"), [(1, True), (320, False)])
+def test_memory_of_another_size_or_not_sealed_is_refused(num_bytes: int, is_sealed: bool) -> None:
     """What a worker maps must not be cut off under it."""
 
     def share_memory(_: int | None) -> int:
         descriptor = os.memfd_create("lockstep-exchange", os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, num_bytes)
+        if is_sealed:
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return descriptor
 
     group: Any = SimpleNamespace(share_memory=share_memory, agree=lambda *_: None)
@@ -140,7 +143,7 @@ def test_memory_of_another_size_or_not_sealed_is_refused(num_bytes: int, given: 
     sums.add(1, PartialSum([], [1.0]))
     with pytest.raises(WorkerError, match="not the one to exchange gradients in") as raised:
         SharedMemoryTransport(worker, 2).total(sums)
-    assert raised.value.given == given
+    assert raised.value.given == f"{num_bytes} bytes"
     assert raised.value.expected == "320 bytes whose size is sealed"
 
 

@@ -34,12 +34,12 @@ def at(phase: str) -> Watchdog:
 
 
 def beating(watch: Watchdog, start: float, seconds: float, places: list[tuple[int, str, int]]) -> list[Verdict]:
-    """What is decided while all workers say ten times a second that they are still at these places."""
+    """What is decided while all workers say twice a second that they are still at these places."""
     decided = []
-    for tick in range(1, round(seconds * 10) + 1):
+    for tick in range(1, round(seconds * 2) + 1):
         for rank, (step, phase, count) in enumerate(places):
             watch.record_beat(rank, step, phase, count, waits=phase in ("exchange", "gather"))
-        decided += watch.poll(start + tick / 10, running)
+        decided += watch.poll(start + tick / 2, running)
     return decided
 
 

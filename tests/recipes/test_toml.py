@@ -14,11 +14,11 @@ from lockstep.errors import RecipeError
 from lockstep.optim import SGD, Constant, Cosine
 from lockstep.optim.schedules import Schedule
 from lockstep.progress import Epochs, Hours, Interval, Steps
-from lockstep.recipes.parts import Watch
+from lockstep.recipes.parts import Monitoring
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.toml import Place, accepted, fields_of, from_toml, kind_of, load, read, to_toml, write
+from lockstep.recipes.toml import FieldPath, field_hints, field_type, from_toml, kind_name, load, read, to_toml, write
 
-HERE = Place("mine.toml", "part")
+HERE = FieldPath("mine.toml", "part")
 
 SCHEDULES = (
     '"constant" or "cosine" or "exponential" or "polynomial" or "piecewise_constant" or "one_cycle" or "warmup"'
@@ -71,7 +71,7 @@ def test_values_are_read_and_written_by_their_type(hint: Any, plain: Any, value:
         (str, 12, "12", "text"),
         (tuple[int, ...], 1, "1", "a list"),
         (Interval, 2.5, "2.5", 'an interval such as "20 steps"'),
-        (Watch, "10 steps", '"10 steps"', 'a table of kind "watch"'),
+        (Monitoring, "10 steps", '"10 steps"', 'a table of kind "watch"'),
         (float | Schedule, "cosine", '"cosine"', f"a finite number, or a table of kind {SCHEDULES}"),
         (Mapping[str, float], 3, "3", "a table by pattern"),
         (Literal["raw", "average"], {"a": "b"}, '{a = "b"}', 'one of "raw", "average"'),
@@ -109,7 +109,7 @@ def test_an_unknown_field_is_refused(name: str, hint: str) -> None:
 
 def test_an_unknown_field_of_a_part_without_fields_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"part.hosting.threads in .*\n.*\n  expected: no field: in_turn has none\n"):
-        read(fields_of(Recipe)["towers"], {"hosting": {"threads": 2}}, HERE)
+        read(field_hints(Recipe)["towers"], {"hosting": {"threads": 2}}, HERE)
 
 
 def test_a_missing_field_is_named() -> None:
@@ -153,9 +153,9 @@ def test_what_a_part_refuses_gains_its_place() -> None:
 
 def test_a_wrong_interval_gains_its_place() -> None:
     with pytest.raises(RecipeError, match=r"^part.console in mine.toml: '10 stops' is not an interval.\n"):
-        read(Watch, {"console": "10 stops"}, HERE)
+        read(Monitoring, {"console": "10 stops"}, HERE)
     with pytest.raises(RecipeError, match=r"^part.console in mine.toml: '10' is not an interval.\n"):
-        read(Watch, {"console": 10}, HERE)
+        read(Monitoring, {"console": 10}, HERE)
 
 
 @pytest.mark.parametrize(
@@ -187,11 +187,11 @@ def test_a_part_of_ones_own_is_not_written() -> None:
 
 
 def test_the_kind_is_written_where_the_name_does_not_say_it() -> None:
-    assert write(SGD, SGD(Constant(0.1)), Place("", "optimizer"))["kind"] == "sgd"
-    assert "kind" not in write(Watch, Watch(), Place("", "watch"))
-    assert write(Watch, Watch(), Place("", "look"))["kind"] == "watch"
-    assert read(Watch, {"kind": "watch"}, HERE) == Watch()
-    assert write(Steps | Hours, Steps(1), Place("", "steps"))["kind"] == "steps"
+    assert write(SGD, SGD(Constant(0.1)), FieldPath("", "optimizer"))["kind"] == "sgd"
+    assert "kind" not in write(Monitoring, Monitoring(), FieldPath("", "watch"))
+    assert write(Monitoring, Monitoring(), FieldPath("", "look"))["kind"] == "watch"
+    assert read(Monitoring, {"kind": "watch"}, HERE) == Monitoring()
+    assert write(Steps | Hours, Steps(1), FieldPath("", "steps"))["kind"] == "steps"
 
 
 @pytest.mark.parametrize(
@@ -205,13 +205,13 @@ def test_the_kind_is_written_where_the_name_does_not_say_it() -> None:
     ],
 )
 def test_a_kind_is_the_name_of_the_class_in_snake_case(name: str, kind: str) -> None:
-    assert kind_of(type(name, (), {})) == kind
+    assert kind_name(type(name, (), {})) == kind
 
 
 def test_the_count_of_the_towers_is_said_once(mnist: Recipe) -> None:
-    assert "count" not in write(Recipe, replace(mnist, num_towers=2), Place(""))["towers"]
+    assert "count" not in write(Recipe, replace(mnist, num_towers=2), FieldPath(""))["towers"]
     with pytest.raises(RecipeError, match=r"^part.count in mine.toml: there is no such field.") as caught:
-        read(fields_of(Recipe)["towers"], {"count": 2}, HERE)
+        read(field_hints(Recipe)["towers"], {"count": 2}, HERE)
     assert caught.value.hint == "set num_towers instead"
 
 
@@ -222,14 +222,14 @@ def every_field() -> Iterator[tuple[type, str]]:
         cls = waiting.pop()
         if cls not in seen:
             seen.add(cls)
-            for name, hint in fields_of(cls).items():
+            for name, hint in field_hints(cls).items():
                 yield cls, name
-                waiting += [*accepted(hint).classes.values(), *accepted(accepted(hint).item).classes.values()]
+                waiting += [*field_type(hint).classes.values(), *field_type(field_type(hint).item).classes.values()]
 
 
 @pytest.mark.parametrize(("cls", "name"), list(every_field()))
 def test_every_field_can_be_written(cls: type, name: str) -> None:
-    takes = accepted(fields_of(cls)[name])
+    takes = field_type(field_hints(cls)[name])
     assert name != "kind"
     assert str(takes), "its type is none that a recipe can hold"
     if NoneType in takes.scalars:
@@ -238,7 +238,7 @@ def test_every_field_can_be_written(cls: type, name: str) -> None:
 
 
 def test_the_walk_over_all_fields_reaches_the_innermost() -> None:
-    assert {(Recipe, "seed"), (Cosine, "initial"), (Epochs, "count"), (Watch, "console")} <= set(every_field())
+    assert {(Recipe, "seed"), (Cosine, "initial"), (Epochs, "count"), (Monitoring, "console")} <= set(every_field())
 
 
 SMALL = """

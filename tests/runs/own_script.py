@@ -32,7 +32,7 @@ def main() -> None:
         ls.recipes.find("mnist"),
         name="stripes",
         model=ls.models.LeNet(num_classes=2),
-        data=ls.recipes.ImageData(image_size=28, preprocessing=ls.recipes.Lenet()),
+        data=ls.recipes.ImageData(image_size=28, preprocessing=ls.recipes.preprocessing.Lenet()),
         optimizer=ls.optim.SGD(0.01, momentum=0.9),
         batch_size=8,
         num_towers=2,

@@ -17,7 +17,7 @@ from lockstep.data.order import Int64s
 from lockstep.images.drawing import COLOURS
 from lockstep.progress import Interval, Progress
 from lockstep.readers.reader import Cost
-from lockstep.recipes.parts import Watch
+from lockstep.recipes.parts import Monitoring
 from lockstep.runs.metrics_logger import MetricsLogger
 
 BEGINNING = Progress(0, 0, 80)
@@ -33,7 +33,7 @@ def make_state() -> ls.TrainState:
 
 def test_each_part_of_the_update_has_an_interval_of_its_own(tmp_path: Path) -> None:
     state = make_state()
-    watch = Watch(
+    watch = Monitoring(
         summaries=Interval(0), gradients=Interval(2), variables=Interval(3), activations=Interval(0.5, "epochs")
     )
     logger = MetricsLogger(tmp_path, watch, BEGINNING)
@@ -50,14 +50,14 @@ def test_each_part_of_the_update_has_an_interval_of_its_own(tmp_path: Path) -> N
 
 
 def test_nobody_looks_where_nothing_is_asked_for(tmp_path: Path) -> None:
-    logger = MetricsLogger(tmp_path, Watch(), BEGINNING)
+    logger = MetricsLogger(tmp_path, Monitoring(), BEGINNING)
     assert list(logger.observe(make_state(), ls.Towers(compile=True), BEGINNING, 8)) == []
     logger.close()
 
 
 def test_closing_leaves_the_state_alone(tmp_path: Path) -> None:
     state = make_state()
-    logger = MetricsLogger(tmp_path, Watch(gradients=Interval(1)), BEGINNING)
+    logger = MetricsLogger(tmp_path, Monitoring(gradients=Interval(1)), BEGINNING)
     logger.observe(state, ls.Towers(), BEGINNING, 8)
     assert state.watcher is not None
     logger.close()
@@ -65,7 +65,7 @@ def test_closing_leaves_the_state_alone(tmp_path: Path) -> None:
 
 
 def test_activations_of_compiled_towers_are_refused(tmp_path: Path) -> None:
-    logger = MetricsLogger(tmp_path, Watch(gradients=Interval(1), activations=Interval(1)), BEGINNING)
+    logger = MetricsLogger(tmp_path, Monitoring(gradients=Interval(1), activations=Interval(1)), BEGINNING)
     state = make_state()
     with pytest.raises(ls.InputError, match="A compiled model does not show its activations"):
         logger.observe(state, ls.Towers(compile=True), BEGINNING, 8)
@@ -95,7 +95,7 @@ class WithObjects:
 
 @pytest.mark.parametrize("boxes", [True, False], ids=["with boxes", "without"])
 def test_they_have_their_boxes_where_there_are_some(tmp_path: Path, boxes: bool) -> None:
-    logger = MetricsLogger(tmp_path, Watch(images=2), Progress(0, 0, 5))
+    logger = MetricsLogger(tmp_path, Monitoring(images=2), Progress(0, 0, 5))
     logger.show_images(Loader(WithObjects(boxes), batch_size=4), 2, 7)
     logger.close()
     events = EventAccumulator(str(tmp_path / "summaries")).Reload()

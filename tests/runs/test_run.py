@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import own_script
 import pytest
 import torch
 from own_script import TEST, stripes
@@ -26,12 +27,13 @@ from lockstep.workers.rank import leave
 SCRIPT = Path(__file__).parent / "own_script.py"
 
 
-def run_script(workdir: Path, steps: int, num_workers: int | None) -> str:
-    """What the script prints; None: it is started as it is."""
-    started = [str(SCRIPT)] if num_workers is None else ["-m", "lockstep", "run", "--workers", str(num_workers), SCRIPT]
-    command = [sys.executable, *map(str, started), str(workdir), str(steps)]
+def run_script(workdir: Path, steps: int, num_workers: int) -> str:
+    """What the script prints under the launcher."""
+    command = ["-m", "lockstep", "run", "--workers", num_workers, SCRIPT, workdir, steps]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=120, env=environment
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -43,16 +45,27 @@ def contents(workdir: Path) -> dict[str, Any]:
     return found | {path.name: path.read_bytes() for path in newest.iterdir() if path.name != "manifest.json"}
 
 
-def test_a_script_alone_is_a_script_on_two_workers_resumed(tmp_path: Path) -> None:
+def test_a_script_alone_is_a_script_resumed_on_two_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_alone(workdir: Path, steps: int) -> str:
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), str(workdir), str(steps)])
+        own_script.main()
+        return capsys.readouterr().out
+
     alone, resumed = tmp_path / "alone", tmp_path / "resumed"
-    said = run_script(alone, 6, None)
+    said = run_alone(alone, 6)
     assert said.startswith(f"end 6 test {TEST} ")
-    run_script(resumed, 4, 2)
-    assert run_script(resumed, 6, 2) == said
+    run_alone(resumed, 4)
+    assert run_script(resumed, 6, num_workers=2) == said
     assert contents(resumed) == contents(alone)
     events = [json.loads(line) for line in (resumed / "history.jsonl").read_text().splitlines()]
-    assert [line["event"] for line in events] == ["start", "end", "resume", "end"]
-    assert {line["workers"] for line in events} == {2}
+    assert [(line["event"], line["workers"]) for line in events] == [
+        ("start", 1),
+        ("end", 1),
+        ("resume", 2),
+        ("end", 2),
+    ]
     with pytest.raises(ls.InputError) as raised:
         training.plan(["train", str(resumed / "recipe.toml"), "--workdir", str(resumed)])
     assert raised.value.what == "The examples of this run come from the function stripes of a script."
@@ -63,7 +76,7 @@ def own() -> Recipe:
     return replace(
         ls.recipes.find("mnist"),
         model=ls.models.LeNet(num_classes=2),
-        data=ls.recipes.ImageData(image_size=28, preprocessing=ls.recipes.Lenet()),
+        data=ls.recipes.ImageData(image_size=28, preprocessing=ls.recipes.preprocessing.Lenet()),
         batch_size=8,
         end=ls.Steps(1),
     )
@@ -80,7 +93,7 @@ def test_another_function_is_another_recipe(tmp_path: Path, own: Recipe) -> None
         return stripes(split)
 
     ls.run(own, tmp_path, reader=stripes)
-    with pytest.raises(ls.WorkdirError, match=r"data\.function: saved stripes, given .*other"):
+    with pytest.raises(ls.WorkdirError, match=r"data\.function: saved 'stripes', given .*other'"):
         ls.run(own, tmp_path, reader=other)
     assert ls.run(own, tmp_path, reader=other, accept_changes=True).step == 1
 
@@ -168,7 +181,7 @@ def on_two_workers(own: Recipe, counts: dict[str, list[int]]) -> str:
         return ls.data.Arrays({"image": images, "label": torch.zeros(count).long()}) if count else None
 
     off = {"checkpoints": ls.recipes.Checkpoints(ls.Interval(0))}
-    watch = ls.recipes.Watch(ls.Interval(0), ls.Interval(0), ls.Interval(0))
+    watch = ls.recipes.Monitoring(ls.Interval(0), ls.Interval(0), ls.Interval(0))
     try:
         return ls.run(replace(own, **off, watch=watch), None, reader=reader).reason
     except ls.WorkerError as error:

@@ -21,7 +21,7 @@ def small(photos: Path, steps: int = 2) -> Recipe:
     return replace(
         ls.recipes.find("mnist"),
         model=ls.models.LeNet(num_classes=3, channels=3),
-        data=ls.recipes.ImageData(train=str(photos), image_size=28, preprocessing=ls.recipes.Lenet()),
+        data=ls.recipes.ImageData(train=str(photos), image_size=28, preprocessing=ls.recipes.preprocessing.Lenet()),
         batch_size=4,
         num_towers=1,
         end=ls.Steps(steps),

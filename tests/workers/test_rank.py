@@ -4,8 +4,9 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -136,26 +137,16 @@ def test_a_store_out_of_reach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(caught.value.given).startswith(f"127.0.0.1:{port}: ")
 
 
-def test_workers_of_a_bare_launcher_find_each_other_and_count_their_host() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    code = (
-        "import lockstep; here = lockstep.join('cpu'); "
-        "print(here.local_rank, here.num_local_workers, here.group.gather(here.name)); here.group.barrier('end')"
-    )
-    environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            env={**os.environ, **environment, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [worker.communicate(timeout=60)[0] for worker in workers]
-    assert said == [f"{rank} 2 ['worker 0', 'worker 1']\n" for rank in range(2)]
+def join_without_local_ranks() -> tuple[int, int, list[str]]:
+    for name in LOCAL:
+        del os.environ[name]
+    here = join("cpu")
+    return here.local_rank, here.num_local_workers, here.group.gather(here.name)
+
+
+def test_workers_of_a_bare_launcher_find_each_other_and_count_their_host(run_workers: Callable[..., list[Any]]) -> None:
+    said = run_workers(join_without_local_ranks, 2)
+    assert said == [(rank, 2, ["worker 0", "worker 1"]) for rank in range(2)]
 
 
 RESTARTED = """

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lockstep as ls
-from lockstep.evaluation.example_indices import example_indices
+from lockstep.evaluation.evaluate import example_indices
 from lockstep.evaluation.precise_statistics import PreciseStatistics
 
 SIZE = 23

@@ -1,4 +1,4 @@
-"""Rows on their way to the metrics: one worker shows them all, in the order of the micro-batches."""
+"""Update metrics with the rows of all workers, in one process and in the order of the micro-batches."""
 
 from __future__ import annotations
 
@@ -23,18 +23,14 @@ from lockstep.workers.rank import Worker
 from lockstep.workers.store_server import MAX_VALUE_BYTES
 
 _PART_BYTES = MAX_VALUE_BYTES // 4  # of a text too, which JSON may make twice as long
-_ASKED = "distributed_available_fn"  # whether there are other processes that a metric of torchmetrics waits for
+_ASKED = "distributed_available_fn"  # a metric of torchmetrics asks it whether to wait for other processes
 
 
-class MetricFeed:
+class GatheredMetrics:
     """The metrics of one evaluation, reset. All workers make the same calls; only the chief's metrics see examples.
 
     The micro-batches pass in rounds, one of each worker, through the store of the run: it never holds more than those
     of two rounds.
-
-    Raises:
-        InputError: what is given as a metric is none.
-        WorkerError: other workers are given other metrics.
     """
 
     def __init__(self, metrics: Mapping[str, Metric], worker: Worker) -> None:
@@ -54,36 +50,28 @@ class MetricFeed:
             worker.group.agree("the metrics of an evaluation", sorted(metrics))
 
     def add(self, rows: Rows) -> None:
-        """Pass the rows of this worker's next micro-batch on; waits for the other workers to do so.
-
-        Raises:
-            InputError: a metric fails on them.
-        """
+        """Pass the rows of this worker's next micro-batch on; waits for the other workers to do so."""
         self._round(rows)
 
     def finish(self) -> None:
-        """Wait until all workers have passed on all that they have.
-
-        Raises:
-            InputError: a metric fails on something.
-        """
+        """Wait until all workers have passed on all their rows."""
         while self._round(None):
             pass
 
     def computed(self) -> Mapping[str, Any]:
-        """The value of each metric as JSON, on all workers.
+        """Return the value of each metric as JSON, on all workers.
 
         Raises:
             InputError: a metric fails, or its value is of no kind that JSON has.
         """
         values: dict[str, JSON] = {}
         for name, metric in self._metrics.items() if self._worker.is_chief else ():
-            with _telling(name, "compute its value"), _by_itself(metric):
+            with _naming(name, "compute its value"), _by_itself(metric):
                 values[name] = _plain(metric.compute())
         return self._passed_on(values) if self._metrics else {}
 
     def _passed_on(self, values: Mapping[str, JSON]) -> Mapping[str, Any]:
-        """Those of the chief, on all workers: in parts, for the confusion matrix of some thousand classes is long."""
+        """Broadcast the chief's values: in parts, for the confusion matrix of some thousand classes is long."""
         group, text = self._worker.group, json.dumps(values)
         starts = group.broadcast(list(range(0, len(text), _PART_BYTES)))
         passed_on: Mapping[str, Any] = json.loads(
@@ -92,27 +80,27 @@ class MetricFeed:
         return passed_on
 
     def _round(self, rows: Rows | None) -> bool:
-        """Whether any worker had rows in it."""
+        """Pass on the rows of one micro-batch of each worker; say whether any worker had some."""
         if not self._metrics:
             return False
         sent = None if rows is None else self._send(rows)
         arrived = self._worker.group.gather(sent)
         for rank, sizes in enumerate(arrived) if self._worker.is_chief else ():
             if sizes is not None:
-                self._show(rows if rows is not None and rank == self._worker.rank else self._receive(rank, *sizes))
+                self._update(rows if rows is not None and rank == self._worker.rank else self._receive(rank, *sizes))
         self._round_number += 1
         return any(sizes is not None for sizes in arrived)
 
-    def _show(self, rows: Rows) -> None:
-        """Update the metrics; a micro-batch of which nothing counts is passed over."""
+    def _update(self, rows: Rows) -> None:
+        """Update the metrics; a micro-batch without valid examples is passed over."""
         for name, columns in rows.items():
             shapes = ", ".join(f"{tuple(column.shape)} {column.dtype}" for column in columns)
-            with _telling(name, f"be updated with tensors of {shapes}"), torch.no_grad():
+            with _naming(name, f"be updated with tensors of {shapes}"), torch.no_grad():
                 if len(columns[0]):
                     self._metrics[name].update(*columns)
 
     def _send(self, rows: Rows) -> list[JSON]:
-        """Put them into the store, where they are not on the chief already: the number of parts, and of columns."""
+        """Put rows into the store, unless this is the chief; return the number of parts, and of columns by name."""
         num_columns = {name: len(columns) for name, columns in rows.items()}
         if self._worker.is_chief:
             return [0, num_columns]
@@ -135,8 +123,8 @@ class MetricFeed:
 
 
 @contextmanager
-def _telling(name: str, what: str) -> Iterator[None]:
-    """Say which metric it was that failed."""
+def _naming(name: str, what: str) -> Iterator[None]:
+    """Name the metric in its error."""
     try:
         yield
     except LockstepError:
@@ -166,7 +154,7 @@ def _by_itself(metric: Metric) -> Iterator[None]:
 
 
 def _plain(value: Any) -> JSON:
-    """As JSON: tensors and arrays become nested lists, named tuples become dicts."""
+    """Convert to JSON: tensors and arrays become nested lists, named tuples become dicts."""
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
     if hasattr(value, "_asdict"):

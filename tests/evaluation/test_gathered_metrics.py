@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import lockstep as ls
-from lockstep.evaluation import metric_feed
+from lockstep.evaluation import gathered_metrics
 from lockstep.parallel.transports import process_group
 from lockstep.workers.group import MAX_VALUE_BYTES
 
@@ -186,7 +186,7 @@ class Wide(Seen):
 
 
 def wide_rows(part_bytes: int) -> Any:
-    metric_feed._PART_BYTES = part_bytes
+    gathered_metrics._PART_BYTES = part_bytes
 
     def score(model: nn.Module, batch: ls.Batch) -> dict[str, Any]:
         rows = batch["x"][:, None].expand(-1, 300).to(torch.bfloat16)
@@ -200,7 +200,7 @@ def test_rows_of_any_kind_travel_in_parts(run_workers: Callable[..., list[Any]])
 
 
 def long_value(value: Any) -> Any:
-    metric_feed._PART_BYTES = 100
+    gathered_metrics._PART_BYTES = 100
     return evaluated(score, {"seen": Seen(value)}).computed["seen"]
 
 
@@ -210,7 +210,7 @@ def test_a_value_that_is_too_long_for_one_message_reaches_all_workers(run_worker
 
 
 def test_a_part_fits_into_a_message_whatever_it_holds() -> None:
-    assert len(json.dumps("\\" * metric_feed._PART_BYTES)) < MAX_VALUE_BYTES - 1024
+    assert len(json.dumps("\\" * gathered_metrics._PART_BYTES)) < MAX_VALUE_BYTES - 1024
 
 
 def refused_names() -> str:

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lockstep.models.inception_blocks import ConvolutionBatchNorm, InceptionC, Layers
-from lockstep.models.inception_v3 import AuxiliaryHead
+from lockstep.models.inception_v3 import AuxiliaryHead, ConvolutionBatchNorm, InceptionC, InceptionV3, Layers
 
-LAYERS = Layers(0.1, 0.9997, 0.001, batch_norm_scale=False, average_over_padding=False)
+LAYERS = Layers(InceptionV3(depth_multiplier=0.1))
 
 
 def values(*shape: int) -> Tensor:
@@ -25,7 +24,7 @@ def with_weights(module: nn.Module) -> nn.Module:
 def test_average_pools_leave_the_padding_out_unless_told() -> None:
     ones = torch.ones(1, 2, 4, 4)
     assert torch.equal(LAYERS.average_pool(ones), ones)
-    counted = Layers(0.1, 0.9997, 0.001, batch_norm_scale=False, average_over_padding=True).average_pool(ones)
+    counted = Layers(InceptionV3(depth_multiplier=0.1, average_over_padding=True)).average_pool(ones)
     torch.testing.assert_close(counted[0, 0, 0], torch.tensor([4 / 9, 6 / 9, 6 / 9, 4 / 9]))
 
 

@@ -17,12 +17,12 @@ from lockstep.losses import (
     absolute_difference,
     cosine_distance,
     hinge_loss,
-    log_loss,
     sigmoid_cross_entropy,
     softmax_cross_entropy,
     squared_error,
     weighted_loss,
 )
+from lockstep.losses.classification import log_loss
 
 Loss = Callable[..., Tensor]
 PAIRED: dict[str, Loss] = {
