@@ -133,15 +133,15 @@ class Store:
             The checkpoint's folder; it is on the disk.
 
         Raises:
-            CheckpointError: it cannot be written; trained parameters, averages or slots are not finite, or others hold NaN.
-                The checkpoints that were there are as they were, and nothing is left over.
+            CheckpointError: it cannot be written; trained parameters, averages or slots are not finite, or others hold
+                NaN. The checkpoints that were there are as they were, and nothing is left over.
         """
         check_saveable(tensors)
         frozen: Any = values.get(FROZEN, {})
-        if unfit := find_nonfinite(tensors, frozen):
+        if bad := find_nonfinite(tensors, frozen):
             raise CheckpointError(
                 f"The checkpoint of step {step} was not written: nothing could go on from it.",
-                given=f"values that are not finite: {shorten(unfit)}",
+                given=f"values that are not finite: {shorten(bad)}",
                 expected="finite trained parameters, averages and slots, and no NaN elsewhere",
                 hint="go on from the checkpoint before it, with a lower learning rate or clipped gradients; "
                 "older checkpoints are as they were",
@@ -225,8 +225,8 @@ class Store:
 
     def _load_finite(self, step: int) -> Checkpoint:
         checkpoint = self._load(step)
-        if unfit := find_nonfinite(checkpoint.tensors, checkpoint.values.get(FROZEN, {})):
-            raise damaged(checkpoint.path, f"values that are not finite: {shorten(unfit)}", "finite ones")
+        if bad := find_nonfinite(checkpoint.tensors, checkpoint.values.get(FROZEN, {})):
+            raise damaged(checkpoint.path, f"values that are not finite: {shorten(bad)}", "finite ones")
         return checkpoint
 
     def _is_there(self, step: int, tensors: Tensors) -> bool:

@@ -17,12 +17,7 @@ from lockstep.listing import shorten
 from lockstep.screen import log
 from lockstep.workers.rank import join
 
-<<<<<<< HEAD:lockstep/training/saved_state.py
-
 EXTRA = "extra"
-=======
-SECTION = "extra"
->>>>>>> main:lockstep/training/extra_state.py
 _TENSOR = "__tensor__"
 """The only key of the object that stands in the JSON for a tensor; its value is the tensor's name."""
 

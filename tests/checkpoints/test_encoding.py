@@ -192,7 +192,7 @@ def test_what_is_not_finite_is_named(dtype: torch.dtype, numel: int) -> None:
             "still": with_value(-INF),
         },
         "buffers": {"mask": with_value(-INF), "nan": with_value(NAN), "count": torch.tensor(3)},
-        "slots": {"max/good": with_value(INF), "max/nan": with_value(NAN)},
+        "slots": {"max/inf": with_value(INF), "max/nan": with_value(NAN)},
         "average": {"inf": with_value(INF), "mask": with_value(-INF), "nan": with_value(NAN)},
         "other.parameters": {"mask": with_value(INF)},
     }
@@ -200,6 +200,7 @@ def test_what_is_not_finite_is_named(dtype: torch.dtype, numel: int) -> None:
         "'inf' of parameters",
         "'nan' of parameters",
         "'nan' of buffers",
+        "'max/inf' of slots",
         "'max/nan' of slots",
         "'inf' of average",
         "'nan' of average",
