@@ -1,4 +1,4 @@
-"""Bytes that are on the disk when the call returns, and not merely on their way to it."""
+"""Durable writes: the bytes are on the disk when the call returns, not merely on their way to it."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def atomic_write(
 
 
 def make_folder(path: Path) -> None:
-    """Have the folder, with all above it."""
+    """Make the folder, and those above it, if they are missing."""
     if not path.is_dir():
         path.mkdir(parents=True, exist_ok=True)
         sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:
-    """Have the names in a folder on the disk: what was created, renamed or deleted in it."""
+    """Write to the disk which files were created, renamed or deleted in a folder."""
     if os.name == "nt":  # no folder can be opened there, and names are written through
         return
     descriptor = os.open(path, os.O_RDONLY)
