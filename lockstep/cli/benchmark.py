@@ -17,8 +17,8 @@ from lockstep.tracing import INPUT_STAGES
 
 if TYPE_CHECKING:
     from lockstep.data.advice import Advice
+    from lockstep.data.input_benchmark import Measured, Timing
     from lockstep.data.loader import Loader
-    from lockstep.data.throughput import Measured, Timing
     from lockstep.readers.reader import Reader
     from lockstep.recipes.recipe import Recipe
     from lockstep.types import Batch
@@ -62,7 +62,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
     from lockstep.cli.source import is_recipe
     from lockstep.data.advice import advise
-    from lockstep.data.throughput import measure
+    from lockstep.data.input_benchmark import measure
     from lockstep.parallel.launch import STOPPED
     from lockstep.workers.rank import join
 
@@ -223,7 +223,7 @@ def _who_reads(loader: Loader, measured: Measured) -> str:
 
 
 def _as_json(what: str, loader: Loader, measured: Measured, advice: Advice) -> dict[str, Any]:
-    from lockstep.data.throughput import Timing
+    from lockstep.data.input_benchmark import Timing
 
     paces = {name: _pace(pace) for name, pace in vars(measured).items() if isinstance(pace, Timing)}
     others = {name: value for name, value in vars(measured).items() if name not in paces}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.data.throughput import Measured
+from lockstep.data.input_benchmark import Measured
 from lockstep.tracing import INPUT_STAGES
 
 Limit = Literal["step", "both", "handing over", "read", "decode", "augment", "collate"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep.data.advice import advise
-from lockstep.data.throughput import Measured, Timing
+from lockstep.data.input_benchmark import Measured, Timing
 
 MOSTLY_DECODING = {"read": 1.0, "decode": 81.0, "augment": 14.0, "collate": 4.0}
 

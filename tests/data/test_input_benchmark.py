@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data import throughput
+from lockstep.data import input_benchmark
+from lockstep.data.input_benchmark import Timing, measure, time_loader, time_reading, time_step
 from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s
-from lockstep.data.throughput import Timing, measure, time_loader, time_reading, time_step
 from lockstep.errors import DataError
 from lockstep.randomness import Draws
 from lockstep.readers.reader import Cost
@@ -147,7 +147,7 @@ def test_the_step_gets_one_training_batch_again_and_again(num_towers: int) -> No
 
 def test_steps_are_counted_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([100.0, 100.4, 100.8, 101.2])
-    monkeypatch.setattr(throughput.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(input_benchmark.time, "perf_counter", lambda: next(ticks))
     batch = Batch({}, position=0, batch_size=8, towers=range(1))
     pace = time_step(lambda _: None, batch, 1.0)
     assert (pace.num_examples, round(pace.seconds, 6)) == (24, 1.2)

@@ -116,13 +116,7 @@ def measure(
         tell("reading, decoding and augmenting in one process")
         alone = time_loader(_copy(loader, order), _ALONE * seconds)
     tell("the loader as it runs in training")
-    pool = loader.pool
-    whole = time_loader(
-        _copy(loader, order, **asdict(pool)),
-        _LOADER * seconds,
-        device,
-        num_readers,
-    )
+    whole = time_loader(_copy(loader, order, **asdict(loader.pool)), _LOADER * seconds, device, num_readers)
     pace = None
     if step is not None:
         tell("the training step alone")
