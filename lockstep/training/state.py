@@ -12,7 +12,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from lockstep.checks import check_all, check_one_of, check_range, check_type, wrong_type
+from lockstep.checks import NonNegativeInt, check_all, check_one_of, check_type, check_value, wrong_type
 from lockstep.errors import InputError, NonFiniteError
 from lockstep.listing import shorten
 from lockstep.losses.regularization import L1, L2
@@ -94,7 +94,7 @@ class TrainState:
         check_all("gradient_transforms", gradient_transforms, object, hint=_TRANSFORMS_HINT)
         check_all("tower_gradient_transforms", tower_gradient_transforms, object, hint=_TRANSFORMS_HINT)
         check_one_of("nonfinite", nonfinite, get_args(Nonfinite))
-        check_range("nonfinite_budget", nonfinite_budget, 0)
+        check_value("nonfinite_budget", nonfinite_budget, NonNegativeInt)
         self.trained_with = describe_arguments(locals())
         """What a checkpoint says of the arguments, and from the first step on of towers, exchange and threads."""
         self.resumed: Resumed | None = None
