@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from lockstep.checks import check_one_of, check_range
+from lockstep.checks import Range, check_one_of, check_value
 from lockstep.cli.shared import Command
 from lockstep.errors import InputError
 from lockstep.reporting.console import format_rate
@@ -66,7 +66,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     from lockstep.parallel.launch import STOPPED
     from lockstep.workers.rank import join
 
-    check_range("seconds", arguments.seconds, _MIN_SECONDS)
+    check_value("seconds", arguments.seconds, Annotated[float, Range(ge=_MIN_SECONDS)])
     threads = torch.get_num_threads()
     try:
         recipe = _recipe(arguments) if is_recipe(arguments.what) else None
