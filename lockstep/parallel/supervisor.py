@@ -74,7 +74,7 @@ class _Member:
 
     @property
     def interrupted_phase(self) -> str:
-        """The phase that a stop interrupts: a worker that was scoring, and has ended since, has left its scoring off."""
+        """The phase that a stop interrupts: a worker that was scoring, and has ended since, left its scoring off."""
         return "evaluate" if (self.phase_at_stop, self.phase) == ("evaluate", "end") else self.phase
 
 
