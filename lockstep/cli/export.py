@@ -11,7 +11,7 @@ from lockstep.cli.target_file import check_target
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
 from lockstep.records.shards import check_local
-from lockstep.runs.export import FORMATS, check_packages, contents, trained_model
+from lockstep.runs.export import FORMATS, check_packages, encode_model, trained_model
 from lockstep.screen import write_lines
 
 
@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     check_target(path, FORMATS, what, overwrite=arguments.force)
     check_packages(path.suffix)
     trained = trained_model(arguments.run, average=arguments.average)
-    parts = contents(trained, path.suffix)
+    parts = encode_model(trained, path.suffix)
     with atomic_write(path, failure=InputError) as file:
         num_bytes = sum(file.write(part) for part in parts)
     weights = "averaged" if arguments.average else "raw"
