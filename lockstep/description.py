@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -72,19 +73,25 @@ def _described_array(value: Any, outer: tuple[int, ...]) -> Any:
         array = _on_host(value)
         if math.prod(array.shape) <= _MOST_ITEMS or getattr(array.dtype, "hasobject", False):
             return _described(array.tolist(), outer)
-        shape = _shape(array)
-        if isinstance(array, Tensor):  # numpy has no bfloat16
-            array = array.contiguous().reshape(-1).view(torch.uint8).numpy()
-        return f"{shape}, sha256 {_hash(np.ascontiguousarray(array).tobytes())}"
+        shape = dtype_and_shape(array)
+        data = bytes_of_tensor(array) if isinstance(array, Tensor) else np.ascontiguousarray(array)
+        return f"{shape}, sha256 {_hash(data.tobytes())}"
     except Exception:  # a sparse or meta tensor, or an __array__ of the user's own
-        return f"{type(value).__qualname__}, {_shape(value)}"
+        return f"{type(value).__qualname__}, {dtype_and_shape(value)}"
 
 
-def _shape(array: Any) -> str:
+def dtype_and_shape(array: Any) -> str:
+    """An array or a tensor in words: `float32 of shape (3, 4)`."""
     try:
         return f"{str(array.dtype).removeprefix('torch.')} of shape {tuple(array.shape)}"
     except (AttributeError, RuntimeError):  # a nested tensor, or a parameter of a lazy module
         return "of unknown shape"
+
+
+def bytes_of_tensor(values: Tensor) -> npt.NDArray[np.uint8]:
+    """The bytes of all values in order, on the host; numpy has no bfloat16 to hold the values themselves."""
+    data: npt.NDArray[np.uint8] = _on_host(values).contiguous().reshape(-1).view(torch.uint8).numpy()
+    return data
 
 
 def _on_host(value: Any) -> Any:

@@ -114,7 +114,7 @@ PINNED = "pinned"
 
 
 @dataclass(frozen=True)
-class Standing:
+class CheckpointRatings:
     """What some checkpoints say, by step."""
 
     saved_seconds: Mapping[int, float]
@@ -124,7 +124,7 @@ class Standing:
     pinned: Collection[int]
 
     @classmethod
-    def read(cls, folders: Mapping[int, Path], best: str | None) -> Standing:
+    def read(cls, folders: Mapping[int, Path], best: str | None) -> CheckpointRatings:
         """Ask the checkpoints in these folders, by step.
 
         Args:
@@ -146,7 +146,7 @@ class Standing:
         )
 
 
-def rate(folder: Path, rated: Manifest) -> None:
+def set_scores(folder: Path, rated: Manifest) -> None:
     """Take over the scores of another manifest into that of a checkpoint, where it has any."""
     before = Manifest.read(folder)
     after = replace(before, scores=rated.scores, best_by=rated.best_by)

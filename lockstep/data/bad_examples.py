@@ -1,8 +1,7 @@
-"""Examples that cannot be read: what is read in their place, and how many of them a run puts up with.
+"""Examples that cannot be read: what is read in their place, and how many of them a run tolerates.
 
-Whether an example is bad at a place of the stream is a property of its file and of what is drawn there, and what takes
-its place is arithmetic: so the stream is the same for any number of workers and of those who read, and after any
-resume, whoever came upon it first.
+Whether an example is bad at a position depends on its file and on what is drawn there, and its replacement is
+arithmetic. So the stream is the same for any number of workers and loader processes, and after any resume.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ POLICIES: tuple[Policy, ...] = ("raise", "skip")
 IsBad = Callable[[int, int], bool]
 """Whether an example is bad at a position: `is_bad(position, index)`."""
 ChooseRows = Callable[[Rows, IsBad], Rows]
-"""The rows that are read where some are bad; the very rows where none is."""
+"""Chooses the rows to read where some are bad; returns the same object where none is."""
 
 _MOST_TRIED = 10_000
 _AT_ONCE = 16
@@ -34,18 +33,14 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class ReplaceBad:
-    """Training: the next example of the same epoch that is not bad stands in, with the draws of the place."""
+    """For training: replaces a bad example by the next good one of its epoch, with the draws of the position."""
 
     order: Order
     size: int
     seed: int
 
     def __call__(self, rows: Rows, is_bad: IsBad) -> Rows:
-        """The rows with another example in the place of each bad one.
-
-        Raises:
-            DataError: there is none.
-        """
+        """Return the rows with each bad example replaced; raises DataError if no good one is found."""
         bad = [row for row, place in enumerate(_places(rows)) if is_bad(*place)]
         if not bad:
             return rows
@@ -66,7 +61,7 @@ class ReplaceBad:
         )
 
     def _following(self, position: int) -> Iterator[int]:
-        """The examples after a position, to the end of its epoch and on from its start."""
+        """Yield the examples after a position, to the end of its epoch and on from its start."""
         epoch_size = self.order.epoch_size(self.size)
         start, place = position - position % epoch_size, position % epoch_size
         for first in range(1, epoch_size, _AT_ONCE):
@@ -76,16 +71,12 @@ class ReplaceBad:
 
 @dataclass(frozen=True)
 class DropBad:
-    """Evaluation: the rows without the bad ones, filled up with the last that is left, or else with any example."""
+    """For evaluation: drops bad examples, and pads the batch with its last good example, or else with any."""
 
     size: int
 
     def __call__(self, rows: Rows, is_bad: IsBad) -> Rows:
-        """The rows that can be read, filled up to their number.
-
-        Raises:
-            DataError: no example at all is left.
-        """
+        """Return the good rows, padded to the same number; raises DataError if no example at all is good."""
         good = [index for position, index in _places(rows) if not is_bad(position, index)]
         if len(good) == len(rows):
             return rows
@@ -102,7 +93,7 @@ class DropBad:
 
 
 class Quarantine:
-    """The bad examples that a run has come upon, by index: the same on all workers, saved with the stream."""
+    """Bad examples that a run has found, by index: the same on all workers, saved with the stream."""
 
     def __init__(self, policy: Policy, budget: int) -> None:
         self.policy = policy
@@ -110,30 +101,22 @@ class Quarantine:
         self.reasons: dict[int, str] = {}
 
     def state(self) -> dict[str, str]:
-        """The reasons, as JSON: its keys are words."""
+        """Return the reasons by index, as JSON, whose keys are strings."""
         return {str(index): reason for index, reason in self.reasons.items()}
 
     def load(self, state: Mapping[str, str]) -> None:
-        """Know what was known when `state` was taken, and nothing else."""
+        """Replace the bad examples by those of a saved state."""
         self.reasons = {int(index): reason for index, reason in state.items()}
 
     def add(self, found: Mapping[int, BadExample]) -> None:
-        """Put up with these too, by index.
-
-        Raises:
-            DataError: they are more than the budget.
-        """
+        """Add bad examples by index; raises DataError beyond the budget."""
         self.reasons |= {index: example.reason for index, example in found.items()}
         last = list(found.values())[-_MOST_NAMED:]
         check_budget(len(self.reasons), self.budget, {example.example_id: example.reason for example in last})
 
 
 def check_budget(num_bad: int, budget: int, some: Mapping[str, str]) -> None:
-    """Refuse more bad examples than may be put up with.
-
-    Raises:
-        DataError: with the reasons for some of them, by name.
-    """
+    """Raise DataError for more bad examples than the budget; `some` of them are named with their reasons."""
     if num_bad > budget:
         raise DataError(
             f"{num_bad} examples cannot be read: more than the budget of {budget}.",

@@ -1,4 +1,4 @@
-"""From the place of a batch to its fields: rows read, augmented, and what cannot be read named or left out."""
+"""Read and augment the rows of a batch; name the examples that cannot be read, or read others in their place."""
 
 from __future__ import annotations
 
@@ -23,23 +23,22 @@ if TYPE_CHECKING:
     from lockstep.images.augment import Augment
     from lockstep.readers.reader import Reader
 
-
 Fields = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """An example that cannot be read, where it was due."""
+    """A row whose example cannot be read."""
 
     position: int
     index: int
     read_instead: int
-    """The index of the example in its row."""
+    """Index of the example that was read for this row."""
     reason: str
 
 
 class ReadRows(NamedTuple):
-    """What became of the rows of a batch."""
+    """The rows of a batch after reading."""
 
     fields: Fields
     bad: list[BadRow]
@@ -47,60 +46,52 @@ class ReadRows(NamedTuple):
 
 @dataclass
 class SkipBad:
-    """What may be left out."""
+    """Policy for examples that cannot be read, and the ones that were found so far."""
 
     choose: ChooseRows
-    """Which rows are read, given what is bad."""
+    """Chooses the rows to read, given which are bad."""
     budget: int
-    """More different bad examples than this end the run; so nobody reads on for hours to find them all."""
+    """More different bad examples than this end the run, so that nobody reads on for hours to find them all."""
     seen: set[int] = field(default_factory=set)
-    """Examples that were bad before, by index: they are looked at alone first."""
+    """Indices of examples that were bad before: these are tried alone first."""
 
 
 class BatchReader:
-    """Reads and augments the rows of a batch; wherever it runs, the same rows give the same fields.
+    """Reads and augments the rows of a batch; the same rows give the same fields in any process.
 
-    A DataError is an example's own fault if the example alone raises it too, at its position. Then the rows are chosen
+    A DataError is blamed on an example if the example alone raises it too, at its position. Then the rows are chosen
     again without it there, until all of them can be read.
 
     Args:
-        reader: where the examples come from.
-        augment: what happens to them, in this order.
+        reader: gives the examples.
+        augment: applied to them in this order.
         seed: keys the draws of the augmentations.
         rows_of: the rows of a batch.
-        leave: what may be left out; None raises what is wrong with an example.
+        skip_bad: reads others in the place of bad examples; None raises what is wrong with them.
     """
 
     def __init__(
-        self, reader: Reader, augment: Sequence[Augment], seed: int, rows_of: RowsOf, leave: SkipBad | None = None
+        self, reader: Reader, augment: Sequence[Augment], seed: int, rows_of: RowsOf, skip_bad: SkipBad | None = None
     ) -> None:
         self.reader = reader
         self._augment = list(zip(augment, turns(augment), strict=True))
         self._seed = seed
         self._rows_of = rows_of
-        self._leave = leave
+        self._skip_bad = skip_bad
 
-    def __call__(self, due: BatchRequest) -> ReadRows:
-        """The fields of the batch that is due.
-
-        Raises:
-            LockstepError: something cannot be read or augmented, and may not be left out.
-        """
-        rows = self._rows_of(due)
-        if self._leave is None:
+    def __call__(self, request: BatchRequest) -> ReadRows:
+        """Read a batch; raises a LockstepError where something cannot be read or augmented, and is not skipped."""
+        rows = self._rows_of(request)
+        if self._skip_bad is None:
             return ReadRows(self.fields_of(rows), [])
-        return _Attempts(self, self._leave).read(rows)
+        return _SkippingReader(self, self._skip_bad).read(rows)
 
-    def names(self, due: BatchRequest) -> list[str]:
-        """The names of the examples of the batch that is due."""
-        return [self.reader.example_id(index) for index in self._rows_of(due).indices.tolist()]
+    def names(self, request: BatchRequest) -> list[str]:
+        """Name the examples of a batch."""
+        return [self.reader.example_id(index) for index in self._rows_of(request).indices.tolist()]
 
     def fields_of(self, rows: Rows) -> Fields:
-        """Some rows, read and augmented.
-
-        Raises:
-            LockstepError: something cannot be.
-        """
+        """Read and augment some rows."""
         with timed("read"):
             fields = read_examples(self.reader, rows, self._seed)
         now_reading("")
@@ -112,30 +103,30 @@ class BatchReader:
         return fields
 
 
-class _Attempts:
-    """The attempts to read one batch, and what they have found to be bad, by (position, index)."""
+class _SkippingReader:
+    """Reads one batch in several attempts, and keeps the reasons why rows are bad, by (position, index)."""
 
-    def __init__(self, reading: BatchReader, leave: SkipBad) -> None:
-        self._reading = reading
-        self._leave = leave
+    def __init__(self, reader: BatchReader, skip_bad: SkipBad) -> None:
+        self._reader = reader
+        self._skip_bad = skip_bad
         self._reasons: dict[tuple[int, int], str | None] = {}
 
     def read(self, rows: Rows) -> ReadRows:
         while True:
-            chosen = self._leave.choose(rows, lambda *place: self._reasons.get(place) is not None)
-            if self._leave.seen and self._look_at(chosen, only=self._leave.seen):
+            chosen = self._skip_bad.choose(rows, lambda *place: self._reasons.get(place) is not None)
+            if self._skip_bad.seen and self._try_alone(chosen, only=self._skip_bad.seen):
                 continue
             try:
-                return ReadRows(self._reading.fields_of(chosen), self._found(rows, chosen))
+                return ReadRows(self._reader.fields_of(chosen), self._bad_rows(rows, chosen))
             except DataError:
-                if not self._look_at(chosen):
+                if not self._try_alone(chosen):
                     raise
 
-    def _look_at(self, rows: Rows, only: Collection[int] | None = None) -> bool:
-        """Whether some of the rows, of all or of certain examples, are bad that were not known to be.
+    def _try_alone(self, rows: Rows, only: Collection[int] | None = None) -> bool:
+        """Read rows one by one, all or those of certain examples; returns whether more of them are bad than known.
 
         Raises:
-            DataError: there are more of them than the budget, and a batch, can hold.
+            DataError: they are more than the budget and a batch can hold.
         """
         found = False
         for row, place in enumerate(zip(rows.positions.tolist(), rows.indices.tolist(), strict=True)):
@@ -147,41 +138,40 @@ class _Attempts:
         return found
 
     def _problem_of(self, alone: Rows) -> str | None:
-        """Why a single row cannot be read; None where it can."""
+        """Say why a single row cannot be read; None where it can."""
         try:
-            self._reading.fields_of(alone)
+            self._reader.fields_of(alone)
         except DataError as error:
             return f"{error.what} {error.given}"
         return None
 
     def _check_budget(self, num_rows: int) -> None:
         bad = {index: reason for (_, index), reason in self._reasons.items() if reason is not None}
-        self._leave.seen |= bad.keys()
-        names = {self._reading.reader.example_id(index): reason for index, reason in list(bad.items())[-3:]}
-        check_budget(len(bad), self._leave.budget + num_rows, names)
+        self._skip_bad.seen |= bad.keys()
+        names = {self._reader.reader.example_id(index): reason for index, reason in list(bad.items())[-3:]}
+        check_budget(len(bad), self._skip_bad.budget + num_rows, names)
 
-    def _found(self, rows: Rows, chosen: Rows) -> list[BadRow]:
+    def _bad_rows(self, rows: Rows, chosen: Rows) -> list[BadRow]:
         if chosen is rows:
             return []
         columns = (rows.positions.tolist(), rows.indices.tolist(), chosen.indices.tolist())
-        found = {}
+        bad = {}
         for position, index, instead in zip(*columns, strict=True):
             if (reason := self._reasons.get((position, index))) is not None:
-                found[position] = BadRow(position, index, instead, reason)
-        return list(found.values())
+                bad[position] = BadRow(position, index, instead, reason)
+        return list(bad.values())
 
 
 def read_examples(reader: Reader, rows: Rows, seed: int) -> Fields:
-    """The examples of some rows, by field.
+    """Read the examples of some rows, by field.
 
     Raises:
         DataError: an example cannot be read, or a field has another length than there are rows.
-        LockstepError: what the reader itself has raised on purpose.
+        LockstepError: raised by the reader itself.
     """
     try:
-        if draws_globally(reader):
-            return _checked(read_seeded(reader, rows, seed), len(rows), reader)
-        return _checked(reader.read_batch(rows.indices), len(rows), reader)
+        fields = _read_seeded(reader, rows, seed) if draws_globally(reader) else reader.read_batch(rows.indices)
+        return _checked(fields, len(rows), reader)
     except LockstepError:
         raise
     except Exception as error:
@@ -189,7 +179,7 @@ def read_examples(reader: Reader, rows: Rows, seed: int) -> Fields:
 
 
 def _checked(fields: Any, num_rows: int, source: object) -> Fields:
-    """The fields, if each has an entry for each row."""
+    """Return the fields if each has an entry for each row."""
     if not isinstance(fields, dict):
         raise _without_entries(source, f"a {type(fields).__name__}")
     for name, value in fields.items():
@@ -229,12 +219,11 @@ def _unreadable(reader: Reader, indices: Int64s, error: Exception) -> DataError:
     )
 
 
-def read_seeded(reader: Reader, rows: Rows, seed: int) -> Fields:
-    """The examples of some rows, each read with the generators seeded by its position, which are put back.
+# Readers that draw from the random generators of the process ----------------------------------------------------------
 
-    Raises:
-        DataError: the fields of two examples do not fit each other.
-    """
+
+def _read_seeded(reader: Reader, rows: Rows, seed: int) -> Fields:
+    """Read examples one by one, each with the generators of the process seeded by its position."""
     names = [reader.example_id(index) for index in rows.indices.tolist()]
     single = []
     with restore_global_generators():

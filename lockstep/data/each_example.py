@@ -1,8 +1,8 @@
-"""Augmentations of one's own: functions of one example.
+"""Augmentations made of a user's function of one example.
 
-What is drawn for an example has to be a function of the seed and its place in the stream, whoever reads it. So a
-function takes its random numbers as an argument; or, if it was written for other trainers and draws from generators of
-the process, these are seeded for each example, and put back.
+The numbers drawn for an example must be a function of the seed and its position in the stream, in whatever process it
+is read. So a function gets its random numbers as an argument (`EachExample`). One that was written for other trainers
+draws from the global generators of the process: these are seeded for each example, and restored (`Seeded`).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ Fields = dict[str, Any]
 
 
 class ExampleDraws:
-    """The random numbers of one example: a hash of (seed, position, column)."""
+    """Random numbers of one example: a hash of (seed, position, column)."""
 
     def __init__(self, seed: int, position: int) -> None:
         self._draws = Draws(seed, np.array([position]))
 
     def uniform(self, column: str, low: float = 0.0, high: float = 1.0) -> float:
-        """A number in [low, high); another one for each column."""
+        """Draw a number in [low, high), another one for each column."""
         return low + (high - low) * float(self._draws.uniform(column)[0])
 
     def integer(self, column: str, low: int, high: int) -> int:
-        """A whole number in [low, high); another one for each column."""
+        """Draw a whole number in [low, high), another one for each column."""
         return int(self._draws.integers(column, low, high)[0])
 
 
@@ -44,11 +44,8 @@ class ExampleDraws:
 class EachExample:
     """An augmentation made of a function of one example and its random numbers.
 
-    `function(example, draws)` gets the fields of one example by name, and an `ExampleDraws`; it returns the fields that
-    the example is to have. Tensors, arrays and numbers are stacked; values of anything else become a list.
-
-    Raises:
-        InputError: the function cannot be called.
+    `function(example, draws)` gets the fields of one example by name and an `ExampleDraws`, and returns the new fields
+    of the example. Tensors, arrays and numbers are stacked; other values become a list.
     """
 
     function: Callable[[Fields, ExampleDraws], Mapping[str, Any]]
@@ -57,11 +54,11 @@ class EachExample:
         _check_function("function", self.function)
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
-        """Return the batch of what the function makes of each example.
+        """Call the function for each example, and stack the results.
 
         Raises:
-            DataError: it raised an error for one, what it returned is no dict, or does not fit the first one; the
-                position is named.
+            DataError: the function failed, or returned something else than a dict that fits the first one; the position
+                is named.
         """
         examples = [
             _made(self.function, position, example, ExampleDraws(draws.seed, position))
@@ -72,19 +69,16 @@ class EachExample:
 
 @dataclass(frozen=True)
 class Seeded:
-    """An augmentation made of a transform that draws from the random generators of the process.
+    """An augmentation made of a transform that draws from the global random generators of the process.
 
     Before each example `random`, `numpy.random` and torch's generator are seeded by a hash of the seed and the position
-    of the example, and after the batch they are put back: the same position gives the same result, in the trainer and
+    of the example, and after the batch they are restored: the same position gives the same result, in the trainer and
     in loader processes. Threads share the generators, so a loader with threads refuses it.
 
     Args:
-        transform: gets the field of one example, and returns what takes its place; an encoded image is decoded first,
-            to uint8 of shape (3, height, width).
+        transform: gets the field of one example and returns its new value; an encoded image is decoded first, to uint8
+            of shape (3, height, width).
         field: of the batch.
-
-    Raises:
-        InputError: the transform cannot be called.
     """
 
     transform: Callable[[Any], Any]
@@ -95,11 +89,11 @@ class Seeded:
         _check_function("transform", self.transform)
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
-        """Return the batch with the field transformed.
+        """Transform the field of each example.
 
         Raises:
             InputError: the batch has no such field.
-            DataError: an image cannot be decoded, the transform raised an error, or two results do not fit each other.
+            DataError: an image cannot be decoded, the transform failed, or two results do not fit each other.
         """
         if self.field not in batch:
             raise InputError(
@@ -126,11 +120,7 @@ class Seeded:
 
 
 def _made(function: Callable[..., Any], position: int, *arguments: Any) -> Any:
-    """What a function of the user's own makes of an example.
-
-    Raises:
-        DataError: it raised an error that is none of ours; the position is named.
-    """
+    """Call a user's function for one example; an error of its own becomes a DataError that names the position."""
     try:
         return function(*arguments)
     except LockstepError:
@@ -170,7 +160,7 @@ def seed_global_generators(seed: int, position: int) -> None:
 
 @contextmanager
 def restore_global_generators() -> Iterator[None]:
-    """Leave the three generators as they were."""
+    """Put the three global generators back, after the block, to where they were before it."""
     python, numpy, of_torch = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     try:
         yield

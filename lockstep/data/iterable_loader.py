@@ -1,4 +1,4 @@
-"""The stream of batches from a dataset that can only be walked: it trains, but is not resumed exactly."""
+"""Batches of an iterable dataset, which can only be iterated: it trains, but is not resumed exactly."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _END = object()
 
 
 class IterableLoader(Loader):
-    """Batches from an iterable dataset, such as torch's `IterableDataset`: in its own order, one pass after the other.
+    """Batches of an iterable dataset, such as torch's `IterableDataset`, in its own order, pass after pass.
 
-    Every worker walks the dataset in its own process and takes the rows of its own towers, so a dataset that gives the
-    same items to each of them trains like one. Where it ends it starts again: every batch is full. Nothing is read
-    ahead; a `DataLoader` with batch_size=None around the dataset does that, and is an iterable of its items.
+    Every worker iterates the dataset in its own process and takes the rows of its own towers: give all of them the same
+    items. When the dataset ends it starts again: every batch is full. Nothing is prefetched; for that, wrap the dataset
+    in a torch `DataLoader` with batch_size=None, which is an iterable of the same items.
 
     A dataset cannot be entered in the middle. After a resume or a rollback it starts anew while the positions go on,
     and the log says so: the batches are not those that the run would have had. It cannot be evaluated either.
@@ -37,12 +37,9 @@ class IterableLoader(Loader):
     Args:
         dataset: its items are dicts of fields, or pairs (image, label), made to batches as by `TorchDataset`.
         batch_size: over all towers.
-        epoch_size: examples in an epoch, for ends, intervals and schedules in epochs; None has none.
+        epoch_size: examples in an epoch, for ends, intervals and schedules in epochs; None: there are no epochs.
         augment: as for `Loader`.
         seed: of the augmentations' draws.
-
-    Raises:
-        InputError: the dataset cannot be walked again and again, or a parameter is out of range.
     """
 
     def __init__(
@@ -54,16 +51,18 @@ class IterableLoader(Loader):
         augment: Augment | Sequence[Augment] | None = None,
         seed: int = 0,
     ) -> None:
-        _check_walkable(dataset)
+        _check_iterable(dataset)
         if epoch_size is not None:
             check_whole("epoch_size", epoch_size, least=1)
         self._dataset = dataset
-        self._walk = _Walk(dataset, 0)
+        self._iteration = _IterationReader(dataset, 0)
         order = _AsItComes(epoch_size or 0)
-        super().__init__(self._walk, batch_size=batch_size, seed=seed, order=order, augment=augment, num_processes=0)
+        super().__init__(
+            self._iteration, batch_size=batch_size, seed=seed, order=order, augment=augment, num_processes=0
+        )
 
     def state(self) -> dict[str, Any]:
-        """What `load_state` needs, as JSON; it says that the stream is not exact."""
+        """Return the state as `Loader.state` does, marked as not exact."""
         return {**super().state(), "exact": False}
 
     def load_state(self, state: Mapping[str, Any], *, accept_data_change: bool = False) -> list[str]:
@@ -80,13 +79,12 @@ class IterableLoader(Loader):
         stop: Callable[[int], bool] | None = None,
         workers_on_host: int | None = None,
     ) -> Generator[Batch, None, None]:
-        """As `Loader.batches`; where items were read that no attempt has used, the dataset starts anew.
+        """Yield batches as `Loader.batches` does; the dataset starts anew if items were read that no attempt used.
 
         Raises:
-            InputError: as `Loader.batches`.
-            DataError: an item cannot be used, which is named by its number in the stream, or the dataset has none.
+            DataError: an item, named by its number in the stream, cannot be used; or the dataset has none.
         """
-        if self._walk.next_number > self.position:
+        if self._iteration.next_number > self.position:
             self._start_anew()
         return super().batches(towers, num_towers, device, stop, workers_on_host)
 
@@ -99,11 +97,7 @@ class IterableLoader(Loader):
         *,
         drop_last: bool = False,
     ) -> Generator[EvaluationBatch, None, None]:
-        """Refuse to evaluate.
-
-        Raises:
-            InputError: always.
-        """
+        """Raise InputError: an iterable dataset cannot be evaluated."""
         raise InputError(
             "An iterable dataset cannot be evaluated: each example has to be scored once, whoever scores it.",
             given=f"an IterableLoader of {type(self._dataset).__name__}",
@@ -112,8 +106,8 @@ class IterableLoader(Loader):
         )
 
     def _start_anew(self) -> None:
-        """Walk the dataset from its start; but for a walk that began here too, the stream is then another one."""
-        if self.position != self._walk.first_number and join().is_chief:
+        """Iterate the dataset from its start, and warn unless the stream is the same as before."""
+        if self.position != self._iteration.first_number and join().is_chief:
             log.warning(
                 "The stream goes on at position %d with the first item of %s: an iterable dataset cannot be entered in "
                 "the middle, so some examples come again and others later, and this is not exactly the run that was "
@@ -121,13 +115,13 @@ class IterableLoader(Loader):
                 self.position,
                 type(self._dataset).__name__,
             )
-        # Batches asked for before keep their own walk.
-        self._walk = self.reader = _Walk(self._dataset, self.position)
+        # Generators of batches from before keep their own iteration.
+        self._iteration = self.reader = _IterationReader(self._dataset, self.position)
 
 
 @dataclass(frozen=True)
 class _AsItComes:
-    """The order of a stream in which each position is the number of an item."""
+    """Order of a stream in which each position is the number of an item."""
 
     size: int
     is_exactly_once: ClassVar[bool] = False
@@ -139,8 +133,8 @@ class _AsItComes:
         return positions
 
 
-class _Walk:
-    """A reader of the items of a dataset by their numbers in the stream, which never go back."""
+class _IterationReader:
+    """Reader of a dataset's items by their numbers in the stream, which must rise."""
 
     cost: Cost = "memory"
 
@@ -149,14 +143,14 @@ class _Walk:
         self._collation = Collation(type(dataset).__name__, "__iter__ of the dataset")
         self._items: Iterator[Any] | None = None
         self.first_number = first_number
-        """Of the item that the walk began with."""
+        """Number of the item that the iteration began with."""
         self.next_number = first_number
 
     def __len__(self) -> int:
         return sys.maxsize  # the stream has no end
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """The items of these numbers, which rise; those in between are passed over."""
+        """Read the items of these numbers, passing over those in between."""
         return self._collation.batch_of([self._item(number) for number in indices.tolist()], indices)
 
     def example_id(self, index: int) -> str:
@@ -180,7 +174,7 @@ class _Walk:
         return item
 
     def _following(self) -> Any:
-        """The item before `next_number`: where the dataset ends, the first one of its next pass."""
+        """Read the next item; where the dataset ends, the first one of its next pass."""
         try:
             item = _END if self._items is None else next(self._items, _END)
             if item is _END:
@@ -200,7 +194,7 @@ class _Walk:
         return item
 
 
-def _check_walkable(dataset: object) -> None:
+def _check_iterable(dataset: object) -> None:
     hint = "give a dataset whose __iter__ begins anew each time, such as a torch IterableDataset"
     if isinstance(dataset, type) or not hasattr(dataset, "__iter__"):
         raise wrong_type(

@@ -42,30 +42,30 @@ AnyBatch = TypeVar("AnyBatch", bound=Batch)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EvaluationBatch(Batch):
-    """One micro-batch of an evaluation, always of the full shape."""
+    """A micro-batch of an evaluation, always of the full shape."""
 
     valid: int = 0
-    """The first so many rows count; the rest repeat the last example."""
+    """Rows that count, the first ones; the rest repeat the last example."""
 
 
 class Loader:
-    """Batches from a reader, in an order, augmented; its whole state is seed, position, and what is to be skipped.
+    """Batches of a reader's examples, in an order, augmented; its state is the seed, the position and what is skipped.
 
-    The stream has no end and every batch is full: it crosses from one epoch to the next. It is the same for any number
-    of loader processes and of workers. A reader that has to decode is read ahead by `num_processes` loader processes
-    (chosen from the cores if None) or by `num_threads` threads, `prefetch` batches each; one that reads from memory is
-    read in the trainer's own.
+    The stream has no end and every batch is full: batches cross from one epoch to the next. The stream is the same for
+    any number of workers and loader processes. A reader that has to decode is read by `num_processes` loader processes
+    (None: chosen from the cores) or by `num_threads` threads, each of which prefetches `prefetch` batches; a reader
+    whose examples lie in memory is read by the trainer's own process.
 
-    With `bad_examples="skip"` an example that cannot be read is replaced by the next one of its epoch that can, which
-    then comes again; an evaluation leaves it out. More than `bad_budget` different ones end the run.
+    With `bad_examples="skip"` an example that cannot be read is replaced by the next readable one of its epoch, which
+    then comes twice; an evaluation leaves it out. More than `bad_budget` different bad examples end the run.
 
     A loader process or thread that hangs, for instance on a network disk, is named with its batch and its example once
     the trainer has waited 10 s for it, or ten times as long as ever before; after `timeout_seconds` (0: never) the run
     ends.
 
     Raises:
-        InputError: a parameter is out of range, there is no such order, it is that of another number of examples, or
-            threads shall run an augmentation that only a process of its own can.
+        InputError: a parameter is out of range, the order is unknown or made for another number of examples, or threads
+            would run an augmentation that needs a process of its own.
         DataError: the reader holds no examples.
     """
 
@@ -99,33 +99,33 @@ class Loader:
         self.batch_size = batch_size
         self.seed = seed
         self.order = order_of(order)
-        self.augment = _as_list(augment)
+        self.augment = [] if augment is None else augment if isinstance(augment, Sequence) else [augment]
         self.epoch_size = self.order.epoch_size(len(reader))
-        """Positions in an epoch: as many as the reader has examples, or as an order that repeats some says."""
+        """Positions in an epoch: the number of examples, unless the order repeats some."""
         self.pool = LoaderPool(num_processes, num_threads, prefetch, timeout_seconds)
-        """Who reads ahead."""
+        """The loader processes or threads that prefetch."""
         self.pool.check(self.reader, self.augment)
         self.quarantine = Quarantine(bad_examples, bad_budget)
-        """The bad examples that the run has come upon."""
+        """The bad examples that were found so far."""
         self.made_with = {
             "batch_size": batch_size,
             "order": described(self.order),
             "augment": described(self.augment),
         }
-        """What a checkpoint says of it. An augmentation may count or cache later on, which is no difference."""
+        """The description that checkpoints hold; taken now, since an augmentation may count or cache later on."""
         self._moves = 0
         self.position = 0
-        """The next example due: everything before it was attempted, whatever has been read ahead."""
+        """The next example to train on: all before it were attempted, however many were prefetched."""
         self.last_report: StepReport | None = None
-        """Of the step made from the batch that was committed last; None where it was used otherwise."""
+        """The report given with the last commit."""
         self.skipped: list[int] = []
-        """Where the batches start that are left out of the stream, ascending; see `skip`."""
+        """Positions of the batches that are left out of the stream, ascending; see `skip`."""
 
     def skip(self, position: int) -> None:
-        """Leave the batch that starts at a position out of the stream; on all workers alike.
+        """Leave the batch that starts at a position out of the stream. Call it on all workers alike.
 
-        `batches` called from now on jump over it, and everything else stays as it is. After a change of the batch size
-        no batch may start there: then none is left out, and what was bad in it comes again.
+        Later calls of `batches` jump over it; everything else stays as it is. If the batch size changes afterwards,
+        perhaps no batch starts there any more: then none is left out.
 
         Raises:
             InputError: no batch of the stream starts there.
@@ -142,11 +142,11 @@ class Loader:
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """What the examples are made of, as their reader says; found out when it is first asked for."""
+        """What the examples are made of, according to their reader; computed once, when first needed."""
         return fingerprint_of(self.reader, len(self.reader))
 
     def state(self) -> dict[str, Any]:
-        """What `load_state` needs to go on from here, as JSON."""
+        """Return what `load_state` needs to go on from here, as JSON."""
         return {
             "seed": self.seed,
             "position": self.position,
@@ -158,14 +158,19 @@ class Loader:
         }
 
     def load_state(self, state: Mapping[str, Any], *, accept_data_change: bool = False) -> list[str]:
-        """Go on where `state` was taken, and skip what was skipped then too; batches asked for before are refused.
+        """Go on where `state` was taken, and skip what was skipped there; generators of `batches` from before end.
 
-        If other examples are accepted, none of them is known to be bad; returns what has changed in them, a line each.
+        Args:
+            state: of a stream with the same seed and the same number of examples.
+            accept_data_change: go on with examples that have changed; none of them is known to be bad then.
+
+        Returns:
+            What has changed in the examples, a line each.
 
         Raises:
-            InputError: it belongs to a stream of another seed, another number of examples, or of other examples.
+            InputError: the state is of another stream.
         """
-        changed = check_same_stream(state, self.state(), accept_data_change=accept_data_change)
+        changed = _check_same_stream(state, self.state(), accept_data_change=accept_data_change)
         self.position = state["position"]
         self.last_report = None
         self._moves += 1
@@ -181,21 +186,22 @@ class Loader:
         stop: Callable[[int], bool] | None = None,
         workers_on_host: int | None = None,
     ) -> Generator[Batch, None, None]:
-        """Yield this worker's rows of every batch from `position` on but the skipped ones, without end.
+        """Yield this worker's rows of every batch from `position` on, without end, leaving out the skipped ones.
 
         A batch is cut into `num_towers` equal slices in stream order; the rows are those of `towers`. Close the
-        generator to end its loader processes. `position` moves when a batch is committed, as each step does.
+        generator to end its loader processes. `position` moves when a batch is committed, which `train_step` does.
 
         Args:
             towers: the towers of this worker.
             num_towers: all towers of the run.
             device: where the tensors go.
-            stop: asked with the position of the next batch; true ends the generator before it.
-            workers_on_host: workers that share this host's cores; by default as many as share the towers.
+            stop: called with the position of the next batch; true ends the generator before it.
+            workers_on_host: workers that share this host's cores; by default all workers of the run.
 
         Raises:
             InputError: the batch size does not divide by the towers.
-            LockstepError: an example cannot be read; or as `read_in_order` says.
+            DataError: an example cannot be read.
+            WorkerError: a loader process or thread hangs, or a loader process died.
         """
         offsets = offsets_of(self.batch_size, towers, num_towers)
         rows_of = TrainingRows(self.order, len(self.reader), self.seed, self.batch_size, offsets)
@@ -212,7 +218,7 @@ class Loader:
         return self._while_current(delivered)
 
     def _while_current(self, batches: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
-        """The batches, until the loader is set to another place: what comes then is not what is due."""
+        """Yield the batches as long as `load_state` is not called: then they are no longer the next ones."""
         moves = self._moves
         with closing(batches):
             for batch in batches:
@@ -236,9 +242,9 @@ class Loader:
     ) -> Generator[EvaluationBatch, None, None]:
         """Yield worker `rank`'s micro-batches (rank, rank + num_workers, ...) of one pass in the order of the reader.
 
-        Micro-batch k holds the examples from k * micro_batch on, whatever the number of workers; `position` of a batch
-        is that index. The last is padded to the full shape by its last example, or, if it is not full, dropped. Draws
-        of augmentations are those of position = index, alike in every pass. The stream's own position does not move.
+        Micro-batch k holds the examples from k * micro_batch on, whatever the number of workers; its `position` is that
+        index. A last one that is not full is padded by its last example, or dropped. Augmentations draw as at
+        position = index, alike in every pass. The stream's own position does not move.
         """
         check_whole("micro_batch", micro_batch, least=1)
         size = len(self.reader)
@@ -248,28 +254,24 @@ class Loader:
         return _delivered(source, starts, device, partial(self._evaluation_batch, micro_batch))
 
     def example_ids(self, position: int, count: int, bad: Sequence[BadExample] = ()) -> list[str]:
-        """Names of the `count` examples from `position` of the stream on; for `bad` ones, of what was read instead."""
+        """Name the `count` examples from `position` of the stream on; for those in `bad`, what was read instead."""
         instead = {example.position: example.replaced_by for example in bad}
         indices = self._indices(np.arange(position, position + count)).tolist()
         names = enumerate(map(self.reader.example_id, indices), position)
         return [instead.get(place, name) for place, name in names]
 
     def add_bad(self, bad: Sequence[BadExample]) -> None:
-        """Count examples of a batch, of any worker's part, that could not be read.
-
-        Raises:
-            DataError: the budget is used up.
-        """
+        """Count examples of a batch that could not be read, on any worker; raises DataError beyond the budget."""
         if bad:
             indices = self._indices(np.array([example.position for example in bad]))
             self.quarantine.add(dict(zip(indices.tolist(), bad, strict=True)))
 
     def commit(self, batch: Batch, report: StepReport | None = None) -> None:
-        """Move `position` past a batch, and count its bad examples.
+        """Move `position` past a batch of this loader, and count its bad examples.
 
         Args:
-            batch: of this loader; whatever was made of it is over.
-            report: of the step that was made from it, kept as `last_report`; None where it was used otherwise.
+            batch: whose attempt is over.
+            report: of the step made from it, kept as `last_report`; None where no step was made.
         """
         self.add_bad(batch.bad)
         self.position = batch.position + batch.batch_size
@@ -311,13 +313,13 @@ class Loader:
         return BadExample(found.position, name, found.reason, instead)
 
     def _starts(self) -> Iterator[int]:
-        """Where the batches start that are due."""
+        """Positions of all batches from now on."""
         return filterfalse(frozenset(self.skipped).__contains__, count(self.position, self.batch_size))
 
     def _source(
         self, rows_of: RowsOf, choose: ChooseRows, starts: Iterator[int], num_workers: int
     ) -> Generator[TimedResult[ReadRows], None, None]:
-        """Read the batches that start there, ahead if the reader has to decode."""
+        """Read the batches that start there; prefetch them if the reader has to decode."""
         quarantine, pool = self.quarantine, self.pool
         skip_bad = SkipBad(choose, quarantine.budget, {*quarantine.reasons}) if quarantine.policy == "skip" else None
         read = BatchReader(self.reader, self.augment, self.seed, rows_of, skip_bad)
@@ -329,19 +331,13 @@ class Loader:
         return read_ahead(read, requests, size, pool.prefetch, read.names, StallTimeout(pool.timeout_seconds))
 
 
-def _as_list(augment: Augment | Sequence[Augment] | None) -> Sequence[Augment]:
-    if isinstance(augment, Sequence):
-        return augment
-    return [] if augment is None else [augment]
-
-
 def _delivered(
     source: Generator[TimedResult[ReadRows], None, None],
     positions: Iterable[int],
     device: torch.device,
     batch_of: Callable[[ReadRows, int, dict[str, Any]], AnyBatch],
 ) -> Generator[AnyBatch, None, None]:
-    """Yield a batch for each position, on the device, and close the source in the end."""
+    """Yield a batch on the device for each position; closes the source at the end."""
     with closing(source):
         for position in positions:
             started = time.perf_counter()
@@ -354,27 +350,16 @@ def _delivered(
 
 
 def _moved(rows: ReadRows, seconds: StageSeconds, device: torch.device) -> tuple[ReadRows, StageSeconds]:
-    """The fields on the device, and the seconds that it took to have them on their way."""
+    """Start copying the fields to the device, and count the seconds that this takes."""
     started = time.perf_counter()
     move = methodcaller("to", device, non_blocking=True)
     fields: Fields = map_leaves(rows.fields, torch.Tensor, lambda tensor: move(tensor.pin_memory()))
     return ReadRows(fields, rows.bad), {**seconds, "copy": time.perf_counter() - started}
 
 
-def check_same_stream(saved: Mapping[str, Any], here: Mapping[str, Any], *, accept_data_change: bool) -> list[str]:
-    """Refuse to go on with another seed, another number of examples, or other examples.
-
-    Args:
-        saved: the state of the stream that was saved; one of an earlier version says nothing of the examples.
-        here: the state of the stream that is to go on.
-        accept_data_change: go on with other examples, if they are as many.
-
-    Returns:
-        What has changed in the examples, a line each.
-
-    Raises:
-        InputError: naming what differs.
-    """
+def _check_same_stream(saved: Mapping[str, Any], here: Mapping[str, Any], *, accept_data_change: bool) -> list[str]:
+    """Refuse a saved state of another seed, another number of examples, or other examples; see `Loader.load_state`."""
+    # A state of an earlier version says nothing of the examples.
     changed = fingerprint_changes(saved["data"], here["data"]) if "data" in saved else []
     for name in ("seed", "num_examples", "epoch_size"):
         if saved.get(name, here[name]) != here[name]:

@@ -1,17 +1,17 @@
-"""Loader processes: they read ahead of the trainer, and hand over whole batches in shared memory.
+"""Loader processes, which prefetch batches and pass them to the trainer in shared memory.
 
-They are forked from the worker when the first batch is asked for. A fork takes milliseconds, shares the reader with its
-indices and memory maps, and asks nothing of it; a forkserver or spawn would need a reader that can be pickled, run the
-user's script again and import torch again. A worker has threads and perhaps a GPU, so what a fork can break is kept out
-of the child: it touches no device, computes in one thread, and loads no library. What remains: a lock of torch that
-another thread holds at that moment stays locked in the child. So let no other thread compute while the first batch is
-asked for; the towers' own threads are idle then.
+They are forked from the worker when the first batch is asked for. A fork takes milliseconds and shares the reader with
+its indices and memory maps; a forkserver or spawn would need a reader that can be pickled, run the user's script again
+and import torch again. A worker has threads and perhaps a GPU, so the child does nothing that a fork can break: it
+touches no device, computes in one thread, and loads no library. One danger remains: a lock of torch that another thread
+holds at the fork stays locked in the child. So no other thread may compute while the first batch is asked for; the
+towers' own threads are idle then.
 
 Why not torch's `DataLoader`: it draws from the caller's random numbers, installs a SIGCHLD handler that raises in the
 middle of whatever the trainer does, rebuilds a reader's error as another class, and fills /dev/shm, which containers
 keep small.
 
-A batch travels as one memfd: nothing is left behind whoever dies, and its memory is freed with its last tensor.
+A batch travels as one memfd: nothing is left behind when a process dies, and its memory is freed with its last tensor.
 Each process has a pipe of its own and no lock is shared, so killing one is always safe.
 """
 
@@ -67,14 +67,15 @@ def read_in_processes(
     names_of: Callable[[Job], Sequence[str]],
     stall_timeout: StallTimeout,
 ) -> Generator[TimedResult[Result], None, None]:
-    """Yield what `read` makes of each job, in order.
+    """Yield the result of `read` for each job, in order.
 
-    Job k is read by process k % num_processes, each of which is up to `prefetch` jobs ahead. They live until the
-    generator is closed, and die with the thread that first asked for a batch. `names_of` gives the examples of a job.
+    Job k is done by process k % num_processes; each process is up to `prefetch` jobs ahead. The processes live until
+    the generator is closed, and die with the thread that asked for the first batch. `names_of` names the examples of a
+    job, for messages.
 
     Raises:
-        LockstepError: what `read` raised, as the same class.
-        WorkerError: `read` raised something else, a loader process died, or a job takes longer than `patience` has.
+        LockstepError: raised by `read`, as the same class.
+        WorkerError: `read` raised something else, a loader process died, or a job takes longer than `stall_timeout`.
     """
     pool: list[_LoaderProcess[Job, Result]] = []
     try:
@@ -95,7 +96,7 @@ def read_in_processes(
 
 
 class _LoaderProcess(Generic[Job, Result]):
-    """One loader process, as the trainer sees it."""
+    """The trainer's end of one loader process."""
 
     def __init__(
         self,
@@ -121,16 +122,16 @@ class _LoaderProcess(Generic[Job, Result]):
             name=f"loader process {number}",
             daemon=True,
         )
-        # Terminals and schedulers signal every process of a run, and the trainer answers: it still wants its last
-        # batches. The child is born with these signals blocked, and keeps them so.
+        # Terminals and schedulers signal every process of a run, but the trainer still needs its last batches when it
+        # stops. The child is born with these signals blocked, and keeps them so.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *NOTICES})
         try:
             self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        # At exit multiprocessing would ask it by SIGTERM to end, and wait.
+        # At exit multiprocessing would send SIGTERM, and wait.
         atexit.register(self.end)
-        # Its end is now open in the child alone, so the child's death is the end of the pipe.
+        # These ends are now open in the child alone, so its death closes the pipe.
         theirs.close()
         their_stacks.close()
 
@@ -143,11 +144,11 @@ class _LoaderProcess(Generic[Job, Result]):
 
     @property
     def num_ready(self) -> int:
-        """Jobs that it has finished and nobody has asked for yet."""
+        """Finished jobs whose results were not taken yet."""
         return self._notes.num_finished - self._num_taken
 
     def answer(self, pool: Sequence[_LoaderProcess[Job, Result]]) -> TimedResult[Result]:
-        """Wait for the oldest job asked for, and for the death of any of the crew."""
+        """Wait for the result of the oldest job asked for, or for the death of any process of the pool."""
         ends: list[Connection | int] = [self._pipe, *(process._process.sentinel for process in pool)]
         ready = self._stall_timeout.wait(partial(wait, ends), self._status)
         for process in pool:
@@ -165,7 +166,7 @@ class _LoaderProcess(Generic[Job, Result]):
         return TimedResult(result, seconds)
 
     def end(self) -> None:
-        """Kill it, once: it holds nothing that could be lost."""
+        """Kill the process, once: it holds nothing that could be lost."""
         if self._pipe.closed or os.getpid() != self._owner:  # a child that the trainer's own code has forked
             return
         atexit.unregister(self.end)
@@ -179,9 +180,9 @@ class _LoaderProcess(Generic[Job, Result]):
         self._stacks.close()
 
     def _leave_behind(self) -> None:
-        """It waits for the system, a disk say, so that nothing can kill it; this process shall not wait for it."""
+        """Do not wait for a process that cannot be killed, since it waits for the system, a disk for instance."""
         log.warning("%s cannot be killed, and is left behind: it waits for the system, perhaps a disk", self._name)
-        # At its exit multiprocessing would wait for it, however long.
+        # At exit multiprocessing would wait for it, however long.
         multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
 
     @property
@@ -194,7 +195,7 @@ class _LoaderProcess(Generic[Job, Result]):
         return LoaderStatus(self._name, str(job), example, self._stack())
 
     def _stack(self) -> str:
-        """What its code is at: it tells at a signal, unless it is stopped or waits for the system."""
+        """Ask the process by a signal for its stack; else say why it cannot answer."""
         pid = self._process.pid or 0
         os.kill(pid, signal.SIGUSR2)
         said, seconds = b"", _ANSWER_SECONDS
@@ -218,14 +219,14 @@ class _LoaderProcess(Generic[Job, Result]):
 
 
 class _Notes:
-    """What a loader process writes down where its trainer can read it, even if the process hangs."""
+    """Notes of a loader process in shared memory: its trainer can read them even if the process hangs."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _COUNT.size + _MOST_NAME_BYTES + 1)
 
     @property
     def num_finished(self) -> int:
-        """Jobs it has done."""
+        """Jobs that are done."""
         finished: int = _COUNT.unpack_from(self._memory)[0]
         return finished
 
@@ -235,7 +236,7 @@ class _Notes:
 
     @property
     def reading(self) -> str:
-        """The example it is at, if that has been named."""
+        """The example that it reads, if the reader has named it."""
         return self._memory[_COUNT.size :].partition(b"\0")[0].decode(errors="replace")
 
     @reading.setter
@@ -246,10 +247,10 @@ class _Notes:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What went wrong in a loader process."""
+    """An error in a loader process."""
 
     error: LockstepError | None
-    """None where it was no error of ours."""
+    """None for an error of another library."""
     trace: str
 
     def raised_in(self, name: str) -> LockstepError:
@@ -271,9 +272,9 @@ def _serve(
     trainer_pid: int,
     prctl: Callable[[int, int], int],
 ) -> None:
-    """Read what is asked for, until killed."""
+    """Do the jobs that come through the pipe, until killed."""
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != trainer_pid:  # It died before its death could be seen.
+    if os.getppid() != trainer_pid:  # The trainer died before the death signal was set.
         return
     faulthandler.register(signal.SIGUSR2, file=stacks.fileno(), all_threads=False)
     listen(partial(setattr, notes, "reading"))
@@ -288,7 +289,7 @@ def _serve(
                 result = read(job)
                 with timed("collate"):
                     parcel, descriptor = memories.packed(result)
-            # Before the trainer can take it: what is taken must have been counted.
+            # Counted before the trainer can take the result: else `num_ready` could be negative.
             notes.num_finished = number
             try:
                 _send(pipe, (parcel, seconds))
@@ -302,18 +303,18 @@ def _serve(
 
 
 def _send(pipe: Connection, message: object) -> None:
-    # Connection.send would have torch hand over tensors within objects through files, which a kill leaves behind.
+    # Connection.send would have torch pass tensors within objects through files, which a kill leaves behind.
     pipe.send_bytes(pickle.dumps(message))
 
 
 def _portable(error: Exception) -> LockstepError | None:
-    """An error of ours as the trainer can raise it again; None for others, whose traceback says all."""
+    """Return a LockstepError that the trainer can raise again; None for others, whose traceback says all."""
     if not isinstance(error, LockstepError):
         return None
     try:
         copy(error)
-    except Exception:  # A class of the user's own, which is not made from our parts: as the one of ours that it is.
+    except Exception:  # A user's subclass with other arguments: raised as the class of ours that it is.
         ours = next(each for each in type(error).__mro__ if each.__module__ == LockstepError.__module__)
-        told: LockstepError = ours(error.what, given=error.given, expected=error.expected, hint=error.hint)
-        return told
+        plain: LockstepError = ours(error.what, given=error.given, expected=error.expected, hint=error.hint)
+        return plain
     return error

@@ -1,9 +1,10 @@
-"""Loader threads: they read ahead within the trainer's own process.
+"""Loader threads, which prefetch batches within the trainer's own process.
 
-They need no copy between processes, and work where a process cannot be forked. Decoders and torch's kernels release the
-interpreter's lock; what is left of Python keeps it from the trainer, about 0.14 ms an image: processes are the default.
+Batches need no copy between processes, and threads work where a process cannot be forked. Decoders and torch's kernels
+release the interpreter's lock; the rest is Python that keeps the lock from the trainer, about 0.14 ms an image. So
+processes are the default.
 
-A thread that hangs cannot be killed: it is left behind, and does not keep the interpreter from its end.
+A thread that hangs cannot be killed: it is left behind, and does not keep the interpreter from exiting.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ def read_in_threads(
     names_of: Callable[[Job], Sequence[str]],
     stall_timeout: StallTimeout,
 ) -> Generator[TimedResult[Result], None, None]:
-    """Yield what `read` makes of each job, in order; each thread is up to `prefetch` jobs ahead.
+    """Yield the result of `read` for each job, in order; each thread is up to `prefetch` jobs ahead.
 
-    They end when the generator is closed, after the jobs they are at; one that hangs is left behind. What `read` raises
-    is raised here. `names_of` gives the examples of a job.
+    The threads end when the generator is closed, each after its current job; one that hangs is left behind. Errors of
+    `read` are raised here. `names_of` names the examples of a job, for messages.
 
     Raises:
-        WorkerError: a job takes longer than `patience` has.
+        WorkerError: a job takes longer than `stall_timeout`.
     """
     most, threads_of_caller = num_threads * prefetch, torch.get_num_threads()
     pool = _LoaderThreads(read, num_threads, names_of, stall_timeout)
@@ -54,7 +55,7 @@ def read_in_threads(
             queue_fill = sum(task.answer.done() for task in asked) / most
             answer = pool.answer(asked.popleft())
             asked.extend(map(pool.ask, islice(jobs, 1)))
-            # What a loader thread asks for itself, torch takes for the wish of threads that begin later, too.
+            # torch applies the number that a loader thread sets for itself to threads that begin later, too.
             torch.set_num_threads(threads_of_caller)
             yield answer._replace(queue_fill=queue_fill)
     finally:
@@ -63,7 +64,7 @@ def read_in_threads(
 
 
 class _LoaderThreads(Generic[Job, Result]):
-    """The threads, and what they are asked for."""
+    """Pool of loader threads with a common queue of tasks."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class _LoaderThreads(Generic[Job, Result]):
         self._threads = [_LoaderThread(number, read, self._tasks) for number in range(num_threads)]
         for thread in self._threads:
             thread.start()
-        # The interpreter would end while they compute, which compiled code does not always survive.
+        # Compiled code does not always survive an interpreter that exits while threads compute.
         atexit.register(self.end)
 
     def ask(self, job: Job) -> _Task[Job, Result]:
@@ -86,13 +87,13 @@ class _LoaderThreads(Generic[Job, Result]):
         return task
 
     def answer(self, task: _Task[Job, Result]) -> TimedResult[Result]:
-        """Wait for what it has become."""
+        """Wait for the result of a task."""
         if not task.answer.done():
             self._stall_timeout.wait(lambda seconds: wait([task.answer], seconds).done, partial(self._status, task))
         return task.answer.result()
 
     def end(self) -> None:
-        """Have them end after the jobs they are at; who takes too long is left behind."""
+        """End each thread after its current job; leave behind those that take too long."""
         atexit.unregister(self.end)
         with suppress(Empty):
             while True:
@@ -118,7 +119,7 @@ class _LoaderThreads(Generic[Job, Result]):
 
 
 class _Task(Generic[Job, Result]):
-    """A job, who does it, and what has become of it."""
+    """A job, the thread that does it, and its result."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -127,7 +128,7 @@ class _Task(Generic[Job, Result]):
 
 
 class _LoaderThread(threading.Thread, Generic[Job, Result]):
-    """One of the threads. It is a daemon: one that hangs does not keep the interpreter from ending."""
+    """One of the threads; a daemon, so that one that hangs does not keep the interpreter from exiting."""
 
     def __init__(
         self, number: int, read: Callable[[Job], Result], tasks: SimpleQueue[_Task[Job, Result] | None]
@@ -135,11 +136,11 @@ class _LoaderThread(threading.Thread, Generic[Job, Result]):
         super().__init__(name=f"loader thread {number}", daemon=True)
         self._read, self._tasks = read, tasks
         self.reading = ""
-        """The example it is at, if that has been named."""
+        """The example that it reads, if the reader has named it."""
 
     def run(self) -> None:
-        """Do the tasks that come, until there is none."""
-        # Each thread that computes has its own team, and the cores are shared out already.
+        """Do the tasks of the queue, until None comes."""
+        # Each thread that computes would have a team of its own, and the loader threads already share the cores.
         torch.set_num_threads(1)
         listen(partial(setattr, self, "reading"))
         while (task := self._tasks.get()) is not None:
@@ -148,4 +149,4 @@ class _LoaderThread(threading.Thread, Generic[Job, Result]):
                 task.answer.set_result(run_timed(self._read, task.job))
             except BaseException as error:
                 task.answer.set_exception(error)
-            del task  # A batch is to be freed with its last name outside.
+            del task  # Else the batch would live until the next task.

@@ -1,4 +1,7 @@
-"""Which example stands at which position of the stream: arithmetic, so that nothing has to be stored or replayed."""
+"""Orders that show each example once an epoch, and the permutations that they are made of.
+
+An order says by arithmetic which example stands at a position of the stream, so nothing is stored or replayed.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +18,24 @@ from lockstep.randomness import UInt64s, key_of, mix, mix_arrays
 
 Int64s = npt.NDArray[np.int64]
 
+_ROUNDS = 6
+_HALF = np.uint64(32)
+_ONE = np.uint64(1)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
 
 class Order(Protocol):
     """An order of the examples: a value without state."""
 
     is_exactly_once: ClassVar[bool]
-    """Whether every epoch has each example once; an order that is not says what it promises instead."""
+    """Whether every epoch has each example once."""
 
     def epoch_size(self, size: int) -> int:
-        """Positions in an epoch over `size` examples.
-
-        Raises:
-            InputError: the order was made for another number of examples.
-        """
+        """Return the positions in an epoch over `size` examples; InputError if made for another number of them."""
         ...
 
     def indices(self, positions: Int64s, size: int, seed: int) -> Int64s:
-        """Index of the example at each position of a stream over `size` examples; they may lie in several epochs."""
+        """Return the index of the example at each position of a stream over `size` examples, in any epochs."""
         ...
 
 
@@ -42,36 +46,71 @@ class Sequential:
     is_exactly_once: ClassVar[bool] = True
 
     def epoch_size(self, size: int) -> int:
-        """As many as there are examples."""
+        """Return the number of examples."""
         return size
 
     def indices(self, positions: Int64s, size: int, seed: int) -> Int64s:
-        """Index of the example at each position; the seed does not count."""
+        """Return the index of the example at each position; the seed does not matter."""
         return positions % size
 
 
 @dataclass(frozen=True)
 class Shuffled:
-    """Another permutation of all examples each epoch, in constant memory and without a start-up cost."""
+    """A new permutation of all examples each epoch, in constant memory and without a start-up cost."""
 
     is_exactly_once: ClassVar[bool] = True
 
     def epoch_size(self, size: int) -> int:
-        """As many as there are examples."""
+        """Return the number of examples."""
         return size
 
     def indices(self, positions: Int64s, size: int, seed: int) -> Int64s:
-        """Index of the example at each position: place p % size of the permutation of epoch p // size."""
+        """Return the index of the example at each position: place p % size of the permutation of epoch p // size."""
         epochs, places = np.divmod(positions.astype(np.uint64), np.uint64(size))
         return permuted(places, mix_arrays(mix(seed, key_of("order")), epochs), size)
 
 
-def order_of(order: Order | str) -> Order:
-    """The order itself, or the one of that name.
+@dataclass(frozen=True)
+class BlockShuffled:
+    """Blocks of consecutive examples in shuffled order; the examples are shuffled within a window of blocks.
 
-    Raises:
-        InputError: there is no order of that name, or it is no order.
+    For storage that is slow at single examples: a window reads its `window_blocks` blocks alone, and none of them is
+    read again in the epoch. Both permutations are new each epoch; the last block may be short, and stands anywhere.
+    Other libraries shuffle a list of files and read it through a shuffle buffer of `block_size * window_blocks`.
+
+    Args:
+        block_size: consecutive examples in a block, 1 or more.
+        window_blocks: blocks among which examples are shuffled, 1 or more.
     """
+
+    block_size: int
+    window_blocks: int = 64
+    is_exactly_once: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name, value in (("block_size", self.block_size), ("window_blocks", self.window_blocks)):
+            check_type(name, value, int, expected="a whole number", hint=f"give {name} a whole number above 0")
+            check_range(name, value, 1, math.inf)
+
+    def epoch_size(self, size: int) -> int:
+        """Return the number of examples."""
+        return size
+
+    def indices(self, positions: Int64s, size: int, seed: int) -> Int64s:
+        """Return the index of the example at each position."""
+        epochs, places = np.divmod(positions, size)
+        keys = mix_arrays(mix(seed, key_of("blocks")), epochs.astype(np.uint64))
+        layout = _Layout(size, self.block_size, (keys % np.uint64(-(-size // self.block_size))).astype(np.int64))
+        windows = layout.slots(places) // self.window_blocks
+        starts = layout.start(windows * self.window_blocks)
+        ends = layout.start(np.minimum((windows + 1) * self.window_blocks, layout.num_blocks))
+        window_keys = mix_arrays(keys, key_of("within"), windows.astype(np.uint64))
+        shuffled = starts + permuted(places - starts, window_keys, ends - starts)
+        return layout.indices(shuffled, mix_arrays(keys, key_of("order")))
+
+
+def order_of(order: Order | str) -> Order:
+    """Return the order of a name, or the order itself."""
     named: dict[str, Order] = {"shuffled": Shuffled(), "sequential": Sequential()}
     if isinstance(order, str):
         if order not in named:
@@ -92,18 +131,11 @@ def order_of(order: Order | str) -> Order:
     return order
 
 
-_ROUNDS = 6
-_HALF = np.uint64(32)
-_ONE = np.uint64(1)
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-
-
 def permuted(places: Int64s | UInt64s, keys: UInt64s, sizes: Int64s | int) -> Int64s:
-    """What stands at each place of the permutation of its key; keys and sizes broadcast to the places.
+    """Permute places by keys: each place, below its size, to another; keys and sizes broadcast to the places.
 
     A Feistel network over pairs of mixed radix whose product barely exceeds the size (Black, Rogaway: Ciphers with
-    arbitrary finite domains, 2002), repeated for the few values that fall outside (cycle walking). Every place has to
-    be below its size.
+    arbitrary finite domains, 2002), repeated for the few values that fall outside (cycle walking).
     """
     bounds = np.asarray(sizes, dtype=np.uint64)
     values = _passed_once(places.astype(np.uint64, copy=False), keys, bounds)
@@ -145,53 +177,10 @@ def _shifted(half: UInt64s, modulus: UInt64s, keys: UInt64s, number: int, other:
     return reduced
 
 
-@dataclass(frozen=True)
-class BlockShuffled:
-    """Blocks of consecutive examples in shuffled order; the examples are shuffled within a window of blocks.
-
-    For storage that is slow at single examples: while a window lasts, nothing but its `window_blocks` blocks is read,
-    and none of them is read again before the next epoch. Both permutations are other ones each epoch; the last block
-    may be short, and stands anywhere. Elsewhere this is a shuffled list of files, read `block_size` records at a time
-    into a shuffle buffer of `block_size * window_blocks`.
-
-    Args:
-        block_size: consecutive examples in a block, 1 or more.
-        window_blocks: blocks among which examples are shuffled, 1 or more.
-
-    Raises:
-        InputError: one of them is below 1.
-    """
-
-    block_size: int
-    window_blocks: int = 64
-    is_exactly_once: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        for name, value in (("block_size", self.block_size), ("window_blocks", self.window_blocks)):
-            check_type(name, value, int, expected="a whole number", hint=f"give {name} a whole number above 0")
-            check_range(name, value, 1, math.inf)
-
-    def epoch_size(self, size: int) -> int:
-        """As many as there are examples."""
-        return size
-
-    def indices(self, positions: Int64s, size: int, seed: int) -> Int64s:
-        """Index of the example at each position."""
-        epochs, places = np.divmod(positions, size)
-        keys = mix_arrays(mix(seed, key_of("blocks")), epochs.astype(np.uint64))
-        layout = _Layout(size, self.block_size, (keys % np.uint64(-(-size // self.block_size))).astype(np.int64))
-        windows = layout.slots(places) // self.window_blocks
-        starts = layout.start(windows * self.window_blocks)
-        ends = layout.start(np.minimum((windows + 1) * self.window_blocks, layout.num_blocks))
-        window_keys = mix_arrays(keys, key_of("within"), windows.astype(np.uint64))
-        shuffled = starts + permuted(places - starts, window_keys, ends - starts)
-        return layout.indices(shuffled, mix_arrays(keys, key_of("order")))
-
-
 class _Layout:
-    """Where the blocks of an epoch stand: one after another in slots, the last block in a slot of its own choice.
+    """Slots of the blocks of an epoch, one after another; the last, perhaps short, block stands in any of them.
 
-    `slot_of_last` has the number of that slot for each row: the rows may belong to several epochs.
+    `slot_of_last` is the slot of the last block, for each row: rows may belong to several epochs.
     """
 
     def __init__(self, size: int, block_size: int, slot_of_last: Int64s) -> None:
@@ -201,15 +190,15 @@ class _Layout:
         self._slot_of_last = slot_of_last
 
     def start(self, slots: Int64s) -> Int64s:
-        """The first place of a slot."""
+        """Return the first place of each slot."""
         return slots * self._block_size - np.where(slots > self._slot_of_last, self._missing, 0)
 
     def slots(self, places: Int64s) -> Int64s:
-        """The slot of each place."""
+        """Return the slot of each place."""
         return self._as_if_full(places) // self._block_size
 
     def indices(self, places: Int64s, keys: UInt64s) -> Int64s:
-        """The example at each place, with the full blocks in the order of the keys' permutations."""
+        """Return the example at each place, with the full blocks permuted by the keys."""
         slots, offsets = np.divmod(self._as_if_full(places), self._block_size)
         blocks = np.full(len(slots), self.num_blocks - 1)
         full = np.flatnonzero(slots != self._slot_of_last)
@@ -219,5 +208,5 @@ class _Layout:
         return blocks * self._block_size + offsets
 
     def _as_if_full(self, places: Int64s) -> Int64s:
-        """The places, if the last block were as long as the others."""
+        """Return the places as they were if the last block were as long as the others."""
         return places + np.where(places >= self.start(self._slot_of_last + 1), self._missing, 0)

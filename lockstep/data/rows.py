@@ -1,4 +1,4 @@
-"""Rows of a batch: which places of the stream they are, and which examples stand there."""
+"""Rows of a batch: their positions in the stream, and the examples that stand there."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ class Rows:
     """Rows of one batch, each of shape (rows,)."""
 
     positions: Int64s
-    """In the stream; of an evaluation, the index again."""
+    """Positions in the stream; in an evaluation, equal to the indices."""
     indices: Int64s
-    """Of the examples."""
+    """Indices of the examples."""
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def alone(self, row: int) -> Rows:
-        """One of them."""
+        """Return one row."""
         return Rows(self.positions[row : row + 1], self.indices[row : row + 1])
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A batch that is to be read: so little that it always fits through a pipe."""
+    """A batch to read: so small a value that it always fits into a pipe."""
 
     start: int
-    """The position of its first example; of an evaluation, its index."""
+    """Position of its first example; in an evaluation, its index."""
 
     def __str__(self) -> str:
         return f"the batch at position {self.start}"
 
 
 class RowsOf(Protocol):
-    """The rows of a batch, by where it starts."""
+    """Computes the rows of a batch, by arithmetic alone."""
 
-    def __call__(self, due: BatchRequest) -> Rows:
-        """Arithmetic alone."""
+    def __call__(self, request: BatchRequest) -> Rows:
+        """Return the rows of a batch."""
         ...
 
 
@@ -54,11 +54,11 @@ class TrainingRows:
     """A worker's rows of the batches of a stream.
 
     Args:
-        order: which examples stand where.
+        order: of the examples.
         size: number of examples.
         seed: of the stream.
         batch_size: examples of a batch, over all towers.
-        offsets: places of this worker's rows within a batch.
+        offsets: places of this worker's rows within a batch, see `offsets_of`.
     """
 
     def __init__(self, order: Order, size: int, seed: int, batch_size: int, offsets: Int64s) -> None:
@@ -67,15 +67,15 @@ class TrainingRows:
         self._next_starts = batch_size * np.arange(max(1, _ROWS_AT_ONCE // len(offsets)))
         self._known: dict[int, Rows] = {}
 
-    def __call__(self, due: BatchRequest) -> Rows:
-        """The rows of the batch that starts there; those of the batches that follow are computed with them."""
-        rows = self._known.get(due.start)
+    def __call__(self, request: BatchRequest) -> Rows:
+        """Return the rows of a batch; those of the batches that follow are computed with them."""
+        rows = self._known.get(request.start)
         if rows is None:
-            starts = due.start + self._next_starts
+            starts = request.start + self._next_starts
             positions = starts[:, None] + self._offsets
             indices = self._order.indices(positions.ravel(), self._size, self._seed).reshape(positions.shape)
             known = dict(zip(starts.tolist(), map(Rows, positions, indices), strict=True))
-            self._known, rows = known, known[due.start]
+            self._known, rows = known, known[request.start]
         return rows
 
 
@@ -86,18 +86,14 @@ class EvaluationRows:
     micro_batch: int
     size: int
 
-    def __call__(self, due: BatchRequest) -> Rows:
-        """The rows of the micro-batch that begins at this index."""
-        indices = np.minimum(np.arange(due.start, due.start + self.micro_batch), self.size - 1)
+    def __call__(self, request: BatchRequest) -> Rows:
+        """Return the rows of a micro-batch."""
+        indices = np.minimum(np.arange(request.start, request.start + self.micro_batch), self.size - 1)
         return Rows(indices, indices)
 
 
 def offsets_of(batch_size: int, towers: range, num_towers: int) -> Int64s:
-    """Places within a batch of the rows of `towers`.
-
-    Raises:
-        InputError: the batch size does not divide by the number of towers.
-    """
+    """Compute the places within a batch of the rows of `towers`; raises InputError where it cannot be cut evenly."""
     check_even_split(batch_size, num_towers)
     share = batch_size // num_towers
     return (np.asarray(towers, dtype=np.int64)[:, None] * share + np.arange(share)).ravel()

@@ -1,6 +1,6 @@
-"""Memory through which a loader process hands batches to its trainer, used again once nobody looks at a batch any more.
+"""Shared memory in which a loader process passes batches to its trainer, reused once a batch is freed.
 
-A memory is a memfd that both have mapped: nothing is left behind whoever dies. It is used again because the first touch
+A memory is a memfd that both processes map: nothing is left behind when either dies. Reuse pays because the first touch
 of a page costs seven times as much as the copy into it.
 """
 
@@ -27,31 +27,31 @@ class Parcel(NamedTuple):
     """A batch whose tensors lie in a memory."""
 
     tree: Any
-    """The batch, with `Stored` in the place of its tensors."""
+    """The batch, with each tensor replaced by a `StoredTensor`."""
     memory: int
     """The number of the memory."""
     size: int
-    """Of the memory in bytes if the trainer does not know it yet: then its descriptor follows. Else 0."""
+    """Size in bytes of a memory new to the trainer, whose descriptor follows; 0 for one that it knows."""
     given_up: Sequence[int]
-    """Memories that are not used any more."""
+    """Memories that are no longer used."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies in a memory."""
+    """Place of a tensor in a memory."""
 
     offset: int
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     def within(self, memory: Tensor) -> Tensor:
-        """The tensor itself."""
+        """Return the tensor, a view of the memory."""
         num_bytes = math.prod(self.shape) * self.dtype.itemsize
         return memory[self.offset : self.offset + num_bytes].view(self.dtype).view(self.shape)
 
 
 class SentMemories:
-    """Those of a loader process."""
+    """The memories of a loader process, which writes batches into them."""
 
     def __init__(self) -> None:
         self._memories: dict[int, Tensor] = {}
@@ -59,11 +59,11 @@ class SentMemories:
         self._count = 0
 
     def use_again(self, memories: Sequence[int]) -> None:
-        """The trainer looks at these no longer."""
+        """Mark memories as free: the trainer has freed their batches."""
         self._free.update(memories)
 
     def packed(self, result: Any) -> tuple[Parcel, int | None]:
-        """The result, its tensors copied to a memory, and the descriptor of that if the trainer needs it."""
+        """Copy the tensors of a result to a memory; returns also the descriptor of a memory new to the trainer."""
         tensors: list[tuple[StoredTensor, Tensor]] = []
         size = 0
 
@@ -103,19 +103,18 @@ class SentMemories:
 
 
 class ReceivedMemories:
-    """Those of a loader process, as its trainer sees them."""
+    """The memories of a loader process in its trainer, which reads batches from them."""
 
     def __init__(self) -> None:
         self._memories: dict[int, mmap.mmap] = {}
         self._unused: list[int] = []
 
     def unused(self) -> list[int]:
-        """Those whose last tensor has been freed since this was asked."""
-        # Tensors are freed on any thread.
+        """Return the memories whose last tensor was freed since the last call; tensors are freed on any thread."""
         return [self._unused.pop() for _ in range(len(self._unused))]
 
     def unpacked(self, parcel: Parcel, descriptor: Callable[[], int]) -> Any:
-        """The result, whose tensors lie in the memory; `descriptor` gives that of a new one, which is closed."""
+        """Return the result, its tensors views of the memory; `descriptor` is called, and closed, for a new memory."""
         for each in parcel.given_up:
             del self._memories[each]
         if parcel.size:
@@ -124,7 +123,7 @@ class ReceivedMemories:
                 self._memories[parcel.memory] = mmap.mmap(new, parcel.size)
             finally:
                 os.close(new)
-        # Tensors keep this array, not the mapping itself, which is kept here.
+        # Tensors keep this array alive, not the mapping itself, which is kept here.
         array = np.frombuffer(self._memories[parcel.memory], dtype=np.uint8)
         weakref.finalize(array, self._unused.append, parcel.memory)
         memory = torch.frombuffer(array, dtype=torch.uint8)
@@ -132,7 +131,7 @@ class ReceivedMemories:
 
 
 def map_leaves(tree: Any, kind: type, function: Callable[[Any], Any]) -> Any:
-    """Replace every `kind` in a tree of dicts, lists and tuples by the function of it."""
+    """Apply a function to every `kind` in a tree of dicts, lists and tuples."""
     if isinstance(tree, kind):
         return function(tree)
     if isinstance(tree, dict):

@@ -185,7 +185,7 @@ def check_no_locations(batch: dict[str, Any], moved_by: object, consumed: str | 
             f"{name} would leave {', '.join(wrong)} where they are, and move the images.",
             given=f"a batch of {', '.join(batch)}",
             expected=f"no places of objects on the images, none of {', '.join(LOCATION_FIELDS)}",
-            hint=f"read the fields wanted alone: ls.data.OnlyFields(reader, [{', '.join(kept)}])",
+            hint=f"read the fields wanted alone: lockstep.readers.combine.OnlyFields(reader, [{', '.join(kept)}])",
         )
 
 

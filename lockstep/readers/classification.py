@@ -1,4 +1,4 @@
-"""The images of any reader with their classes, as a classifier is trained on them."""
+"""Images with one class each from any reader, as a classifier is trained on them."""
 
 from __future__ import annotations
 
@@ -10,52 +10,38 @@ from torch import Tensor
 
 from lockstep.checks import check_range, check_whole
 from lockstep.errors import DataError
-from lockstep.readers.fingerprint import Fingerprint, fingerprint_of
-from lockstep.readers.reader import Int64s, Reader, decoder_of, draws_globally
+from lockstep.readers.reader import Int64s, Reader, ReaderWrapper
 
 LARGEST_OFFSET = 2**31
 """Offsets are above minus this, and below this."""
 
 _LABEL, _BOXES = "label", "boxes"
-_NONE = -1  # what readers of records give where there is no label
+_NO_LABEL = -1  # given by readers of records
 
 
-class ClassificationReader:
-    """A reader's images and labels, which are checked: each is the number of one of the classes.
+class ClassificationReader(ReaderWrapper):
+    """A reader's images with labels that are checked to be the number of a class.
 
-    A batch is {"image": as the reader gives it, "label": int64 (batch,)}, and "boxes" where they are asked for.
+    A batch is {"image": as the reader gives it, "label": int64 (batch,)}, and "boxes" if asked for.
 
     Args:
         reader: with the fields "image" and "label".
-        num_classes: labels are 0 to num_classes - 1, once the offset is off. Before that, too, they are 0 or more.
-        offset: what is taken off each label; below 0 it is added.
-        boxes: have "boxes", too; without any for each image of a reader that has no such field.
-
-    Raises:
-        InputError: a number is out of range.
+        num_classes: labels are 0 to num_classes - 1 after subtracting the offset; before, they are 0 or more.
+        offset: subtracted from each label.
+        boxes: also give "boxes"; an image has none if the reader has no such field.
     """
 
     def __init__(self, reader: Reader, num_classes: int, *, offset: int = 0, boxes: bool = False) -> None:
         check_whole("num_classes", num_classes, least=1)
         check_labels_offset("offset", offset)
-        self._reader = reader
+        super().__init__(reader)
         self._num_classes, self._boxes = num_classes, boxes
         self.classes: Sequence[str] = getattr(reader, "classes", ())
-        """The names of the classes as the reader numbers them; none where it knows none."""
+        """The names of the classes as the reader numbers them, if it knows them."""
         self.offset = offset
-        self.cost = reader.cost
-        self.decoder = decoder_of(reader)
-        self.draws_globally = draws_globally(reader)
-
-    def __len__(self) -> int:
-        return len(self._reader)
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """The fields of these examples.
-
-        Raises:
-            DataError: the reader gives no images or no labels, or a label is that of no class; the example is named.
-        """
+        """The fields of these examples; an error names one whose label is none of the classes."""
         fields = self._reader.read_batch(indices)
         given = self._labels_of(fields, indices)
         labels = given - self.offset
@@ -67,14 +53,6 @@ class ClassificationReader:
         if self._boxes:
             found[_BOXES] = fields[_BOXES] if _BOXES in fields else [torch.zeros(0, 4)] * len(indices)
         return found
-
-    def example_id(self, index: int) -> str:
-        """Its name in the reader."""
-        return self._reader.example_id(index)
-
-    def fingerprint(self) -> Fingerprint:
-        """That of the reader."""
-        return fingerprint_of(self._reader, len(self))
 
     def _labels_of(self, fields: Mapping[str, Any], indices: Int64s) -> Tensor:
         labels, found = fields.get(_LABEL), ""
@@ -93,7 +71,7 @@ class ClassificationReader:
     def _no_class(self, index: int, label: int) -> DataError:
         name, offset, num_classes = self.example_id(index), self.offset, self._num_classes
         expected = f"{max(0, offset)} to {offset + num_classes - 1}, for a model with {num_classes} classes"
-        if label == _NONE:
+        if label == _NO_LABEL:
             return DataError(
                 f"{name} has no label.",
                 given="a record without a class",
@@ -110,11 +88,7 @@ class ClassificationReader:
 
 
 def check_labels_offset(name: str, offset: int) -> None:
-    """Refuse what is no whole number, and one that is too large to be taken off a label.
-
-    Raises:
-        InputError: naming the argument.
-    """
+    """Refuse an offset that is no whole number, or too large to be subtracted from a label."""
     check_whole(name, offset, least=1 - LARGEST_OFFSET)
     check_range(name, offset, 1 - LARGEST_OFFSET, LARGEST_OFFSET)
 

@@ -136,7 +136,7 @@ class Coco:
 
     def example_id(self, index: int) -> str:
         """The file name of the image, as the annotations have it."""
-        return self._files.name(index)
+        return self._files.names[index]
 
     def fingerprint(self) -> Fingerprint:
         """The classes, the images with their objects in groups, and the outlines; each with a checksum.
@@ -150,7 +150,7 @@ class Coco:
         spans = self._objects.rows(_SPANS, index).tolist()
         height, width = self._files.sizes[index].tolist()
         return MaskOutlines(
-            tuple(outlines.numbers[start:stop] for start, stop in spans), height, width, self._files.path(index)
+            tuple(outlines.numbers[start:stop] for start, stop in spans), height, width, self._files.names.path(index)
         )
 
 

@@ -1,4 +1,4 @@
-"""Readers made of other readers: several one after another, or a part of one."""
+"""Readers made of other readers: several one after another, or some examples or fields of one."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from lockstep.checks import check_all, check_range, check_type, wrong_type
 from lockstep.errors import DataError, InputError
 from lockstep.randomness import Draws
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of, fingerprint_of_some
-from lockstep.readers.reader import NO_DECODER, Cost, Reader, decoder_of, draws_globally
+from lockstep.readers.reader import NO_DECODER, Cost, Int64s, Reader, ReaderWrapper, decoder_of, draws_globally
+
+Fields = dict[str, Any]
 
 
 class Concatenated:
     """The examples of several readers, one source after another.
 
-    A batch asks each source once, for all its examples. An example's name is that of its source and its own: "voc:17".
-    With the order `Mixture` the sources come by weight instead of by size.
+    A batch asks each source once, for all its examples. The name of an example has its source first: "voc:17". With the
+    order `Mixture` sources are drawn by weight instead of by size.
 
     Args:
         sources: the readers, by name; those of a list are called "0", "1", ...
-
-    Raises:
-        InputError: there are no sources, or one is no reader.
     """
 
     def __init__(self, sources: Mapping[str, Reader] | Sequence[Reader]) -> None:
@@ -55,7 +54,7 @@ class Concatenated:
         self.cost: Cost = "memory" if all(reader.cost == "memory" for reader in named.values()) else "decode"
         decoders = sorted({decoder_of(reader) for reader in named.values()} - {NO_DECODER})
         self.decoder = ", ".join(decoders) or NO_DECODER
-        """What decodes the images of the sources."""
+        """The decoders of all sources."""
         self.draws_globally = any(map(draws_globally, named.values()))
         self._names, self._readers = list(named), list(named.values())
         self._starts = np.cumsum([0, *self.sizes.values()])
@@ -64,45 +63,35 @@ class Concatenated:
         return int(self._starts[-1])
 
     def read_batch(self, indices: Int64s) -> Fields:
-        """The fields of these examples.
-
-        Raises:
-            DataError: as `joined` says.
-        """
+        """The fields of these examples; an error if the sources give different ones."""
         return read_by_source(self._starts, indices, self._names, lambda i, own: self._readers[i].read_batch(own))
 
     def example_id(self, index: int) -> str:
-        """Its source, and its name there."""
-        source = int(source_of(self._starts, np.array([index]))[0])
+        """The name of its source, and its own name in there."""
+        source = int(_source_of(self._starts, np.array([index]))[0])
         return f"{self._names[source]}:{self._readers[source].example_id(index - int(self._starts[source]))}"
 
     def fingerprint(self) -> Fingerprint:
-        """That of each source, by its name."""
+        """The fingerprint of each source, by its name."""
         return {
             name: fingerprint_of(reader, len(reader)) for name, reader in zip(self._names, self._readers, strict=True)
         }
 
 
-class Subset:
-    """Some examples of a reader, in the order of their indices as given.
+class Subset(ReaderWrapper):
+    """Some examples of a reader, in the order of the given indices.
 
     Args:
-        reader: whose examples they are; they keep their names.
+        reader: the source of the examples, which keep their names.
         indices: each of 0 to len(reader) - 1 at most once; or a slice, as of a list.
-
-    Raises:
-        InputError: an index is out of range, is there twice, or is no whole number.
     """
 
     def __init__(self, reader: Reader, indices: Sequence[int] | npt.NDArray[Any] | Tensor | slice) -> None:
         _check_reader("reader", reader)
-        self._reader = reader
-        self.cost = reader.cost
-        self.decoder = decoder_of(reader)
-        self.draws_globally = draws_globally(reader)
+        super().__init__(reader)
         if isinstance(indices, slice):
             self.indices = np.arange(len(reader))[indices]
-            """Of its examples in the reader; an array of int64."""
+            """Indices of the examples in the reader, int64."""
         else:
             self.indices = _checked_indices(indices, len(reader))
 
@@ -114,43 +103,30 @@ class Subset:
         return self._reader.read_batch(self.indices[indices])
 
     def example_id(self, index: int) -> str:
-        """Its name in the reader."""
-        return self._reader.example_id(int(self.indices[index]))
+        """The name of the example in the reader."""
+        return super().example_id(int(self.indices[index]))
 
     def fingerprint(self) -> Fingerprint:
-        """The indices, and that of the reader."""
-        return fingerprint_of_some(fingerprint_of(self._reader, len(self._reader)), self.indices)
+        """The indices, and the fingerprint of the reader."""
+        return fingerprint_of_some(super().fingerprint(), self.indices)
 
 
-class OnlyFields:
-    """Some of the fields of a reader: so that sources with different others can be joined.
+class OnlyFields(ReaderWrapper):
+    """Some fields of a reader, for instance those that it shares with the other sources of a `Concatenated`.
 
     Args:
-        reader: whose examples they are; they keep their names.
-        names: of the fields that are kept, in this order.
-
-    Raises:
-        InputError: no names are given.
+        reader: the source of the examples.
+        names: of the fields to keep, in this order.
     """
 
     def __init__(self, reader: Reader, names: Sequence[str]) -> None:
         _check_reader("reader", reader)
         check_all("names", names, str, hint='give the names of fields: OnlyFields(reader, ["image", "boxes"])')
-        self._reader = reader
+        super().__init__(reader)
         self._names = list(names)
-        self.cost = reader.cost
-        self.decoder = decoder_of(reader)
-        self.draws_globally = draws_globally(reader)
-
-    def __len__(self) -> int:
-        return len(self._reader)
 
     def read_batch(self, indices: Int64s) -> Fields:
-        """These fields of the examples.
-
-        Raises:
-            DataError: the reader has no such field.
-        """
+        """The kept fields of these examples."""
         fields = self._reader.read_batch(indices)
         if absent := [name for name in self._names if name not in fields]:
             raise DataError(
@@ -161,24 +137,13 @@ class OnlyFields:
             )
         return {name: fields[name] for name in self._names}
 
-    def example_id(self, index: int) -> str:
-        """Its name in the reader."""
-        return self._reader.example_id(index)
-
-    def fingerprint(self) -> Fingerprint:
-        """That of the reader."""
-        return fingerprint_of(self._reader, len(self))
-
 
 def split(reader: Reader, fractions: Mapping[str, float], seed: int = 0) -> dict[str, Subset]:
     """Cut a reader into parts: `split(reader, {"train": 0.9, "validation": 0.1})`; each example is in exactly one.
 
-    The part of an example is a hash of the seed and its index: it stays there whatever is added behind it. So a part
-    of fraction f has f * len(reader) examples only on average, with a standard deviation of at most
+    A hash of the seed and its index decides the part of an example, so it stays there when others are added at the end.
+    A part of fraction f has f * len(reader) examples only on average, with a standard deviation of at most
     sqrt(f * len(reader)).
-
-    Raises:
-        InputError: a fraction is not above 0, they do not add up to 1, or a part would be empty.
     """
     _check_reader("reader", reader)
     _check_fractions(fractions)
@@ -197,14 +162,110 @@ def split(reader: Reader, fractions: Mapping[str, float], seed: int = 0) -> dict
 
 
 def one_of(reader: Reader, n: int) -> Subset:
-    """The first of every `n` examples: those at 0, n, 2 n, ...
-
-    Raises:
-        InputError: `n` is below 1.
-    """
+    """The first of every `n` examples: those at 0, n, 2 n, ..."""
     check_type("n", n, int, expected="a whole number", hint="give n a whole number above 0")
     check_range("n", n, 1, math.inf)
     return Subset(reader, slice(None, None, n))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The rows of a batch that one source has read."""
+
+    source: str
+    rows: npt.NDArray[np.intp]
+    """Their numbers in the batch."""
+    fields: Fields
+
+
+def read_by_source(
+    starts: Int64s, indices: Int64s, names: Sequence[str], read: Callable[[int, Int64s], Fields]
+) -> Fields:
+    """Read a batch from several sources that follow one another, asking each source once.
+
+    Args:
+        starts: the index of each source's first example.
+        indices: of the examples.
+        names: of the sources, for errors.
+        read: `read(source, indices)` of a source by its number, with indices that count from its own first example.
+    """
+    sources = _source_of(starts, indices)
+    parts = []
+    for source in np.unique(sources).tolist():
+        rows = np.flatnonzero(sources == source)
+        parts.append(_Part(names[source], rows, read(source, indices[rows] - starts[source])))
+    return parts[0].fields if len(parts) == 1 else _assembled(parts)
+
+
+def _source_of(starts: Int64s, indices: Int64s) -> npt.NDArray[np.intp]:
+    """The number of each example's source."""
+    return np.searchsorted(starts, indices, side="right") - 1
+
+
+def _assembled(parts: Sequence[_Part]) -> Fields:
+    """The fields of the whole batch, with each row in its place."""
+    for part in parts:
+        _check_entries(part)
+        _check_like(parts[0], part)
+    return {name: _assembled_field([(part.rows, part.fields[name]) for part in parts]) for name in parts[0].fields}
+
+
+def _assembled_field(parts: Sequence[tuple[npt.NDArray[np.intp], Any]]) -> Tensor | list[Any]:
+    num_rows = sum(len(rows) for rows, _ in parts)
+    first = parts[0][1]
+    if isinstance(first, Tensor):
+        whole = torch.empty((num_rows, *first.shape[1:]), dtype=first.dtype)
+        for rows, values in parts:
+            _bytes_of_rows(whole)[rows] = _bytes_of_rows(values)
+        return whole
+    entries: list[Any] = [None] * num_rows
+    for rows, values in parts:
+        for row, value in zip(rows.tolist(), values, strict=True):
+            entries[row] = value
+    return entries
+
+
+def _bytes_of_rows(values: Tensor) -> npt.NDArray[np.uint8]:
+    """The bytes of a tensor, shape (rows, bytes of a row); a contiguous one's own memory."""
+    # numpy moves whole rows, where torch's index_copy_ moves one value after another: five times as long for images.
+    array: npt.NDArray[np.uint8] = values.unsqueeze(-1).flatten(1).view(torch.uint8).numpy()
+    return array
+
+
+def _check_entries(part: _Part) -> None:
+    for name, values in part.fields.items():
+        if not isinstance(values, Tensor | list) or len(values) != len(part.rows):
+            size = f" of {len(values)}" if hasattr(values, "__len__") else ""
+            raise DataError(
+                f"The source {part.source!r} did not give one {name!r} for each example.",
+                given=f"{type(values).__name__}{size}, for {len(part.rows)} examples",
+                expected="a tensor or a list with one entry for each example",
+                hint="fix read_batch of that reader",
+            )
+
+
+def _check_like(first: _Part, other: _Part) -> None:
+    expected, given = _described(first.fields), _described(other.fields)
+    if given != expected:
+        names = [name for name in {**expected, **given} if expected.get(name) != given.get(name)]
+        raise DataError(
+            f"The sources {first.source!r} and {other.source!r} have other fields than each other.",
+            given=f"{other.source!r} has {_listed(given, names)}",
+            expected=f"as {first.source!r} has: {_listed(expected, names)}",
+            hint="give all sources fields of the same names, dtypes and shapes: OnlyFields(reader, [...]) keeps some",
+        )
+
+
+def _described(fields: Fields) -> dict[str, str]:
+    """The dtype and shape that all sources must share, by field."""
+    return {
+        name: f"{values.dtype} of shape {('rows', *values.shape[1:])}" if isinstance(values, Tensor) else "a list"
+        for name, values in fields.items()
+    }
+
+
+def _listed(described: Mapping[str, str], names: Sequence[str]) -> str:
+    return "; ".join(f"{name!r}: {described.get(name, 'missing')}" for name in names)
 
 
 def _checked_indices(indices: Any, size: int) -> Int64s:
@@ -249,115 +310,3 @@ def _check_reader(name: str, reader: object) -> None:
             expected="a reader: it has read_batch, example_id, cost and a length",
             hint="wrap tensors in Arrays({...}), a torch Dataset in TorchDataset(dataset)",
         )
-
-
-Int64s = npt.NDArray[np.int64]
-Fields = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The rows of a batch that one source has read."""
-
-    source: str
-    rows: npt.NDArray[np.intp]
-    """Where they stand in the batch; each row of it belongs to one part."""
-    fields: Fields
-
-
-def read_by_source(
-    starts: Int64s, indices: Int64s, names: Sequence[str], read: Callable[[int, Int64s], Fields]
-) -> Fields:
-    """A batch of examples of several sources, one after another: each source is asked once, for all that are its own.
-
-    Args:
-        starts: the index of each source's first example.
-        indices: of the examples.
-        names: of the sources, for errors.
-        read: `read(source, indices)` of a source by its number, with indices that count from its own first example.
-
-    Raises:
-        DataError: as `joined` says.
-    """
-    sources = source_of(starts, indices)
-    parts = []
-    for source in np.unique(sources).tolist():
-        rows = np.flatnonzero(sources == source)
-        parts.append(Part(names[source], rows, read(source, indices[rows] - starts[source])))
-    return parts[0].fields if len(parts) == 1 else joined(parts)
-
-
-def source_of(starts: Int64s, indices: Int64s) -> npt.NDArray[np.intp]:
-    """The number of the source that each example is in."""
-    return np.searchsorted(starts, indices, side="right") - 1
-
-
-def joined(parts: Sequence[Part]) -> Fields:
-    """The fields of the whole batch, each row in its place.
-
-    Raises:
-        DataError: two sources have other fields, or fields of another dtype or shape; or a field has not one entry for
-            each of its rows.
-    """
-    for part in parts:
-        _check_entries(part)
-        _check_like(parts[0], part)
-    return {name: _joined_field([(part.rows, part.fields[name]) for part in parts]) for name in parts[0].fields}
-
-
-def _joined_field(parts: Sequence[tuple[npt.NDArray[np.intp], Any]]) -> Tensor | list[Any]:
-    num_rows = sum(len(rows) for rows, _ in parts)
-    first = parts[0][1]
-    if isinstance(first, Tensor):
-        joined = torch.empty((num_rows, *first.shape[1:]), dtype=first.dtype)
-        for rows, values in parts:
-            _bytes_of_rows(joined)[rows] = _bytes_of_rows(values)
-        return joined
-    entries: list[Any] = [None] * num_rows
-    for rows, values in parts:
-        for row, value in zip(rows.tolist(), values, strict=True):
-            entries[row] = value
-    return entries
-
-
-def _bytes_of_rows(values: Tensor) -> npt.NDArray[np.uint8]:
-    """Shape (rows, bytes of a row); of a contiguous tensor, its own memory."""
-    # numpy moves whole rows, where torch's index_copy_ moves one value after another: five times as long for images.
-    array: npt.NDArray[np.uint8] = values.unsqueeze(-1).flatten(1).view(torch.uint8).numpy()
-    return array
-
-
-def _check_entries(part: Part) -> None:
-    for name, values in part.fields.items():
-        if not isinstance(values, Tensor | list) or len(values) != len(part.rows):
-            size = f" of {len(values)}" if hasattr(values, "__len__") else ""
-            raise DataError(
-                f"The source {part.source!r} did not give one {name!r} for each example.",
-                given=f"{type(values).__name__}{size}, for {len(part.rows)} examples",
-                expected="a tensor or a list with one entry for each example",
-                hint="fix read_batch of that reader",
-            )
-
-
-def _check_like(first: Part, other: Part) -> None:
-    expected, given = _described(first.fields), _described(other.fields)
-    if given != expected:
-        names = [name for name in {**expected, **given} if expected.get(name) != given.get(name)]
-        raise DataError(
-            f"The sources {first.source!r} and {other.source!r} have other fields than each other.",
-            given=f"{other.source!r} has {_listed(given, names)}",
-            expected=f"as {first.source!r} has: {_listed(expected, names)}",
-            hint="give all sources fields of the same names, dtypes and shapes: OnlyFields(reader, [...]) keeps some",
-        )
-
-
-def _described(fields: Fields) -> dict[str, str]:
-    """What has to be the same in all sources, in words."""
-    return {
-        name: f"{values.dtype} of shape {('rows', *values.shape[1:])}" if isinstance(values, Tensor) else "a list"
-        for name, values in fields.items()
-    }
-
-
-def _listed(described: Mapping[str, str], names: Sequence[str]) -> str:
-    return "; ".join(f"{name!r}: {described.get(name, 'missing')}" for name in names)

@@ -1,9 +1,9 @@
-"""What the examples of a source are made of, in few words: a resumed run compares it, and so notices other data.
+"""Fingerprints of data: a resumed run compares them, and so notices that its data has changed.
 
-A fingerprint is a dict from the name of each part (a shard, a class, some images) to a text with its counts, sizes and
-checksums; in place of the text may stand a fingerprint, that of a source within the source. Nothing in it depends on
-where the data lies, or when it was written: a copy on another machine has the same one. Checkpoints keep these texts:
-where a text is worded in another way, all data seems to have changed.
+A fingerprint is a dict from the name of each part of a source (a shard, a class, some images) to a text with its
+counts, sizes and checksums, or to the fingerprint of a source within the source. It does not depend on where the data
+is, or when it was written: a copy on another machine has the same one. Checkpoints keep these texts, so changing their
+wording makes all data seem changed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from lockstep.description import bytes_of_tensor
 from lockstep.errors import InputError, LockstepError
 
 Fingerprint = dict[str, Any]
 
 MOST_PARTS = 1024
-"""Parts that a source names one by one; of more, neighbours are put together."""
+"""Parts that are named one by one; of more, neighbours are put together."""
 
 _MOST_CHARACTERS = 1 << 20
 _MOST_CHECKED_BYTES = 1 << 30
@@ -33,16 +34,13 @@ _MOST_CHANGES = 10
 
 
 def fingerprint_of(source: object, num_examples: int | None = None) -> Fingerprint:
-    """What a reader or a dataset is made of, by its own `fingerprint()`; without one, its class and its length.
+    """The fingerprint of a reader or a dataset: its own `fingerprint()`, or without one its class and length.
 
-    One of more than a million characters is kept as a checksum of it. A method that needs arguments is another one.
+    One of more than a million characters is kept as its checksum. A method that needs arguments does not count.
 
     Args:
         source: the reader or the dataset.
         num_examples: its length, if that is known.
-
-    Raises:
-        InputError: the `fingerprint()` of a class of the user's fails, or returns no JSON.
     """
     own = _own_of(source)
     if own is None:
@@ -68,7 +66,7 @@ def fingerprint_of(source: object, num_examples: int | None = None) -> Fingerpri
 
 
 def fingerprint_of_dataset(dataset: Any) -> Fingerprint:
-    """That of a map-style dataset of torch: its own, or of torch's own classes what they hold."""
+    """The fingerprint of a map-style dataset: its own, or that of the content of torch's own classes."""
     if _own_of(dataset) is None:
         if isinstance(dataset, TensorDataset):
             return fingerprint_of_tensors({str(number): values for number, values in enumerate(dataset.tensors)})
@@ -80,7 +78,7 @@ def fingerprint_of_dataset(dataset: Any) -> Fingerprint:
 
 
 def _own_of(source: object) -> Callable[[], Any] | None:
-    """Its `fingerprint`, if that can be called without arguments."""
+    """The source's `fingerprint`, if it can be called without arguments."""
     own: Callable[[], Any] | None = getattr(source, "fingerprint", None)
     if not callable(own):
         return None
@@ -94,18 +92,18 @@ def _own_of(source: object) -> Callable[[], Any] | None:
 
 
 def fingerprint_of_tensors(fields: Mapping[str, Tensor]) -> Fingerprint:
-    """The dtype, the shape and the checksum of each field; above 1 GiB the checksum is of evenly spaced rows."""
+    """Dtype, shape and checksum of each field; above 1 GiB the checksum is of evenly spaced rows."""
     return {name: _described(values.detach()) for name, values in fields.items()}
 
 
 def fingerprint_of_some(whole: Fingerprint, indices: Sequence[int] | npt.NDArray[np.int64]) -> Fingerprint:
-    """That of some examples of a source, by their indices in there."""
+    """The fingerprint of some examples of a source, by their indices in it."""
     numbers = np.asarray(indices, dtype="<i8")
     return {"indices": f"{len(numbers)}, {checksum(numbers)}", "source": whole}
 
 
 def named_parts(parts: Iterable[tuple[str, str]], most: int = MOST_PARTS) -> Fingerprint:
-    """The parts of a source by name; of more than `most`, as many neighbours together as need be."""
+    """The parts of a source by name; if there are more than `most`, neighbours are put together."""
     parts = list(parts)
     size = max(1, -(-len(parts) // most))
     found: Fingerprint = {}
@@ -123,7 +121,7 @@ def named_parts(parts: Iterable[tuple[str, str]], most: int = MOST_PARTS) -> Fin
 
 
 def checksum(*blocks: bytes | npt.NDArray[Any]) -> str:
-    """The CRC-32C of some blocks of bytes, or of arrays, one after the other."""
+    """CRC-32C of blocks of bytes, or of arrays, one after the other."""
     crc = 0
     for block in blocks:
         data = block if isinstance(block, bytes) else np.ascontiguousarray(block).reshape(-1).view(np.uint8)
@@ -132,12 +130,12 @@ def checksum(*blocks: bytes | npt.NDArray[Any]) -> str:
 
 
 def lines_of(fingerprint: Fingerprint) -> list[str]:
-    """A line for each part: its name, and what it is made of."""
+    """A line for each part, with its name and text."""
     return [f"{name}: {value}" for name, value in _flat(fingerprint)]
 
 
 def fingerprint_changes(saved: Fingerprint, now: Fingerprint) -> list[str]:
-    """A line for each of the first parts that have changed, are gone or are new; no lines where nothing has changed."""
+    """A line for each part that has changed, is gone or is new, for at most ten of them."""
     before, after = dict(_flat(saved)), dict(_flat(now))
     lines = [
         f"{name} was {before.get(name, 'not there')}, and is {after.get(name, 'gone')}"
@@ -152,7 +150,7 @@ def fingerprint_changes(saved: Fingerprint, now: Fingerprint) -> list[str]:
 
 
 def _flat(fingerprint: Fingerprint, outer: str = "") -> Iterator[tuple[str, Any]]:
-    """Each part, its name after those of the sources that it is within."""
+    """Yield each part, its name after those of the sources around it."""
     for name, value in fingerprint.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{outer}{name}: ")
@@ -173,5 +171,4 @@ def _described(values: Tensor) -> str:
         checked, what = values.index_select(0, rows), f"{count} rows "
     else:
         checked, what = values, ""
-    data = checked.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return f"{whole}, {what}{checksum(data)}"
+    return f"{whole}, {what}{checksum(bytes_of_tensor(checked))}"

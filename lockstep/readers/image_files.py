@@ -1,10 +1,10 @@
-"""The images that the annotations of a data set name: files in a folder, each of a size that is known."""
+"""Image files in a folder: their names, their bytes, and for annotated ones the size that the annotation gives."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,17 +22,16 @@ _MOST_ASKED = 1024  # for their size: over a network each takes about a millisec
 
 
 class ImageFiles:
-    """Files in a folder or below, by their index; held as one string of bytes, about 30 a file.
+    """Annotated image files in a folder or below, by index.
 
     Args:
         folder: where they are.
         names: their paths within it.
-        sizes: height and width of each, (files, 2), as its annotation says.
-        decoding: how they are decoded once they are asked for.
+        sizes: height and width that the annotations give them, (files, 2).
+        decoding: how they are decoded when they are asked for; they are not turned, as their annotations are not.
 
     Raises:
-        InputError: they would be turned, and what the annotation says of them would not.
-        DataError: a name leads out of the folder; the folder cannot be read, or a file is not there.
+        DataError: a name leads out of the folder; the folder cannot be listed, or a file is missing.
     """
 
     def __init__(self, folder: Path, names: Sequence[str], sizes: Int64s, decoding: Decoding) -> None:
@@ -41,38 +40,16 @@ class ImageFiles:
         _check_present(folder, names)
         self.sizes = sizes
         """Height and width of each, (files, 2)."""
-        self._folder, self._decoding = os.fspath(folder), decoding
-        # As one string of bytes: a million strings would be several times as large.
-        encoded = [os.fsencode(name) for name in names]
-        self._names = b"".join(encoded)
-        self._ends = np.cumsum([0, *map(len, encoded)])
-        # Looked up now: loader processes are forked from this one, and must find the decoder's library loaded.
-        self.decoder = decoding.chosen
-        """What decodes the images, with its version."""
-        log.info("Images in %s are decoded by %s", folder, self.decoder)
+        self.names = FileNames(folder, names)
+        self._decoding = decoding
+        self.decoder = load_decoder(decoding, folder)
 
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def name(self, index: int) -> str:
-        """The path of a file within the folder."""
-        return os.fsdecode(self._names[self._ends[index] : self._ends[index + 1]])
-
-    def path(self, index: int) -> str:
-        """Where a file is."""
-        return f"{self._folder}/{self.name(index)}"
-
-    def blocks(self, bounds: Int64s) -> list[tuple[bytes, Int64s, Int64s]]:
-        """What is known of groups of files without reading them, as `names_and_sizes` says."""
-        return names_and_sizes(self._folder, self._names, self._ends, bounds)
-
     def read(self, index: int) -> EncodedImage:
-        """An image, not decoded.
-
-        Raises:
-            DataError: it cannot be read, its header is damaged, or announces another size than the annotation.
-        """
-        path = self.path(index)
+        """Read an image, and check that its header has the size of the annotation; it is not decoded."""
+        path = self.names.path(index)
         image = EncodedImage(bytes_of(path), path, self._decoding)
         (width, height), (expected_height, expected_width) = image.size, self.sizes[index].tolist()
         if (height, width) != (expected_height, expected_width):
@@ -85,30 +62,57 @@ class ImageFiles:
         return image
 
 
-def names_and_sizes(folder: str, names: bytes, ends: Int64s, bounds: Int64s) -> list[tuple[bytes, Int64s, Int64s]]:
-    """For some groups of files, one after the other, what is known of them without reading: blocks for a checksum.
+class FileNames:
+    """The names of files in a folder or below, by index; one string of bytes, as a million strings would be large."""
 
-    Args:
-        folder: where the files are.
-        names: within the folder, one after the other.
-        ends: where each name begins, and the end of the last.
-        bounds: the index of the first file of each group, and the number of all files.
+    def __init__(self, folder: str | Path, names: Iterable[str]) -> None:
+        encoded = [os.fsencode(name) for name in names]
+        self._folder = os.fspath(folder)
+        self._names = b"".join(encoded)
+        self._ends = np.cumsum([0, *map(len, encoded)])
 
-    Returns:
-        Of each group the names, their ends, and the sizes in bytes of some of its files: 1024 of all files, evenly
-        spaced, are asked for theirs; 0 stands for one that is not there.
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: int) -> str:
+        """The path of a file within the folder."""
+        return os.fsdecode(self._names[self._ends[index] : self._ends[index + 1]])
+
+    def path(self, index: int) -> str:
+        """The path of a file."""
+        return f"{self._folder}/{self[index]}"
+
+    def blocks(self, bounds: Int64s) -> list[tuple[bytes, Int64s, Int64s]]:
+        """Blocks for the checksums of groups of files that follow one another, without reading the files.
+
+        Args:
+            bounds: the index of the first file of each group, and at the end the number of all files.
+
+        Returns:
+            Of each group the names, their ends, and the sizes in bytes of some of its files (0 for a missing one): of
+            1024 among all files, evenly spaced.
+        """
+        asked = np.linspace(0, bounds[-1] - 1, min(bounds[-1], _MOST_ASKED)).astype(np.int64)
+        sizes = np.fromiter((_size_of(self.path(index)) for index in asked.tolist()), np.int64, len(asked))
+        names, ends = self._names, self._ends
+        return [
+            (
+                names[ends[first] : ends[last]],
+                ends[first : last + 1] - ends[first],
+                sizes[slice(*np.searchsorted(asked, [first, last]))],
+            )
+            for first, last in pairwise(bounds.tolist())
+        ]
+
+
+def load_decoder(decoding: Decoding, source: object) -> str:
+    """Load the library that decodes images, log its name and version, and return them.
+
+    It is done before loader processes are forked: they must find the library loaded.
     """
-    asked = np.linspace(0, bounds[-1] - 1, min(bounds[-1], _MOST_ASKED)).astype(np.int64)
-    found = (_size_of(f"{folder}/{os.fsdecode(names[ends[index] : ends[index + 1]])}") for index in asked.tolist())
-    sizes = np.fromiter(found, np.int64, len(asked))
-    return [
-        (
-            names[ends[first] : ends[last]],
-            ends[first : last + 1] - ends[first],
-            sizes[slice(*np.searchsorted(asked, [first, last]))],
-        )
-        for first, last in pairwise(bounds.tolist())
-    ]
+    decoder = decoding.chosen
+    log.info("Images in %s are decoded by %s", source, decoder)
+    return decoder
 
 
 def _size_of(path: str) -> int:
@@ -119,12 +123,8 @@ def _size_of(path: str) -> int:
 
 
 def bytes_of(path: str) -> bytes:
-    """What a file holds.
-
-    Raises:
-        DataError: it cannot be read, is something else than a file, such as a pipe or a device, or larger than 2 GiB.
-    """
-    # Few calls of the system: `open` and `read` make eight. And none that waits for the other end of a pipe.
+    """Read a file of at most 2 GiB; pipes and devices are refused."""
+    # Few system calls, where `open` and `read` make eight; and none that waits for the other end of a pipe.
     now_reading(path)
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -145,11 +145,7 @@ def bytes_of(path: str) -> bytes:
 
 
 def check_not_turned(decoding: Decoding) -> None:
-    """Refuse to turn images of which boxes or masks are known: these would stay where they are.
-
-    Raises:
-        InputError: saying what to do instead.
-    """
+    """Refuse to turn images that have boxes or masks, as these would stay where they are."""
     if decoding.exif:
         raise InputError(
             "Images cannot be turned as EXIF asks for, and their boxes be left where they are.",
@@ -171,7 +167,7 @@ def _check_within(folder: Path, names: Sequence[str]) -> None:
 
 def _check_present(folder: Path, names: Sequence[str]) -> None:
     parted = [name.rpartition("/") for name in names]
-    # A folder is listed once: asking for a hundred thousand files one by one takes minutes over a network.
+    # Each folder is listed once: over a network, asking for a hundred thousand files one by one takes minutes.
     try:
         listed = {parent: _names_in(f"{folder}/{parent}") for parent in {parent for parent, _, _ in parted}}
     except OSError as error:

@@ -13,7 +13,7 @@ from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
 from lockstep.listing import shorten
 from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts
-from lockstep.readers.image_files import bytes_of, names_and_sizes
+from lockstep.readers.image_files import FileNames, bytes_of, load_decoder
 from lockstep.readers.label_map import BACKGROUND, read_labels
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.records.shards import check_local
@@ -23,22 +23,19 @@ ENDINGS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".t
 
 
 class ImageFolder:
-    """The images of the folders in a folder, each of which is a class and named after it.
+    """Images in folders named after their class.
 
     The classes are the folders in the order of their names, or those that a file of labels names, in its order; the
     label of the first is 0, or 1 with a background class. The images of a class are all files with the ending of an
-    image in its folder and below, in the order of their paths. What else lies there is named in the log.
+    image in its folder and below, in the order of their paths. Anything else there is named in the log.
 
     A batch is {"image": a list of `EncodedImage`, "label": int64 (batch,)}.
 
     Args:
         path: the folder.
-        labels: a file with one label a line, which is the name of a folder; other folders are not read.
-        background: have a class 0 without images, as the ImageNet of TensorFlow's reference models has.
-        decoding: how the images are decoded once they are asked for.
-
-    Raises:
-        DataError: the folder or the file of labels cannot be read, or a class has no folder or no images.
+        labels: a file with one label a line, the name of a folder; other folders are not read.
+        background: add a class 0 without images, as in the ImageNet of TensorFlow's reference models.
+        decoding: how images are decoded when they are asked for.
     """
 
     cost: Cost = "decode"
@@ -52,46 +49,35 @@ class ImageFolder:
         decoding: Decoding = AS_STORED,
     ) -> None:
         check_local(path)
-        self._root = os.fspath(path)
         self._decoding = decoding
-        # Looked up now: loader processes are forked from this one, and must find the decoder's library loaded.
-        self.decoder = decoding.chosen
-        """What decodes the images, with its version."""
-        log.info("Images in %s are decoded by %s", path, self.decoder)
+        self.decoder = load_decoder(decoding, path)
         files = _files_by_class(Path(path), read_labels(Path(labels)) if labels else None)
         self.classes = (BACKGROUND, *files) if background else tuple(files)
         """The name of each class, by its label."""
         self._labels = np.repeat(np.arange(len(files)) + background, [len(names) for names in files.values()])
-        # As one string of bytes: a million strings would be several times as large.
-        encoded = [os.fsencode(name) for names in files.values() for name in names]
-        self._names = b"".join(encoded)
-        self._ends = np.cumsum([0, *map(len, encoded)])
+        self._names = FileNames(path, (name for names in files.values() for name in names))
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """The images, not decoded, and the labels of these examples.
-
-        Raises:
-            DataError: a file cannot be read.
-        """
-        paths = [f"{self._root}/{self.example_id(index)}" for index in indices.tolist()]
+        """The images of these examples, not decoded, and their labels."""
+        paths = [self._names.path(index) for index in indices.tolist()]
         images = [EncodedImage(bytes_of(path), path, self._decoding) for path in paths]
         return {"image": images, "label": torch.from_numpy(self._labels[indices])}
 
     def example_id(self, index: int) -> str:
         """Its path within the folder."""
-        return os.fsdecode(self._names[self._ends[index] : self._ends[index + 1]])
+        return self._names[index]
 
     def fingerprint(self) -> Fingerprint:
-        """Of each class its label, and the number of images with the checksum of their names and sizes in bytes.
+        """Label, number of images, and checksum of their names and sizes in bytes, for each class.
 
-        Of more than 1024 images, the sizes of so many are looked at, evenly spaced.
+        Of more than 1024 images, the sizes of 1024 are looked at, evenly spaced.
         """
         labels = np.unique(self._labels).tolist()
         bounds = np.searchsorted(self._labels, [*labels, labels[-1] + 1])
-        blocks = names_and_sizes(self._root, self._names, self._ends, bounds)
+        blocks = self._names.blocks(bounds)
         counts = np.diff(bounds).tolist()
         return named_parts(
             (self.classes[label], f"label {label}, {count} images, {checksum(*block)}")
@@ -100,11 +86,7 @@ class ImageFolder:
 
 
 def _files_by_class(path: Path, labels: tuple[str, ...] | None) -> dict[str, list[str]]:
-    """The images of each class, as paths within the folder; what else lies there is named in the log.
-
-    Raises:
-        DataError: as `ImageFolder`.
-    """
+    """The images of each class, as paths within the folder."""
     try:
         folders, others = _entries(path)
         classes = folders if labels is None else labels
@@ -123,14 +105,14 @@ def _files_by_class(path: Path, labels: tuple[str, ...] | None) -> dict[str, lis
 
 
 def _entries(path: Path) -> tuple[list[str], list[str]]:
-    """The names of the folders in a folder, and of what else is in it."""
+    """The names of the folders in a folder, and of everything else in it."""
     entries = sorted(path.iterdir())
     is_class = {entry.name: entry.is_dir() and not entry.name.startswith(".") for entry in entries}
     return [name for name in is_class if is_class[name]], [name for name in is_class if not is_class[name]]
 
 
 def _files_below(folder: Path, others: list[str]) -> list[str]:
-    """The images in a folder and below, by path; what is not read is added to `others`, linked folders among it."""
+    """The images in a folder and below, by path. Names of other files, and of linked folders, are added to `others`."""
     above = len(os.fspath(folder)) - len(folder.name)
     files = []
     for at, folders, names in os.walk(folder, onerror=_raise):

@@ -1,4 +1,4 @@
-"""The reader of images in TFRecord files."""
+"""The reader of images in TFRecord files, by a schema: features of records become fields of a batch."""
 
 from __future__ import annotations
 
@@ -17,22 +17,76 @@ from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
 from lockstep.listing import shorten
 from lockstep.readers.fingerprint import Fingerprint, named_parts
-from lockstep.readers.image_files import check_not_turned
+from lockstep.readers.image_files import check_not_turned, load_decoder
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.records.example import Float32s, Values, parse_example, scan_example
 from lockstep.records.record_files import RecordFiles
-from lockstep.screen import log
-from lockstep.tracing import now_reading
 
 EDGES = ("ymin", "xmin", "ymax", "xmax")
 
-# What rounding, or an object that is cut off by the image's edge, leaves outside of it. Boxes in pixels exceed it.
+# Boxes may reach out of the image by this share, by rounding or for objects at its edge. Boxes in pixels exceed it.
 _BEYOND = 0.1
 _NAMED_AT_MOST = 20
 
 
+class ImageRecords:
+    """Images in files of `tf.train.Example` records, with the labels, boxes or other fields of a schema.
+
+    Args:
+        paths: the files, whose records follow one another: a path, a pattern such as "train-*", or several of these.
+        schema: which features become which fields: `ImageNetSchema`, `DetectionSchema`, `MnistSchema` or your own.
+        verify: whether checksums of payloads are compared.
+        decoding: how images are decoded when they are asked for; they are not turned if there are boxes.
+    """
+
+    cost: Cost = "decode"
+
+    def __init__(
+        self,
+        paths: str | Path | Sequence[str | Path],
+        schema: Schema,
+        *,
+        verify: bool = True,
+        decoding: Decoding = AS_STORED,
+    ) -> None:
+        if isinstance(schema, type) or not (hasattr(schema, "features") and hasattr(schema, "fields")):
+            raise wrong_type(
+                "schema",
+                schema,
+                expected="a schema: it has features and fields",
+                hint="give one such as ImageNetSchema(boxes=True)",
+            )
+        check_decoding(schema.features, decoding)
+        self._records = RecordFiles(paths, verify=verify)
+        self._schema, self._features, self._decoding = schema, schema.features, decoding
+        files = [str(file.path) for file in self._records.files]
+        self.decoder = load_decoder(decoding, shorten(files, 1) or "no files")
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def read_batch(self, indices: Int64s) -> dict[str, Any]:
+        """The schema's fields of these examples; images are not decoded unless it does so."""
+        numbers = indices.tolist()
+        examples = [
+            ParsedExample(
+                parse_example(data, source, self._features), source, self._decoding, partial(self._records.read, number)
+            )
+            for number, (data, source) in zip(numbers, self._records.read_each(numbers), strict=True)
+        ]
+        return self._schema.fields(examples)
+
+    def example_id(self, index: int) -> str:
+        """The name of its file, and its number in that file."""
+        return self._records.example_id(index)
+
+    def fingerprint(self) -> Fingerprint:
+        """Number of records, size and checksum of all records, for each file."""
+        return named_parts((file.path.name, file.summary) for file in self._records.files)
+
+
 class Schema(Protocol):
-    """What `ImageRecords` makes of records; a frozen dataclass with these is one."""
+    """Makes fields of a batch from parsed records; a frozen dataclass with these members is one."""
 
     @property
     def features(self) -> frozenset[str]:
@@ -40,56 +94,35 @@ class Schema(Protocol):
         ...
 
     def fields(self, examples: Sequence[ParsedExample]) -> dict[str, Any]:
-        """The fields of a batch: tensors with the batch first, or lists of its length.
-
-        Raises:
-            DataError: naming the record and the feature that cannot be used.
-        """
+        """The fields of a batch: tensors with the batch first, or lists of its length."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedExample:
-    """The features of one record that a schema wants. Asked for one, it answers or names the record in an error."""
+    """The features of one record that a schema asked for. Errors name the record and the feature."""
 
     features: dict[str, Values] = field(repr=False)
-    """The values by feature; one that the record has not got is missing."""
+    """The values of each feature that the record has."""
     source: str
-    """The record and its file, as errors name it."""
+    """The record and its file, for errors."""
     decoding: Decoding
-    """How its images are decoded."""
     record: Callable[[], bytes] = field(repr=False)
-    """Reads the record again, to say in an error what else it holds: kept, it would hold its images twice."""
+    """Reads the record again, for errors that list its features: keeping it would keep its images twice."""
 
     def image(self, name: str) -> EncodedImage:
-        """The one image of a feature.
-
-        Raises:
-            DataError: there is none, or more than one.
-        """
+        """The only image of a feature."""
         return self.images(name, 1)[0]
 
     def images(self, name: str, count: int) -> list[EncodedImage]:
-        """The images of a feature.
-
-        Raises:
-            DataError: there are more or fewer.
-        """
+        """The images of a feature, `count` of them."""
         values = self.byte_strings(name)
         if len(values) != count:
             raise self.unusable(name, f"{count} encoded image{'s' * (count > 1)}")
         return [EncodedImage(value, self.source, self.decoding) for value in values]
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """The one int64 of a feature.
-
-        Args:
-            name: of the feature.
-            default: for a record that has not got the feature; None if it must.
-
-        Raises:
-            DataError: it has another number of values, or of another kind, or is missing without a default.
-        """
+        """The only int64 of a feature; `default`, if there is one, for a record without the feature."""
         if default is not None and name not in self.features:
             return default
         values = self.int64s(name)
@@ -98,11 +131,7 @@ class ParsedExample:
         return int(values[0])
 
     def text(self, name: str) -> str:
-        """The one text of a feature; "" if it is missing.
-
-        Raises:
-            DataError: it has another number of values, or of another kind.
-        """
+        """The only text of a feature; "" if it is missing."""
         if name not in self.features:
             return ""
         values = self.texts(name)
@@ -111,39 +140,23 @@ class ParsedExample:
         return values[0]
 
     def texts(self, name: str) -> list[str]:
-        """The texts of a feature, none if it is missing; bytes that are not UTF-8 come as the sign for that.
-
-        Raises:
-            DataError: the feature holds numbers.
-        """
+        """The texts of a feature, none if it is missing; bytes that are not UTF-8 become the replacement character."""
         return [value.decode(errors="replace") for value in self.byte_strings(name)]
 
     def byte_strings(self, name: str) -> list[bytes]:
-        """The values of a feature, none if it is missing.
-
-        Raises:
-            DataError: the feature holds numbers.
-        """
+        """The byte strings of a feature, none if it is missing."""
         values = self.features.get(name, [])
         if not isinstance(values, list):
             raise self.unusable(name, "byte strings")
         return values
 
     def int64s(self, name: str, count: int | None = None) -> Int64s:
-        """The values of a feature, none if it is missing.
-
-        Args:
-            name: of the feature.
-            count: how many there must be, if there are any.
-
-        Raises:
-            DataError: they are of another kind, or more or fewer.
-        """
+        """The int64 values of a feature: none if it is missing, else `count` of them, if given."""
         values: Int64s = self._numbers(name, count, np.dtype(np.int64))
         return values
 
     def float32s(self, name: str, count: int | None = None) -> Float32s:
-        """As `int64s`, of a feature of float32."""
+        """The float32 values of a feature: none if it is missing, else `count` of them, if given."""
         values: Float32s = self._numbers(name, count, np.dtype(np.float32))
         return values
 
@@ -177,12 +190,11 @@ class ParsedExample:
 def boxes_of(examples: Sequence[ParsedExample], prefix: str) -> list[Tensor]:
     """The boxes of each example: float32 (boxes, 4) of top, left, bottom and right as shares of height and width.
 
-    They come from the features `ymin`, `xmin`, `ymax` and `xmax`, each missing where there are none. What lies outside
-    of the image by up to a tenth of it is clipped; `places_with_area` says which have an area then.
+    They come from the features `ymin`, `xmin`, `ymax` and `xmax`, missing for an example without boxes. Boxes that
+    reach out of the image by up to a tenth of it are clipped; `places_with_area` finds those that have an area then.
 
     Raises:
-        DataError: the four have not equally many values; or a box is no number, upside down, or farther outside: it is
-            one of pixels.
+        DataError: the four features differ in length; or a box is no number, upside down, or farther outside (pixels).
     """
     boxes = [_boxes_of(example, prefix) for example in examples]
     joined = np.concatenate([np.empty((0, 4), np.float32), *boxes])
@@ -202,7 +214,7 @@ def boxes_of(examples: Sequence[ParsedExample], prefix: str) -> list[Tensor]:
 
 
 def places_with_area(boxes: Sequence[Tensor]) -> dict[int, list[int]]:
-    """Which boxes of an example enclose anything, by its row; only for examples in which not all do.
+    """The indices of the boxes with an area, by the row of their example, for examples that also have others.
 
     Every reader leaves out an object whose box has no area on its image.
     """
@@ -214,86 +226,16 @@ def places_with_area(boxes: Sequence[Tensor]) -> dict[int, list[int]]:
 
 
 def check_decoding(features: Iterable[str], decoding: Decoding) -> None:
-    """Refuse to turn images of which a schema asks for boxes.
-
-    Raises:
-        InputError: saying what to do instead.
-    """
+    """Refuse to turn images if a schema asks for their boxes."""
     if any(name.rpartition("/")[2] in EDGES for name in features):
         check_not_turned(decoding)
 
 
 def _boxes_of(example: ParsedExample, prefix: str) -> Float32s:
-    """As the record has them, shape (boxes, 4)."""
+    """The boxes of a record, unchecked, shape (boxes, 4)."""
     edges = [example.float32s(prefix + edge) for edge in EDGES]
     count = max(map(len, edges))
     for edge, values in zip(EDGES, edges, strict=True):
         if len(values) != count:
             raise example.unusable(prefix + edge, f"{count} values of float32, as many as of another edge")
     return np.stack(edges, axis=1)
-
-
-class ImageRecords:
-    """Images in files of `tf.train.Example` records, with labels, boxes or whatever else a schema finds there.
-
-    Args:
-        paths: the files, whose records follow one another: a path, a pattern such as "train-*", or several of these.
-        schema: which features become which fields: `ImageNetSchema`, `DetectionSchema`, `MnistSchema` or your own.
-        verify: whether checksums of records are looked at.
-        decoding: how the images are decoded once they are asked for.
-
-    Raises:
-        InputError: `schema` is none; or the images would be turned, and the boxes that it asks for would not.
-        DataError: as `RecordFiles`: a file cannot be opened, is cut short, or holds something else than records.
-    """
-
-    cost: Cost = "decode"
-
-    def __init__(
-        self,
-        paths: str | Path | Sequence[str | Path],
-        schema: Schema,
-        *,
-        verify: bool = True,
-        decoding: Decoding = AS_STORED,
-    ) -> None:
-        if isinstance(schema, type) or not (hasattr(schema, "features") and hasattr(schema, "fields")):
-            raise wrong_type(
-                "schema",
-                schema,
-                expected="a schema: it has features and fields",
-                hint="give one such as ImageNetSchema(boxes=True)",
-            )
-        check_decoding(schema.features, decoding)
-        self._records = RecordFiles(paths, verify=verify)
-        self._schema, self._features, self._decoding = schema, schema.features, decoding
-        files = [str(file.path) for file in self._records.files]
-        # Looked up now: loader processes are forked from this one, and must find the decoder's library loaded.
-        self.decoder = decoding.chosen
-        """What decodes the images, with its version."""
-        log.info("Images in %s are decoded by %s", shorten(files, 1) or "no files", self.decoder)
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """The fields of these examples, as the schema says; images are not decoded unless it does.
-
-        Raises:
-            DataError: a record is damaged, is no example, or its features are not those of the schema.
-        """
-        return self._schema.fields([self._example(index) for index in indices.tolist()])
-
-    def example_id(self, index: int) -> str:
-        """Its file, and its number in there."""
-        return self._records.example_id(index)
-
-    def fingerprint(self) -> Fingerprint:
-        """Of each file the number of records, the size, and the checksum of all records."""
-        return named_parts((file.path.name, file.summary) for file in self._records.files)
-
-    def _example(self, index: int) -> ParsedExample:
-        source = self._records.describe(index)
-        now_reading(self.example_id(index))
-        features = parse_example(self._records.read(index), source, self._features)
-        return ParsedExample(features, source, self._decoding, partial(self._records.read, index))

@@ -1,4 +1,4 @@
-"""The objects on the images of a data set for detection, as columns of numbers: a few bytes an object."""
+"""The objects on the images of a data set for detection, as columns of numbers: a few bytes for each object."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ Float64s = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 NO_AREA = "have no area on their image, and are left out"
-"""What the log says of objects for which `shares_of_boxes` finds none."""
+"""For the log: objects for which `shares_of_boxes` finds no area."""
 
 _MOST_GROUPS = 64
 
 
 class ObjectTable:
-    """Values of objects by name, with the objects of an image side by side.
+    """Columns of values by name, a row for each object, sorted by image.
 
     Args:
-        images: for each object the index of its image, in any order; on an image, objects stay in the order given.
+        images: the index of each object's image, in any order; objects of one image stay in the order given.
         columns: the values, with the objects first.
-        num_images: number of images; there may be none of an image's objects.
+        num_images: number of images, with and without objects.
     """
 
     def __init__(self, images: Int64s, columns: Mapping[str, Column], num_images: int) -> None:
@@ -47,38 +47,38 @@ class ObjectTable:
         self._starts = np.searchsorted(images[order], np.arange(num_images + 1))
 
     def rows(self, name: str, index: int) -> Column:
-        """The values of the objects on an image; not to be changed."""
+        """The values of the objects on an image: a view, not to be changed."""
         return self._columns[name][self._starts[index] : self._starts[index + 1]]
 
     def columns(self, first: int, stop: int) -> list[Column]:
-        """All values of the objects on the images from `first` on, before `stop`, and where those of each image end."""
+        """All columns of the objects on images `first` to `stop` - 1, after the starts of each image's objects."""
         starts = self._starts[first : stop + 1]
         return [starts - starts[0], *(values[starts[0] : starts[-1]] for values in self._columns.values())]
 
     def tensors(self, name: str, indices: Int64s) -> list[Tensor]:
-        """The values of the objects on each of some images, as a tensor of one's own."""
+        """Copies of the values of the objects, a tensor for each image."""
         return [torch.from_numpy(self.rows(name, index).copy()) for index in indices.tolist()]
 
 
 def fingerprint_of_objects(files: ImageFiles, objects: ObjectTable, classes: Mapping[int, str]) -> Fingerprint:
-    """The names of the classes; and of the images, in at most 64 groups, their checksum with that of their objects."""
+    """A checksum of the classes, and one of the images and objects for each of at most 64 groups of images."""
     bounds = np.linspace(0, len(files), min(len(files), _MOST_GROUPS) + 1).astype(np.int64)
     found = {"classes": f"{len(classes)}, {checksum(json.dumps(classes).encode())}"}
-    for (first, stop), block in zip(pairwise(bounds.tolist()), files.blocks(bounds), strict=True):
+    for (first, stop), block in zip(pairwise(bounds.tolist()), files.names.blocks(bounds), strict=True):
         columns = objects.columns(first, stop)
-        name = files.name(first) if stop - first == 1 else f"{files.name(first)} to {files.name(stop - 1)}"
+        name = files.names[first] if stop - first == 1 else f"{files.names[first]} to {files.names[stop - 1]}"
         all_of_them = checksum(*block, files.sizes[first:stop], *columns)
         found[name] = f"{stop - first} images, {columns[0][-1]} objects, {all_of_them}"
     return found
 
 
 def shares_of_boxes(boxes: Float64s, sizes: Int64s, source: str) -> tuple[Float32s, Bools]:
-    """Boxes as shares of height and width, clipped to their image, and which of them have an area there.
+    """Boxes as shares of height and width, clipped to their image, and a mask of those that have an area there.
 
     Args:
         boxes: (objects, 4) top, left, bottom, right, in pixels.
-        sizes: (objects, 2) height and width of each one's image, in pixels.
-        source: where they are from; the log says how many were clipped.
+        sizes: (objects, 2) height and width of each object's image, in pixels.
+        source: for the log, which tells how many were clipped.
     """
     limits = np.tile(sizes, 2)
     clipped = np.clip(boxes, 0, limits)
@@ -92,21 +92,13 @@ def shares_of_boxes(boxes: Float64s, sizes: Int64s, source: str) -> tuple[Float3
 
 
 def check_label_map(label_map: object) -> None:
-    """Refuse what is neither a label map nor None.
-
-    Raises:
-        InputError: saying how to read one.
-    """
+    """Refuse a value that is neither a label map nor None."""
     if label_map is not None:
         check_type("label_map", label_map, LabelMap, expected="a LabelMap", hint="read it: read_label_map(path)")
 
 
 def labels_of_names(names: Sequence[str], label_map: LabelMap, source: str) -> Int64s:
-    """The labels of objects by the names of their classes.
-
-    Raises:
-        DataError: the label map lacks one, of objects in `source`.
-    """
+    """The labels of objects by the names of their classes; an error if the label map lacks one of `source`."""
     if missing := sorted({*names} - {*label_map.ids}):
         raise DataError(
             f"The label map lacks classes of {source}.",
@@ -118,6 +110,6 @@ def labels_of_names(names: Sequence[str], label_map: LabelMap, source: str) -> I
 
 
 def warn_of_objects(names: Sequence[str], total: int, source: str, what: str) -> None:
-    """Say in the log, once for all of them, what is odd about some of a source's objects."""
+    """Warn of odd objects of a source in one line of the log; `what` is odd about them."""
     if names:
         log.warning("%d of %d objects in %s %s: %s", len(names), total, source, what, shorten(names))

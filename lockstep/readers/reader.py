@@ -1,4 +1,4 @@
-"""Readers: where examples come from, by their index."""
+"""Readers: examples by their index, from files, from tensors, from datasets of torch or from classes of the user's."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from lockstep.checks import check_switch, wrong_type
+from lockstep.description import dtype_and_shape
 from lockstep.errors import DataError, InputError, LockstepError
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of, fingerprint_of_dataset, fingerprint_of_tensors
 from lockstep.tracing import now_reading
@@ -24,14 +25,14 @@ Cost = Literal["memory", "decode"]
 class Reader(Protocol):
     """Examples that can be read in any order, a batch at a time. It may be forked at any moment.
 
-    A reader may also have `fingerprint()`, without arguments: what its examples are made of, as JSON, such as a dict of
-    file names with sizes and checksums. All workers must get the same, and a resumed run what was saved with it; so
-    other data is noticed. It should be cheap, and tell nothing of folders and times. It is asked for once.
+    A reader may also have `fingerprint()`, without arguments, which identifies its examples as JSON: a dict of file
+    names with sizes and checksums, say. It must be the same for all workers, and for a resumed run the same as at the
+    save, so that other data is noticed. It should be cheap, and free of folders and times. It is asked for once.
     """
 
     @property
     def cost(self) -> Cost:
-        """Who reads: the trainer's own process what lies in `memory`, loader processes what they have to `decode`."""
+        """Who reads: the trainer's own process reads from "memory"; loader processes "decode"."""
         ...
 
     def __len__(self) -> int:
@@ -47,26 +48,75 @@ class Reader(Protocol):
         ...
 
 
+class ExampleReader(Protocol):
+    """The least that a reader of the user's needs: a length, and single examples.
+
+    It may also have `cost`, `example_id`, `decoder` and `fingerprint`, as a `Reader`, and `draws_globally`: unless that
+    is False, the random generators of the process are seeded for each example, and threads do not read them.
+    """
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        ...
+
+    def read(self, index: int) -> Any:
+        """The fields of an example by name, or a pair (image, label)."""
+        ...
+
+
+def reader_of(reader: Reader | ExampleReader) -> Reader:
+    """The reader itself, or a reader of batches around one of single examples."""
+    if not isinstance(reader, type) and hasattr(reader, "__len__"):
+        if hasattr(reader, "read_batch") and hasattr(reader, "cost"):
+            return reader  # type: ignore[return-value]
+        if hasattr(reader, "read"):
+            return OneByOne(reader)
+    raise wrong_type(
+        "reader",
+        reader,
+        expected="a reader: it has a length, and read(index), or read_batch(indices), cost and example_id",
+        hint="wrap tensors in ls.data.Arrays({...}), a torch Dataset in ls.data.TorchDataset(dataset), "
+        "an iterable one in ls.data.IterableLoader(dataset, batch_size=...) instead of a Loader",
+    )
+
+
 NO_DECODER = "none"
 
 
 def decoder_of(reader: Reader) -> str:
-    """What decodes the images of a reader, with its version: it can change bits. "none" where nothing is decoded."""
+    """The library that decodes a reader's images, with its version, for it can change bits; "none" without decoding."""
     decoder: str = getattr(reader, "decoder", NO_DECODER)
     return decoder
 
 
 def draws_globally(reader: Reader) -> bool:
-    """Whether its examples may draw from the random generators of the process: they are seeded for each of them."""
+    """Whether reading may draw from the random generators of the process, which are then seeded for each example."""
     return bool(getattr(reader, "draws_globally", False))
 
 
-class Arrays:
-    """Examples that lie in memory: tensors of one length, a row an example.
+class ReaderWrapper:
+    """Base of readers whose examples are those of another one, under the same names."""
 
-    Raises:
-        InputError: there is no field, a field has no rows, or their numbers differ.
-    """
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self.cost = reader.cost
+        self.decoder = decoder_of(reader)
+        self.draws_globally = draws_globally(reader)
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def example_id(self, index: int) -> str:
+        """The name of the example in the wrapped reader."""
+        return self._reader.example_id(index)
+
+    def fingerprint(self) -> Fingerprint:
+        """The fingerprint of the wrapped reader."""
+        return fingerprint_of(self._reader, len(self._reader))
+
+
+class Arrays:
+    """Examples in memory: tensors of one length, with a row for each example."""
 
     cost: Cost = "memory"
 
@@ -83,72 +133,12 @@ class Arrays:
         return {name: values.index_select(0, rows) for name, values in self._fields.items()}
 
     def example_id(self, index: int) -> str:
-        """Its index."""
+        """The index as text."""
         return str(index)
 
     def fingerprint(self) -> Fingerprint:
         """The dtype, the shape and the checksum of each field; above 1 GiB the checksum is of evenly spaced rows."""
         return fingerprint_of_tensors(self._fields)
-
-
-class TorchDataset:
-    """A map-style dataset of torch, whose items are dicts, or pairs (image, label).
-
-    Tensors, arrays and numbers are stacked, if all items have the same shape and dtype; values of anything else become
-    a list. What an item draws from the random generators of the process is seeded by its position in the stream.
-
-    Args:
-        dataset: with a length, and items by index.
-        draws: whether items draw random numbers, as most transforms do. Without, threads may read them, and reading
-            is a little faster.
-
-    Raises:
-        InputError: the dataset has no length, or no items by index.
-    """
-
-    cost: Cost = "decode"
-
-    def __init__(self, dataset: Dataset[Any], *, draws: bool = True) -> None:
-        check_switch("draws", draws)
-        iterable = isinstance(dataset, IterableDataset)
-        if iterable or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-            raise InputError(
-                f"{type(dataset).__name__} has no examples by index.",
-                given="an iterable dataset" if iterable else repr(dataset),
-                expected="a map-style dataset, with __len__ and __getitem__",
-                hint="give it both; or train with ls.data.IterableLoader(dataset, ...), which cannot resume exactly",
-            )
-        self._dataset = dataset
-        self.draws_globally = draws
-        self._collation = Collation(type(dataset).__name__, "__getitem__ of the dataset")
-
-    def __len__(self) -> int:
-        return len(cast(Any, self._dataset))
-
-    def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """The items of these indices.
-
-        Raises:
-            DataError: an item cannot be read, or does not fit the first one; it is named.
-        """
-        return self._collation.batch_of([self._item(index) for index in indices.tolist()], indices)
-
-    def example_id(self, index: int) -> str:
-        """Its index."""
-        return str(index)
-
-    def fingerprint(self) -> Fingerprint:
-        """That of the dataset, if it has `fingerprint()`; else its class and length, and what torch's own ones hold."""
-        return fingerprint_of_dataset(self._dataset)
-
-    def _item(self, index: int) -> Any:
-        now_reading(self.example_id(index))
-        try:
-            return self._dataset[index]
-        except LockstepError:
-            raise
-        except Exception as error:
-            raise self._collation.failed(index, error) from error
 
 
 def _number_of_rows(fields: Mapping[str, Tensor]) -> int:
@@ -179,114 +169,64 @@ def _number_of_rows(fields: Mapping[str, Tensor]) -> int:
     return length
 
 
-@dataclass(frozen=True, slots=True)
-class Collation:
-    """How items become a batch, and how one that cannot be part of it is named: by its number.
+class TorchDataset:
+    """A map-style dataset of torch, whose items are dicts, or pairs (image, label).
 
-    An item is a dict of fields, or a pair (image, label). Tensors, arrays and numbers are stacked, if all items have
-    the same shape and dtype; values of anything else become a list.
+    Tensors, arrays and numbers are stacked, if all items have the same shape and dtype; values of anything else become
+    a list. What an item draws from the random generators of the process is seeded by its position in the stream.
+
+    Args:
+        dataset: with a length, and items by index.
+        draws: whether items draw random numbers, as most transforms do. If not, threads may read them, and reading is
+            a little faster.
     """
 
-    dataset: str
-    """The name of its class."""
-    method: str
-    """What gives its items, and has to be fixed where one is unfit."""
+    cost: Cost = "decode"
 
-    def batch_of(self, items: Sequence[Any], numbers: Int64s) -> dict[str, Any]:
-        """The fields of these items: tensors with the batch first, or lists of its length.
-
-        Raises:
-            DataError: an item is neither a dict nor a pair, or does not fit the first one; it is named.
-        """
-        rows = [self._fields(item, number) for item, number in zip(items, numbers, strict=True)]
-        for row, number in zip(rows, numbers, strict=True):
-            if row.keys() != rows[0].keys():
-                raise self.unfit(number, f"the fields {_names(row)}", f"{_names(rows[0])}, as in item {numbers[0]}")
-        return {name: self._column(name, [row[name] for row in rows], numbers) for name in rows[0]}
-
-    def failed(self, number: int, error: Exception) -> DataError:
-        """Make the error for an item in whose place the dataset has raised one."""
-        return self.unfit(number, f"{type(error).__name__}: {error}", "an item")
-
-    def unfit(self, number: int, given: str, expected: str) -> DataError:
-        """Make the error for an item that cannot be used."""
-        return DataError(
-            f"Item {number} of {self.dataset} cannot be used.",
-            given=given,
-            expected=expected,
-            hint=f"fix {self.method}, or leave the item out",
-        )
-
-    def _fields(self, item: Any, number: int) -> Mapping[str, Any]:
-        if isinstance(item, Mapping):
-            return item
-        if isinstance(item, tuple | list) and len(item) == 2:
-            return {"image": item[0], "label": item[1]}
-        size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
-        raise self.unfit(number, f"a {type(item).__name__}{size}", "a dict of fields, or a pair (image, label)")
-
-    def _column(self, name: str, values: Sequence[Any], numbers: Int64s) -> Tensor | list[Any]:
-        tensors = [self._as_tensor(name, value, number) for value, number in zip(values, numbers, strict=True)]
-        stackable = [tensor for tensor in tensors if tensor is not None]
-        if not stackable:
-            return list(values)
-        expected = _kind(tensors[0])
-        for number, tensor in zip(numbers, tensors, strict=True):
-            if _kind(tensor) != expected:
-                raise self.unfit(number, f"{name!r}: {_kind(tensor)}", f"{expected}, as in item {numbers[0]}")
-        return torch.stack(stackable)
-
-    def _as_tensor(self, name: str, value: Any, number: int) -> Tensor | None:
-        try:
-            return _as_tensor(value)
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise self.unfit(number, f"{name!r}: {error}", "numbers that torch can hold") from error
-
-
-def _kind(value: Tensor | None) -> str:
-    """What has to be the same in all items of a batch, in words."""
-    if value is None:
-        return "no tensor"
-    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
-
-
-def _as_tensor(value: Any) -> Tensor | None:
-    """The value as a tensor, where it is numbers."""
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, bool | int | float):
-        return torch.tensor(value)
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
-        return torch.from_numpy(np.array(value))  # a copy: the array may be read-only
-    return None
-
-
-def _names(item: Mapping[str, Any]) -> str:
-    return ", ".join(map(str, item))
-
-
-class ExampleReader(Protocol):
-    """The least that a reader of one's own has to have.
-
-    `cost`, `example_id` and `decoder` may be there too, and `draws_globally`: False says that nothing in it draws from
-    the random generators of the process, which are else seeded for each example, and not by threads. So may
-    `fingerprint`, as of a `Reader`.
-    """
+    def __init__(self, dataset: Dataset[Any], *, draws: bool = True) -> None:
+        check_switch("draws", draws)
+        iterable = isinstance(dataset, IterableDataset)
+        if iterable or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise InputError(
+                f"{type(dataset).__name__} has no examples by index.",
+                given="an iterable dataset" if iterable else repr(dataset),
+                expected="a map-style dataset, with __len__ and __getitem__",
+                hint="give it both; or train with ls.data.IterableLoader(dataset, ...), which cannot resume exactly",
+            )
+        self._dataset = dataset
+        self.draws_globally = draws
+        self._collation = Collation(type(dataset).__name__, "__getitem__ of the dataset")
 
     def __len__(self) -> int:
-        """Number of examples."""
-        ...
+        return len(cast(Any, self._dataset))
 
-    def read(self, index: int) -> Any:
-        """The fields of an example by name, or a pair (image, label)."""
-        ...
+    def read_batch(self, indices: Int64s) -> dict[str, Any]:
+        """The items of these indices as one batch; an error names an item that fails or differs from the first one."""
+        return self._collation.batch_of([self._item(index) for index in indices.tolist()], indices)
+
+    def example_id(self, index: int) -> str:
+        """The index as text."""
+        return str(index)
+
+    def fingerprint(self) -> Fingerprint:
+        """The dataset's own, if it has `fingerprint()`; else class and length, with the content of torch's classes."""
+        return fingerprint_of_dataset(self._dataset)
+
+    def _item(self, index: int) -> Any:
+        now_reading(self.example_id(index))
+        try:
+            return self._dataset[index]
+        except LockstepError:
+            raise
+        except Exception as error:
+            raise self._collation.failed(index, error) from error
 
 
 class OneByOne:
-    """A reader with `read(index)`, as one with `read_batch(indices)`.
+    """Wraps a reader with `read(index)` as one with `read_batch(indices)`.
 
-    Tensors, arrays and numbers are stacked; values of anything else become a list. Without a `cost` of its own it is
-    read by loader processes; without `example_id` the name of an example is its index.
+    Tensors, arrays and numbers are stacked; values of anything else become a list. Without a `cost` of its own the
+    reader is read by loader processes; without `example_id` the name of an example is its index.
     """
 
     def __init__(self, reader: ExampleReader) -> None:
@@ -300,11 +240,7 @@ class OneByOne:
         return len(self._reader)
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """The examples of these indices.
-
-        Raises:
-            DataError: one is neither a dict nor a pair, or does not fit the first one; it is named.
-        """
+        """The examples of these indices as one batch; an error names one that differs from the first one."""
         return self._collation.batch_of([self._read(index) for index in indices.tolist()], indices)
 
     def example_id(self, index: int) -> str:
@@ -321,21 +257,81 @@ class OneByOne:
         return self._reader.read(index)
 
 
-def reader_of(reader: Reader | ExampleReader) -> Reader:
-    """The reader itself; or, of one that gives single examples, one that gives batches.
+@dataclass(frozen=True, slots=True)
+class Collation:
+    """Makes a batch of items; an error names the item that cannot be part of it by its number.
 
-    Raises:
-        InputError: it is neither.
+    An item is a dict of fields, or a pair (image, label). Tensors, arrays and numbers are stacked, if all items have
+    the same shape and dtype; values of anything else become a list.
     """
-    if not isinstance(reader, type) and hasattr(reader, "__len__"):
-        if hasattr(reader, "read_batch") and hasattr(reader, "cost"):
-            return reader  # type: ignore[return-value]
-        if hasattr(reader, "read"):
-            return OneByOne(reader)
-    raise wrong_type(
-        "reader",
-        reader,
-        expected="a reader: it has a length, and read(index), or read_batch(indices), cost and example_id",
-        hint="wrap tensors in ls.data.Arrays({...}), a torch Dataset in ls.data.TorchDataset(dataset), "
-        "an iterable one in ls.data.IterableLoader(dataset, batch_size=...) instead of a Loader",
-    )
+
+    dataset: str
+    """The class that items come from, for errors."""
+    method: str
+    """The method that makes items, to be fixed where one is wrong, for errors."""
+
+    def batch_of(self, items: Sequence[Any], numbers: Int64s) -> dict[str, Any]:
+        """Collate items to fields: tensors with the batch first, or lists of its length."""
+        rows = [self._fields(item, number) for item, number in zip(items, numbers, strict=True)]
+        for row, number in zip(rows, numbers, strict=True):
+            if row.keys() != rows[0].keys():
+                raise self.unusable(number, f"the fields {_names(row)}", f"{_names(rows[0])}, as in item {numbers[0]}")
+        return {name: self._column(name, [row[name] for row in rows], numbers) for name in rows[0]}
+
+    def failed(self, number: int, error: Exception) -> DataError:
+        """Make the error for an item that raised one."""
+        return self.unusable(number, f"{type(error).__name__}: {error}", "an item")
+
+    def unusable(self, number: int, given: str, expected: str) -> DataError:
+        """Make the error for an item that cannot be used."""
+        return DataError(
+            f"Item {number} of {self.dataset} cannot be used.",
+            given=given,
+            expected=expected,
+            hint=f"fix {self.method}, or leave the item out",
+        )
+
+    def _fields(self, item: Any, number: int) -> Mapping[str, Any]:
+        if isinstance(item, Mapping):
+            return item
+        if isinstance(item, tuple | list) and len(item) == 2:
+            return {"image": item[0], "label": item[1]}
+        size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+        raise self.unusable(number, f"a {type(item).__name__}{size}", "a dict of fields, or a pair (image, label)")
+
+    def _column(self, name: str, values: Sequence[Any], numbers: Int64s) -> Tensor | list[Any]:
+        tensors = [self._as_tensor(name, value, number) for value, number in zip(values, numbers, strict=True)]
+        stackable = [tensor for tensor in tensors if tensor is not None]
+        if not stackable:
+            return list(values)
+        expected = _kind(tensors[0])
+        for number, tensor in zip(numbers, tensors, strict=True):
+            if _kind(tensor) != expected:
+                raise self.unusable(number, f"{name!r}: {_kind(tensor)}", f"{expected}, as in item {numbers[0]}")
+        return torch.stack(stackable)
+
+    def _as_tensor(self, name: str, value: Any, number: int) -> Tensor | None:
+        try:
+            return _as_tensor(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise self.unusable(number, f"{name!r}: {error}", "numbers that torch can hold") from error
+
+
+def _kind(value: Tensor | None) -> str:
+    """The dtype and shape that all items of a batch must share."""
+    return "no tensor" if value is None else dtype_and_shape(value)
+
+
+def _as_tensor(value: Any) -> Tensor | None:
+    """The value as a tensor if it is numbers, else None."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, bool | int | float):
+        return torch.tensor(value)
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+        return torch.from_numpy(np.array(value))  # a copy: the array may be read-only
+    return None
+
+
+def _names(item: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, item))

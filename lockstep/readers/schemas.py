@@ -66,7 +66,7 @@ class ImageNetSchema:
         """
         fields: dict[str, Any] = {
             "image": [example.image(self.image_feature) for example in examples],
-            "label": torch.tensor([self._label(example) for example in examples], dtype=torch.int64),
+            "label": torch.tensor(self._labels(examples), dtype=torch.int64),
         }
         if self.boxes:
             boxes = fields["boxes"] = boxes_of(examples, _BOXES)
@@ -76,13 +76,15 @@ class ImageNetSchema:
             fields["text"] = [example.text(_CLASS_TEXT) for example in examples]
         return fields
 
-    def _label(self, example: ParsedExample) -> int:
-        label = example.integer(self.label_feature, _NO_LABEL + self.label_offset) - self.label_offset
-        if label not in _INT64:
-            raise example.unusable(
-                self.label_feature, "a label that is an int64 once the offset is off", given=f"{label} then"
-            )
-        return label
+    def _labels(self, examples: Sequence[ParsedExample]) -> list[int]:
+        default = _NO_LABEL + self.label_offset
+        labels = [example.integer(self.label_feature, default) - self.label_offset for example in examples]
+        for example, label in zip(examples, labels, strict=True):
+            if label not in _INT64:
+                raise example.unusable(
+                    self.label_feature, "a label that is an int64 once the offset is off", given=f"{label} then"
+                )
+        return labels
 
 
 MASKS = ("none", "numerical", "png")

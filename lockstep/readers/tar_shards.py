@@ -17,19 +17,19 @@ import torch
 from lockstep.checks import wrong_type
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
-from lockstep.readers import image_folder
 from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts
+from lockstep.readers.image_files import load_decoder
+from lockstep.readers.image_folder import ENDINGS
 from lockstep.readers.reader import NO_DECODER, Cost, Int64s
 from lockstep.records.open_files import OpenFiles
 from lockstep.records.shards import expand_braces, find_shards, list_of_paths
 from lockstep.records.tar_index import key_and_ending, tar_index_of
 from lockstep.records.tar_members import BLOCK_BYTES, header_crc, readable_name
-from lockstep.screen import log
 from lockstep.tracing import now_reading
 
 Kind = Literal["image", "label", "json", "text", "bytes"]
 
-_IMAGE_ENDINGS = tuple(ending.removeprefix(".") for ending in image_folder.ENDINGS)
+_IMAGE_ENDINGS = tuple(ending.removeprefix(".") for ending in ENDINGS)
 _KINDS: dict[str, Kind] = {**dict.fromkeys(_IMAGE_ENDINGS, "image"), "cls": "label", "json": "json", "txt": "text"}
 _DEFAULT_NAMES = {**dict.fromkeys(_IMAGE_ENDINGS, "image"), "cls": "label"}
 
@@ -41,16 +41,16 @@ _THREADS = 8
 class TarShards:
     """The samples of plain tar archives, in any order: each the members that follow one another with one key.
 
-    The key is a member's name up to the first dot after the last slash, its ending what comes after that dot, in lower
-    case. The last part of the ending says what a member holds:
+    The key is a member's name up to the first dot after the last slash; its ending is the rest after that dot, in lower
+    case. The last part of the ending tells the content:
 
         jpg, jpeg, png and others of images     an `EncodedImage`
         cls                                     a whole number; the field is int64 of shape (batch,)
-        json                                    what the JSON says
+        json                                    the value of the JSON
         txt                                     a string
         any other                               bytes
 
-    Every field but that of cls is a list. The headers of an archive are walked once, and its index kept like that of
+    Every field but that of cls is a list. The headers of an archive are walked once, and its index is kept like that of
     a file of records.
 
     Args:
@@ -58,12 +58,7 @@ class TarShards:
         fields: the endings of each field, by its name; of several, "jpg;png", the first that a sample has counts.
             By default those of the first sample: image endings are "image", cls is "label", others have their own
             name. Members of other endings are not read.
-        decoding: how the images are decoded once they are asked for.
-
-    Raises:
-        InputError: it is no path; or the endings of a field are none, or hold different things.
-        DataError: as `find_shards`, `expand_braces` and `tar_index_of`; or two members of the first sample would be
-            one field.
+        decoding: how images are decoded when they are asked for.
     """
 
     cost: Cost = "decode"
@@ -83,32 +78,23 @@ class TarShards:
         self._decoding = decoding
         self._fields = chosen or (_default_fields(self._sample(0)) if len(self) else ())
         has_images = any(field.kind == "image" for field in self._fields)
-        # Looked up now: loader processes are forked from this one, and must find the decoder's library loaded.
-        self.decoder = decoding.chosen if has_images else NO_DECODER
-        """What decodes the images, with its version."""
-        if has_images:
-            log.info("Images in %s are decoded by %s", paths, self.decoder)
+        self.decoder = load_decoder(decoding, paths) if has_images else NO_DECODER
 
     def __len__(self) -> int:
         return self._starts[-1]
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """The fields of these samples, images not decoded.
-
-        Raises:
-            DataError: a sample has no member for a field, a member does not hold what its ending says, or an archive
-                has changed.
-        """
+        """The fields of these samples, images not decoded."""
         samples = [self._sample(index) for index in indices.tolist()]
         return {field.name: self._column(field, samples) for field in self._fields}
 
     def example_id(self, index: int) -> str:
-        """The name of its archive, and its key."""
+        """The name of its archive, and its key: "train-000.tar: 0001"."""
         sample = self._sample(index)
         return f"{sample.shard.path.name}: {sample.key}"
 
     def fingerprint(self) -> Fingerprint:
-        """Of each archive the number of samples, the size, and the checksum of all headers: contents have none."""
+        """Number of samples, size and checksum of all headers, for each archive; contents have no checksum."""
         return named_parts((shard.path.name, shard.summary) for shard in self._shards)
 
     def _sample(self, index: int) -> _Sample:
@@ -141,7 +127,7 @@ class _Field:
 
     @classmethod
     def of(cls, name: str, endings: Sequence[str]) -> _Field:
-        """Raises InputError where the endings hold different things."""
+        """Make a field of endings that hold the same kind of content."""
         kinds = {_KINDS.get(ending.rpartition(".")[2], "bytes") for ending in endings}
         if len(kinds) > 1:
             raise InputError(
@@ -166,27 +152,23 @@ class _Shard:
 
     @property
     def summary(self) -> str:
-        """Its number of samples, its size, and the checksum of what its headers say."""
+        """The number of samples, the size, and the checksum of names and places of the members."""
         index = self.index
         numbers = (index.offsets, index.sizes, index.header_crcs, index.starts)
         return f"{len(self)} samples, {index.version.size_bytes} bytes, {checksum(*numbers, index.names)}"
 
     def sample(self, number: int) -> _Sample:
-        """What is known of a sample without reading it."""
+        """A sample by its number; its members are not read."""
         members = self.index.members(number)
         parts = [key_and_ending(self.index.name(member)) for member in members]
         endings = [readable_name(ending) for _, ending in parts]
         return _Sample(self, readable_name(parts[0][0]), dict(zip(endings, members, strict=True)))
 
     def read(self, member: int) -> bytes:
-        """The content of a member.
-
-        Raises:
-            DataError: the archive has changed since its index was made.
-        """
+        """Read the content of a member."""
         index = self.index
         offset = int(index.offsets[member])
-        # Contents have no checksums in tar; by another header, one of the same size and time of change is known.
+        # Contents have no checksums in tar. The header tells another archive of the same size and time of change.
         header = self._open_files.read(self.path, index.version, BLOCK_BYTES, offset - BLOCK_BYTES)
         if header_crc(header) != index.header_crcs[member]:
             raise DataError(
@@ -204,14 +186,10 @@ class _Sample(NamedTuple):
     shard: _Shard
     key: str
     members: Mapping[str, int]
-    """Their numbers in the archive, by their endings."""
+    """The numbers of its members in the archive, by their endings."""
 
     def member_of(self, field: _Field) -> int:
-        """The member that holds a field.
-
-        Raises:
-            DataError: there is none.
-        """
+        """The number of the member that holds a field."""
         for ending in field.endings:
             if ending in self.members:
                 return self.members[ending]
@@ -238,11 +216,7 @@ def _chosen_fields(fields: Mapping[str, str]) -> tuple[_Field, ...]:
 
 
 def _default_fields(sample: _Sample) -> tuple[_Field, ...]:
-    """The fields of a sample when none are chosen; an image may be of any format in others.
-
-    Raises:
-        DataError: two members would be one field.
-    """
+    """The fields of the first sample, when none are chosen; images of other samples may have another format."""
     endings: dict[str, str] = {}
     for ending in sample.members:
         name = _DEFAULT_NAMES.get(ending, ending)

@@ -115,7 +115,7 @@ class Voc:
         """
         fields: dict[str, Any] = {
             "image": [self._files.read(index) for index in indices.tolist()],
-            "source_id": [self._files.name(index) for index in indices.tolist()],
+            "source_id": [self._files.names[index] for index in indices.tolist()],
             **{name: self._objects.tensors(name, indices) for name in _TENSORS},
         }
         fields["class_text"] = [[self.classes[label] for label in labels.tolist()] for labels in fields["labels"]]
@@ -126,7 +126,7 @@ class Voc:
 
     def example_id(self, index: int) -> str:
         """The file name of the image, as its annotation has it."""
-        return self._files.name(index)
+        return self._files.names[index]
 
     def fingerprint(self) -> Fingerprint:
         """The classes, the views, and the images with their objects in groups; each with a checksum.

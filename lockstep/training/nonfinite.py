@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lockstep.checkpoints.encoding import not_finite
+from lockstep.checkpoints.encoding import find_nonfinite
 from lockstep.errors import NonFiniteError
 from lockstep.listing import shorten
 from lockstep.parallel.diagnosis import Again, Finding, nonfinite_losses
@@ -152,7 +152,7 @@ def check_finite(state: TrainState, worker: Worker) -> None:
             a mask does.
     """
     sections = state.sections()
-    mine = not_finite(
+    mine = find_nonfinite(
         {section: sections[section] for section in ("parameters", "buffers")}, {"parameters": state.untrained()}
     )
     of_all = worker.group.gather(shorten(mine, MAX_NAMES))

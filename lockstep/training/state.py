@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType, NoneType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from types import NoneType
 from typing import Any, Literal, get_args
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from lockstep.checkpoints.background import let_change
 from lockstep.checks import check_all, check_one_of, check_range, check_type, wrong_type
 from lockstep.errors import InputError, NonFiniteError
 from lockstep.listing import shorten
@@ -24,11 +24,9 @@ from lockstep.optim.transforms import BoundTransform, GradientTransform, bind_tr
 from lockstep.parallel.statistics import changeable_buffers
 from lockstep.selection import Patterns
 from lockstep.training.attempt import Attempt, LossAverage, LossScale, Outcome, SmoothedLosses, describe_nonfinite
-from lockstep.training.extra_state import extra_state, set_extra_state
 from lockstep.training.freezing import freeze, matches
-from lockstep.training.saved import check_fits
-from lockstep.training.trained_with import Resumed, of_state
-from lockstep.training.unchanged import layouts_of
+from lockstep.training.saved_state import check_compatible, extra_state, set_extra_state
+from lockstep.training.trained_with import Resumed, describe_arguments
 
 Nonfinite = Literal["stop", "skip", "rollback", "off"]
 Update = Callable[[nn.Module, int], Mapping[str, Tensor]]
@@ -70,11 +68,6 @@ class TrainState:
             train.
     """
 
-    computed_with: Mapping[str, Any] = MappingProxyType({})
-    """The towers, the exchange and the threads of the steps; see `lockstep.training.trained_with`."""
-    resumed: Resumed | None = None
-    """What the first step after a resume is compared with."""
-
     def __init__(
         self,
         model: nn.Module,
@@ -102,7 +95,12 @@ class TrainState:
         check_all("tower_gradient_transforms", tower_gradient_transforms, object, hint=_TRANSFORMS_HINT)
         check_one_of("nonfinite", nonfinite, get_args(Nonfinite))
         check_range("nonfinite_budget", nonfinite_budget, 0)
-        self.made_with = of_state(locals())
+        self.trained_with = describe_arguments(locals())
+        """What a checkpoint says of the arguments, and from the first step on of towers, exchange and threads."""
+        self.resumed: Resumed | None = None
+        """The checkpoint that the first step after a resume is compared with."""
+        self.before_change: list[Callable[[], None]] = []
+        """Called before something here changes: a saver that still copies it waits there."""
         self.step = 0
         self.first_step = 0
         """The optimizer, and the schedule of its learning rate, count their steps from this one on."""
@@ -110,7 +108,7 @@ class TrainState:
         self.frozen = freeze(model, frozen, train_only, freeze_statistics=freeze_statistics)
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._names = list(self.parameters)
-        self.layouts = layouts_of(self.parameters)
+        self.layouts = layouts(self.parameters)
         changeable = set(map(id, changeable_buffers(model)))
         self.buffers = {n: b for n, b in model.named_buffers() if id(b) in changeable}
         self._buffer_list = list(self.buffers.values())
@@ -139,7 +137,7 @@ class TrainState:
         _states.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "gradient_hooks": []}  # nobody watches a copy
+        return {**self.__dict__, "gradient_hooks": [], "before_change": []}  # nobody watches or saves a copy
 
     def __setstate__(self, values: dict[str, Any]) -> None:
         self.__dict__.update(values)
@@ -159,7 +157,7 @@ class TrainState:
             transform(gradients, self.step)
         for hook in self.gradient_hooks:
             hook(gradients)
-        let_change()
+        self._prepare_change()
         self._optimizer.update(gradients, self.step - self.first_step)
         self.step += 1
         if attempt.statistics:
@@ -247,6 +245,18 @@ class TrainState:
         words = describe_nonfinite(outcome.losses, gradients, has_finite_statistics=attempt.has_finite_statistics)
         return outcome._replace(nonfinite=tuple(words), overflowed=overflowed)
 
+    def _prepare_change(self) -> None:
+        for wait in self.before_change.copy():
+            wait()
+
+    def sharing(self) -> list[TrainState]:
+        """The states that have a parameter or buffer in common with this one, itself among them."""
+        own = set(map(id, self._tensors()))
+        return [other for other in _states if not own.isdisjoint(map(id, other._tensors()))]
+
+    def _tensors(self) -> Iterator[Tensor]:
+        return chain(self.model.parameters(), self.model.buffers())
+
     def other_buffers(self) -> list[Tensor]:
         """The buffers of the models of all other states: no step of this state may change them."""
         if len(_states) == 1:
@@ -272,7 +282,7 @@ class TrainState:
         for tensor in (*self.model.parameters(), *self._optimizer.slots().values(), *averages):
             if tensor.ndim == 4:
                 tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
-        self.layouts = layouts_of(self.parameters)
+        self.layouts = layouts(self.parameters)
 
     def averaged(self) -> dict[str, Tensor]:
         """The moving averages of the parameters, and of the statistics where they are averaged, by name.
@@ -352,9 +362,9 @@ class TrainState:
             CheckpointError: a tensor is missing, left over, or of another shape or dtype.
         """
         own, slots = self.sections(), sections.get("slots", {})
-        check_fits({**own, "slots": self._optimizer.expects(slots)}, sections)
+        check_compatible({**own, "slots": self._optimizer.expects(slots)}, sections)
         self._optimizer.check_values(values["optimizer"])
-        let_change()
+        self._prepare_change()
         with torch.no_grad():
             for section in ("parameters", "buffers", "average"):
                 for name, tensor in own[section].items():
@@ -382,3 +392,8 @@ def _optimizer(given: Any) -> Optimizer:
             )
     optimizer: Optimizer = ByName(given) if isinstance(given, Mapping) else given
     return optimizer
+
+
+def layouts(parameters: Mapping[str, Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Strides and dtype of each parameter."""
+    return [(parameter.stride(), parameter.dtype) for parameter in parameters.values()]

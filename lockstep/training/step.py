@@ -24,10 +24,16 @@ from lockstep.progress import Progress
 from lockstep.screen import log
 from lockstep.training.attempt import Attempt, Outcome
 from lockstep.training.nonfinite import act, check_finite, explain
-from lockstep.training.preflight import check_fit, check_start
+from lockstep.training.preflight import (
+    check_buffers,
+    check_fit,
+    check_parameters,
+    check_start,
+    check_threads,
+    check_training_mode,
+)
 from lockstep.training.state import TrainState
-from lockstep.training.trained_with import check_resumed, check_threads, of_step
-from lockstep.training.unchanged import check_buffers, check_parameters, check_training_mode
+from lockstep.training.trained_with import compare_first_step, describe_step
 from lockstep.types import BadExample, Batch, NonFiniteReport, StepReport
 from lockstep.workers.rank import Worker, join
 from lockstep.workers.signals import interruptible, uninterrupted
@@ -86,12 +92,12 @@ def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | N
     check_type("towers", towers, (Towers, NoneType), expected="ls.Towers", hint="write ls.Towers(4) for four towers")
     worker = join()
     key = (towers or Towers(worker.num_workers), exchange or AllReduce())
+    if state.resumed:
+        compare_first_step(state, *key, worker)
     steps = _steps.get(state, {})
     if key not in steps:
         steps[key] = BoundStep(state, *key, worker)
         _steps[state] = steps
-    if state.resumed:
-        check_resumed(state, *key, worker)
     return steps[key]
 
 
@@ -105,7 +111,7 @@ class BoundStep:
         check_start(state, worker)
         check_fit(state, towers, exchange)
         check_threads(exchange, worker)
-        state.computed_with = of_step(towers, exchange)
+        state.trained_with |= describe_step(towers, exchange)
         if worker.is_chief and state not in _steps:
             for line in state.matches:
                 log.info("%s", line)

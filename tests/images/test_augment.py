@@ -237,7 +237,7 @@ def test_locations_of_objects_are_refused_by_what_moves_them(augment: Augment, f
         augment(batch, draws(2))
     assert raised.value.expected.startswith("no places of objects on the images, none of boxes, masks, ")
     kept = '["image", "label", "labels", "difficult", "is_crowd", "class_text", "source_id"]'
-    assert raised.value.hint == f"read the fields wanted alone: ls.data.OnlyFields(reader, {kept})"
+    assert raised.value.hint == f"read the fields wanted alone: lockstep.readers.combine.OnlyFields(reader, {kept})"
 
 
 def test_all_locations_are_named() -> None:

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 import lockstep as ls
+from lockstep.data.each_example import ExampleDraws
 from lockstep.data.loader import Loader
 from lockstep.readers.reader import Reader
 
@@ -64,7 +65,7 @@ def several(path: Path) -> Reader:
     return ls.data.Concatenated({"folder": folder(path / "folder"), "records": records(path / "records")})
 
 
-def brightened(example: dict[str, Any], draws: ls.data.ExampleDraws) -> dict[str, Any]:
+def brightened(example: dict[str, Any], draws: ExampleDraws) -> dict[str, Any]:
     return {**example, "image": example["image"] // 2 + draws.integer("brightness", 0, 100)}
 
 
