@@ -1,4 +1,4 @@
-"""What must hold before step 1, on this worker and between all of them."""
+"""Checks before step 1, on this worker and between all workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lockstep.workers.rank import Worker
 
 
 def check_start(state: TrainState, worker: Worker) -> None:
-    """Refuse to train what has no values yet, or what differs between workers.
+    """Refuse parameters without values, and any that differ between workers.
 
     Raises:
         InputError: a parameter or buffer is on the meta device or on another device, a trained parameter is not finite,
@@ -47,7 +47,7 @@ def check_start(state: TrainState, worker: Worker) -> None:
 
 
 def check_data(loader: Loader, worker: Worker) -> None:
-    """Refuse to train where the workers read different data: each of them may have a copy of its own.
+    """Refuse workers that read different data: each may have a copy of its own.
 
     Raises:
         WorkerError: naming the workers whose data differs, and the first part of it that does.
