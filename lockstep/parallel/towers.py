@@ -59,7 +59,7 @@ class Towers(Checked):
 
     @property
     def joined(self) -> bool:
-        """A worker runs its towers as one batch."""
+        """Whether a worker runs its towers as one batch."""
         return self.batch_norm == "sync"
 
     def check(self, batch_size: int, num_workers: int) -> None:
