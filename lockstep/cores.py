@@ -1,4 +1,4 @@
-"""The cores that this process may keep busy: what every part that starts processes or threads asks."""
+"""The cores that this process may keep busy, for every part that starts processes or threads."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from pathlib import Path
 
 
 def usable_cores() -> int:
-    """Cores that this process may keep busy: the least of its affinity and the quotas of its control groups."""
+    """Return the least of the process's affinity and the quotas of its control groups, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(min(cores, _cgroup_cores(Path("/")))))
 
 
 def _cgroup_cores(root: Path) -> float:
-    """Cores' worth of time that the control groups of this process get, infinite without a quota (cgroup v1 and v2)."""
+    """The least quota of this process's control groups, in cores, infinite without one (cgroup v1 and v2)."""
     membership = root / "proc/self/cgroup"
     quotas = [float("inf")]
     for line in membership.read_text().splitlines() if membership.exists() else []:
         _, controllers, path = line.split(":", 2)
         if not controllers or "cpu" in controllers.split(","):
             mount = root / "sys/fs/cgroup" / controllers
-            # Inside a container the path may be the one outside of it: then the mount itself is this group.
+            # In a container the path may be the host's: then the mount itself is this group.
             group = mount / path.lstrip("/")
             quotas += [_quota(folder) for folder in (group, *group.parents) if folder.is_relative_to(mount)]
     return min(quotas)
 
 
 def _quota(folder: Path) -> float:
-    """Cores granted by one control group."""
+    """The quota of one control group, in cores."""
     v2, v1_quota, v1_period = folder / "cpu.max", folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us"
     if v2.exists():
         quota, period = v2.read_text().split()

@@ -1,33 +1,15 @@
-"""Bytes that are on the disk when the call returns, and not merely on their way to it."""
+"""Durable writes: the bytes are on the disk when the call returns, not merely on their way to it."""
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO
 
 from lockstep.errors import LockstepError
-
-
-def write_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a new file of these parts, one after another.
-
-    An existing file is an error (FileExistsError), like everything that the disk refuses (OSError).
-    """
-    with path.open("xb", buffering=0) as file:
-        for part in parts:
-            _write_all(file, part)
-        os.fsync(file.fileno())
-
-
-def _write_all(file: RawIOBase, part: bytes | memoryview) -> None:
-    rest = memoryview(part).cast("B")
-    while rest:  # The system takes at most 2 GiB at once.
-        rest = rest[file.write(rest) or 0 :]
 
 
 @contextmanager
@@ -69,14 +51,14 @@ def atomic_write(
 
 
 def make_folder(path: Path) -> None:
-    """Have the folder, with all above it."""
+    """Make the folder, and those above it, if they are missing."""
     if not path.is_dir():
         path.mkdir(parents=True, exist_ok=True)
         sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:
-    """Have the names in a folder on the disk: what was created, renamed or deleted in it."""
+    """Write to the disk which files were created, renamed or deleted in a folder."""
     if os.name == "nt":  # no folder can be opened there, and names are written through
         return
     descriptor = os.open(path, os.O_RDONLY)

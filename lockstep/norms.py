@@ -1,4 +1,4 @@
-"""Norms of tensors that do not drift: torch adds up the squares of a CPU tensor one by one, in its own precision."""
+"""Accurate norms of tensors: torch itself adds up the squares of a CPU tensor one by one, in the tensor's precision."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 
 _WIDE = {torch.float32, torch.float64}
 _LARGE = 2**18
-"""A tensor of more elements is added up by parts."""
+"""Larger tensors, in elements, are added up by parts."""
 _PART = 2**11
-"""Elements a part: about the square root of how many a large parameter has."""
+"""Elements of a part: about the square root of a large parameter's."""
 
 
 def norms_of(tensors: Sequence[Tensor | None], order: int = 2) -> list[float]:
@@ -39,9 +39,9 @@ def _norms(tensors: list[Tensor], order: int) -> list[float]:
 
 
 def _norms_of_parts(tensor: Tensor, order: int, dtype: torch.dtype | None) -> Tensor:
-    """Norms of some elements each, whose norm is that of the tensor, for a CPU; in the order of its memory.
+    """Return the norms of parts of a CPU tensor, in the order of its memory: their norm is the tensor's.
 
-    There torch adds up squares one by one: of four million float32 numbers the norm is 2e-3 off, and by parts 1e-6.
+    Added up one by one, the norm of four million float32 numbers is off by 2e-3; by parts, by 1e-6.
     """
     if not tensor.is_contiguous():
         tensor = tensor.permute(sorted(range(tensor.ndim), key=tensor.stride, reverse=True))

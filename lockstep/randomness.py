@@ -1,6 +1,6 @@
 """Random numbers as arithmetic: a counter hash instead of a generator with a state.
 
-Every number is a pure function of its key, so nothing has to be saved, replayed or handed on.
+Every number is a pure function of its key, so there is nothing to save, replay or pass on.
 The mixer is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
 """
 
@@ -30,7 +30,7 @@ def mix(*key: int) -> int:
 
 
 def key_of(text: str) -> int:
-    """A stable number for a name, to be used as part of a key."""
+    """Return a stable number for a name, as part of a key."""
     return zlib.crc32(text.encode())
 
 
@@ -54,7 +54,7 @@ class Draws:
         self.positions = positions.astype(np.uint64)
 
     def again(self, turn: int) -> Draws:
-        """Other numbers for the same examples, for the `turn`-th repeat of what draws; at turn 0 these numbers."""
+        """Return other draws for the same examples, for the `turn`-th repeat of an augmentation; at turn 0 these."""
         return Draws(mix(self.seed, key_of("again"), turn), self.positions) if turn else self
 
     def uniform(self, column: str) -> npt.NDArray[np.float64]:

@@ -1,4 +1,4 @@
-r"""Text on its way to a screen or a log.
+r"""Text on its way to a screen or a log, and screens that may be closed.
 
 A name that comes from a file may hold any character: one that moves the cursor, a line break that forges a line, a mark
 that turns the direction of writing. So what is not printable is escaped as `repr` does it: `\x1b`, `\n`, `\u202e`.
@@ -65,7 +65,7 @@ def write_json(value: object) -> None:
 
 
 class _Terminal(io.FileIO):
-    """A terminal that takes what is written after it is closed, in place of an error."""
+    """A terminal that accepts writes after it is closed, instead of raising."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -77,9 +77,9 @@ class _Terminal(io.FileIO):
 
 
 def outlive_terminal() -> None:
-    """Have `sys.stdout` and `sys.stderr` of this process raise nothing when their terminal is closed, or missing."""
+    """Make `sys.stdout` and `sys.stderr` accept writes though their terminal is closed: the run still saves."""
     while (nowhere := os.open(os.devnull, os.O_RDWR)) < 3:
-        pass  # What was closed is open now; else a file that is opened later would be taken for the screen.
+        pass  # Open what was closed: a file that is opened later would else be taken for the screen.
     os.close(nowhere)
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream: TextIO | None = getattr(sys, name)

@@ -1,4 +1,4 @@
-"""Parameters chosen by name: a regular expression that is searched for in it, or the exact name.
+"""Parameters selected by name: by the exact name, or by a regular expression that is searched for in it.
 
 A pattern that is itself the name of a parameter means that one alone; any other is a regular expression.
 """
@@ -21,7 +21,7 @@ _ONE = "a regular expression, or the exact name of a parameter"
 
 
 def selected(field: str, patterns: Patterns, names: Iterable[str]) -> list[str]:
-    """The names that at least one of the patterns matches, in their order; `field` is what the user calls the patterns.
+    """Return the names that at least one pattern matches, in their order; `field` is the user's name for the patterns.
 
     Raises:
         InputError: a pattern matches nothing, or is no regular expression.
@@ -35,7 +35,7 @@ def selected(field: str, patterns: Patterns, names: Iterable[str]) -> list[str]:
 
 
 def assigned(field: str, table: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
-    """The value of the one pattern that matches each name, in the order of the names; those of none are left out.
+    """Return the value of the one pattern that matches each name, in the order of the names; others are left out.
 
     Raises:
         InputError: as `pattern_of_each` says.
@@ -44,7 +44,7 @@ def assigned(field: str, table: Mapping[str, T], names: Iterable[str]) -> dict[s
 
 
 def pattern_of_each(field: str, patterns: Iterable[str], names: Iterable[str]) -> dict[str, str]:
-    """The one pattern that matches each name, in the order of the names; those that none matches are left out.
+    """Return the one pattern that matches each name, in the order of the names; others are left out.
 
     Raises:
         InputError: a pattern matches nothing or is no regular expression, or two of them match the same name.

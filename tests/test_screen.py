@@ -81,7 +81,7 @@ def test_paths_errors_and_texts_of_several_lines_are_logged_as_they_are_meant() 
 
 def test_without_any_handler_of_ours_a_name_stays_on_its_line() -> None:
     script = (
-        "import logging, lockstep, torch\n"
+        "import logging, lockstep.screen, torch\n"
         f"logging.getLogger('lockstep').warning('Not read: %s', {HOSTILE!r})\n"
         "logging.basicConfig(format='%(message)s')\n"
         f"logging.getLogger('lockstep').warning('Not read: %s', {HOSTILE!r})\n"

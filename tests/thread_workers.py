@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lockstep.workers.group import StoreGroup
+from lockstep.workers.group import Group
 from lockstep.workers.pulse import Pulse
 from lockstep.workers.rank import Worker
 from lockstep.workers.socket_store import SocketStore
@@ -22,7 +22,7 @@ def thread_workers(num_workers: int, **fields: Any) -> list[Worker]:
     server = StoreServer()
 
     def worker(rank: int) -> Worker:
-        group = fields.get("group") or StoreGroup(SocketStore(server.connect()), rank, num_workers, TIMEOUT_SECONDS)
+        group = fields.get("group") or Group(SocketStore(server.connect()), rank, num_workers, TIMEOUT_SECONDS)
         usual: dict[str, Any] = {"num_local_workers": num_workers, "device": torch.device("cpu"), "pulse": Pulse()}
         return Worker(rank, num_workers, rank, **{**usual, **fields, "group": group})
 

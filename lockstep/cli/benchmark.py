@@ -1,4 +1,4 @@
-"""`lockstep benchmark input`: how fast the way from files to batches is, what limits the run, and what to change."""
+"""`lockstep benchmark input`: measure how fast files become batches, what limits the run, and what to change."""
 
 from __future__ import annotations
 
@@ -6,79 +6,96 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-import torch
-
-from lockstep.checks import check_one_of, check_range
-from lockstep.cli.subject import is_recipe, open_data
-from lockstep.data.advice import Advice, advise
-from lockstep.data.loader import Loader
-from lockstep.data.throughput import Measured, Throughput, measure
+from lockstep.checks import Range, check_one_of, check_value
+from lockstep.cli.shared import Command
 from lockstep.errors import InputError
-from lockstep.images.augment import LOCATION_FIELDS, HorizontalFlip
-from lockstep.images.decode import EncodedImage
-from lockstep.images.resized_crops import RandomResizedCrop
-from lockstep.images.slim_presets import SLIM_PRESETS
-from lockstep.parallel.launch import STOPPED
-from lockstep.readers.combine import OnlyFields
-from lockstep.readers.reader import Reader
-from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.shipped import find
 from lockstep.reporting.console import format_rate
-from lockstep.runs.build import build
 from lockstep.screen import log, write_json, write_lines
 from lockstep.tracing import INPUT_STAGES
-from lockstep.training import choices
-from lockstep.training.step import bind
-from lockstep.types import Batch
-from lockstep.workers.rank import Worker, join
+
+if TYPE_CHECKING:
+    from lockstep.data.advice import Advice
+    from lockstep.data.loader import Loader
+    from lockstep.data.throughput import Measured, Throughput
+    from lockstep.readers.reader import Reader
+    from lockstep.recipes.recipe import Recipe
+    from lockstep.types import Batch
+    from lockstep.workers.rank import Worker
 
 _BATCH_SIZE = 64
 _CROP_SIZE = 224
-_LEAST_SECONDS = 0.1
+_MIN_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class _Subject:
-    """What is measured."""
+class _Workload:
+    """A loader to be measured, and the training step that takes its batches."""
 
     loader: Loader
     num_towers: int = 1
     step: Callable[[Batch], object] | None = None
 
 
-def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
-    """Measure, and write a table with a verdict, or JSON; what is measured at the moment goes to the log."""
-    check_range("seconds", arguments.seconds, _LEAST_SECONDS)
+def _add_arguments(benchmark: argparse.ArgumentParser) -> None:
+    benchmark.add_argument("part", choices=["input"], help="what is measured: the way from files to batches")
+    benchmark.add_argument(
+        "what", help="a recipe, a file.toml, or a path to data: images in folders, shards, VOC, COCO"
+    )
+    benchmark.add_argument("--seconds", type=float, default=10.0, metavar="N", help="how long in all (default: 10)")
+    benchmark.add_argument("--batch-size", type=int, metavar="N", help="default: the recipe's, 64 for a path")
+    benchmark.add_argument(
+        "--augment",
+        metavar="NAME",
+        help="lenet, cifarnet, vgg or inception; for a path (default: a random resized crop of 224, and flip)",
+    )
+    benchmark.add_argument("--processes", type=int, metavar="N", help="loader processes (default: as in training)")
+    benchmark.add_argument("--threads", type=int, default=0, metavar="N", help="loader threads in place of processes")
+    benchmark.add_argument("--device", choices=["cpu"], help="leave the accelerators alone")
+    benchmark.add_argument("--json", action="store_true", help="write JSON, for programs")
+
+
+def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    """Measure, and write a table with a verdict, or JSON; the log says what is being measured."""
+    import torch
+
+    from lockstep.cli.source import is_recipe
+    from lockstep.data.advice import advise
+    from lockstep.data.throughput import measure
+    from lockstep.parallel.launch import STOPPED
+    from lockstep.workers.rank import join
+
+    check_value("seconds", arguments.seconds, Annotated[float, Range(ge=_MIN_SECONDS)])
     threads = torch.get_num_threads()
     try:
         recipe = _recipe(arguments) if is_recipe(arguments.what) else None
         worker = join(arguments.device or (recipe.device if recipe else None))
-        subject = _of_recipe(recipe, worker) if recipe else _of_path(arguments)
+        workload = _workload_of_recipe(recipe, worker) if recipe else _workload_of_path(arguments)
         measured = measure(
-            subject.loader,
+            workload.loader,
             arguments.seconds,
             device=worker.device,
-            num_towers=subject.num_towers,
-            step=subject.step,
+            num_towers=workload.num_towers,
+            step=workload.step,
             tell=lambda doing: log.info("measuring %s", doing),
         )
     except KeyboardInterrupt:
         return STOPPED["SIGINT"]
     finally:
         torch.set_num_threads(threads)
-    found = arguments.what, subject.loader, measured, advise(measured)
+    results = arguments.what, workload.loader, measured, advise(measured)
     if arguments.json:
-        write_json(_as_json(*found))
+        write_json(_as_json(*results))
     else:
-        write_lines(_text(*found))
+        write_lines(_as_text(*results))
     return 0
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:
-    """The recipe with what the flags say."""
+    """The recipe, changed by the flags."""
+    from lockstep.recipes.shipped import find
+
     if arguments.augment is not None:
         raise InputError(
             "A recipe says itself how its images are augmented.",
@@ -86,7 +103,7 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
             expected="--augment for a path to data alone",
             hint="leave it out, or change data.augment in the recipe",
         )
-    # Weights that grow beyond all bounds by one batch, again and again, are no reason to stop.
+    # The same few batches again and again may make the weights diverge, which is no reason to stop.
     recipe = replace(find(arguments.what), nonfinite="skip", nonfinite_budget=sys.maxsize, warm_start=None)
     if arguments.batch_size is not None:
         recipe = replace(recipe, batch_size=arguments.batch_size)
@@ -96,24 +113,36 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
     return recipe
 
 
-def _of_recipe(recipe: Recipe, worker: Worker) -> _Subject:
-    """The loader of a recipe as one worker has it, and its training step."""
+def _workload_of_recipe(recipe: Recipe, worker: Worker) -> _Workload:
+    """The loader and the training step of a recipe, as one worker has them."""
+    import torch
+
+    from lockstep.runs.build import build
+    from lockstep.training import choices
+    from lockstep.training.step import bind
+
     parts = build(recipe, worker)
     exact = getattr(recipe.exchange, "exact", False)
-    settled = choices.resolve(parts.state, parts.towers, parts.loader, worker, exact=exact, saved=None)
-    torch.set_num_threads(settled.threads)
+    resolved = choices.resolve(parts.state, parts.towers, parts.loader, worker, exact=exact, saved=None)
+    torch.set_num_threads(resolved.threads)
     step = bind(parts.state, parts.towers, recipe.exchange)
-    return _Subject(parts.loader, parts.towers.count, lambda batch: step(parts.task.losses, batch))
+    return _Workload(parts.loader, parts.towers.count, lambda batch: step(parts.task.losses, batch))
 
 
-def _of_path(arguments: argparse.Namespace) -> _Subject:
-    """A loader of what lies there, with a usual augmentation where it is images."""
+def _workload_of_path(arguments: argparse.Namespace) -> _Workload:
+    """A loader of the data in a path; images are augmented in a usual way."""
+    from lockstep.cli.source import open_data
+    from lockstep.data.loader import Loader
+    from lockstep.images.augment import HorizontalFlip
+    from lockstep.images.resized_crops import RandomResizedCrop
+    from lockstep.images.slim_presets import SLIM_PRESETS
+
     what, name = arguments.what, arguments.augment
     if name is not None:
         check_one_of("augment", name, list(SLIM_PRESETS))
-    reader = _without_places(open_data(what))
+    reader = _without_locations(open_data(what))
     augment = SLIM_PRESETS[name]().train if name else (RandomResizedCrop(_CROP_SIZE), HorizontalFlip())
-    return _Subject(
+    return _Workload(
         Loader(
             reader,
             batch_size=_BATCH_SIZE if arguments.batch_size is None else arguments.batch_size,
@@ -124,22 +153,36 @@ def _of_path(arguments: argparse.Namespace) -> _Subject:
     )
 
 
-def _without_places(reader: Reader) -> Reader:
-    """The reader without the places of objects, which crops would leave wrong."""
-    names = reader.read_batch(np.zeros(1, np.int64)).keys() if len(reader) else set()
-    kept = [name for name in names if name not in LOCATION_FIELDS]
-    return OnlyFields(reader, kept) if len(kept) < len(names) else reader
+def _without_locations(reader: Reader) -> Reader:
+    """The reader without the locations of objects, which crops would not move."""
+    from lockstep.images.augment import LOCATION_FIELDS
+    from lockstep.readers.combine import OnlyFields
+
+    names = _first_example(reader).keys()
+    return (
+        OnlyFields(reader, [name for name in names if name not in LOCATION_FIELDS])
+        if names & {*LOCATION_FIELDS}
+        else reader
+    )
 
 
 def _has_images(reader: Reader) -> bool:
     """Whether there are images to decode."""
-    images = reader.read_batch(np.zeros(1, np.int64)).get("image") if len(reader) else None
+    from lockstep.images.decode import EncodedImage
+
+    images = _first_example(reader).get("image")
     return isinstance(images, list) and isinstance(images[0], EncodedImage)
 
 
-def _text(what: str, loader: Loader, measured: Measured, advice: Advice) -> Iterator[str]:
-    names_of = ", ".join(type(augment).__name__ for augment in loader.augment)
-    yield f"{what}: {len(loader.reader)} examples, batches of {loader.batch_size}, {names_of or 'not augmented'}"
+def _first_example(reader: Reader) -> dict[str, Any]:
+    import numpy as np
+
+    return reader.read_batch(np.zeros(1, np.int64)) if len(reader) else {}
+
+
+def _as_text(what: str, loader: Loader, measured: Measured, advice: Advice) -> Iterator[str]:
+    augment = ", ".join(type(each).__name__ for each in loader.augment)
+    yield f"{what}: {len(loader.reader)} examples, batches of {loader.batch_size}, {augment or 'not augmented'}"
     yield f"one worker of {measured.num_cores} cores, {_who_reads(loader, measured)}"
     yield ""
     yield from _table(_rows(loader, measured))
@@ -180,6 +223,8 @@ def _who_reads(loader: Loader, measured: Measured) -> str:
 
 
 def _as_json(what: str, loader: Loader, measured: Measured, advice: Advice) -> dict[str, Any]:
+    from lockstep.data.throughput import Throughput
+
     paces = {name: _pace(pace) for name, pace in vars(measured).items() if isinstance(pace, Throughput)}
     others = {name: value for name, value in vars(measured).items() if name not in paces}
     return {
@@ -194,3 +239,6 @@ def _as_json(what: str, loader: Loader, measured: Measured, advice: Advice) -> d
 
 def _pace(pace: Throughput) -> dict[str, Any]:
     return {**vars(pace), "stage_seconds": dict(pace.stage_seconds), "examples_per_second": pace.examples_per_second}
+
+
+COMMAND = Command("measure what limits a run, and say what to change", _add_arguments, _run)

@@ -1,64 +1,346 @@
-"""`lockstep convert`: data sets in the formats they come in, made into sharded records. Loads no torch by itself."""
+"""`lockstep convert`: make sharded records of data sets in the formats they come in."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from lockstep.cli import (
-    convert_boxes,
-    convert_detection,
-    convert_imagenet,
-    convert_images,
-    convert_mnist,
-    convert_prepare,
-    convert_validation,
-)
+from lockstep.cli.shared import Command, format_size, show_progress
+from lockstep.reporting.console import format_duration
 from lockstep.screen import log
 
-_STOPPED = 130
+if TYPE_CHECKING:
+    from lockstep.convert.image_record import LabelledImage
+    from lockstep.convert.sharding import Settings, Summary
+    from lockstep.readers.label_map import LabelMap
+
+_EVERY_SPLIT = "all"
+_INTERRUPTED = 130
 
 
-class Kind(NamedTuple):
-    """One of the conversions."""
+class Converter(NamedTuple):
+    """A kind of data set that can be converted: its line in the help, its flags, and the function that converts it."""
 
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], None]
 
 
-KINDS = {
-    "images": Kind("folders of images, one a class", convert_images.add_arguments, convert_images.run),
-    "imagenet": Kind("ImageNet, with bounding boxes", convert_imagenet.add_arguments, convert_imagenet.run),
-    "imagenet-validation": Kind(
-        "ImageNet's validation images into a folder for each class",
-        convert_validation.add_arguments,
-        convert_validation.run,
-    ),
-    "boxes": Kind(
-        "ImageNet's bounding boxes, from XML to one CSV file", convert_boxes.add_arguments, convert_boxes.run
-    ),
-    "mnist": Kind("MNIST's original files", convert_mnist.add_arguments, convert_mnist.run),
-    "voc": Kind("a data set in PASCAL VOC's format", convert_detection.add_voc_arguments, convert_detection.run_voc),
-    "coco": Kind("a data set in COCO's format", convert_detection.add_coco_arguments, convert_detection.run_coco),
-    "prepare": Kind("shards into shards of smaller images", convert_prepare.add_arguments, convert_prepare.run),
-}
-
-
-def add_arguments(convert: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+def _add_arguments(convert: argparse.ArgumentParser) -> None:
     convert.description = "Make sharded records of a data set. The same command again goes on where it was stopped."
     kinds = convert.add_subparsers(dest="kind", metavar="KIND", required=True)
-    for name, kind in KINDS.items():
-        kind.add_arguments(kinds.add_parser(name, help=kind.help, description=f"Convert {kind.help}."))
+    for name, converter in CONVERTERS.items():
+        converter.add_arguments(kinds.add_parser(name, help=converter.help, description=f"Convert {converter.help}."))
 
 
-def run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    """Run the command."""
+def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     try:
-        KINDS[arguments.kind].run(arguments)
+        CONVERTERS[arguments.kind].run(arguments)
     except KeyboardInterrupt:
         log.info("Stopped. What is finished is kept: the same command goes on.")
-        return _STOPPED
+        return _INTERRUPTED
     return 0
+
+
+def _add_output(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--to", required=True, type=Path, metavar="DIR", help="the folder of the shards")
+    _add_processes(command)
+    command.add_argument(
+        "--max-skipped", type=int, metavar="N", help="fail once more items cannot be converted (default: never)"
+    )
+
+
+def _add_processes(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--processes", type=int, metavar="N", help="how many convert at once (default: one a core)")
+    command.add_argument("--overwrite", action="store_true", help="write over the shards of another conversion")
+
+
+def _add_num_shards(command: argparse.ArgumentParser, *, train: int, validation: int) -> None:
+    for name, default in (("train", train), ("validation", validation)):
+        command.add_argument(f"--{name}-shards", type=int, default=default, metavar="N", help=f"default: {default}")
+
+
+def _add_images(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "folder", type=Path, help="holds the folders train and validation (or val); with a share, those of the classes"
+    )
+    _add_output(command)
+    command.add_argument(
+        "--labels", type=Path, metavar="FILE", help="one class a line, numbered from 1 (default: the folders, sorted)"
+    )
+    _add_num_shards(command, train=2, validation=2)
+    split = command.add_mutually_exclusive_group()
+    split.add_argument(
+        "--validation-share", type=float, metavar="SHARE", help="validate with a share of each class; 0 has all train"
+    )
+    split.add_argument("--validation-per-class", type=int, metavar="N", help="validate with N images of each class")
+
+
+def _convert_images(arguments: argparse.Namespace) -> None:
+    from lockstep.convert.image_folder import image_sets, split_images
+
+    share, per_class = arguments.validation_share, arguments.validation_per_class
+    if share is None and per_class is None:
+        sets = image_sets(arguments.folder, arguments.labels)
+    else:
+        sets = split_images(arguments.folder, arguments.labels, share=share, per_class=per_class)
+    _convert_sets(arguments, sets)
+
+
+def _add_imagenet(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", type=Path, help="holds the folders train and validation (or val), by synset")
+    _add_output(command)
+    command.add_argument(
+        "--labels", required=True, type=Path, metavar="FILE", help="one synset a line, numbered from 1"
+    )
+    command.add_argument(
+        "--metadata", required=True, type=Path, metavar="FILE", help="lines of a synset, a tab and its name"
+    )
+    command.add_argument("--boxes", type=Path, metavar="FILE", help="the CSV file of lockstep convert boxes")
+    _add_num_shards(command, train=1024, validation=128)
+
+
+def _convert_imagenet(arguments: argparse.Namespace) -> None:
+    from lockstep.convert.imagenet import imagenet_sets
+
+    _convert_sets(arguments, imagenet_sets(arguments.folder, arguments.labels, arguments.metadata, arguments.boxes))
+
+
+def _convert_sets(arguments: argparse.Namespace, sets: Mapping[str, Sequence[LabelledImage]]) -> None:
+    """Convert the sets of images of a folder one after the other."""
+    from lockstep.convert.image_folder import convert_images
+
+    num_shards = {"train": arguments.train_shards, "validation": arguments.validation_shards}
+    summaries = []
+    for name, images in sets.items():
+        with _settings(arguments, name) as settings:
+            summary = convert_images(arguments.folder, images, arguments.to, name, num_shards[name], settings=settings)
+        summaries.append(summary)
+    _log_summary(summaries, arguments.to)
+
+
+def _add_validation(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", type=Path, help="holds ILSVRC2012_val_00000001.JPEG and those after it")
+    command.add_argument(
+        "--labels", required=True, type=Path, metavar="FILE", help="the synset of each image, one a line"
+    )
+    command.add_argument("--to", required=True, type=Path, metavar="DIR", help="the folder above those of the classes")
+    command.add_argument(
+        "--how", choices=("link", "copy", "move"), default="link", help="default: link, which takes no room"
+    )
+
+
+def _sort_validation(arguments: argparse.Namespace) -> None:
+    from lockstep.convert.imagenet import sort_validation
+
+    with show_progress("validation images") as show:
+        num_images = sort_validation(arguments.folder, arguments.labels, arguments.to, arguments.how, progress=show)
+    log.info("%d images in folders of their classes in %s", num_images, arguments.to)
+
+
+def _add_boxes(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", type=Path, help="holds a folder for each synset, with a file of XML for each image")
+    command.add_argument("--to", required=True, type=Path, metavar="FILE", help="the CSV file")
+    command.add_argument("--labels", type=Path, metavar="FILE", help="the synsets wanted, one a line (default: all)")
+    command.add_argument("--overwrite", action="store_true", help="write over a file that is there")
+
+
+def _convert_boxes(arguments: argparse.Namespace) -> None:
+    from lockstep.convert.imagenet import write_boxes
+    from lockstep.readers.label_map import read_labels
+
+    synsets = frozenset(read_labels(arguments.labels)) if arguments.labels else None
+    with show_progress("boxes") as show:
+        counts = write_boxes(arguments.folder, arguments.to, synsets, overwrite=arguments.overwrite, progress=show)
+    log.info(
+        "%d boxes of %d images in %s, from %d files; %d boxes skipped",
+        counts.num_boxes,
+        counts.num_images,
+        arguments.to,
+        counts.num_files,
+        counts.num_skipped,
+    )
+
+
+def _add_mnist(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "folder", type=Path, nargs="?", help="of the original files; what is missing is fetched (default: the cache)"
+    )
+    command.add_argument("--to", required=True, type=Path, metavar="DIR", help="the folder of the records")
+    command.add_argument(
+        "--layout",
+        choices=("raw", "png"),
+        default="raw",
+        help="raw: train, validation and test.tfrecords with pixels (default); "
+        "png: mnist_train and mnist_test.tfrecord with PNGs, as slim has them",
+    )
+
+
+def _convert_mnist(arguments: argparse.Namespace) -> None:
+    from lockstep.convert.mnist import convert_mnist
+
+    started = time.monotonic()
+    written = convert_mnist(arguments.to, arguments.layout, arguments.folder)
+    log.info(
+        "%d records in %d files in %s, %s, in %s",
+        sum(each.num_records for each in written),
+        len(written),
+        arguments.to,
+        format_size(sum(each.path.stat().st_size for each in written)),
+        format_duration(time.monotonic() - started),
+    )
+
+
+def _add_voc(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--data-dir", required=True, metavar="DIR", help="holds the folder Annotations; with --year, those of the years"
+    )
+    command.add_argument(
+        "--set",
+        default="train",
+        metavar="NAME",
+        help=f"train (default), val, trainval, test or another list; {_EVERY_SPLIT} for every annotation",
+    )
+    command.add_argument("--year", metavar="YEAR", help="VOC2007, VOC2012 or merged, which is both")
+    command.add_argument("--ignore-difficult", action="store_true", help="leave out the objects that are marked so")
+    _add_detection(command, "that of the set")
+
+
+def _convert_voc(arguments: argparse.Namespace) -> None:
+    from lockstep.convert.detection import convert_voc
+
+    with _settings(arguments, arguments.set) as settings:
+        summary = convert_voc(
+            arguments.data_dir,
+            arguments.to,
+            split=None if arguments.set == _EVERY_SPLIT else arguments.set,
+            year=arguments.year,
+            label_map=_label_map(arguments),
+            ignore_difficult=arguments.ignore_difficult,
+            base=arguments.name,
+            num_shards=arguments.shards,
+            settings=settings,
+        )
+    _log_summary([summary], arguments.to)
+
+
+def _add_coco(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--annotations", required=True, metavar="FILE", help="such as annotations/instances_train2017.json"
+    )
+    command.add_argument("--images", required=True, metavar="DIR", help="the folder of the images, such as train2017")
+    command.add_argument("--masks", action="store_true", help="write the objects' masks too")
+    command.add_argument("--keypoints", action="store_true", help="write their keypoints too")
+    command.add_argument(
+        "--zero-based", action="store_true", help="the file numbers its categories from 0: the labels are the ids + 1"
+    )
+    _add_detection(command, "that of the file of annotations")
+
+
+def _convert_coco(arguments: argparse.Namespace) -> None:
+    from lockstep.convert.detection import convert_coco
+
+    with _settings(arguments, Path(arguments.annotations).stem) as settings:
+        summary = convert_coco(
+            arguments.annotations,
+            arguments.images,
+            arguments.to,
+            masks=arguments.masks,
+            keypoints=arguments.keypoints,
+            label_map=_label_map(arguments),
+            zero_based=arguments.zero_based,
+            base=arguments.name,
+            num_shards=arguments.shards,
+            settings=settings,
+        )
+    _log_summary([summary], arguments.to)
+
+
+def _add_detection(command: argparse.ArgumentParser, default_name: str) -> None:
+    command.add_argument(
+        "--label-map", type=Path, metavar="FILE", help="the number of each class (default: label_map.pbtxt is written)"
+    )
+    command.add_argument("--name", metavar="NAME", help=f"of the shards, before their number (default: {default_name})")
+    command.add_argument("--shards", type=int, metavar="N", help="default: one for each 1000 images")
+    _add_output(command)
+
+
+def _label_map(arguments: argparse.Namespace) -> LabelMap | None:
+    from lockstep.readers.label_map import read_label_map
+
+    return read_label_map(arguments.label_map) if arguments.label_map else None
+
+
+def _add_prepare(command: argparse.ArgumentParser) -> None:
+    command.add_argument("shards", nargs="+", help='files of records with images, or patterns such as "train-*"')
+    command.add_argument("--to", required=True, type=Path, metavar="DIR", help="another folder than that of the shards")
+    command.add_argument(
+        "--short-side", type=int, default=320, metavar="N", help="pixels at most; no image grows (default: 320)"
+    )
+    command.add_argument("--quality", type=int, default=90, metavar="N", help="of the JPEGs, 1 to 100 (default: 90)")
+    command.add_argument(
+        "--subsampling", default="420", metavar="444|422|420", help="of the JPEGs' colours (default: 420)"
+    )
+    command.add_argument("--name", metavar="NAME", help="of the new shards, before their number (default: as it is)")
+    _add_processes(command)
+    # The records must be as many as before: one that cannot be prepared ends the command.
+    command.set_defaults(max_skipped=0)
+
+
+def _prepare(arguments: argparse.Namespace) -> None:
+    from lockstep.convert.prepare import Preparation, prepare
+
+    preparation = Preparation(arguments.short_side, arguments.quality, arguments.subsampling)
+    with _settings(arguments, "prepare") as settings:
+        done = prepare(arguments.shards, arguments.to, preparation, base=arguments.name, settings=settings)
+    _log_summary([done.summary], arguments.to)
+    before, after = done.num_bytes_before, done.summary.num_bytes
+    sizes = format_size(before), format_size(after)
+    log.info("%s: %s before, %s after (%.0f %%)", preparation, *sizes, 100 * after / before)
+
+
+@contextmanager
+def _settings(arguments: argparse.Namespace, title: str) -> Iterator[Settings]:
+    """The settings of a conversion by its flags; progress is shown below a title until the block ends."""
+    from lockstep.convert.sharding import Settings
+
+    with show_progress(title) as show:
+        yield Settings(arguments.processes, arguments.max_skipped, arguments.overwrite, show)
+
+
+def _log_summary(summaries: Sequence[Summary], output: Path) -> None:
+    total = reduce(add, summaries)
+    kept = f" ({total.num_kept} of them before)" if total.num_kept else ""
+    skipped = f", {len(total.skipped)} skipped (listed in {output}/.*.conversion.json)" if total.skipped else ""
+    log.info(
+        "%d records in %d shards%s in %s, %s, in %s%s",
+        total.num_records,
+        total.num_shards,
+        kept,
+        output,
+        format_size(total.num_bytes),
+        format_duration(total.seconds),
+        skipped,
+    )
+
+
+CONVERTERS = {
+    "images": Converter("folders of images, one a class", _add_images, _convert_images),
+    "imagenet": Converter("ImageNet, with bounding boxes", _add_imagenet, _convert_imagenet),
+    "imagenet-validation": Converter(
+        "ImageNet's validation images into a folder for each class", _add_validation, _sort_validation
+    ),
+    "boxes": Converter("ImageNet's bounding boxes, from XML to one CSV file", _add_boxes, _convert_boxes),
+    "mnist": Converter("MNIST's original files", _add_mnist, _convert_mnist),
+    "voc": Converter("a data set in PASCAL VOC's format", _add_voc, _convert_voc),
+    "coco": Converter("a data set in COCO's format", _add_coco, _convert_coco),
+    "prepare": Converter("shards into shards of smaller images", _add_prepare, _prepare),
+}
+
+COMMAND = Command("make sharded records of a data set", _add_arguments, _run)

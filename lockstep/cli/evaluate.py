@@ -1,33 +1,245 @@
-"""`lockstep evaluate`: score a checkpoint of a workdir.
+"""`lockstep evaluate`: score a checkpoint of a run, or each new one.
 
-The process that the user starts only launches, and loads no torch; `lockstep.cli.scoring` is what it launches.
+The process that the user starts only launches workers, and loads no torch; they run `lockstep.cli.scoring`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from lockstep.parallel.launch import is_worker, launch
+from lockstep.checks import NonNegativeFloat, check_value
+from lockstep.cli.shared import Command, add_machine_arguments, check_target
+from lockstep.errors import InputError, WorkdirError
 
-PRELOAD = ("torch", "lockstep.cli.scoring")
+if TYPE_CHECKING:
+    from lockstep.checkpoints.store import Store
+    from lockstep.evaluation.evaluate import Weights
+    from lockstep.evaluation.follow import Polling
+    from lockstep.recipes.recipe import Recipe
+
+_FILES = {
+    "json": (".json", "The result is written as JSON."),
+    "confusion": (".csv", "The confusion matrix is written as a table of CSV."),
+    "mistakes": (".png", "The worst mistakes are shown as one PNG."),
+}
+"""The flags that name a file to write, with its ending."""
 
 
-def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
-    """Run the command in the process that the user has started."""
-    return work(list(argv)) if is_worker() else launch(argv, plan=plan, main=work, preload=PRELOAD)
+def _add_arguments(evaluate: argparse.ArgumentParser) -> None:
+    evaluate.add_argument("workdir", help="the folder of a run")
+    evaluate.add_argument(
+        "--split", help="which examples: test (default, where there are some), validation (default else) or train"
+    )
+    weights = evaluate.add_mutually_exclusive_group()
+    weights.add_argument("--average", action="store_true", help="score the moving averages of the parameters")
+    weights.add_argument("--raw", action="store_true", help="score the parameters themselves (default: as the recipe)")
+    which = evaluate.add_mutually_exclusive_group()
+    which.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step (default: the newest)")
+    which.add_argument(
+        "--best", action="store_true", help="the best one, by the score that the recipe keeps the best by"
+    )
+    which.add_argument("--follow", action="store_true", help="each new one, until the run is over")
+    evaluate.add_argument("--examples", type=int, metavar="N", help="the first N of the split (default: as the recipe)")
+    evaluate.add_argument(
+        "--interval", type=float, metavar="SECONDS", help="with --follow, at least so long from one to the next (60)"
+    )
+    evaluate.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="with --follow, end after so long without a new one"
+    )
+    evaluate.add_argument("--json", metavar="FILE", help="write the result, with --follow the last one, as JSON")
+    evaluate.add_argument("--confusion", metavar="FILE", help="which classes are taken for which: a table of CSV")
+    evaluate.add_argument("--mistakes", metavar="FILE", help="the examples with the largest losses: one PNG")
+    evaluate.add_argument("--force", action="store_true", help="overwrite these files")
+    add_machine_arguments(evaluate)
 
 
-def plan(argv: list[str]) -> dict[str, Any]:
-    """How many workers to start."""
-    from lockstep.cli import scoring
+def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
+    from lockstep.parallel.launch import is_worker, launch
 
-    return scoring.plan(argv)
+    if is_worker():
+        return _work(list(argv))
+    return launch(argv, plan=_plan, main=_work, preload=("torch", "lockstep.cli.scoring"))
 
 
-def work(argv: list[str]) -> int:
-    """Score in one worker; all of them get the same result, and the chief prints it."""
-    from lockstep.cli import scoring
+def _plan(argv: list[str]) -> dict[str, Any]:
+    from lockstep.cli.scoring import plan_scoring
 
-    return scoring.work(argv)
+    return plan_scoring(argv)
+
+
+def _work(argv: list[str]) -> int:
+    from lockstep.cli.scoring import score_in_worker
+
+    return score_in_worker(argv)
+
+
+@dataclass(frozen=True)
+class ScoredRun:
+    """What is to be scored, by the flags and the recipe of the run."""
+
+    path: Path
+    """The workdir."""
+    recipe: Recipe
+    """That of the run, with the flags' `evaluate.examples`."""
+    split: str
+    weights: Weights
+    polling: Polling | None
+    """How long new checkpoints are waited for; None: one checkpoint is scored."""
+    wanted: int | None
+    """The step of the checkpoint; None: the newest."""
+
+    @property
+    def store(self) -> Store:
+        """The checkpoints of the run."""
+        return _store_in(self.path, self.recipe)
+
+    def is_over(self) -> bool:
+        """Whether the run's history has its end, which is written after the last checkpoint."""
+        from lockstep.runs.workdir import HISTORY
+
+        path = self.path / HISTORY
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        try:
+            return bool(lines) and json.loads(lines[-1])["event"] == "end"
+        except (ValueError, KeyError, TypeError):  # a line that is being written
+            return False
+
+
+def scored_run(arguments: argparse.Namespace) -> ScoredRun:
+    """Decide what is to be scored.
+
+    Raises:
+        InputError: there is no run, it lacks what is to be scored, the flags contradict each other, or a file that they
+            name cannot be written.
+    """
+    from lockstep.runs.workdir import Workdir
+
+    path, polling = Path(arguments.workdir), _polling(arguments)
+    _check_split(arguments.split)
+    for flag, (ending, what) in _FILES.items():
+        if (file := getattr(arguments, flag)) is not None:
+            check_target(Path(file), (ending,), what, overwrite=arguments.force, flag=f"--{flag}")
+    recipe = Workdir(path).recipe()
+    if recipe is None:
+        raise WorkdirError(
+            f"There is no run in {path}.",
+            given=str(path),
+            expected="the workdir of a run",
+            hint=f"check the path, or train first: lockstep train mnist --workdir {path}",
+        )
+    weights = _weights(arguments, recipe)
+    wanted = _wanted(_store_in(path, recipe), arguments)
+    if arguments.examples is not None:
+        recipe = replace(recipe, evaluate=replace(recipe.evaluate, examples=arguments.examples))
+    split = arguments.split or ("test" if "test" in recipe.data.splits else "validation")
+    _check_there(split, path, recipe)
+    return ScoredRun(path, recipe, split, weights, polling, wanted)
+
+
+def _store_in(path: Path, recipe: Recipe) -> Store:
+    from lockstep.checkpoints.store import Store
+
+    return Store(path / "checkpoints", recipe.checkpoints.retention)
+
+
+def _polling(arguments: argparse.Namespace) -> Polling | None:
+    from lockstep.evaluation.follow import Polling
+
+    given = {"--interval": arguments.interval, "--timeout": arguments.timeout}
+    said = {flag: seconds for flag, seconds in given.items() if seconds is not None}
+    for flag, seconds in said.items():
+        check_value(flag, seconds, NonNegativeFloat)
+    if not arguments.follow:
+        if said:
+            flags = " and ".join(said)
+            raise InputError(
+                f"Without --follow nothing is waited for, and {flags} {'says' if len(said) == 1 else 'say'} how.",
+                given=" ".join(f"{flag} {seconds:g}" for flag, seconds in said.items()),
+                expected="--follow with it",
+                hint=f"add --follow to score each new checkpoint, or leave {flags} out",
+            )
+        return None
+    interval = Polling().interval_seconds if arguments.interval is None else arguments.interval
+    return Polling(interval, arguments.timeout)
+
+
+def _check_split(split: str | None) -> None:
+    from lockstep.recipes.data import SPLITS
+
+    if split is not None and split not in SPLITS:
+        raise InputError(
+            f"There is no split {split!r}.",
+            given=f"--split {split}",
+            expected=", ".join(SPLITS),
+            hint="name one of these, or leave it out to score the test examples",
+        )
+
+
+def _check_there(split: str, path: Path, recipe: Recipe) -> None:
+    there = recipe.data.splits
+    if there and split not in there:  # a run whose examples come from a function names none
+        raise InputError(
+            f"The run in {path} has no {split} examples.",
+            given=f"a recipe without data.{split}",
+            expected=f"--split {' or '.join(there)}",
+            hint=f"lockstep evaluate {path} --split {there[-1]}",
+        )
+
+
+def _weights(arguments: argparse.Namespace, recipe: Recipe) -> Weights:
+    if arguments.average and recipe.average is None:
+        raise InputError(
+            f"The run in {arguments.workdir} keeps no averages of its parameters.",
+            given="--average",
+            expected="a run whose recipe has an average",
+            hint="leave --average out, or train with one: --set average.decay=0.9999",
+        )
+    if arguments.average or arguments.raw:
+        return "average" if arguments.average else "raw"
+    return recipe.evaluate.weights
+
+
+def _wanted(store: Store, arguments: argparse.Namespace) -> int | None:
+    """The step of the checkpoint to score, which exists; None: the newest, or each new one."""
+    if arguments.follow:
+        return None
+    if arguments.best:
+        return _best(store, arguments.workdir)
+    steps, step = store.steps(), arguments.step
+    if not steps or step not in (None, *steps):
+        raise InputError(
+            f"There is no such checkpoint in {store.folder}.",
+            given="the newest" if step is None else f"--step {step}",
+            expected=f"one of step {', '.join(map(str, steps))}" if steps else "one at least",
+            hint="name one of these, or leave --step out"
+            if steps
+            else "let the run train until it has saved one, or add --follow to wait for it",
+        )
+    return step if step is None else int(step)
+
+
+def _best(store: Store, workdir: str) -> int:
+    if store.retention.best is None:
+        raise InputError(
+            f"The run in {workdir} does not say which checkpoint is the best.",
+            given="--best",
+            expected="a run whose recipe keeps the best checkpoints by some score",
+            hint="leave --best out, or train with one: --set checkpoints.retention.best=validation/top1",
+        )
+    best = store.best()
+    if best is None:
+        raise InputError(
+            f"None of the checkpoints in {store.folder} is known to be the best.",
+            given=f"checkpoints without a score {store.retention.best!r}",
+            expected="one that was saved after an evaluation",
+            hint="leave --best out, or let the run train until it has been scored",
+        )
+    return best
+
+
+COMMAND = Command("score a checkpoint of a workdir", _add_arguments, _run)

@@ -1,43 +1,44 @@
-"""What `lockstep inspect` says of record files: how many records, how large, what the first holds, what is damaged."""
+"""`lockstep inspect` on files of records: their number and sizes, the features of the first, and what is damaged."""
 
 from __future__ import annotations
 
+import argparse
 import glob
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from lockstep.cli.converting import size
-from lockstep.errors import DataError
+from lockstep.cli.shared import format_error, format_size
+from lockstep.errors import DataError, InputError
 from lockstep.records.example import Values, parse_sequence_example
 from lockstep.records.open_files import open_file
 from lockstep.records.shards import find_shards
 from lockstep.records.tfrecord import HEAD_BYTES, RecordSource, compression_of, is_head, read_all
+from lockstep.screen import write_json, write_lines
 
 _MOST_VALUES, _MOST_CHARACTERS = 4, 40
 
 
 @dataclass(frozen=True)
-class RecordsInFile:
-    """The records of one file, all read and verified."""
+class _RecordFile:
+    """A file of records, all read and verified. The names of the fields are those of the JSON."""
 
     path: Path
     compression: str | None
     num_bytes: int
-    """Of the file."""
     num_records: int
-    """That are whole and verified; where one is damaged, those before it."""
+    """Verified records; those before the first damaged one."""
     payload_bytes: int
     smallest: int
     largest: int
     problem: str
-    """What is wrong with the record after these; "" if there is nothing."""
+    """What is wrong with the record after these, or ""."""
 
 
-def record_files(path: str) -> list[Path]:
-    """The files of records that a path names: a file, a pattern, or the folder of them; none if it names no records.
+def find_record_files(path: str) -> list[Path]:
+    """Find the files of records that a path names, as a file, a pattern or a folder; none if it names no records.
 
     Raises:
         DataError: a pattern matches nothing, or shards are missing.
@@ -50,8 +51,32 @@ def record_files(path: str) -> list[Path]:
     return find_shards(path) if glob.has_magic(path) else []
 
 
+def inspect_records(arguments: argparse.Namespace, files: Sequence[Path]) -> int:
+    """Write the report on these files; returns the exit code, 1 if something is damaged."""
+    for flag in ("diff", "values"):
+        if getattr(arguments, flag) is not None:
+            raise InputError(
+                f"--{flag} is for weights.",
+                given=f"{arguments.path}, which has records",
+                expected="a checkpoint, or a run",
+                hint=f"leave --{flag} out; lockstep show shows the examples of records",
+            )
+    scanned = [_scan(file) for file in files]
+    found = [file for file, _ in scanned]
+    first = next((payload for _, payload in scanned if payload is not None), None)
+    features = _features(first) if first is not None else {}
+    problems = [file.problem for file in found if file.problem]
+    if arguments.json:
+        listed = [{**asdict(file), "path": str(file.path)} for file in found]
+        write_json({"kind": "records", "files": listed, "features": features, "problems": problems})
+    else:
+        damaged = ["damaged:", *(f"  {problem}" for problem in problems)] if problems else []
+        write_lines([f"{arguments.path}: records", *_format_files(found, features), *damaged])
+    return 1 if problems else 0
+
+
 def _has_records(path: Path) -> bool:
-    """By its first bytes; of a compressed file, by its first record."""
+    """Whether the first bytes are those of a record; of a compressed file, whether it has one."""
     try:
         with open_file(path) as file:
             head = file.read(HEAD_BYTES)
@@ -62,8 +87,8 @@ def _has_records(path: Path) -> bool:
         return False
 
 
-def scanned(path: Path) -> tuple[RecordsInFile, bytes | None]:
-    """What a file holds, and its first record if there is one."""
+def _scan(path: Path) -> tuple[_RecordFile, bytes | None]:
+    """Read a file; returns what is known of it, and its first record if there is one."""
     sizes: list[int] = []
     first, problem = None, ""
     try:
@@ -71,10 +96,10 @@ def scanned(path: Path) -> tuple[RecordsInFile, bytes | None]:
             first = payload if first is None else first
             sizes.append(len(payload))
     except DataError as error:
-        problem = f"{error.what} Given: {error.given}; expected: {error.expected}."
+        problem = format_error(error)
     with open_file(path) as file:
         compression = compression_of(file.read(HEAD_BYTES), RecordSource(path)) if sizes else None
-    found = RecordsInFile(
+    found = _RecordFile(
         path,
         compression,
         path.stat().st_size,
@@ -87,22 +112,21 @@ def scanned(path: Path) -> tuple[RecordsInFile, bytes | None]:
     return found, first
 
 
-def features(payload: bytes) -> dict[str, str]:
-    """Each feature of an example in words, by name; of a sequence example also its lists. Empty if it is no example."""
+def _features(payload: bytes) -> dict[str, str]:
+    """The features of an example in words, by name; of a sequence example also its lists. Empty if it is no example."""
     try:
         example = parse_sequence_example(payload)
     except DataError:
         return {}
-    lists = {name: _list_in_words(steps) for name, steps in example.feature_lists.items()}
-    return {name: _in_words(values) for name, values in sorted(example.context.items())} | lists
+    lists = {name: _format_list(steps) for name, steps in example.feature_lists.items()}
+    return {name: _format_values(values) for name, values in sorted(example.context.items())} | lists
 
 
-def in_words(files: Sequence[RecordsInFile], first: dict[str, str]) -> Iterator[str]:
-    """The lines of the report."""
+def _format_files(files: Sequence[_RecordFile], first: dict[str, str]) -> Iterator[str]:
     for file in files:
-        sizes = f", {size(file.smallest)} to {size(file.largest)} each" if file.num_records else ""
+        sizes = f", {format_size(file.smallest)} to {format_size(file.largest)} each" if file.num_records else ""
         how = f", {file.compression}" if file.compression else ""
-        yield f"  {file.path}: {file.num_records:,} records{sizes}, {size(file.num_bytes)}{how}"
+        yield f"  {file.path}: {file.num_records:,} records{sizes}, {format_size(file.num_bytes)}{how}"
     if first:
         yield "features of the first record:"
         width = max(map(len, first))
@@ -110,22 +134,22 @@ def in_words(files: Sequence[RecordsInFile], first: dict[str, str]) -> Iterator[
     elif any(file.num_records for file in files):
         yield "the first record is no tf.train.Example"
     num_records = sum(file.num_records for file in files)
-    payload = sum(file.payload_bytes for file in files)
-    yield f"{len(files):,} {'file' if len(files) == 1 else 'files'}, {num_records:,} records, {size(payload)} in them"
+    payload = format_size(sum(file.payload_bytes for file in files))
+    yield f"{len(files):,} {'file' if len(files) == 1 else 'files'}, {num_records:,} records, {payload} in them"
 
 
-def _in_words(values: Values) -> str:
+def _format_values(values: Values) -> str:
     if isinstance(values, np.ndarray):
         shown = ", ".join(f"{value:.6g}" if values.dtype.kind == "f" else str(value) for value in values[:_MOST_VALUES])
         return f"{values.dtype}[{len(values):,}]: {shown}" + (" ..." if len(values) > _MOST_VALUES else "")
-    shown = ", ".join(map(_bytes_in_words, values[:_MOST_VALUES]))
+    shown = ", ".join(map(_format_bytes, values[:_MOST_VALUES]))
     return f"bytes[{len(values):,}]: {shown}" + (" ..." if len(values) > _MOST_VALUES else "")
 
 
-def _list_in_words(steps: Sequence[Values]) -> str:
-    return f"{len(steps):,} steps" + (f", the first of {_in_words(steps[0])}" if steps else "")
+def _format_list(steps: Sequence[Values]) -> str:
+    return f"{len(steps):,} steps" + (f", the first of {_format_values(steps[0])}" if steps else "")
 
 
-def _bytes_in_words(value: bytes) -> str:
+def _format_bytes(value: bytes) -> str:
     text = value.decode(errors="replace")
-    return repr(text) if len(text) <= _MOST_CHARACTERS and text.isprintable() else size(len(value))
+    return repr(text) if len(text) <= _MOST_CHARACTERS and text.isprintable() else format_size(len(value))

@@ -1,11 +1,12 @@
-"""What `lockstep inspect` says of weights: every tensor, read and verified, and the checkpoints of a run."""
+"""`lockstep inspect` on weights: every tensor, read and verified, the checkpoints of a run, and differences."""
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,88 +16,111 @@ from torch import Tensor
 
 from lockstep.checkpoints.manifest import Manifest
 from lockstep.checkpoints.store import Store
-from lockstep.cli.converting import size
+from lockstep.cli.shared import format_error, format_size
 from lockstep.errors import CheckpointError
 from lockstep.norms import norms_of
-from lockstep.training.run_weights import RunWeights
+from lockstep.records.shards import check_local
+from lockstep.screen import write_json, write_lines
+from lockstep.training.run_weights import RunWeights, open_weights, store_of_run
 from lockstep.weights.files import MissingFileError
 from lockstep.weights.source import TensorInfo, WeightSource
 
 _GLOBAL_STEP = re.compile(r"(^|/)global_step$")
 _STEPS = ("step", "global_step", "iteration")
-_EDGE_VALUES, _MOST_VALUES = 3, 1000
+_EDGE_VALUES, _MAX_VALUES = 3, 1000
 
 
 @dataclass(frozen=True)
-class Inspected:
-    """One tensor."""
-
+class _InspectedTensor:
     name: str
     info: TensorInfo
     norm: float | None
-    """The 2-norm of its values, where it was asked for and they are numbers."""
+    """The 2-norm of the values, if it was asked for and they are numbers."""
     problem: str
-    """Why it cannot be read; "" if it can."""
+    """Why the tensor cannot be read, or ""."""
     is_missing: bool = False
-    """The file that it should be in is not there."""
+    """The file that it should be in does not exist."""
 
 
 @dataclass(frozen=True)
-class Saved:
-    """One checkpoint of a run."""
+class _InspectedCheckpoint:
+    """A checkpoint of a run. The names of the fields are those of the JSON."""
 
     step: int
     num_bytes: int
     problems: tuple[str, ...]
 
 
-def inspected(source: WeightSource, *, norms: bool) -> list[Inspected]:
-    """All tensors, in the order of the file. Each is read alone, which verifies what the format has checksums of."""
-    return [_inspected(source, name, norms=norms) for name in source.tensors]
+def inspect_weights(arguments: argparse.Namespace, source: WeightSource) -> int:
+    """Write the report on all tensors, and the checkpoints of their run; returns 1 if something is damaged, else 0."""
+    tensors = [_inspect_tensor(source, name, norm=arguments.norms) for name in source.tensors]
+    store = store_of_run(Path(arguments.path))
+    if store is None and isinstance(source, RunWeights):
+        store = store_of_run(source.path.parent)
+    checkpoints = [_inspect_checkpoint(store, step) for step in store.steps()] if store else []
+    # A damaged file of ours is known by its hash; each of its tensors would say so again.
+    known = [problem for checkpoint in checkpoints for problem in checkpoint.problems]
+    problems = known or list(dict.fromkeys(tensor.problem for tensor in tensors if tensor.problem))
+    if arguments.json:
+        write_json(_to_json(_as_json(source, tensors, checkpoints, problems)))
+    else:
+        write_lines(_as_text(source, tensors, checkpoints, problems))
+    return 1 if problems else 0
 
 
-def _inspected(source: WeightSource, name: str, *, norms: bool) -> Inspected:
+def show_values(arguments: argparse.Namespace, source: WeightSource) -> int:
+    """Write the values of one tensor: of a large one those at its edges, and their range."""
+    tensor, info = source.read(arguments.values), source.tensors[arguments.values]
+    if arguments.json:
+        write_json(_to_json({"name": arguments.values, **asdict(info), "values": tensor.tolist()}))
+    else:
+        write_lines([f"{arguments.values}: {info.shape} {info.dtype}", *_format_values(tensor)])
+    return 0
+
+
+def _inspect_tensor(source: WeightSource, name: str, *, norm: bool) -> _InspectedTensor:
+    """Read a tensor, which verifies its checksum if the format has one."""
     info = source.tensors[name]
-    if not isinstance(getattr(torch, info.dtype, None), torch.dtype):
-        return Inspected(name, info, None, "")
+    if not _is_numeric(info):
+        return _InspectedTensor(name, info, None, "")
     try:
         tensor = source.read(name)
     except CheckpointError as error:
-        return Inspected(name, info, None, in_words(error), is_missing=isinstance(error, MissingFileError))
-    return Inspected(name, info, norms_of([plain(tensor)])[0] if norms else None, "")
+        return _InspectedTensor(name, info, None, format_error(error), isinstance(error, MissingFileError))
+    return _InspectedTensor(name, info, norms_of([_as_float64(tensor)])[0] if norm else None, "")
 
 
-def plain(tensor: Tensor) -> Tensor:
-    """The values as float64, of complex numbers both parts."""
+def _is_numeric(info: TensorInfo) -> bool:
+    return isinstance(getattr(torch, info.dtype, None), torch.dtype)
+
+
+def _as_float64(tensor: Tensor) -> Tensor:
+    """The values as float64; of complex numbers both parts, in a last dimension."""
     return torch.view_as_real(tensor).double() if tensor.is_complex() else tensor.double()
 
 
-def saved(store: Store) -> list[Saved]:
-    """The checkpoints of a run, every file of theirs verified."""
-    return [_saved(store, step) for step in store.steps()]
-
-
-def _saved(store: Store, step: int) -> Saved:
+def _inspect_checkpoint(store: Store, step: int) -> _InspectedCheckpoint:
+    """Verify every file of a checkpoint."""
     folder, problems, num_bytes = store.path(step), [], 0
     try:
         files = Manifest.read(folder).files
     except CheckpointError as error:
-        return Saved(step, 0, (in_words(error),))
+        return _InspectedCheckpoint(step, 0, (format_error(error),))
     for file in files:
         num_bytes += file.size_bytes
         try:
             file.check_size(folder)
             file.read(folder)
         except CheckpointError as error:
-            problems.append(in_words(error))
-    return Saved(step, num_bytes, tuple(problems))
+            problems.append(format_error(error))
+    return _InspectedCheckpoint(step, num_bytes, tuple(problems))
 
 
-def step_of(source: WeightSource) -> int | None:
-    """The step at which the weights were saved, where the file tells."""
+def _step_of(source: WeightSource) -> int | None:
+    """The step at which the weights were saved, if the file tells."""
     if isinstance(source, RunWeights):
         return source.step
-    for name, value in beside(source).items():
+    for name, value in _metadata(source).items():
         if name in _STEPS and isinstance(value, int):
             return value
     for name, info in source.tensors.items():
@@ -108,19 +132,58 @@ def step_of(source: WeightSource) -> int | None:
     return None
 
 
-def beside(source: WeightSource) -> Mapping[str, Any]:
-    """What a file says beside its tensors: values of a torch file, metadata of safetensors."""
+def _metadata(source: WeightSource) -> Mapping[str, Any]:
+    """What a file holds besides tensors: values of a torch file, metadata of safetensors."""
     found: Mapping[str, Any] = getattr(source, "values", None) or getattr(source, "metadata", None) or {}
     return found
 
 
-def in_words(error: CheckpointError) -> str:
-    """An error in one line."""
-    return f"{error.what} Given: {error.given}; expected: {error.expected}."
+def _as_text(
+    source: WeightSource,
+    tensors: list[_InspectedTensor],
+    checkpoints: Sequence[_InspectedCheckpoint],
+    problems: Sequence[str],
+) -> Iterator[str]:
+    step = _step_of(source)
+    yield f"{source.path}: {source.kind}" + ("" if step is None else f", step {step}")
+    yield from (f"  {name}: {value}" for name, value in _metadata(source).items())
+    yield from _table(tensors)
+    num_values = sum(math.prod(tensor.info.shape) for tensor in tensors)
+    num_bytes = sum(tensor.info.num_bytes for tensor in tensors)
+    yield f"{len(tensors):,} tensors, {num_values:,} values, {format_size(num_bytes)}"
+    for checkpoint in checkpoints:
+        condition = "damaged" if checkpoint.problems else "intact"
+        yield f"checkpoint of step {checkpoint.step}: {format_size(checkpoint.num_bytes)}, {condition}"
+    missing = dict.fromkeys(tensor.problem for tensor in tensors if tensor.is_missing)
+    yield from missing
+    if damages := [problem for problem in problems if problem not in missing]:
+        yield "damaged:"
+        yield from (f"  {problem}" for problem in damages)
 
 
-def table(tensors: list[Inspected]) -> Iterator[str]:
-    """A line for each tensor: name, shape, kind, size, norm."""
+def _as_json(
+    source: WeightSource,
+    tensors: list[_InspectedTensor],
+    checkpoints: Sequence[_InspectedCheckpoint],
+    problems: Sequence[str],
+) -> dict[str, Any]:
+    listed = [
+        {"name": tensor.name, **asdict(tensor.info), "norm": tensor.norm, "problem": tensor.problem}
+        for tensor in tensors
+    ]
+    return {
+        "path": str(source.path),
+        "kind": source.kind,
+        "step": _step_of(source),
+        "beside": _metadata(source),
+        "tensors": listed,
+        "checkpoints": [asdict(checkpoint) for checkpoint in checkpoints],
+        "problems": problems,
+    }
+
+
+def _table(tensors: list[_InspectedTensor]) -> Iterator[str]:
+    """A line for each tensor: name, shape, dtype, size, norm."""
     rows = [_row(tensor) for tensor in tensors]
     widths = [max(len(row[column]) for row in rows) for column in range(4)] if rows else []
     for row in rows:
@@ -128,39 +191,123 @@ def table(tensors: list[Inspected]) -> Iterator[str]:
         yield "  " + "  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), rest]).rstrip()
 
 
-def _row(tensor: Inspected) -> tuple[str, str, str, str, str]:
-    state = "" if tensor.norm is None else f"norm {tensor.norm:.6g}"
+def _row(tensor: _InspectedTensor) -> tuple[str, str, str, str, str]:
+    condition = "" if tensor.norm is None else f"norm {tensor.norm:.6g}"
     if tensor.problem and not tensor.is_missing:
-        state = "damaged"
-    return tensor.name, str(tensor.info.shape), tensor.info.dtype, size(tensor.info.num_bytes), state
+        condition = "damaged"
+    return tensor.name, str(tensor.info.shape), tensor.info.dtype, format_size(tensor.info.num_bytes), condition
 
 
-def totals(tensors: list[Inspected]) -> str:
-    """How many tensors, values and bytes there are."""
-    num_values = sum(math.prod(tensor.info.shape) for tensor in tensors)
-    num_bytes = sum(tensor.info.num_bytes for tensor in tensors)
-    return f"{len(tensors):,} tensors, {num_values:,} values, {size(num_bytes)}"
-
-
-def values_in_words(tensor: Tensor) -> Iterator[str]:
-    """The values of a tensor, of a large one those at its edges, and their range."""
+def _format_values(tensor: Tensor) -> Iterator[str]:
     if not tensor.is_complex() and tensor.numel():
-        wide = plain(tensor)
+        wide = _as_float64(tensor)
         yield f"from {wide.min():.6g} to {wide.max():.6g}, mean {wide.mean():.6g}, norm {norms_of([wide])[0]:.6g}"
     array = tensor.float().numpy() if tensor.dtype.itemsize < 4 and tensor.is_floating_point() else tensor.numpy()
-    yield from np.array2string(array, threshold=_MOST_VALUES, edgeitems=_EDGE_VALUES).splitlines()
+    yield from np.array2string(array, threshold=_MAX_VALUES, edgeitems=_EDGE_VALUES).splitlines()
 
 
-def as_json(value: Any) -> Any:
-    """A value that JSON has: a path and what is not finite become text, a complex number its two parts."""
+def _to_json(value: Any) -> Any:
+    """The value as JSON has it: numbers that are not finite become text, complex numbers a list of their parts."""
     if isinstance(value, complex):
-        return [as_json(value.real), as_json(value.imag)]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Path):
+        return [_to_json(value.real), _to_json(value.imag)]
+    if isinstance(value, Path) or (isinstance(value, float) and not math.isfinite(value)):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(key): as_json(each) for key, each in value.items()}
+        return {str(key): _to_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [as_json(each) for each in value]
+        return [_to_json(each) for each in value]
     return value
+
+
+@dataclass(frozen=True)
+class _ChangedTensor:
+    """A tensor with other values in the second file. The names of the fields are those of the JSON."""
+
+    name: str
+    largest_absolute: float
+    """Largest difference; infinite where one of two values is not finite."""
+    largest_relative: float
+    """Largest difference as a share of the larger of two values."""
+    num_different: int
+    num_values: int
+
+
+@dataclass(frozen=True)
+class _WeightsDiff:
+    """What two sets of weights differ in. The names of the fields are those of the JSON."""
+
+    only_first: tuple[str, ...]
+    only_second: tuple[str, ...]
+    other_kind: tuple[tuple[str, TensorInfo, TensorInfo], ...]
+    """Tensors of another shape or dtype."""
+    changes: tuple[_ChangedTensor, ...]
+    unreadable: tuple[str, ...]
+    """Tensors of both that are no numbers, and were not compared."""
+    num_equal: int
+
+
+def diff_weights(arguments: argparse.Namespace, source: WeightSource) -> int:
+    """Write what two sets of weights differ in; returns 1 if anything, else 0."""
+    check_local(arguments.diff)
+    found = _compare(source, open_weights(arguments.diff, slots=True))
+    if arguments.json:
+        write_json(_to_json(asdict(found)))
+    else:
+        write_lines(_format_diff(found, arguments.path, arguments.diff))
+    return 1 if found.only_first or found.only_second or found.other_kind or found.changes else 0
+
+
+def _compare(first: WeightSource, second: WeightSource) -> _WeightsDiff:
+    """Compare two sets of weights, tensor by tensor. NaN equals NaN."""
+    both = [name for name in first.tensors if name in second.tensors]
+    infos = {name: (first.tensors[name], second.tensors[name]) for name in both}
+    alike = [name for name, (one, other) in infos.items() if (one.shape, one.dtype) == (other.shape, other.dtype)]
+    numbers = [name for name in alike if _is_numeric(first.tensors[name])]
+    changes = [_compare_tensors(name, first.read(name), second.read(name)) for name in numbers]
+    return _WeightsDiff(
+        tuple(name for name in first.tensors if name not in infos),
+        tuple(name for name in second.tensors if name not in infos),
+        tuple((name, *infos[name]) for name in both if name not in alike),
+        tuple(change for change in changes if change.num_different),
+        tuple(name for name in alike if name not in numbers),
+        sum(not change.num_different for change in changes),
+    )
+
+
+def _compare_tensors(name: str, first: Tensor, second: Tensor) -> _ChangedTensor:
+    if torch.equal(first, second):
+        return _ChangedTensor(name, 0.0, 0.0, 0, first.numel())
+    one, other = _as_float64(first), _as_float64(second)
+    same = (one == other) | (one.isnan() & other.isnan())
+    # Different integers above 2**53 may be equal as float64.
+    if not (first.is_floating_point() or first.is_complex()):
+        same = first == second
+    apart = (one - other).abs().nan_to_num(torch.inf, torch.inf)
+    apart[same] = 0.0
+    largest = torch.maximum(one.abs(), other.abs()).nan_to_num(torch.inf, torch.inf)
+    relative = torch.where(apart.isfinite(), apart / largest, apart)
+    relative[same] = 0.0
+    num_different = int((~same).any(-1).sum() if first.is_complex() else (~same).sum())
+    return _ChangedTensor(name, apart.max().item(), relative.max().item(), num_different, first.numel())
+
+
+def _format_diff(found: _WeightsDiff, first: str, second: str) -> Iterator[str]:
+    for path, names in ((first, found.only_first), (second, found.only_second)):
+        if names:
+            yield f"only in {path}:"
+            yield from (f"  {name}" for name in names)
+    if found.other_kind:
+        yield "of another shape or dtype:"
+        for name, one, other in found.other_kind:
+            yield f"  {name}: {one.shape} {one.dtype}, {other.shape} {other.dtype}"
+    if found.changes:
+        yield "with other values (largest difference, absolute and relative):"
+        width = max(len(change.name) for change in found.changes)
+        for change in found.changes:
+            count = f"{change.num_different:,} of {change.num_values:,} values"
+            apart = f"{change.largest_absolute:.3g}  {change.largest_relative:.3g}"
+            yield f"  {change.name.ljust(width)}  {apart}  {count}"
+    if found.unreadable:
+        yield "not compared, for they are no numbers:"
+        yield from (f"  {name}" for name in found.unreadable)
+    yield f"{found.num_equal:,} tensors are equal, {len(found.changes):,} have other values"

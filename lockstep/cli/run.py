@@ -1,4 +1,4 @@
-"""`lockstep run`: a script of the user's own, on several workers."""
+"""`lockstep run`: run the user's own script on several workers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.checks import check_range
+from lockstep.checks import NonNegativeFloat, check_value
+from lockstep.cli.shared import Command, add_machine_arguments, choose_num_workers, join_workers
 from lockstep.errors import InputError
-from lockstep.parallel.launch import is_worker, launch
 
 
-def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
-    """Run the command in the process that the user has started."""
+def _add_arguments(run: argparse.ArgumentParser) -> None:
+    run.allow_abbrev = False  # an abbreviation may be meant for the script
+    run.epilog = "All other arguments are the script's own; after -- also those that lockstep would take."
+    run.add_argument("script", help="a Python file; ls.join() in it takes its place among the workers")
+    run.add_argument(
+        "--hang-seconds",
+        type=float,
+        default=600.0,
+        metavar="N",
+        help="end workers that stay at one step for longer (default: 600; 0 never)",
+    )
+    add_machine_arguments(run)
+
+
+def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
+    from lockstep.parallel.launch import is_worker, launch
+
     if not Path(arguments.script).is_file():
         raise InputError(
             f"There is no script {arguments.script}.",
@@ -23,30 +38,31 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
             expected="a Python file",
             hint="check the path: lockstep run my_script.py --workers 4",
         )
-    return work(list(argv)) if is_worker() else launch(argv, plan=plan, main=work)
+    return _work(list(argv)) if is_worker() else launch(argv, plan=_plan, main=_work)
 
 
-def plan(argv: list[str]) -> dict[str, Any]:
+def _plan(argv: list[str]) -> dict[str, Any]:
     """How many workers to start."""
-    from lockstep.cli.crew import num_workers
     from lockstep.cli.main import parse
 
     arguments = parse(argv)
-    check_range("--hang-seconds", arguments.hang_seconds, 0.0)
-    workers = num_workers(arguments.workers, arguments.device, None)
+    check_value("--hang-seconds", arguments.hang_seconds, NonNegativeFloat)
+    workers = choose_num_workers(arguments.workers, arguments.device, None)
     return {"workers": workers, "hang_seconds": arguments.hang_seconds}
 
 
-def work(argv: list[str]) -> int:
-    """Run the script in one worker, as if it had been started by itself."""
-    from lockstep.cli.crew import joined
+def _work(argv: list[str]) -> int:
+    """Run the script in one worker, as if Python had been started with it."""
     from lockstep.cli.main import parse
 
     arguments = parse(argv)
     script = Path(arguments.script).resolve()
     sys.argv = [str(script), *arguments.arguments]
     sys.path.insert(0, str(script.parent))
-    with joined(arguments.device) as worker:
+    with join_workers(arguments.device) as worker:
         worker.pulse.at(0, "script")
         runpy.run_path(str(script), run_name="__main__")
     return 0
+
+
+COMMAND = Command("run your own script on several workers", _add_arguments, _run)

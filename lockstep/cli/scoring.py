@@ -1,66 +1,102 @@
-"""What `lockstep evaluate` does where torch is loaded."""
+"""What a worker of `lockstep evaluate` does: score checkpoints, and write the scores down.
+
+summaries-evaluation/SPLIT-WEIGHTS/   the scores by step, for TensorBoard
+evaluations.jsonl                     a line for each evaluation: what was scored, and how well; no times
+
+Nothing else in the workdir is touched, and the run itself may go on meanwhile.
+"""
 
 from __future__ import annotations
 
 import argparse
-from contextlib import closing
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
+from torch import nn
 
 from lockstep.checkpoints.store import Checkpoint
-from lockstep.cli.crew import joined, num_workers, stopped_code
+from lockstep.cli.cards import Card, Tile, card, contact_sheet
+from lockstep.cli.evaluate import ScoredRun, scored_run
 from lockstep.cli.main import parse
-from lockstep.cli.score_details import Details
-from lockstep.cli.score_files import ScoreFiles, reference_names, write_json
-from lockstep.cli.scored_run import ScoredRun, scored_run
+from lockstep.cli.shared import choose_num_workers, join_workers, worker_exit_code
+from lockstep.data.showing import ShownExample, examples
+from lockstep.durable import atomic_write, make_folder
+from lockstep.errors import InputError, WorkdirError
 from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
 from lockstep.evaluation.follow import Polling, follow
+from lockstep.images.drawing import printable
+from lockstep.images.pillow import png_bytes
+from lockstep.metrics.classification import ClassNames, ConfusionMatrix, class_name, confusion_csv
+from lockstep.metrics.metric import Metric
+from lockstep.metrics.worst_mistakes import Mistake, WorstMistakes
 from lockstep.readers.reader import Reader
 from lockstep.recipes.recipe import Recipe
+from lockstep.reporting.append import append_line
+from lockstep.reporting.events import EventFile, scalar_summary
+from lockstep.reporting.jsonl import without_nonfinite
 from lockstep.runs.build import Examples, build_state, prepared, task
+from lockstep.runs.classification import CONFUSION, MISTAKES, Classification
 from lockstep.runs.stages import recipe_at, recipe_at_start
 from lockstep.runs.workdir import Workdir
 from lockstep.screen import log
-from lockstep.training.resume import agreed, restore
+from lockstep.training.resume import load_states, read_checkpoint
+from lockstep.types import Batch
 from lockstep.workers.rank import Worker
 
+SUMMARIES, EVALUATIONS = "summaries-evaluation", "evaluations.jsonl"
 
-def plan(argv: list[str]) -> dict[str, Any]:
-    """How many workers to start; what can be refused before they do is refused here."""
+_SIDE_PIXELS = 300
+
+
+def plan_scoring(argv: list[str]) -> dict[str, Any]:
+    """How many workers to start. What can be refused before that is refused here."""
     arguments = parse(argv)
     recipe = scored_run(arguments).recipe
-    return {"workers": num_workers(arguments.workers, arguments.device or recipe.device, recipe.num_towers)}
+    return {"workers": choose_num_workers(arguments.workers, arguments.device or recipe.device, recipe.num_towers)}
 
 
-def work(argv: list[str]) -> int:
-    """Score in one worker; all of them get the same result, and the chief prints it and writes it down."""
+def score_in_worker(argv: list[str]) -> int:
+    """Score on one worker. All of them get the same result; the chief logs it and writes it down."""
     arguments = parse(argv)
     run = scored_run(arguments)
-    with joined(arguments.device or run.recipe.device) as worker, closing(_Scoring(run, arguments, worker)) as scoring:
-        is_complete = _follow(run, run.patience, scoring, worker) if run.patience else scoring.score(_read(run))
-        return 0 if is_complete else stopped_code(worker, requeue=False)
+    with (
+        join_workers(arguments.device or run.recipe.device) as worker,
+        closing(_Scoring(run, arguments, worker)) as scoring,
+    ):
+        is_complete = _follow(run, run.polling, scoring, worker) if run.polling else scoring.score(_checkpoint(run))
+        return 0 if is_complete else worker_exit_code(worker)
 
 
-def accuracy(result: Evaluation) -> str:
-    """The share of examples that were right, with the count beside it: `99.12 % (9912 of 10000)`."""
+def format_accuracy(result: Evaluation) -> str:
+    """The share of examples that were right, with their number: `99.12 % (9912 of 10000)`."""
     return f"{100 * result['top1']:.2f} % ({result.sums['top1']:.0f} of {result.num_examples})"
 
 
-def tell(result: Evaluation, split: str) -> None:
-    """Say the scores; where not only the best guess counts, in the words of the inception trainer too."""
+def log_scores(result: Evaluation, split: str) -> None:
+    """Log the scores; if there are others than top 1, also in the words of the inception trainer."""
     if "top1" in result.sums:
-        log.info("%s accuracy %s", split, accuracy(result))
+        log.info("%s accuracy %s", split, format_accuracy(result))
     named = reference_names(result.means)
     if set(named) - {"Precision @ 1"}:
         shares = " ".join(f"{name.lower()} = {share:.4f}" for name, share in named.items())
         log.info("%s [%d examples]", shares, result.num_examples)
 
 
+def reference_names(means: Mapping[str, float]) -> dict[str, float]:
+    """Top-k shares by the names that the inception trainer gives them: "Precision @ 1", "Recall @ 5"."""
+    numbers = {int(name.removeprefix("top")): mean for name, mean in means.items() if name.startswith("top")}
+    return {f"{'Precision' if k == 1 else 'Recall'} @ {k}": mean for k, mean in sorted(numbers.items())}
+
+
 class _Scoring:
-    """A model of the run, and the examples that its checkpoints are scored on, on one worker."""
+    """The model of a run, and the examples that its checkpoints are scored on, on one worker."""
 
     def __init__(self, run: ScoredRun, arguments: argparse.Namespace, worker: Worker) -> None:
         self._run, self._arguments, self._worker = run, arguments, worker
@@ -70,7 +106,7 @@ class _Scoring:
         worker.pulse.at(0, "evaluate")  # while it waits, too: a stop leaves nothing to save
 
     def _build(self, recipe: Recipe) -> None:
-        """Have what is scored of a stage of the run: stages differ in what is averaged, and in the size of images."""
+        """Build the model and open the examples of a stage: stages differ in averages and in the size of images."""
         self._recipe, self._examples = recipe, Examples(recipe)
         self._held = self._examples.held_out(self._run.split)
         self._state = build_state(recipe, self._worker)
@@ -78,13 +114,13 @@ class _Scoring:
         self._details = Details(task(recipe), recipe.model.num_classes, confusion=confusion, mistakes=mistakes)
 
     def score(self, checkpoint: Checkpoint) -> bool:
-        """Score it, and have the chief tell; whether it was done, and not where some worker is asked to stop."""
+        """Score a checkpoint, and let the chief write the scores; returns whether no worker was stopped meanwhile."""
         choices = Workdir(self._run.path).saved_choices()
         torch.set_num_threads(choices["threads"] if choices else 1)
         recipe = recipe_at(self._run.recipe, checkpoint)
         if recipe != self._recipe:
             self._build(recipe)
-        restore(checkpoint, self._state)
+        load_states(checkpoint, self._state)
         how = self._run.recipe.evaluate
         result = evaluate_unless_stopped(
             self._state,
@@ -97,24 +133,24 @@ class _Scoring:
         )
         if result and self._worker.is_chief:
             log.info("%s weights of step %d, from %s", result.weights, result.step, checkpoint.path)
-            self._conclude(result)
+            self._write(result)
         return result is not None
 
     def close(self) -> None:
         """Close the files that the scores are written to."""
         self._files.close()
 
-    def _conclude(self, result: Evaluation) -> None:
+    def _write(self, result: Evaluation) -> None:
         split = self._run.split
-        tell(result, split)
+        log_scores(result, split)
         self._files.write(result, split)
         if path := _path(self._arguments.json):
-            write_json(result, split, path)
+            write_result(result, split, path)
         self._details.write(lambda: self._reader)
 
     @cached_property
     def _reader(self) -> Reader:
-        """The images as they are stored, whatever the stage: opened where some are to be shown."""
+        """The stored images, whatever the stage; opened when some are to be shown."""
         return self._examples.reader(self._run.split)
 
 
@@ -122,19 +158,152 @@ def _path(given: str | None) -> Path | None:
     return None if given is None else Path(given)
 
 
-def _follow(run: ScoredRun, patience: Polling, scoring: _Scoring, worker: Worker) -> bool:
-    """Score each new checkpoint; whether it went on to its end, and not to a signal, on some worker at least."""
+def _follow(run: ScoredRun, polling: Polling, scoring: _Scoring, worker: Worker) -> bool:
+    """Score each new checkpoint; returns whether the run came to its end, and no worker was stopped."""
 
     def is_stopped() -> bool:
         return worker.pulse.stop_requested is not None
 
-    for checkpoint in follow(run.store, patience, is_over=run.is_over, stop=is_stopped):
+    for checkpoint in follow(run.store, polling, is_over=run.is_over, stop=is_stopped):
         if not scoring.score(checkpoint):
             return False
     return not any(worker.group.gather(is_stopped()))
 
 
-def _read(run: ScoredRun) -> Checkpoint:
-    checkpoint = agreed(run.store, run.wanted)
+def _checkpoint(run: ScoredRun) -> Checkpoint:
+    checkpoint = read_checkpoint(run.store, run.wanted)
     assert checkpoint is not None, "there are checkpoints, and where all are damaged the chief has raised"
     return checkpoint
+
+
+def _facts(result: Evaluation, split: str) -> dict[str, Any]:
+    """What was scored, and how well: the same for the same weights and examples; "nan" and "inf" are text."""
+    facts: dict[str, Any] = without_nonfinite({"step": result.step, "split": split, **result.facts})
+    return facts
+
+
+def write_result(result: Evaluation, split: str, path: Path) -> None:
+    """Write one result to a JSON file of its own; a file that cannot be written is an InputError."""
+    with atomic_write(path, failure=InputError) as file:
+        file.write(json.dumps(_facts(result, split), indent=1).encode() + b"\n")
+
+
+class ScoreFiles:
+    """The files of a workdir that keep all evaluations. One that cannot be written is logged, and no reason to end."""
+
+    def __init__(self, workdir: Path) -> None:
+        self._workdir = workdir
+        self._events: dict[Path, EventFile] = {}
+
+    def write(self, result: Evaluation, split: str) -> None:
+        """Add the scores of an evaluation."""
+        line = json.dumps(_facts(result, split))
+        list_path, folder = self._workdir / EVALUATIONS, self._workdir / SUMMARIES / f"{split}-{result.weights}"
+        with _logged_if_refused(list_path):
+            append_line(list_path, line)
+        with _logged_if_refused(folder):
+            ours = {f"evaluation/{split}/{name}": mean for name, mean in result.means.items()}
+            self._event_file(folder).write(scalar_summary({**reference_names(result.means), **ours}), result.step)
+
+    def close(self) -> None:
+        """Close the event files."""
+        for file in self._events.values():
+            file.close()
+
+    def _event_file(self, folder: Path) -> EventFile:
+        """The event file of this process in a folder."""
+        if folder not in self._events:
+            make_folder(folder)
+            self._events[folder] = EventFile(folder)
+        return self._events[folder]
+
+
+@contextmanager
+def _logged_if_refused(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, WorkdirError) as error:
+        why = error.what if isinstance(error, WorkdirError) else f"{path} cannot be written: {error.strerror}."
+        log.warning("the scores are not written down. %s", why)
+
+
+class Details:
+    """The confusion matrix and the worst mistakes of an evaluation, each if there is a file to write it to.
+
+    Args:
+        task: the task that is scored.
+        num_classes: that of the model.
+        confusion: a CSV file.
+        mistakes: a PNG file.
+    """
+
+    def __init__(
+        self, task: Classification, num_classes: int, *, confusion: Path | None, mistakes: Path | None
+    ) -> None:
+        self._task, self._confusion, self._mistakes = task, confusion, mistakes
+        self._matrix, self._worst = ConfusionMatrix(num_classes), WorstMistakes()
+        self.metrics: dict[str, Metric] = {}
+        """By name, for the evaluation."""
+        if confusion is not None:
+            self.metrics[CONFUSION] = self._matrix
+        if mistakes is not None:
+            self.metrics[MISTAKES] = self._worst
+
+    def score(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
+        """The scores of the task, and what the metrics take."""
+        if not self.metrics:
+            return self._task.score(model, batch)
+        found = self._task.score_in_detail(model, batch)
+        return {name: value for name, value in found.items() if name in self.metrics or not isinstance(value, tuple)}
+
+    def write(self, open_reader: Callable[[], Reader]) -> None:
+        """Write the files, on the chief: its metrics alone have seen the examples.
+
+        Args:
+            open_reader: opens the examples that were scored; called if there is a file to write.
+
+        Raises:
+            InputError: a file cannot be written.
+        """
+        if not self.metrics:
+            return
+        reader = open_reader()
+        names = class_names(reader)
+        if self._confusion is not None:
+            with atomic_write(self._confusion, failure=InputError) as file:
+                # Classes are named by folders, whose names need not be text.
+                file.write(confusion_csv(self._matrix.compute(), names).encode(errors="backslashreplace"))
+        if self._mistakes is not None:
+            with atomic_write(self._mistakes, failure=InputError) as file:
+                file.write(png_bytes(mistakes_sheet(self._worst.compute(), reader, names)))
+
+
+def class_names(reader: Reader) -> Mapping[int, str]:
+    """The names of the classes by the model's numbers; none if the reader knows none."""
+    offset = getattr(reader, "offset", 0)
+    return {label - offset: name for label, name in enumerate(getattr(reader, "classes", ()))}
+
+
+def mistakes_sheet(mistakes: Sequence[Mistake], reader: Reader, names: ClassNames = ()) -> Image.Image:
+    """Draw a contact sheet of examples, each with its index, its loss, what was predicted and what it is.
+
+    Args:
+        mistakes: the result of `lockstep.metrics.WorstMistakes`.
+        reader: the examples that were scored; one that cannot be read any more is shown with the reason.
+        names: names of the classes; a class without one appears as its number.
+
+    Raises:
+        InputError: the examples have no images.
+    """
+    shown = examples(reader, [mistake.example_index for mistake in mistakes], order="sequential")
+    cards = [_mistake_card(mistake, example, names) for mistake, example in zip(mistakes, shown, strict=True)]
+    title = f"the {len(cards)} worst mistakes" if len(cards) > 1 else "the worst mistake" if cards else "no mistakes"
+    return contact_sheet(title, cards, _SIDE_PIXELS)
+
+
+def _mistake_card(mistake: Mistake, example: ShownExample, names: ClassNames) -> Card:
+    shown = card(example, _SIDE_PIXELS)
+    predicted, right = (printable(class_name(names, label)) for label in (mistake.predicted, mistake.label))
+    said = f"predicted {predicted}, is {right}"
+    details = f"loss {mistake.loss:.4g}" + ("" if shown.tiles else f", {said}")
+    return replace(shown, details=details, tiles=tuple(Tile(tile.image, said) for tile in shown.tiles))

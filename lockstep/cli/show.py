@@ -1,4 +1,4 @@
-"""`lockstep show`: examples before and after augmentation, as a page of HTML or as one image."""
+"""`lockstep show`: write examples, before and after augmentation, to an HTML page or a contact sheet."""
 
 from __future__ import annotations
 
@@ -6,79 +6,97 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from lockstep.checks import check_range
-from lockstep.cli.page import card, html_page, png_bytes
-from lockstep.cli.sheet import contact_sheet
-from lockstep.cli.subject import Subject, subject
-from lockstep.cli.target_file import check_target
-from lockstep.data.showing import examples
+from lockstep.checks import Range, check_value
+from lockstep.cli.shared import Command, check_target
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
-from lockstep.images.drawing import printable
-from lockstep.parallel.launch import STOPPED
 from lockstep.screen import write_lines
 
+if TYPE_CHECKING:
+    from lockstep.cli.source import ExampleStream
+
 _SIDE_PIXELS = {".html": 448, ".png": 300}
-_MOST_PICTURES = 1000
+_MAX_PICTURES = 1000
 
 
-def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
+def _add_arguments(show: argparse.ArgumentParser) -> None:
+    show.add_argument("source", help="a recipe, a file.toml, or a path to data: images in folders, shards, VOC, COCO")
+    show.add_argument("--to", required=True, metavar="FILE", help="page.html, or sheet.png for all in one image")
+    show.add_argument("--force", action="store_true", help="overwrite the file")
+    show.add_argument(
+        "--positions", default="0:16", metavar="FIRST:END", help="places in the stream (default: 0:16, the first 16)"
+    )
+    show.add_argument("--order", choices=["shuffled", "sequential"], help="default: the recipe's, shuffled for a path")
+    show.add_argument("--seed", type=int, metavar="N", help="default: the recipe's, 0 for a path")
+    show.add_argument(
+        "--augment", metavar="WHAT", help="crop, lenet, cifarnet, vgg, inception, or a recipe (default: the recipe's)"
+    )
+    show.add_argument("--size", type=int, metavar="N", help="height and width that a preset crops to, in pixels")
+    show.add_argument("--repeat", type=int, default=1, metavar="N", help="augment each so many times")
+
+
+def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Write the page, and one line that says so."""
+    from lockstep.cli.cards import card, contact_sheet, html_page
+    from lockstep.cli.source import example_stream
+    from lockstep.data.showing import examples
+    from lockstep.images.pillow import png_bytes
+    from lockstep.parallel.launch import STOPPED
+
     path = Path(arguments.to)
     what = "Examples are shown as a page of HTML or as one PNG."
     check_target(path, _SIDE_PIXELS, what, overwrite=arguments.force)
-    check_range("repeat", arguments.repeat, 1, _MOST_PICTURES + 1)
+    check_value("repeat", arguments.repeat, Annotated[int, Range(ge=1, le=_MAX_PICTURES)])
     positions = _positions(arguments.positions, arguments.repeat)
+    side = _SIDE_PIXELS[path.suffix]
     try:
-        chosen = subject(arguments.source, arguments.augment, arguments.size, arguments.order, arguments.seed)
+        stream = example_stream(arguments.source, arguments.augment, arguments.size, arguments.order, arguments.seed)
         shown = examples(
-            chosen.reader,
+            stream.reader,
             positions,
-            order=chosen.order,
-            seed=chosen.seed,
-            pipeline=chosen.pipeline,
+            order=stream.order,
+            seed=stream.seed,
+            pipeline=stream.pipeline,
             num_draws=arguments.repeat,
         )
-        side = _SIDE_PIXELS[path.suffix]
         cards = [card(example, side) for example in shown]
     except KeyboardInterrupt:
         return STOPPED["SIGINT"]
-    title = _title(arguments, positions, chosen)
+    title = _title(arguments, positions, stream)
     page = html_page(title, cards) if path.suffix == ".html" else png_bytes(contact_sheet(title, cards, side))
     with atomic_write(path, failure=InputError) as file:
         file.write(page)
-    bad = sum(bool(card.problem) for card in cards)
-    write_lines([f"{path}: {_counted(len(cards), 'example')}" + (f", {bad} with a problem" if bad else "")])
+    num_bad = sum(bool(card.problem) for card in cards)
+    counted = f"{len(cards)} example{'s' if len(cards) > 1 else ''}"
+    write_lines([f"{path}: {counted}" + (f", {num_bad} with a problem" if num_bad else "")])
     return 0
 
 
 def _positions(text: str, num_draws: int) -> range:
-    """From "0:16", or of one position from "5".
-
-    Raises:
-        InputError: there are no such positions, or more of them than a page can show.
-    """
+    """The positions in "0:16", or the one in "5"; too many of them are refused."""
     # Fifteen digits: sums with as many epochs as there are draws stay far within 64 bits.
     found = re.fullmatch(r"([0-9]{1,15})(?::([0-9]{1,15}))?", text)
     positions = range(int(found[1]), int(found[2] or int(found[1]) + 1)) if found else range(0)
-    if not positions or len(positions) * num_draws > _MOST_PICTURES:
+    if not positions or len(positions) * num_draws > _MAX_PICTURES:
         draws = f", {num_draws} draws of each" if num_draws > 1 else ""
         raise InputError(
             "These positions cannot be shown.",
             given=f"--positions {text}{draws}",
-            expected=f"FIRST:END, such as 0:16 for the first 16, or one position; at most {_MOST_PICTURES} pictures",
+            expected=f"FIRST:END, such as 0:16 for the first 16, or one position; at most {_MAX_PICTURES} pictures",
             hint="give positions from 0 on, the first one below the end",
         )
     return positions
 
 
-def _title(arguments: argparse.Namespace, positions: range, chosen: Subject) -> str:
-    order = chosen.order if isinstance(chosen.order, str) else type(chosen.order).__name__
+def _title(arguments: argparse.Namespace, positions: range, stream: ExampleStream) -> str:
+    from lockstep.images.drawing import printable
+
+    order = stream.order if isinstance(stream.order, str) else type(stream.order).__name__
     augmented = f", augmented by {arguments.augment}" if arguments.augment else ""
     places = f"from position {positions[0]} to {positions[-1]}"
-    return printable(f"{arguments.source}, {order}, seed {chosen.seed}, {places}{augmented}")
+    return printable(f"{arguments.source}, {order}, seed {stream.seed}, {places}{augmented}")
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+COMMAND = Command("show examples, before and after they are augmented", _add_arguments, _run)

@@ -1,6 +1,6 @@
-"""`lockstep train`: train by a recipe, or go on where its workdir stands.
+"""`lockstep train`: train by a recipe, or resume the run in its workdir.
 
-The process that the user starts only launches, and loads no torch; `lockstep.cli.training` is what it launches.
+The process that the user starts only launches workers, and loads no torch; they run `lockstep.cli.training`.
 """
 
 from __future__ import annotations
@@ -8,17 +8,65 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from lockstep.checks import check_positive
-from lockstep.parallel.launch import is_worker, launch
-from lockstep.parallel.watchdog import Limits
+from lockstep.checks import Hint, Range, check_value
+from lockstep.cli.shared import EXIT_CODES, Command, add_machine_arguments
 
-PRELOAD = ("torch", "lockstep.cli.training")
+SHIPPED_RECIPES = (
+    "mnist",
+    "mnist_reference",
+    "lenet",
+    "inception_v3",
+    "inception_v3_distributed",
+    "flowers",
+    "flowers_two_stages",
+    "flowers_small",
+)
+"""The names of the shipped recipes, here for the help: `lockstep.recipes.shipped` loads torch."""
+
+PREEMPTION = """preemption:
+  At SIGUSR1 or SIGTERM all workers end the step they are at, save, and the command ends; the same command goes on from
+  there, and the run learns what it would have learned without the break. Under Slurm, with --signal=USR1@120:
+    srun lockstep train mnist --workdir runs/mnist --grace 110
+    if [ $? -eq 75 ]; then scontrol requeue $SLURM_JOB_ID; fi"""
 
 
-def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
-    """Run the command in the process that the user has started."""
+def _add_arguments(train: argparse.ArgumentParser) -> None:
+    train.formatter_class = argparse.RawDescriptionHelpFormatter
+    train.epilog = f"{PREEMPTION}\n\n{EXIT_CODES}"
+    shipped = ", ".join(SHIPPED_RECIPES)
+    train.add_argument("recipe", help=f"the name of a shipped recipe ({shipped}), or a file.toml")
+    train.add_argument("--workdir", metavar="DIR", help="the run's folder (default: runs/NAME); 'none' writes nothing")
+    train.add_argument("--towers", type=int, metavar="N", help="slices of the batch (default: the number of workers)")
+    end = train.add_mutually_exclusive_group()
+    end.add_argument("--steps", type=int, metavar="N", help="end after so many updates")
+    end.add_argument("--epochs", type=float, metavar="N", help="end after so many passes over the data")
+    end.add_argument("--hours", type=float, metavar="N", help="end after so many hours from now")
+    end.add_argument("--forever", action="store_true", help="train until stopped")
+    train.add_argument(
+        "--set", dest="settings", action="append", default=[], metavar="PATH=VALUE", help="change a field of the recipe"
+    )
+    train.add_argument(
+        "--fork-from", metavar="RUN[@STEP]", help="begin a new workdir with the full state of another run"
+    )
+    train.add_argument("--accept-changes", action="store_true", help="resume although the recipe has changed")
+    train.add_argument(
+        "--accept-data-change", action="store_true", help="resume although the training data has changed"
+    )
+    train.add_argument("--rehearse", action="store_true", help="two steps, save, resume, evaluate, in a scratch folder")
+    train.add_argument("--requeue", action="store_true", help="exit code 75 at SIGTERM too, as always at SIGUSR1")
+    train.add_argument(
+        "--grace", type=float, metavar="SECONDS", help="after a signal, end what has not saved by then (default: wait)"
+    )
+    train.add_argument("--print-recipe", action="store_true", help="print the whole recipe as TOML, and do nothing")
+    add_machine_arguments(train)
+
+
+def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
+    from lockstep.parallel.launch import is_worker, launch
+    from lockstep.parallel.watchdog import Limits
+
     if arguments.print_recipe:
         from lockstep.cli.training import given_recipe
         from lockstep.recipes.toml import to_toml
@@ -26,24 +74,24 @@ def run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         sys.stdout.write(to_toml(given_recipe(arguments)))
         return 0
     if is_worker():
-        return work(list(argv))
+        return _work(list(argv))
     if arguments.grace is not None:
-        check_positive(
-            "--grace", arguments.grace, hint="give the seconds between the signal and the end of the machine"
-        )
-    limits = Limits(stop_seconds=arguments.grace)
-    return launch(argv, plan=plan, main=work, preload=PRELOAD, limits=limits, requeue=arguments.requeue)
+        hint = Hint("give the seconds between the signal and the end of the machine")
+        check_value("--grace", arguments.grace, Annotated[float, Range(gt=0, finite=False), hint])
+    limits, preload = Limits(stop_seconds=arguments.grace), ("torch", "lockstep.cli.training")
+    return launch(argv, plan=_plan, main=_work, preload=preload, limits=limits, requeue=arguments.requeue)
 
 
-def plan(argv: list[str]) -> dict[str, Any]:
-    """How many workers the run needs; everything that can be refused before they start is refused here."""
-    from lockstep.cli import training
+def _plan(argv: list[str]) -> dict[str, Any]:
+    from lockstep.cli.training import plan_training
 
-    return training.plan(argv)
+    return plan_training(argv)
 
 
-def work(argv: list[str]) -> int:
-    """Run one worker to the end of the run."""
-    from lockstep.cli import training
+def _work(argv: list[str]) -> int:
+    from lockstep.cli.training import train_in_worker
 
-    return training.work(argv)
+    return train_in_worker(argv)
+
+
+COMMAND = Command("train by a recipe, or go on where its workdir stands", _add_arguments, _run)

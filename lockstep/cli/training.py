@@ -1,4 +1,4 @@
-"""What `lockstep train` does where torch is loaded: the plan of a run, and one of its workers."""
+"""What a worker of `lockstep train` does, and the plan of a run before workers start."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.cli.crew import joined, num_workers, stopped_code
 from lockstep.cli.main import parse
-from lockstep.cli.scoring import tell
+from lockstep.cli.scoring import log_scores
+from lockstep.cli.shared import choose_num_workers, join_workers, worker_exit_code
 from lockstep.owner import scratch_folder
 from lockstep.progress import End, Epochs, Hours, Steps
 from lockstep.recipes.recipe import Recipe
@@ -24,12 +24,12 @@ from lockstep.screen import log
 from lockstep.workers.rank import Worker
 
 
-def plan(argv: list[str]) -> dict[str, Any]:
-    """How many workers the run needs; everything that can be refused before they start is refused here."""
+def plan_training(argv: list[str]) -> dict[str, Any]:
+    """How many workers the run needs. What can be refused before they start is refused here."""
     arguments = parse(argv)
     recipe, path = _recipe_and_path(arguments)
     check_told(recipe)
-    workers = num_workers(recipe.num_workers, recipe.device, recipe.num_towers)
+    workers = choose_num_workers(recipe.num_workers, recipe.device, recipe.num_towers)
     recipe = replace(recipe, num_towers=recipe.num_towers or workers)
     recipe.towers_for(workers).check(recipe.batch_size, workers)
     if path is None and not arguments.rehearse:
@@ -39,11 +39,11 @@ def plan(argv: list[str]) -> dict[str, Any]:
     return {"workers": workers, "hang_seconds": recipe.watch.hang_seconds}
 
 
-def work(argv: list[str]) -> int:
+def train_in_worker(argv: list[str]) -> int:
     """Run one worker to the end of the run."""
     arguments = parse(argv)
     recipe, path = _recipe_and_path(arguments)
-    with joined(recipe.device) as worker:
+    with join_workers(recipe.device) as worker:
         recipe = replace(recipe, num_towers=recipe.num_towers or worker.num_workers)
         if arguments.rehearse:
             return _rehearse(recipe, worker)
@@ -60,40 +60,40 @@ def work(argv: list[str]) -> int:
             if worker.is_chief:
                 saved = ", and saved: the same command goes on from there" if path else "; nothing was saved"
                 log.info("stopped at step %d%s", result.step, saved)
-            return stopped_code(worker, requeue=arguments.requeue)
+            return worker_exit_code(worker, requeue=arguments.requeue)
         if worker.is_chief:
-            _tell(result)
+            _log_result(result)
             if path:
-                _point_to(path, recipe)
+                _log_paths(path, recipe)
     return 0
 
 
-def _tell(result: Result) -> None:
-    """Say how good the run has become."""
+def _log_result(result: Result) -> None:
+    """Log how good the run has become."""
     if result.split is None:
         log.info("nothing was scored: the recipe names neither test nor validation examples")
     elif result.evaluation is None:
         log.info("%s accuracy not known: scoring was left off", result.split)
     else:
-        tell(result.evaluation, result.split)
+        log_scores(result.evaluation, result.split)
 
 
-def _point_to(path: Path, recipe: Recipe) -> None:
-    """Say where to look next."""
+def _log_paths(path: Path, recipe: Recipe) -> None:
+    """Log where the files are, and what to do with them."""
     log.info("its checkpoints and records are in %s; to score it again: lockstep evaluate %s", path, path)
     if recipe.watch.summaries.amount:
         log.info("to see its curves: tensorboard --logdir %s", path / "summaries")
 
 
 def _rehearse(recipe: Recipe, worker: Worker) -> int:
-    """Two steps, a checkpoint, a resume with one more step, an evaluation, in a folder that is deleted afterwards."""
+    """Train two steps, save, resume for one more step and evaluate, in a folder that is deleted afterwards."""
     with ExitStack() as stack:
         made = str(stack.enter_context(scratch_folder("lockstep-rehearsal-"))) if worker.is_chief else None
         scratch = Path(worker.group.broadcast(made))
         Run(replace(recipe, end=Steps(2)), scratch / "run", worker).run(conclude=False)
         result = Run(replace(recipe, end=Steps(3)), scratch / "run", worker).run()
         if worker.is_chief:
-            _tell(result)
+            _log_result(result)
         worker.group.barrier("the rehearsal is over")
     if worker.is_chief:
         log.info("rehearsed: two steps, saved, resumed, step %d, evaluated; nothing was left behind", result.step)
@@ -101,7 +101,7 @@ def _rehearse(recipe: Recipe, worker: Worker) -> int:
 
 
 def _recipe_and_path(arguments: argparse.Namespace) -> tuple[Recipe, Path | None]:
-    """The recipe with what the flags say, its towers those of the workdir where neither says; and the workdir."""
+    """The recipe, changed by the flags, with the towers of the workdir if neither gives them; and the workdir."""
     recipe = given_recipe(arguments)
     path = None if arguments.workdir == "none" else Path(arguments.workdir or Path("runs") / recipe.name)
     saved = Workdir(path).recipe() if path and not arguments.rehearse else None
@@ -109,7 +109,7 @@ def _recipe_and_path(arguments: argparse.Namespace) -> tuple[Recipe, Path | None
 
 
 def given_recipe(arguments: argparse.Namespace) -> Recipe:
-    """The recipe of the command line, with its settings and flags."""
+    """The recipe of a command line, changed by its settings and flags."""
     given = {"num_towers": arguments.towers, "num_workers": arguments.workers, "device": arguments.device}
     flags = {field: value for field, value in given.items() if value is not None}
     recipe = find(arguments.recipe)

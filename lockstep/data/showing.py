@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_whole
+from lockstep.checks import NonNegativeInt, PositiveInt, check_value
 from lockstep.data.batch_reader import Fields, read_examples
 from lockstep.data.order import Order, order_of
 from lockstep.data.rows import Rows
@@ -104,7 +104,7 @@ def examples(
         InputError: a parameter is out of range, the examples have no images, or the augmentations are not for these.
         DataError: the reader holds no examples.
     """
-    check_whole("num_draws", num_draws, least=1)
+    check_value("num_draws", num_draws, PositiveInt)
     order = order_of(order)
     if not len(reader):
         raise DataError(
@@ -115,7 +115,7 @@ def examples(
         )
     epochs = np.arange(num_draws) * order.epoch_size(len(reader))
     for position in positions:
-        check_whole("position", position, least=0)
+        check_value("position", position, NonNegativeInt)
         index = int(order.indices(np.array([position]), len(reader), seed)[0])
         yield _shown(reader, index, position, pipeline, [Draws(seed, np.array([at])) for at in position + epochs])
 

@@ -1,4 +1,8 @@
-"""How batch norm behaves while towers run."""
+"""Batch norm while towers run: per tower, frozen, with a biased variance, or synchronised over all workers.
+
+Every call of torch's batch norm in training is intercepted, whether torch's modules or the user's own make it.
+Synchronised, it takes one exchange on the way forward and one on the way back.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +27,10 @@ from lockstep.workers.rank import Worker
 def around_towers(
     model: nn.Module, towers: Towers, worker: Worker, still: Sequence[nn.Module] = ()
 ) -> AbstractContextManager[object]:
-    """A reusable context for the forward and backward pass of a tower: batch norm does in it what the towers ask for.
+    """Return a reusable context for a tower's two passes, in which batch norm follows the towers' policy.
 
-    The norms in `still` keep their statistics in any case. All workers make it together; entering it costs nothing
-    where torch's own batch norm is what is asked for.
+    The norms in `still` keep their statistics in any case. All workers make the context together; entering it costs
+    nothing where the policy is torch's own batch norm.
     """
     if towers.batch_norm == "frozen":
         return FrozenStatistics([module for module in model.modules() if keeps_batch_statistics(module)])
@@ -48,7 +52,7 @@ def keeps_batch_statistics(module: nn.Module) -> bool:
 
 
 class _Both:
-    """Two reusable contexts, one in the other, as a reusable one."""
+    """Two reusable contexts, one inside the other, as one."""
 
     def __init__(self, outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> None:
         self._outer, self._inner = outer, inner
@@ -77,20 +81,20 @@ class BatchNormCall(NamedTuple):
 
     @property
     def values_per_channel(self) -> int:
-        """How many values the mean of a channel is taken over."""
+        """The number of values in the mean of a channel."""
         return self.input.numel() // self.input.shape[1]
 
     def normalised(self) -> Tensor:
-        """What torch returns for it."""
+        """Make the call."""
         return F.batch_norm(*self)
 
 
 class BatchNormMode(TorchFunctionMode):
-    """A context that answers the calls which normalise with the statistics of the batch; it may be entered again."""
+    """A context that intercepts the calls which normalise with the statistics of the batch; it may be entered again."""
 
     @abstractmethod
     def normalise(self, call: BatchNormCall) -> Tensor:
-        """The output of a call, with whatever is to become of the running statistics."""
+        """Return the output of a call, and update its running statistics."""
 
     def __torch_function__(
         self,
@@ -99,7 +103,7 @@ class BatchNormMode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Pass everything on to torch but for those calls."""
+        """Intercept those calls, and pass everything else on to torch."""
         if func is F.batch_norm:
             call = BatchNormCall(*args, **(kwargs or {}))
             if call.training:
@@ -108,20 +112,20 @@ class BatchNormMode(TorchFunctionMode):
 
 
 def moments(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of each channel of (batch, channels, ...), in float32 or wider; 0 where there are none.
+    """Mean and biased variance of each channel of (batch, channels, ...), in float32 or wider; 0 for an empty batch.
 
-    They are taken about the mean (Welford, or two passes), not from the difference of two large squares.
+    The variance is taken about the mean (Welford, or two passes), not from the difference of two large squares.
     """
     dtype = torch.promote_types(values.dtype, torch.float32)
     zeros = values.new_zeros((2, values.shape[1]), dtype=dtype)
     if not values.numel():
         return zeros[0], zeros[1]
-    # The zeros stand for running statistics and say which dtype is wanted; a momentum of 0 would leave them.
+    # The zeros stand for running statistics, whose dtype is that of the result; a momentum of 0 leaves them.
     return torch.batch_norm_update_stats(values.detach(), zeros[0], zeros[1], 0.0)
 
 
 class FrozenStatistics:
-    """A context in which batch norm normalises with its running statistics, which stay; it may be entered again."""
+    """A context in which batch norm normalises with its running statistics and keeps them; it may be entered again."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = modules
@@ -138,17 +142,17 @@ class FrozenStatistics:
 
 
 class BiasedVariance(BatchNormMode):
-    """A context in which the running variance takes that of the batch as it is, without Bessel's correction."""
+    """A context in which the running variance takes the batch's as it is, without Bessel's correction."""
 
     def normalise(self, call: BatchNormCall) -> Tensor:
-        """Normalise as torch does, and take its correction back."""
+        """Normalise as torch does, and undo its correction of the running variance."""
         variance = call.running_var
         if variance is None:
             return call.normalised()
-        # The copy is what autograd keeps: it would take a change of it, between forward and backward, for an error.
+        # Autograd keeps the copy: it would take a change of it, between forward and backward, for an error.
         corrected = variance.clone()
         output = call._replace(running_var=corrected).normalised()
-        # corrected = (1 - momentum) * variance + momentum * biased * n / (n - 1), to be the same without n / (n - 1)
+        # corrected = (1 - momentum) * variance + momentum * biased * n / (n - 1); now the same without n / (n - 1)
         share = 1 / call.values_per_channel
         variance.mul_((1 - call.momentum) * share).add_(corrected, alpha=1 - share)
         return output
@@ -157,12 +161,12 @@ class BiasedVariance(BatchNormMode):
 class SyncedBatchNorm(BatchNormMode):
     """A context in which batch norm normalises with the statistics of the whole batch, over all workers.
 
-    They may have different numbers of rows, or none, and make the same calls in the same order. Each worker's loss is
-    to be its share of the mean over all rows.
+    The workers may have different numbers of rows, or none, and make the same calls in the same order. The loss of each
+    is its share of the mean over all rows.
 
     Args:
         worker: this one; all of them make the context together.
-        biased: the running variance takes that of the batch as it is, without Bessel's correction.
+        biased: the running variance takes the batch's as it is, without Bessel's correction.
     """
 
     def __init__(self, worker: Worker, *, biased: bool) -> None:
@@ -208,7 +212,7 @@ class SyncedBatchNorm(BatchNormMode):
 
 
 class Moments(NamedTuple):
-    """Mean and biased variance of each channel, shape (channels,), and over how many values, shape (1,)."""
+    """Mean and biased variance of each channel, shape (channels,), and the number of values, shape (1,)."""
 
     mean: Tensor
     variance: Tensor
@@ -216,7 +220,7 @@ class Moments(NamedTuple):
 
 
 def pooled(means: Tensor, variances: Tensor, counts: Tensor) -> Moments:
-    """The moments of several samples taken together: Chan, Golub and LeVeque, "Updating formulae" (1979).
+    """Pool the moments of several samples: Chan, Golub and LeVeque, "Updating formulae" (1979).
 
     Args:
         means: of each sample, shape (samples, channels).

@@ -84,8 +84,8 @@ class _Packed(NamedTuple):
 def read_coco(path: Path, *, masks: bool = False, keypoints: bool = False) -> CocoAnnotations:
     """Read a file of annotations of instances or of keypoints.
 
-    An annotation needs `id`, `image_id`, `category_id` and `bbox`. If missing or null, `iscrowd` is 0, and `area` that of
-    the box. An empty list of `keypoints` counts as missing. Coordinates are below 2**31 pixels.
+    An annotation needs `id`, `image_id`, `category_id` and `bbox`. If missing or null, `iscrowd` is 0 and `area` is
+    the box's. An empty list of `keypoints` counts as missing. Coordinates are below 2**31 pixels.
 
     Args:
         path: the file.

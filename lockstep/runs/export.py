@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
-from lockstep.checkpoints.encoding import encoded
+from lockstep.checkpoints.encoding import encode_tensors
 from lockstep.checkpoints.store import Store
 from lockstep.errors import InputError
 from lockstep.evaluation.evaluate import Weights
@@ -26,7 +26,7 @@ from lockstep.runs.build import example_input
 from lockstep.runs.stages import recipe_at
 from lockstep.runs.workdir import RECIPE, Workdir
 from lockstep.training.run_weights import RunWeights, open_weights
-from lockstep.training.saved import check_fits
+from lockstep.training.saved_state import check_compatible
 from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.source import WeightSource
 
@@ -103,7 +103,7 @@ def take_weights(model: nn.Module, source: WeightSource, *, average: bool) -> No
     names = [name for name in source.tensors if not name.endswith(AVERAGE)]
     values = {name: source.read(name + AVERAGE if name in averaged else name) for name in names}
     own: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    check_fits({"model": own}, {"model": values})
+    check_compatible({"model": own}, {"model": values})
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(values[name])
@@ -132,7 +132,7 @@ def contents(trained: Trained, ending: str) -> Iterable[bytes | memoryview]:
         InputError: the model is too large for the format.
     """
     if ending == ".safetensors":
-        return encoded(trained.model.state_dict(), trained.metadata)
+        return encode_tensors(trained.model.state_dict(), trained.metadata)
     return [_pt2(trained) if ending == ".pt2" else _onnx(trained)]
 
 

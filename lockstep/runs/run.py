@@ -28,9 +28,8 @@ from lockstep.runs.start import begin, resolve_choices
 from lockstep.runs.validation import SPLIT, score_split
 from lockstep.runs.workdir import Workdir
 from lockstep.screen import log
-from lockstep.training.resume import save
 from lockstep.training.rollback import check_may_roll_back, go_back, last_checkpoint
-from lockstep.training.saving import Saver
+from lockstep.training.saving import Saver, save
 from lockstep.workers.rank import Worker, join
 from lockstep.workers.signals import stop_on_signals
 

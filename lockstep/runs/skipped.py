@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lockstep.checkpoints.encoding import encoded
+from lockstep.checkpoints.encoding import encode_tensors
 from lockstep.data.loader import Loader
 from lockstep.durable import atomic_write, make_folder
 from lockstep.runs.workdir import QUARANTINE, Workdir
@@ -71,7 +71,7 @@ class KeptBatches:
         name = f"worker-{self._worker.rank}"
         tensors = {field: value for field, value in batch.items() if isinstance(value, Tensor)}
         with atomic_write(folder / f"{name}.safetensors") as file:
-            file.writelines(encoded(tensors))
+            file.writelines(encode_tensors(tensors))
         rest = {field: value for field, value in batch.items() if field not in tensors}
         about = {"position": batch.position, "batch_size": batch.batch_size, "towers": list(batch.towers)}
         _write_json(folder / f"{name}.json", {**about, "fields": rest})

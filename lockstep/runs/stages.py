@@ -19,7 +19,7 @@ from lockstep.recipes.data import ImageData
 from lockstep.recipes.parts import Stage
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import Parts, ReaderFunction, build, build_state, schedule_mismatch
-from lockstep.training.resume import take_over
+from lockstep.training.resume import load_run
 from lockstep.workers.rank import Worker
 
 
@@ -112,7 +112,7 @@ class Stages:
             InputError: its stream is another one.
         """
         self.turn_to(checkpoint)
-        return take_over(checkpoint, self.parts.state, self.parts.loader, accept_data_change=accept_data_change)
+        return load_run(checkpoint, self.parts.state, self.parts.loader, accept_data_change=accept_data_change)
 
     def turn_to(self, checkpoint: Checkpoint) -> None:
         """Have the parts of the stage of a checkpoint; the values of their state are still to be taken over."""

@@ -17,8 +17,9 @@ from lockstep.screen import log
 from lockstep.training import choices
 from lockstep.training.choices import Choices
 from lockstep.training.preflight import check_data
-from lockstep.training.resume import agreed, store_of
+from lockstep.training.resume import read_checkpoint
 from lockstep.training.run_weights import run_at_step
+from lockstep.training.saving import store_of
 from lockstep.training.warm_start import warm_start
 from lockstep.weights.warm_start import WarmStartReport
 from lockstep.workers.rank import Worker
@@ -63,7 +64,7 @@ def begin(
     """
     check_data(stages.parts.loader, worker)
     source = recipe.warm_start.path if recipe.warm_start else None
-    checkpoint = agreed(store) if store else None
+    checkpoint = read_checkpoint(store) if store else None
     if checkpoint is not None:
         changed = stages.take_up(checkpoint, accept_data_change=accept_data_change)
         if worker.is_chief:
@@ -86,7 +87,7 @@ def begin(
 
 def _of_another_run(fork_from: str) -> Checkpoint:
     folder, step = run_at_step(fork_from)
-    checkpoint = agreed(folder, step)
+    checkpoint = read_checkpoint(folder, step)
     if checkpoint is None:
         place = store_of(folder).folder
         raise CheckpointError(

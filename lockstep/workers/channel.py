@@ -1,4 +1,4 @@
-"""JSON messages between a launcher and one of its processes, one a line, over a connected socket."""
+"""Channel between a launcher and one of its processes: JSON messages, one a line, over a connected socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine lets a worker use. The only module that knows a kind of accelerator."""
+"""Devices of this machine, and which one a worker uses. The only module that knows a kind of accelerator."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def num_accelerators() -> int:
 
 
 def describe_machine() -> str:
-    """The machine in one line, for logs and saved choices."""
+    """Describe the machine in one line, for logs and saved choices."""
     cores = f"{usable_cores()} cores of {_cpu_name(Path('/proc/cpuinfo'))}"
     names = [_accelerator_name(index) for index in range(num_accelerators())]
     return ", ".join([cores, *(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))])
 
 
 def choose_device(wish: str | None, local_rank: int, num_local_workers: int) -> torch.device:
-    """The device of one of the workers on this host, made current: the accelerator of its local rank, else the CPU.
+    """Choose a worker's device and make it current: the accelerator of its local rank, else the CPU.
 
     Raises:
         InputError: the wish is neither None nor "cpu", or there are accelerators, but fewer than workers.

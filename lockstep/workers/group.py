@@ -1,7 +1,7 @@
 """The control plane between the workers of a run: small JSON values, compared and passed around. No pickle.
 
-All workers make the same calls in the same order. A call ends for nobody before all have made it, so every call is a
-barrier, and what was left in the store for the call before can go: the store never holds more than two values a worker.
+All workers make the same calls in the same order. No call ends before all workers have made it, so every call is a
+barrier, and the values of the call before can be deleted: the store never holds more than two values a worker.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 # The stores are torch.distributed's, by the name under which they have types.
 from torch._C._distributed_c10d import HashStore, Store
@@ -29,83 +29,26 @@ JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON
 TIMEOUT_SECONDS = 120.0
 _LAUNCHED_TIMEOUT_SECONDS = 365 * 86400.0
 MEMORY_NAME = "lockstep-exchange"
-"""Of the memfds that workers share."""
+"""The name of the memfds that workers share."""
 
 
 def timeout_seconds(pulse: Pulse) -> float:
-    """How long a worker waits for the others; where our launcher watches them all, it is the one that ends the wait."""
+    """How long a worker waits for the others; where our launcher watches them, the launcher ends the wait."""
     return _LAUNCHED_TIMEOUT_SECONDS if pulse.launched else TIMEOUT_SECONDS
 
 
-class Group(Protocol):
-    """The workers of a run, as one of them reaches the others. Every call waits until all workers have made it.
+class Group:
+    """The workers of a run, as one of them reaches the others: through a store. Every call waits for all workers.
 
     All calls raise PeerLostError, naming the workers, when some do not come in time, and WorkerError when workers have
     made different calls.
+
+    Args:
+        store: where the workers meet; torch.distributed takes it too, behind a prefix of its own.
+        rank: of this worker.
+        num_workers: of the run; a worker that is alone waits for nobody, and sends itself its values.
+        timeout_seconds: how long to wait for the others.
     """
-
-    @property
-    def store(self) -> Store:
-        """Where the workers of the run find each other; for torch.distributed, behind a prefix of one's own."""
-        ...
-
-    def barrier(self, name: str) -> None:
-        """Wait for all workers; the name says where, in errors."""
-        ...
-
-    def gather(self, value: JSON) -> list[Any]:
-        """The values of all workers, by rank, on every worker."""
-        ...
-
-    def broadcast(self, value: JSON) -> Any:
-        """The chief's value, on every worker."""
-        ...
-
-    def share_memory(self, descriptor: int | None) -> int:
-        """The chief's memfd, open on every worker of this host; the others give None, and close what they get.
-
-        Raises:
-            WorkerError: what the chief names is no memfd of Lockstep in a process of this user and host.
-        """
-        ...
-
-    def agree(self, what: str, value: JSON) -> None:
-        """Check that all workers have the same value.
-
-        Raises:
-            WorkerError: naming the workers that differ from most others (from the chief where there is no majority).
-        """
-        ...
-
-
-class AloneGroup:
-    """The group of a worker that is alone."""
-
-    def __init__(self) -> None:
-        self.store: Store = HashStore()
-
-    def barrier(self, name: str) -> None:
-        """Nobody to wait for."""
-
-    def gather(self, value: JSON) -> list[Any]:
-        """The one value, as it would arrive from another worker."""
-        return [json.loads(json.dumps(value))]
-
-    def broadcast(self, value: JSON) -> Any:
-        """The value, as it would arrive from the chief."""
-        return json.loads(json.dumps(value))
-
-    def share_memory(self, descriptor: int | None) -> int:
-        """The memfd itself."""
-        assert descriptor is not None, "the chief shares"
-        return descriptor
-
-    def agree(self, what: str, value: JSON) -> None:
-        """Nobody to disagree with."""
-
-
-class StoreGroup:
-    """A group whose workers meet in a store that all of them reach."""
 
     def __init__(self, store: Store, rank: int, num_workers: int, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self.store = store
@@ -113,16 +56,21 @@ class StoreGroup:
         self._timeout = timedelta(seconds=timeout_seconds)
         self._turn = 0
 
+    @classmethod
+    def alone(cls) -> Group:
+        """The group of a worker that is alone."""
+        return cls(HashStore(), 0, 1)
+
     def barrier(self, name: str) -> None:
         """Wait for all workers; the name says where, in errors."""
         self._meet(f"barrier {name!r}", None)
 
     def gather(self, value: JSON) -> list[Any]:
-        """The values of all workers, by rank, on every worker."""
+        """Return the values of all workers, by rank, on every worker."""
         return self._meet("gather", value)
 
     def broadcast(self, value: JSON) -> Any:
-        """The chief's value, on every worker."""
+        """Return the chief's value on every worker."""
         return self._meet("broadcast", None if self._rank else value)[0]
 
     def agree(self, what: str, value: JSON) -> None:
@@ -131,10 +79,11 @@ class StoreGroup:
         Raises:
             WorkerError: naming the workers that differ from most others (from the chief where there is no majority).
         """
-        check_agreement(what, self._meet(f"agree on {what}", value))
+        if self._num_workers > 1:
+            check_agreement(what, self._meet(f"agree on {what}", value))
 
     def share_memory(self, descriptor: int | None) -> int:
-        """The chief's memfd, open on every worker of this host; the others give None, and close what they get.
+        """Open the chief's memfd on every worker of this host; the others give None. All close what they get.
 
         Raises:
             WorkerError: what the chief names is no memfd of Lockstep in a process of this user and host.
@@ -153,6 +102,8 @@ class StoreGroup:
 
     def _meet(self, call: str, value: JSON) -> list[Any]:
         payload = json.dumps([call, value])
+        if self._num_workers == 1:
+            return [json.loads(payload)[1]]
         if len(payload) > MAX_VALUE_BYTES - 1024:
             raise InputError(
                 f"A value is too large to be passed between workers ({call}).",
@@ -202,7 +153,7 @@ class StoreGroup:
 
 
 def _parsed(rank: int, payload: bytes) -> tuple[str, Any]:
-    """The call that a worker has made, and its value."""
+    """Return the call that a worker has made, and its value."""
     try:
         call, value = json.loads(payload)
         if isinstance(call, str):
@@ -218,7 +169,7 @@ def _parsed(rank: int, payload: bytes) -> tuple[str, Any]:
 
 
 def _open_memory_of(place: Any) -> int:
-    """Open a memfd of another process, which is named by numbers in a store that others may write."""
+    """Open a memfd of another process, named by a pid and a descriptor in a store that others may write."""
     pid, number = place if isinstance(place, list) and len(place) == 2 else (None, None)
     why = "no process and descriptor"
     if type(pid) is int and type(number) is int:
@@ -261,7 +212,7 @@ def check_agreement(what: str, values: Sequence[JSON]) -> None:
 
 
 def _difference(value: JSON, reference: JSON, path: str = "") -> str:
-    """Where a value first differs from the reference, and what stands there in both."""
+    """Describe where a value first differs from the reference, and how."""
     if isinstance(value, dict) and isinstance(reference, dict) and list(value) == list(reference):
         key = next(key for key in value if _text(value[key]) != _text(reference[key]))
         return _difference(value[key], reference[key], f"{path}{key}: ")

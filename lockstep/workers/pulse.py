@@ -1,7 +1,7 @@
-"""The pulse of a worker: where it is in the run, and whether it was asked to stop.
+"""The pulse of a worker, its heartbeat: where it is in the run, and whether it was asked to stop.
 
-Where a launcher started the process, a thread sends the pulse to it and brings back its request to stop. That a beat
-comes proves that the process runs; that it tells something new, that the run advances.
+Where a launcher has started the process, a thread sends it the pulse and receives its request to stop. A beat proves
+that the process runs; a beat that says something new, that the run advances.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BEAT_SECONDS = 0.1
 
 
 class Pulse:
-    """What the training loop tells about itself, and what it is told; nobody need be listening."""
+    """What the training loop reports of itself, and the stop it was asked for; nobody need be listening."""
 
     __slots__ = ("count", "ended", "launched", "phase", "step", "stop_requested", "waits")
 
@@ -32,23 +32,23 @@ class Pulse:
         self.count = 0
         """Grows at every call of `at`: at the same step and phase, the run may still advance."""
         self.waits = False
-        """It waits for all other workers to make the same call."""
+        """The worker waits for all others to make the same call."""
         self.stop_requested: str | None = None
-        """The name of the signal ("SIGTERM") once somebody wants the run to end after this step."""
+        """The name of the signal ("SIGTERM") that asked for the run to end after this step."""
         self.ended = False
-        """The run has reached its end, and all of it is saved: whoever asks for a stop now does not interrupt it."""
+        """The run has reached its end and is saved: a stop that is asked for now does not interrupt it."""
         self.launched = launched
-        """A launcher listens, and is the one that handles Ctrl-C."""
+        """A launcher listens, and it handles Ctrl-C."""
 
     def at(self, step: int, phase: Phase) -> None:
-        """Tell where the loop is; costs three assignments."""
+        """Report where the loop is; costs three assignments."""
         self.step = step
         self.phase = phase
         self.count += 1
 
     @contextmanager
     def during(self, step: int, phase: Phase) -> Iterator[None]:
-        """Be in another phase for a while. An error leaves it as it is: the launcher says in which phase it came."""
+        """Enter a phase for the block. An error leaves it as it is: the launcher says in which phase it came."""
         before = self.phase
         self.at(step, phase)
         yield
@@ -56,7 +56,7 @@ class Pulse:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Wait for all other workers."""
+        """Report in the block that this worker waits for all others."""
         self.waits = True
         try:
             yield
@@ -68,12 +68,12 @@ _launched: Pulse | None = None
 
 
 def of_this_process() -> Pulse:
-    """The pulse that the launcher listens to, or else one that nobody does."""
+    """Return the pulse that the launcher listens to, else one that nobody does."""
     return _launched or Pulse()
 
 
 def start_beating(channel: Channel) -> Pulse:
-    """Send this process's pulse over the channel from now on. When the other end goes away, so does this process."""
+    """Send this process's pulse over the channel from now on; the process ends when the other end goes away."""
     global _launched
     _launched = Pulse(launched=True)
     threading.Thread(target=_keep_beating, args=(_launched, channel), name="lockstep-pulse", daemon=True).start()
@@ -100,7 +100,7 @@ def _keep_beating(pulse: Pulse, channel: Channel) -> None:
 
 
 def _stacks() -> str:
-    """Where the threads of this process are, the main thread last; not this one, which answers for them."""
+    """The stacks of this process's threads, the main thread last, without this one."""
     frames = sys._current_frames()
     threads = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
     threads.sort(key=lambda thread: thread is threading.main_thread())

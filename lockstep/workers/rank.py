@@ -1,4 +1,4 @@
-"""Who am I: the place of this process among the workers of a run."""
+"""The rank of this process among the workers of a run: how it joins them, by the environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.distributed import DistError
 from lockstep.errors import InputError, WorkerError
 from lockstep.workers import pulse as pulses
 from lockstep.workers.devices import choose_device
-from lockstep.workers.group import TIMEOUT_SECONDS, AloneGroup, Group, StoreGroup, timeout_seconds
+from lockstep.workers.group import TIMEOUT_SECONDS, Group, timeout_seconds
 from lockstep.workers.pulse import Pulse
 from lockstep.workers.socket_store import SocketStore
 from lockstep.workers.store_server import LAUNCHED, inherited
@@ -43,7 +43,7 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name in messages."""
         return f"worker {self.rank}"
 
 
@@ -51,16 +51,16 @@ _joined: Worker | None = None
 
 
 def join(device: str | None = None) -> Worker:
-    """Take this process's place among the workers of its run; alone unless a launcher has set RANK and WORLD_SIZE.
+    """Join the workers of this process's run; it is alone unless a launcher has set RANK and WORLD_SIZE.
 
-    The first call joins, waiting for the others; later ones return the same worker.
+    The first call waits for the others; later ones return the same worker.
 
     Args:
         device: "cpu" forces the CPU; by default each worker gets the accelerator of its local rank, where there is one.
 
     Raises:
-        InputError: the launcher's environment is incomplete, there are fewer devices than workers on this host, or
-            the process has joined with another device.
+        InputError: the environment is incomplete, there are fewer devices than workers on this host, or the process
+            has joined with another device.
         WorkerError: the other workers cannot be reached.
     """
     global _joined
@@ -83,26 +83,26 @@ def leave() -> None:
 
 
 @dataclass(frozen=True)
-class Seat:
-    """What a launcher says in the environment of a worker."""
+class WorkerEnvironment:
+    """The variables that a launcher sets for a worker: ours, torchrun, or another that follows torch's conventions."""
 
     rank: int
     num_workers: int
     local: tuple[int, int] | None
-    """Rank among the workers of this host, and their number; None where the launcher does not say."""
+    """Rank among the workers of this host, and their number; None where the launcher does not set them."""
     launched: bool
-    """By Lockstep's own launcher: this process has inherited a connection to its store."""
+    """Our own launcher has set them: this process has inherited a connection to its store."""
     address: str = ""
     port: int = 0
-    """Of the store under other launchers; none for a worker that is alone."""
+    """Address and port of the store under other launchers; none for a worker that is alone."""
     hosts_store: bool = False
-    """No launcher holds the store: this worker does."""
+    """This worker holds the store, since the launcher does not."""
     prefix: str = ""
     """Keeps runs and restarts apart that use the same store."""
 
     @classmethod
-    def read(cls, environment: Mapping[str, str]) -> Seat | None:
-        """The seat in an environment; None where no launcher has set RANK and WORLD_SIZE.
+    def read(cls, environment: Mapping[str, str]) -> WorkerEnvironment | None:
+        """Read the variables; None where no launcher has set RANK and WORLD_SIZE.
 
         Raises:
             InputError: a variable is missing, is no number, or is out of range.
@@ -134,52 +134,52 @@ class Seat:
 
 def _join(device: str | None, environment: Mapping[str, str]) -> Worker:
     pulse = pulses.of_this_process()
-    seat = Seat.read(environment)
-    if seat is None:
-        return Worker(0, 1, 0, 1, choose_device(device, 0, 1), AloneGroup(), pulse)
-    group: Group = AloneGroup()
-    if seat.num_workers > 1:
-        store = _store_of_launcher(seat) if seat.launched else _connect(seat)
-        group = StoreGroup(store, seat.rank, seat.num_workers, timeout_seconds(pulse))
-    local_rank, num_local = seat.local or _count_hosts(group, seat.rank)
+    env = WorkerEnvironment.read(environment)
+    if env is None:
+        return Worker(0, 1, 0, 1, choose_device(device, 0, 1), Group.alone(), pulse)
+    group = Group.alone()
+    if env.num_workers > 1:
+        store = _store_of_launcher(env) if env.launched else _connect(env)
+        group = Group(store, env.rank, env.num_workers, timeout_seconds(pulse))
+    local_rank, num_local = env.local or _count_hosts(group, env.rank)
     chosen = choose_device(device, local_rank, num_local)
-    return Worker(seat.rank, seat.num_workers, local_rank, num_local, chosen, group, pulse)
+    return Worker(env.rank, env.num_workers, local_rank, num_local, chosen, group, pulse)
 
 
 def _count_hosts(group: Group, rank: int) -> tuple[int, int]:
-    """Local rank and number of local workers, from the names of all hosts."""
+    """Return local rank and number of local workers, from the host names of all."""
     hosts = group.gather(socket.gethostname())
     return hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
 
 
-def _store_of_launcher(seat: Seat) -> Store:
+def _store_of_launcher(env: WorkerEnvironment) -> Store:
     connection = inherited()
     if connection is None:
         raise InputError(
             "This process has the environment of a worker, but the launcher has not started it.",
-            given=f"RANK={seat.rank}, WORLD_SIZE={seat.num_workers} and {LAUNCHED}",
+            given=f"RANK={env.rank}, WORLD_SIZE={env.num_workers} and {LAUNCHED}",
             expected="only the workers themselves to join the run, not what they start",
             hint=f"unset RANK, WORLD_SIZE and {LAUNCHED} in what a worker starts: it is then alone",
         )
     return SocketStore(connection)
 
 
-def _connect(seat: Seat) -> Store:
+def _connect(env: WorkerEnvironment) -> Store:
     try:
         store = TCPStore(
-            seat.address,
-            seat.port,
-            is_master=seat.hosts_store,
+            env.address,
+            env.port,
+            is_master=env.hosts_store,
             timeout=timedelta(seconds=TIMEOUT_SECONDS),
             wait_for_workers=False,
             multi_tenant=True,
         )
-        return PrefixStore(seat.prefix, store)
+        return PrefixStore(env.prefix, store)
     except DistError as error:
         said = str(error).splitlines()[0]
     raise WorkerError(
-        f"worker {seat.rank} cannot reach the other workers.",
-        given=f"{seat.address}:{seat.port}: {said}",
+        f"worker {env.rank} cannot reach the other workers.",
+        given=f"{env.address}:{env.port}: {said}",
         expected="the store of the run to listen there",
         hint="check MASTER_ADDR and MASTER_PORT, and that worker 0 or the launcher is running",
     )

@@ -1,6 +1,7 @@
-"""Ctrl-C and the signals of schedulers as a wish that the training loop sees, instead of an exception anywhere.
+"""Ctrl-C and preemption notices as requests that the training loop sees, instead of exceptions at any line.
 
-For commands, `ls.run` and workers of a launcher; `interrupts` is for the loops of a script.
+`stop_on_signals` is for commands and `ls.run`, `pass_on_notices` for the workers of a launcher, and `stop_on_interrupt`
+for the loops of a script. `uninterrupted` keeps a step from being cut in two.
 """
 
 from __future__ import annotations
@@ -20,12 +21,22 @@ from typing import Any
 from lockstep.screen import log
 from lockstep.workers.pulse import Pulse
 
+try:  # the functions of `signal` call these, and make enums of all numbers: 3 us a call instead of 0.3
+    from _signal import getsignal as _handler_of  # type: ignore[import-not-found]
+    from _signal import signal as _set_handler
+except ImportError:
+    from signal import getsignal as _handler_of
+    from signal import signal as _set_handler
+
 NOTICES = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
-"""What a scheduler, or a terminal that is closed, sends to a run that is to end soon."""
+"""The signals that a scheduler, or a terminal that is closed, sends to a run that is to end soon."""
+BODY_SECONDS = 10
+"""A loop body that has taken longer, in seconds, may never come to the next step: Ctrl-C raises at once there."""
+_MAIN_THREAD = threading.main_thread().ident
 
 
 def notices() -> list[signal.Signals]:
-    """The notices that this process is to heed: not SIGHUP where whoever started it, nohup for one, has it ignored."""
+    """The notices that this process heeds: not SIGHUP where its parent, nohup for one, has it ignored."""
     ignored = [number for number in NOTICES if signal.getsignal(number) is signal.SIG_IGN]
     return [number for number in NOTICES if number not in ignored or number.name != "SIGHUP"]
 
@@ -34,9 +45,9 @@ def notices() -> list[signal.Signals]:
 def stop_on_signals(pulse: Pulse) -> Iterator[None]:
     """The first SIGINT or notice requests a stop after the current step; then SIGINT ends the process at once.
 
-    A notice never does, however often it comes: what it would cost is the checkpoint. Does nothing where a launcher
-    listens to the pulse: it decides for all its workers. To be entered in the main thread. The handlers from before are
-    put back at the end.
+    A notice never ends it, however often it comes: that would cost the checkpoint. Does nothing where a launcher
+    listens to the pulse: it decides for all its workers. Enter it in the main thread. The handlers from before are put
+    back at the end.
     """
     if pulse.launched:
         yield
@@ -44,7 +55,7 @@ def stop_on_signals(pulse: Pulse) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, *notices())}
 
     def handle(number: int, _: FrameType | None) -> None:
-        # The next one must also reach a process that is deep in compiled code, where no handler of Python's runs.
+        # The next SIGINT must also end a process that is deep in compiled code, where no handler of Python's runs.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         request_stop(pulse, owner, number)
 
@@ -59,7 +70,7 @@ def stop_on_signals(pulse: Pulse) -> Iterator[None]:
 
 
 def pass_on_notices(pulse: Pulse) -> None:
-    """Take notices, however often they come, as the wish that the whole run stops: for workers with a launcher.
+    """Take a notice to this worker of a launcher, however often it comes, as a request that the whole run stops.
 
     Not SIGHUP: the launcher gets it too, and knows whether it is to be ignored.
     """
@@ -69,38 +80,25 @@ def pass_on_notices(pulse: Pulse) -> None:
 
 
 def request_stop(pulse: Pulse, owner: int, number: int) -> None:
-    """Note in the pulse of process `owner` that a signal asks for a stop; the first one counts."""
+    """Record in the pulse of process `owner` that a signal asks for a stop; the first signal counts."""
     if os.getpid() == owner:
         pulse.stop_requested = pulse.stop_requested or signal.Signals(number).name
     elif number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # A child forked by the owner, a loader process say, has inherited the handler without having asked for it.
+        # A child that the owner has forked, a loader process say, has inherited the handler unasked.
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
 
-try:  # those of `signal` call these, and make enums of all numbers: 3 us a call instead of 0.3
-    from _signal import getsignal as _handler_of  # type: ignore[import-not-found]
-    from _signal import signal as _set_handler
-except ImportError:
-    from signal import getsignal as _handler_of
-    from signal import signal as _set_handler
-
-
-BODY_SECONDS = 10
-"""A body of a loop that has taken longer, in seconds, may never come to the next step: Ctrl-C raises at once there."""
-_MAIN_THREAD = threading.main_thread().ident
-
-
 @contextmanager
 def stop_on_interrupt(pulse: Pulse) -> Iterator[None]:
-    """Within a loop of a script the first SIGINT requests a stop after the current step; the next raises as ever.
+    """In a loop of a script, the first SIGINT requests a stop after the current step; the next one raises as ever.
 
     In a loop body that has taken more than `BODY_SECONDS` the first one raises too: the generator of a loop that was
-    broken off may be alive, in a notebook for one, and no step will come.
+    broken off may still be alive, in a notebook for one, and no step will come.
 
-    Does nothing where a launcher listens to the pulse, in another thread than the main one, and where the script has a
-    handler of its own. Loops may overlap: Python's handler is put back with the end of the last. The request outlives
-    the loop, so that what the script trains next stops too; at a prompt it is forgotten.
+    Does nothing where a launcher listens to the pulse, outside the main thread, and where the script has its own
+    handler. Loops may overlap: the last one to end puts Python's handler back. The request outlives the loop, so that
+    the script's next loop stops too; at a prompt it is forgotten.
     """
     if pulse.launched or not _is_main_thread() or not _interrupts.is_default():
         yield
@@ -113,7 +111,7 @@ def stop_on_interrupt(pulse: Pulse) -> Iterator[None]:
 
 
 def enter_body() -> None:
-    """Tell that a loop hands over to its body."""
+    """Note that a loop hands over to its body."""
     _interrupts.body_began = monotonic()
 
 
@@ -128,13 +126,13 @@ def _is_main_thread() -> bool:
 
 
 class _Interrupts:
-    """A handler of SIGINT in the place of another one, which it calls, now or later."""
+    """A handler of SIGINT in place of another one, which it calls, now or later."""
 
     def __init__(self) -> None:
         self.handler = self._handle  # a bound method is another object each time
         self.replaced: Callable[[int, FrameType | None], Any] = signal.default_int_handler
         self.waits = False
-        """Signals are kept until something has been done as a whole."""
+        """Signals are kept until an `uninterrupted` block has ended."""
         self.kept: list[FrameType | None] = []
         self.body_began = math.inf
         """When the body of the loop began, by `monotonic`; infinite within a step."""
@@ -143,14 +141,14 @@ class _Interrupts:
         self._owner = os.getpid()
 
     def is_default(self) -> bool:
-        """Whether Ctrl-C is Python's own affair, or that of loops already under way."""
+        """Whether Python itself handles Ctrl-C, or loops already under way do."""
         current = _handler_of(SIGINT)
         return current is signal.default_int_handler or (
             current is self.handler and self.replaced is signal.default_int_handler
         )
 
     def begin_loop(self, pulse: Pulse) -> None:
-        """From now on the first SIGINT is a wish."""
+        """Take the first SIGINT from now on as a request."""
         self._num_loops += 1
         self.body_began = math.inf  # that of an earlier loop says nothing of this one
         self._pulse, self._owner = pulse, os.getpid()
@@ -158,17 +156,17 @@ class _Interrupts:
         _set_handler(SIGINT, self.handler)
 
     def end_loop(self) -> None:
-        """With the last loop Python's handler is back; one that ends in another thread cannot do that, and need not."""
+        """Put Python's handler back with the last loop; one that ends in another thread cannot, and need not."""
         self._num_loops -= 1
         if self._num_loops:
             return
-        if hasattr(sys, "ps1"):  # a prompt: what is typed next is another wish
+        if hasattr(sys, "ps1"):  # a prompt: what is typed next is not meant
             self._pulse.stop_requested = None
         if _is_main_thread() and _handler_of(SIGINT) is self.handler:
             _set_handler(SIGINT, self.replaced)
 
     def pass_on(self, to: Callable[[int, FrameType | None], Any], frame: FrameType | None) -> None:
-        """Do what is to be done about a signal for which there was this handler."""
+        """Handle a signal that the handler `to` would have handled."""
         is_first = self._num_loops and self._pulse.stop_requested is None
         is_left = self._pulse.phase != "data" and monotonic() - self.body_began > BODY_SECONDS
         if to is signal.default_int_handler and is_first and not is_left:
@@ -188,10 +186,10 @@ _interrupts = _Interrupts()
 
 
 class uninterrupted:  # noqa: N801 (written as a class for its speed: steps enter it)
-    """Within the block SIGINT waits, and is handled at its end, by whatever would have handled it at once.
+    """In the block SIGINT waits; at its end, the handler that would have handled it at once does.
 
-    So a KeyboardInterrupt comes before the block or after it. In another thread than the main one no handler runs, and
-    nothing is done. `interruptible` makes a hole for what may take long.
+    So a KeyboardInterrupt comes before the block or after it. Outside the main thread no handler runs, and the block
+    does nothing. `interruptible` makes a hole in it for code that may take long.
     """
 
     __slots__ = ("_before", "_replaced")

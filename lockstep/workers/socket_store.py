@@ -1,4 +1,4 @@
-"""A worker's end of the launcher's store, as torch.distributed takes one: our groups and gloo's meet in it."""
+"""A worker's end of the launcher's store, as a store of torch.distributed: our groups and gloo's meet in it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from lockstep.workers.store_server import MAX_VALUE_BYTES
 class SocketStore(Store):
     """The store behind an inherited socket; see `StoreServer`.
 
-    One request is under way at a time: a thread that waits for a key keeps the others of its process waiting, unless
-    they use a clone. Also carries open files, which torch's stores do not.
+    One request is under way at a time: while a thread waits for a key, the others of its process wait too, unless they
+    use a clone. It also carries open files, which torch's stores do not.
 
     Args:
         connection: from `StoreServer.connect`.
@@ -62,7 +62,7 @@ class SocketStore(Store):
             self.set(key, value)
 
     def append(self, key: str, value: bytes | str) -> None:
-        """Lengthen the value of a key, which may be new."""
+        """Append to the value of a key, which may be new."""
         self._ask("append", key, values=[value])
 
     def add(self, key: str, amount: int) -> int:
@@ -71,7 +71,7 @@ class SocketStore(Store):
         return total
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        """Store the desired value where the present one is as expected; returns the value that is there then."""
+        """Store the desired value if the present one is as expected; returns the value that is there then."""
         return self._ask("compare_set", key, values=[expected, desired])[1][0]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
@@ -85,19 +85,19 @@ class SocketStore(Store):
         return bool(self._ask("check", list(keys))[0])
 
     def delete_key(self, key: str) -> bool:
-        """Forget a key; whether it was there."""
+        """Delete a key; returns whether it was there."""
         return bool(self._ask("delete", key)[0])
 
     def num_keys(self) -> int:
         """How many keys there are."""
         return int(self._ask("count")[0])
 
-    # Under these names torch's own code calls them.
+    # Torch's own code calls them by these names.
     deleteKey = delete_key  # noqa: N815
     getNumKeys = num_keys  # noqa: N815
 
     def has_extended_api(self) -> bool:
-        """It has append, multi_get and multi_set."""
+        """Whether there are append, multi_get and multi_set."""
         return True
 
     def clone(self) -> SocketStore:
@@ -114,7 +114,7 @@ class SocketStore(Store):
         self._ask("share", key, descriptor=descriptor)
 
     def open(self, key: str, timeout: timedelta) -> int:
-        """A descriptor of the file that was shared under a key, which is the caller's to close; waits for it."""
+        """Wait for the file that is shared under a key; returns a descriptor, which the caller closes."""
         with self._lock, _reached():
             there, _ = self._request("open", key, timeout.total_seconds())
             if there:
@@ -151,7 +151,7 @@ class SocketStore(Store):
 
 @contextmanager
 def _reached() -> Iterator[None]:
-    """Say as torch's stores do that nobody answers."""
+    """Raise as torch's stores do where nobody answers."""
     try:
         yield
     except (EOFError, OSError) as error:

@@ -1,7 +1,7 @@
-"""The store of a run on one host: values and open files by key, reached through inherited sockets alone.
+"""Store server of a run on one host: values and open files by key, reached through inherited sockets alone.
 
 The launcher serves it, without torch; `SocketStore` is the workers' end. No port, path or name leads to it, so no other
-process can read or change what the workers of a run tell each other.
+process can read or change what the workers of a run send each other.
 
 A request is `[operation, ...arguments]` as JSON, then each value that it brings, as bytes. The answer is
 `[result, number of values, error]`, then those values. Open files and further connections travel as SCM_RIGHTS.
@@ -20,8 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 MAX_VALUE_BYTES = 8 << 20
-"""Of one value. The limit is that of torch's TCPStore, which closes the connection of a client that sends more."""
-
+"""The size of one value. TCPStore has the same limit: it closes the connection of a client that sends more."""
 
 LAUNCHED = "LOCKSTEP_LAUNCHED"
 """Set in the environment of the workers that inherit a connection."""
@@ -30,7 +29,7 @@ _inherited: Connection | None = None
 
 
 def inherit(connection: Connection) -> None:
-    """Keep the connection that this process was forked with, for `inherited`."""
+    """Keep the connection that this process was forked with; `inherited` returns it."""
     global _inherited
     _inherited = connection
 
@@ -41,7 +40,7 @@ def inherited() -> Connection | None:
 
 
 class StoreServer:
-    """Holds what the workers store; each connection has a thread of its own, so one that waits delays no other."""
+    """Holds the workers' values; each connection has its own thread, so a worker that waits delays no other."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -78,7 +77,7 @@ class StoreServer:
         threading.Thread(target=self._answer_all, args=(connection,), name="lockstep-store", daemon=True).start()
 
     def _answer_all(self, connection: Connection) -> None:
-        """Answer until the other end is gone, or sends something else than requests."""
+        """Answer requests until the other end is gone, or sends anything else."""
         with connection, contextlib.suppress(EOFError, OSError, ValueError, TypeError, LookupError):
             while True:
                 operation, *arguments = json.loads(connection.recv_bytes(MAX_VALUE_BYTES))

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lockstep.cli import converting
-from lockstep.cli.convert import KINDS
-from lockstep.cli.converting import showing, size
+from lockstep.cli import shared
+from lockstep.cli.convert import CONVERTERS
 from lockstep.cli.main import main, parse
+from lockstep.cli.shared import format_size, show_progress
 from lockstep.convert.image_folder import image_sets
 from lockstep.records.example import parse_example
 from lockstep.records.record_files import RecordFiles
@@ -75,7 +75,7 @@ def test_it_says_what_it_has_made(photos: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     num_bytes = sum(map(len, shards_in(tmp_path / "out").values()))
     last = done.stderr.splitlines()[-1]
-    assert re.fullmatch(rf"14 records in 4 shards in {tmp_path}/out, {size(num_bytes)}, in \d s", last)
+    assert re.fullmatch(rf"14 records in 4 shards in {tmp_path}/out, {format_size(num_bytes)}, in \d s", last)
     assert sorted(shards_in(tmp_path / "out")) == [
         f"{name}-0000{number}-of-00002" for name in ("train", "validation") for number in (0, 1)
     ]
@@ -193,7 +193,7 @@ def test_there_are_as_many_shards_as_in_the_reference(words: list[str], train: i
     assert (arguments.train_shards, arguments.validation_shards) == (train, validation)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONVERTERS)
 def test_every_kind_says_what_it_takes(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         parse(["convert", kind, "--help"])
@@ -203,14 +203,14 @@ def test_every_kind_says_what_it_takes(kind: str, capsys: pytest.CaptureFixture[
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr(converting.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(shared.time, "monotonic", lambda: self.now)
 
 
 def test_without_a_terminal_there_is_a_line_every_ten_seconds(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock(monkeypatch)
-    with caplog.at_level(logging.INFO, "lockstep"), showing("train") as show:
+    with caplog.at_level(logging.INFO, "lockstep"), show_progress("train") as show:
         for done in range(1001, 2000):  # The first thousand were there before.
             show(done, 3000)
             clock.now += 1 / 32
@@ -231,7 +231,7 @@ def test_a_terminal_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
     clock = Clock(monkeypatch)
-    with showing("train") as show:
+    with show_progress("train") as show:
         for done in range(1, 1001):
             show(done, 1000)
             clock.now += 0.01
@@ -247,4 +247,4 @@ def test_a_terminal_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     ("num_bytes", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (2_500_000_000_000_000, "2500.0 TB")]
 )
 def test_sizes_are_for_people(num_bytes: int, text: str) -> None:
-    assert size(num_bytes) == text
+    assert format_size(num_bytes) == text

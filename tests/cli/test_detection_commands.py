@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from lockstep.cli import convert_detection
+from lockstep.cli.convert import CONVERTERS
 from lockstep.readers.label_map import Label, LabelMap, read_label_map, write_label_map
 from lockstep.records.example import Values, parse_example
 from lockstep.records.record_files import RecordFiles
@@ -58,26 +57,21 @@ def labels(tmp_path: Path) -> Path:
     return path
 
 
-def convert(
-    add_arguments: Callable[[argparse.ArgumentParser], None],
-    run: Callable[[argparse.Namespace], None],
-    output: Path,
-    *words: object,
-) -> list[dict[str, Values]]:
+def convert(kind: str, output: Path, *words: object) -> list[dict[str, Values]]:
     """What the command writes."""
     command = argparse.ArgumentParser()
-    add_arguments(command)
-    run(command.parse_args([*map(str, words), "--to", str(output), "--processes", "1"]))
+    CONVERTERS[kind].add_arguments(command)
+    CONVERTERS[kind].run(command.parse_args([*map(str, words), "--to", str(output), "--processes", "1"]))
     records = RecordFiles(output / "*-of-*")
     return [parse_example(records.read(index)) for index in range(len(records))]
 
 
 def convert_voc(output: Path, *words: object) -> list[dict[str, Values]]:
-    return convert(convert_detection.add_voc_arguments, convert_detection.run_voc, output, *words)
+    return convert("voc", output, *words)
 
 
 def convert_coco(output: Path, *words: object) -> list[dict[str, Values]]:
-    return convert(convert_detection.add_coco_arguments, convert_detection.run_coco, output, *words)
+    return convert("coco", output, *words)
 
 
 def test_a_set_of_a_year_of_voc_is_converted(voc: Path, tmp_path: Path) -> None:

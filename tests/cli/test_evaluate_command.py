@@ -24,10 +24,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import lockstep as ls
 from lockstep.cli import scoring, training
+from lockstep.cli.evaluate import scored_run
 from lockstep.cli.main import parse
-from lockstep.cli.score_details import Details, class_names
-from lockstep.cli.score_files import reference_names
-from lockstep.cli.scored_run import scored_run
+from lockstep.cli.scoring import Details, class_names, reference_names
 from lockstep.evaluation.follow import Polling
 from lockstep.progress import Interval
 from lockstep.recipes.parts import Evaluate, Stage
@@ -57,7 +56,7 @@ def train(workdir: Path, *words: str) -> list[str]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 6 steps."""
     workdir = tmp_path_factory.mktemp("finished") / "run"
-    assert training.work(train(workdir, "--steps", "6")) == 0
+    assert training.train_in_worker(train(workdir, "--steps", "6")) == 0
     return workdir
 
 
@@ -75,7 +74,7 @@ def unfinished(workdir: Path) -> Path:
 
 def evaluate(workdir: Path, *words: str) -> int:
     """The command in this process."""
-    return scoring.work(["evaluate", str(workdir), *words])
+    return scoring.score_in_worker(["evaluate", str(workdir), *words])
 
 
 def evaluations(workdir: Path) -> list[dict[str, Any]]:
@@ -179,7 +178,7 @@ def test_each_stage_of_a_run_is_scored(tmp_path: Path) -> None:
         evaluate=Evaluate(every=Interval(0, "steps"), weights="average", examples=20),
     )
     (tmp_path / "few.toml").write_text(to_toml(shorten))
-    training.work(["train", str(tmp_path / "few.toml"), "--workdir", str(tmp_path / "run"), *WRITES_LITTLE])
+    training.train_in_worker(["train", str(tmp_path / "few.toml"), "--workdir", str(tmp_path / "run"), *WRITES_LITTLE])
     assert evaluate(tmp_path / "run", "--step", "2") == 0
     assert evaluate(tmp_path / "run") == 0
     assert [(line["step"], line["weights"]) for line in evaluations(tmp_path / "run")] == [
@@ -217,7 +216,7 @@ def test_a_class_may_be_called_what_is_no_text(tmp_path: Path) -> None:
 def refused(workdir: Path, *words: str) -> str:
     """What the command says before any worker starts."""
     with pytest.raises(ls.InputError) as raised:
-        scoring.plan(["evaluate", str(workdir), *words])
+        scoring.plan_scoring(["evaluate", str(workdir), *words])
     return str(raised.value)
 
 
@@ -242,7 +241,7 @@ class TestRefusals:
         path.touch()
         assert f"given:    --{flag} {path}" in refused(workdir, f"--{flag}", str(path))
         assert "--force to overwrite it" in refused(workdir, f"--{flag}", str(path))
-        scoring.plan(["evaluate", str(workdir), f"--{flag}", str(path), "--force"])
+        scoring.plan_scoring(["evaluate", str(workdir), f"--{flag}", str(path), "--force"])
         assert f"--{flag} {path}" in refused(workdir, f"--{flag}", str(path.with_suffix(".doc")))
 
     @pytest.mark.parametrize(
@@ -304,12 +303,12 @@ class TestWhatIsScored:
         ids=["not", "usual", "given"],
     )
     def test_how_it_is_followed(self, workdir: Path, words: list[str], expected: Polling | None) -> None:
-        assert scored_run(parse(["evaluate", str(workdir), *words])).patience == expected
+        assert scored_run(parse(["evaluate", str(workdir), *words])).polling == expected
 
     def test_a_run_without_a_checkpoint_is_waited_for(self, tmp_path: Path) -> None:
         Workdir(tmp_path).write_recipe(find("mnist"))
         assert "add --follow to wait for it" in refused(tmp_path)
-        assert scoring.plan(["evaluate", str(tmp_path), "--follow", "--workers", "1", "--device", "cpu"])
+        assert scoring.plan_scoring(["evaluate", str(tmp_path), "--follow", "--workers", "1", "--device", "cpu"])
 
     @pytest.mark.parametrize(
         ("history", "expected"),

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from lockstep.cli import mistakes
-from lockstep.cli.mistakes import mistakes_sheet
-from lockstep.cli.page import Card
+from lockstep.cli import scoring
+from lockstep.cli.cards import Card
+from lockstep.cli.scoring import mistakes_sheet
 from lockstep.errors import InputError
 from lockstep.metrics.worst_mistakes import Mistake
 from lockstep.readers.image_folder import ImageFolder
@@ -56,7 +56,7 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> list[Card]:
         drawn.extend([title, *cards])
         return Image.new("RGB", (1, 1))
 
-    monkeypatch.setattr(mistakes, "contact_sheet", keep)
+    monkeypatch.setattr(scoring, "contact_sheet", keep)
     return drawn
 
 

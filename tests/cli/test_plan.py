@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 
 import lockstep as ls
-from lockstep.cli import crew, scoring, training
 from lockstep.cli import run as cli_run
+from lockstep.cli import scoring, shared, training
 from lockstep.cli.main import parse
 from lockstep.recipes.shipped import find
 from lockstep.runs.workdir import Workdir
+from lockstep.workers import devices
 
 
 def plan(*words: str) -> dict[str, object]:
-    return training.plan(["train", *words])
+    return training.plan_training(["train", *words])
 
 
 @pytest.mark.parametrize(
@@ -108,20 +109,20 @@ class TestResume:
 
 class TestWorkers:
     def test_on_a_cpu_as_many_as_towers_and_cores_allow(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(crew, "num_accelerators", lambda: 0)
-        monkeypatch.setattr(crew, "usable_cores", lambda: 4)
-        assert [crew.num_workers(None, None, towers) for towers in (None, 2, 8)] == [1, 2, 4]
+        monkeypatch.setattr(devices, "num_accelerators", lambda: 0)
+        monkeypatch.setattr(shared, "usable_cores", lambda: 4)
+        assert [shared.choose_num_workers(None, None, towers) for towers in (None, 2, 8)] == [1, 2, 4]
 
     def test_one_for_each_accelerator(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(crew, "num_accelerators", lambda: 3)
-        assert [crew.num_workers(None, None, towers) for towers in (None, 2, 8)] == [3, 2, 3]
-        assert crew.num_workers(2, None, 8) == 2
+        monkeypatch.setattr(devices, "num_accelerators", lambda: 3)
+        assert [shared.choose_num_workers(None, None, towers) for towers in (None, 2, 8)] == [3, 2, 3]
+        assert shared.choose_num_workers(2, None, 8) == 2
 
     def test_more_than_there_are_devices(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(crew, "num_accelerators", lambda: 2)
+        monkeypatch.setattr(devices, "num_accelerators", lambda: 2)
         with pytest.raises(ls.InputError, match=r"cannot be started here.*\n.*4 workers\n.*1 to 2, the devices"):
-            crew.num_workers(4, None, 8)
-        assert crew.num_workers(4, "cpu", 8) == 4
+            shared.choose_num_workers(4, None, 8)
+        assert shared.choose_num_workers(4, "cpu", 8) == 4
 
 
 class TestParse:
@@ -143,29 +144,29 @@ class TestEvaluate:
 
     def test_a_run_without_averages(self, workdir: Path) -> None:
         with pytest.raises(ls.InputError, match=r"keeps no averages.*\n.*--average\n.*\n.*leave --average out"):
-            scoring.plan(["evaluate", str(workdir), "--average"])
+            scoring.plan_scoring(["evaluate", str(workdir), "--average"])
 
     def test_a_run_without_a_checkpoint(self, workdir: Path) -> None:
         with pytest.raises(ls.InputError, match=r"no such checkpoint.*\n.*the newest\n.*one at least"):
-            scoring.plan(["evaluate", str(workdir)])
+            scoring.plan_scoring(["evaluate", str(workdir)])
 
     def test_a_step_that_was_not_saved(self, workdir: Path) -> None:
         for step in (0, 20):
             (workdir / f"checkpoints/step-{step:08d}").mkdir(parents=True)
         with pytest.raises(ls.InputError, match=r"no such checkpoint.*\n.*--step 7\n.*one of step 0, 20"):
-            scoring.plan(["evaluate", str(workdir), "--step", "7"])
+            scoring.plan_scoring(["evaluate", str(workdir), "--step", "7"])
 
     def test_a_split_that_does_not_exist(self, workdir: Path) -> None:
         with pytest.raises(ls.InputError, match=r"no split 'tset'.*\n.*--split tset\n.*train, validation, test"):
-            scoring.plan(["evaluate", str(workdir), "--split", "tset"])
+            scoring.plan_scoring(["evaluate", str(workdir), "--split", "tset"])
 
     def test_a_folder_without_a_run(self, tmp_path: Path) -> None:
         with pytest.raises(ls.WorkdirError, match=r"There is no run in .*\n.*\n.*\n.*lockstep train mnist --workdir"):
-            scoring.plan(["evaluate", str(tmp_path / "none")])
+            scoring.plan_scoring(["evaluate", str(tmp_path / "none")])
 
     def test_workers_need_no_towers(self, workdir: Path) -> None:
         (workdir / "checkpoints/step-00000000").mkdir(parents=True)
-        assert scoring.plan(["evaluate", str(workdir), "--workers", "3", "--device", "cpu"]) == {"workers": 3}
+        assert scoring.plan_scoring(["evaluate", str(workdir), "--workers", "3", "--device", "cpu"]) == {"workers": 3}
 
 
 def test_only_the_setting_at_fault_is_named() -> None:
@@ -192,6 +193,6 @@ def test_flags_and_settings_are_taken_at_once() -> None:
 def test_the_plan_says_how_long_a_worker_may_hang() -> None:
     assert plan("mnist")["hang_seconds"] == 600.0
     assert plan("mnist", "--set", "watch.hang_seconds=30")["hang_seconds"] == 30.0
-    assert cli_run.plan(["run", "--hang-seconds", "0", "script.py"])["hang_seconds"] == 0.0
+    assert cli_run._plan(["run", "--hang-seconds", "0", "script.py"])["hang_seconds"] == 0.0
     with pytest.raises(ls.InputError, match="--hang-seconds is out of range"):
-        cli_run.plan(["run", "--hang-seconds", "-1", "script.py"])
+        cli_run._plan(["run", "--hang-seconds", "-1", "script.py"])

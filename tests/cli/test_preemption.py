@@ -19,7 +19,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.cli import train
-from lockstep.cli.main import EXIT_CODES, PREEMPTION, parse
+from lockstep.cli.main import parse
+from lockstep.cli.shared import EXIT_CODES
+from lockstep.cli.train import PREEMPTION
 from lockstep.errors import InputError
 from lockstep.parallel.watchdog import Limits
 
@@ -118,7 +120,7 @@ def test_a_run_whose_terminal_is_closed_is_saved(tmp_path: Path) -> None:
 def test_a_time_of_grace_that_is_none(seconds: str) -> None:
     words = ["train", "mnist", "--grace", seconds]
     with pytest.raises(InputError) as raised:
-        train.run(parse(words), words)
+        train.COMMAND.run(parse(words), words)
     assert str(raised.value) == (
         "--grace is out of range.\n"
         f"  given:    --grace={float(seconds)}\n"
@@ -129,10 +131,10 @@ def test_a_time_of_grace_that_is_none(seconds: str) -> None:
 
 def test_the_launcher_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, object] = {}
-    monkeypatch.setattr(train, "launch", lambda argv, **options: told.update(options) or 0)
+    monkeypatch.setattr("lockstep.parallel.launch.launch", lambda argv, **options: told.update(options) or 0)
     for words, seconds, requeue in ([], None, False), (["--requeue", "--grace", "90"], 90.0, True):
         argv = ["train", "mnist", *words]
-        train.run(parse(argv), argv)
+        train.COMMAND.run(parse(argv), argv)
         assert (told["limits"], told["requeue"]) == (Limits(stop_seconds=seconds), requeue)
 
 

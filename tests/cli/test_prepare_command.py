@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli import convert_prepare
-from lockstep.cli.converting import size
+from lockstep.cli.convert import CONVERTERS
+from lockstep.cli.shared import format_size
 from lockstep.convert.prepare import Preparation, prepared_record
 from lockstep.errors import DataError, InputError
 from lockstep.records.example import serialize_example
@@ -27,8 +27,8 @@ def shard(tmp_path: Path) -> Path:
 
 def prepare(*words: object) -> None:
     command = argparse.ArgumentParser()
-    convert_prepare.add_arguments(command)
-    convert_prepare.run(command.parse_args([*map(str, words), "--processes", "1"]))
+    CONVERTERS["prepare"].add_arguments(command)
+    CONVERTERS["prepare"].run(command.parse_args([*map(str, words), "--processes", "1"]))
 
 
 def records_in(path: Path) -> list[bytes]:
@@ -58,7 +58,7 @@ def test_sizes_before_and_after_are_told(shard: Path, tmp_path: Path, caplog: py
     before, after = (path.stat().st_size for path in (shard, tmp_path / "out" / shard.name))
     share = f"{100 * after / before:.0f} %"
     name = "short_side=16 quality=90 420"
-    assert caplog.messages[-1] == f"{name}: {size(before)} before, {size(after)} after ({share})"
+    assert caplog.messages[-1] == f"{name}: {format_size(before)} before, {format_size(after)} after ({share})"
 
 
 def test_shards_may_be_called_otherwise(shard: Path, tmp_path: Path) -> None:

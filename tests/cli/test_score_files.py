@@ -6,7 +6,7 @@ import json
 import math
 from pathlib import Path
 
-from lockstep.cli.score_files import EVALUATIONS, ScoreFiles, write_json
+from lockstep.cli.scoring import EVALUATIONS, ScoreFiles, write_result
 from lockstep.evaluation.evaluate import Evaluation
 
 
@@ -19,7 +19,7 @@ def test_scores_that_are_no_numbers_are_json(tmp_path: Path) -> None:
     files = ScoreFiles(tmp_path)
     files.write(result, "test")
     files.close()
-    write_json(result, "test", tmp_path / "scores.json")
+    write_result(result, "test", tmp_path / "scores.json")
     texts = [(tmp_path / name).read_text() for name in (EVALUATIONS, "scores.json")]
     found = [json.loads(text, parse_constant=refuse)["scores"] for text in texts]
     assert found == [{"top1": "nan", "loss": "inf", "top5": 0.5}] * 2

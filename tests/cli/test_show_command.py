@@ -14,9 +14,8 @@ import pytest
 from PIL import Image
 
 from lockstep import durable
-from lockstep.cli import show
 from lockstep.cli.main import main
-from lockstep.cli.subject import subject
+from lockstep.cli.source import example_stream
 from lockstep.data.showing import examples
 from lockstep.images.augment import RandomShift
 from lockstep.images.drawing import COLOURS
@@ -88,7 +87,7 @@ def test_pictures_are_those_of_the_stream(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     run(folder, "--seed", "3", "--positions", "2", "--to", page)
     (picture,) = images_in(page.read_text())
-    reader = show.subject(str(folder), None).reader
+    reader = example_stream(str(folder), None).reader
     (shown,) = examples(reader, [2], seed=3)
     assert shown.original is not None
     times = 448 // WIDTH
@@ -146,8 +145,8 @@ def test_boxes_are_drawn_with_their_names_and_decide_where_inception_crops(tmp_p
     original, *augmented = images_in(articles(page)[0])
     assert (np.array(original) == COLOURS[0]).all(-1).any()
     assert not any((np.array(image) == COLOURS[0]).all(-1).any() for image in augmented)
-    assert show.subject(source, "inception").pipeline.augment[0].boxes_field == "boxes"  # type: ignore[attr-defined]
-    assert show.subject(source, "vgg").pipeline.fields == ("image",), "boxes are not those of a crop"
+    assert example_stream(source, "inception").pipeline.augment[0].boxes_field == "boxes"  # type: ignore[attr-defined]
+    assert example_stream(source, "vgg").pipeline.fields == ("image",), "boxes are not those of a crop"
 
 
 def test_a_recipe_is_shown_as_it_trains(tmp_path: Path) -> None:
@@ -282,14 +281,16 @@ def test_ctrl_c_leaves_nothing_behind(folder: Path, tmp_path: Path, monkeypatch:
     def stopped(reader: Reader, *rest: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(show, "examples", stopped)
+    monkeypatch.setattr("lockstep.data.showing.examples", stopped)
     run(folder, "--to", tmp_path / "page.html", code=130)
     assert [path.name for path in tmp_path.iterdir()] == ["images"]
 
 
 def test_all_that_is_known_of_an_example_is_shown(tmp_path: Path) -> None:
     coco = FIXTURES / "coco"
-    fields = subject(f"{coco / 'person_keypoints.json'}:{coco / 'images'}", None).reader.read_batch(np.array([0]))
+    fields = example_stream(f"{coco / 'person_keypoints.json'}:{coco / 'images'}", None).reader.read_batch(
+        np.array([0])
+    )
     assert {"boxes", "masks", "keypoints"} <= fields.keys()
     run(f"{coco / 'person_keypoints.json'}:{coco / 'images'}", "--to", tmp_path / "page.html", "--positions", "0:1")
     assert len(articles(tmp_path / "page.html")) == 1

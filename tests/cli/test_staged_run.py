@@ -43,15 +43,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(run: Path) -> Path:
     workdir = run / "run"
     if not workdir.exists():
-        assert training.work(["train", str(run / "staged.toml"), "--workdir", str(workdir)]) == 0
+        assert training.train_in_worker(["train", str(run / "staged.toml"), "--workdir", str(workdir)]) == 0
     return workdir
 
 
 def test_its_last_lines_say_how_good_it_is(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     workdir = run / "said"
-    assert training.plan(["train", str(run / "staged.toml"), "--workdir", str(workdir)])["workers"] == 1
-    assert training.work(["train", str(run / "staged.toml"), "--workdir", str(workdir)]) == 0
+    assert training.plan_training(["train", str(run / "staged.toml"), "--workdir", str(workdir)])["workers"] == 1
+    assert training.train_in_worker(["train", str(run / "staged.toml"), "--workdir", str(workdir)]) == 0
     scores = json.loads((workdir / "result.json").read_text())["evaluations"]["test"]["scores"]
     said = [line for line in caplog.messages if "accuracy" in line or "precision" in line]
     assert said == [
@@ -65,7 +65,7 @@ def test_its_last_lines_say_how_good_it_is(run: Path, caplog: pytest.LogCaptureF
 def test_a_checkpoint_of_any_stage_is_scored(trained: Path, tmp_path: Path, step: int, weights: str) -> None:
     file = tmp_path / "scores.json"
     argv = ["evaluate", str(trained), "--step", str(step), weights, "--json", str(file), "--device", "cpu"]
-    assert scoring.work(argv) == 0
+    assert scoring.score_in_worker(argv) == 0
     found = json.loads(file.read_text())
     assert (found["step"], found["num_examples"]) == (step, 20)
     if (step, weights) == (4, "--average"):
@@ -92,13 +92,13 @@ def test_what_no_stage_takes_over_of_the_run_is_not_built(tmp_path: Path) -> Non
     )
     (tmp_path / "few.toml").write_text(to_toml(shorten))
     run = str(tmp_path / "run")
-    assert training.work(["train", str(tmp_path / "few.toml"), "--workdir", run, "--device", "cpu"]) == 0
+    assert training.train_in_worker(["train", str(tmp_path / "few.toml"), "--workdir", run, "--device", "cpu"]) == 0
     for step in ("1", "2"):
-        assert scoring.work(["evaluate", run, "--step", step, "--device", "cpu"]) == 0
+        assert scoring.score_in_worker(["evaluate", run, "--step", step, "--device", "cpu"]) == 0
 
 
 def test_it_is_rehearsed(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    assert training.work(["train", str(run / "staged.toml"), "--rehearse"]) == 0
+    assert training.train_in_worker(["train", str(run / "staged.toml"), "--rehearse"]) == 0
     assert caplog.messages[-1].startswith("rehearsed: two steps, saved, resumed, step 3, evaluated")
     assert sum(line.startswith("test accuracy") for line in caplog.messages) == 1

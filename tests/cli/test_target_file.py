@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.target_file import check_target
+from lockstep.cli.shared import check_target
 from lockstep.errors import InputError
 
 WHAT = "Plans are drawn as one PNG or as a page."

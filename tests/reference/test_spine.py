@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from toy import Logistic, loss_after, losses, make_loader
 
 import lockstep as ls
-from lockstep.cli.scoring import accuracy
+from lockstep.cli.scoring import format_accuracy
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
@@ -306,7 +306,7 @@ def test_the_same_workdir_is_taken_up_and_not_begun_anew(run: Path) -> None:
 
 
 def test_accuracy_is_a_share_with_the_count_beside_it() -> None:
-    assert accuracy(ls.Evaluation({"top1": 9912.0}, 10_000)) == "99.12 % (9912 of 10000)"
+    assert format_accuracy(ls.Evaluation({"top1": 9912.0}, 10_000)) == "99.12 % (9912 of 10000)"
 
 
 def test_the_reference_preset_has_the_references_figures() -> None:

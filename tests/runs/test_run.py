@@ -67,7 +67,7 @@ def test_a_script_alone_is_a_script_resumed_on_two_workers(
         ("end", 2),
     ]
     with pytest.raises(ls.InputError) as raised:
-        training.plan(["train", str(resumed / "recipe.toml"), "--workdir", str(resumed)])
+        training.plan_training(["train", str(resumed / "recipe.toml"), "--workdir", str(resumed)])
     assert raised.value.what == "The examples of this run come from the function stripes of a script."
 
 

@@ -105,12 +105,12 @@ def test_the_command_takes_the_flag(photos: Path, tmp_path: Path) -> None:
     file, workdir = tmp_path / "recipe.toml", tmp_path / "run"
     file.write_text(to_toml(small(photos)))
     argv = ["train", str(file), "--workdir", str(workdir), "--workers", "1", "--device", "cpu"]
-    assert training.work(argv) == 0
+    assert training.train_in_worker(argv) == 0
     leave()
     move_one(photos)
     with pytest.raises(ls.InputError, match="--accept-data-change"):
-        training.work([*argv, "--steps", "3"])
+        training.train_in_worker([*argv, "--steps", "3"])
     leave()
-    assert training.work([*argv, "--steps", "3", "--accept-data-change"]) == 0
+    assert training.train_in_worker([*argv, "--steps", "3", "--accept-data-change"]) == 0
     leave()
     assert len(history(workdir)[-2]["data_changed"]) == 2

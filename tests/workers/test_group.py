@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.errors import InputError, LockstepError, PeerLostError, WorkerError
-from lockstep.workers.group import MEMORY_NAME, AloneGroup, Group, StoreGroup, check_agreement
+from lockstep.workers.group import MEMORY_NAME, Group, check_agreement
 from lockstep.workers.socket_store import SocketStore
 from lockstep.workers.store_server import StoreServer
 
@@ -24,9 +24,7 @@ NOBODY = 65534
 def together(call: Callable[[Group, int], Any], num_workers: int = 3, timeout_seconds: float = 20.0) -> list[Any]:
     """What the call returns, or raises, on each of several workers that run as threads."""
     server = StoreServer()
-    groups = [
-        StoreGroup(SocketStore(server.connect()), rank, num_workers, timeout_seconds) for rank in range(num_workers)
-    ]
+    groups = [Group(SocketStore(server.connect()), rank, num_workers, timeout_seconds) for rank in range(num_workers)]
 
     def outcome(rank: int) -> Any:
         try:
@@ -126,7 +124,7 @@ def test_different_calls_are_told_apart() -> None:
 
 def test_a_value_too_large_for_the_store_is_refused() -> None:
     with pytest.raises(InputError) as caught:
-        StoreGroup(dist.HashStore(), 0, 1).gather("x" * (8 << 20))
+        Group(dist.HashStore(), 0, 2).gather("x" * (8 << 20))
     assert caught.value.what == "A value is too large to be passed between workers (gather)."
     assert caught.value.given == "8,388,622 bytes of JSON"
 
@@ -137,13 +135,13 @@ def test_a_store_that_goes_away_is_a_lost_peer() -> None:
             raise dist.DistNetworkError("Connection was closed\nC++ frames follow")
 
     with pytest.raises(PeerLostError) as caught:
-        StoreGroup(GoneStore(), 1, 2).barrier("saved")
+        Group(GoneStore(), 1, 2).barrier("saved")
     assert caught.value.what == "worker 1 lost the store of its run (barrier 'saved')."
     assert caught.value.given == "Connection was closed"
 
 
 def test_alone_values_look_as_if_they_came_from_another_worker() -> None:
-    group: Group = AloneGroup()
+    group = Group.alone()
     assert group.gather({"shape": (1, 2)}) == [{"shape": [1, 2]}]
     assert group.broadcast((1, 2)) == [1, 2]
     group.barrier("saved")
@@ -170,7 +168,7 @@ def test_all_workers_open_the_memory_of_the_chief() -> None:
 def test_under_other_launchers_too() -> None:
     store = dist.HashStore()
     with ThreadPoolExecutor(2) as threads:
-        read = threads.map(lambda rank: shared(StoreGroup(store, rank, 2), rank), range(2))
+        read = threads.map(lambda rank: shared(Group(store, rank, 2), rank), range(2))
         assert list(read) == [b"of the chief"] * 2
 
 
@@ -196,7 +194,7 @@ def test_no_file_that_a_stranger_names_is_opened(tmp_path: Path) -> None:
         store = dist.HashStore()
         store.set("0/0", json.dumps(["share memory", place]))
         with pytest.raises(WorkerError) as caught:
-            StoreGroup(store, 1, 2).share_memory(None)
+            Group(store, 1, 2).share_memory(None)
         assert caught.value.what == "The chief's shared memory cannot be opened."
         assert reason in str(caught.value.given)
     assert (tmp_path / "victim.bin").read_bytes() == b"mine"
@@ -213,7 +211,7 @@ def test_memory_of_another_user_is_not_opened() -> None:
         store = dist.HashStore()
         store.set("0/0", json.dumps(["share memory", [child, int(os.read(ready[0], 8))]]))
         with pytest.raises(WorkerError, match="a process of another user"):
-            StoreGroup(store, 1, 2).share_memory(None)
+            Group(store, 1, 2).share_memory(None)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -224,6 +222,6 @@ def test_what_is_no_call_is_named_with_its_worker(payload: str) -> None:
     store = dist.HashStore()
     store.set("0/1", payload)
     with pytest.raises(WorkerError) as caught:
-        StoreGroup(store, 0, 2).gather(1)
+        Group(store, 0, 2).gather(1)
     assert caught.value.what == "What worker 1 has sent cannot be read."
     assert caught.value.given == repr(payload.encode()[:80])

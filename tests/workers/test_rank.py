@@ -13,8 +13,7 @@ import torch
 
 from lockstep.errors import InputError, WorkerError
 from lockstep.workers import rank as ranks
-from lockstep.workers.group import AloneGroup
-from lockstep.workers.rank import Seat, join, leave
+from lockstep.workers.rank import WorkerEnvironment, join, leave
 from lockstep.workers.store_server import LAUNCHED
 
 FULL = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
@@ -36,7 +35,7 @@ def test_without_a_launcher_a_worker_is_alone() -> None:
     assert here.is_chief
     assert here.name == "worker 0"
     assert here.device == torch.device("cpu")
-    assert isinstance(here.group, AloneGroup)
+    assert here.group.gather(1) == [1]
 
 
 def test_a_process_joins_once() -> None:
@@ -59,17 +58,19 @@ def test_a_second_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_worker_of_a_launcher_needs_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
-    assert isinstance(join("cpu").group, AloneGroup)
+    assert join("cpu").group.gather(1) == [1]
 
 
 def test_a_bare_launcher_leaves_the_store_to_the_chief() -> None:
-    seat = Seat.read(FULL)
-    assert seat == Seat(2, 4, None, False, "node0", 29500, hosts_store=False, prefix="lockstep//0")
-    assert Seat.read({**FULL, "RANK": "0"}).hosts_store  # type: ignore[union-attr]
+    env = WorkerEnvironment.read(FULL)
+    assert env == WorkerEnvironment(2, 4, None, False, "node0", 29500, hosts_store=False, prefix="lockstep//0")
+    assert WorkerEnvironment.read({**FULL, "RANK": "0"}).hosts_store  # type: ignore[union-attr]
 
 
 def test_our_launcher_needs_no_address() -> None:
-    assert Seat.read({**LOCAL, "RANK": "0", "WORLD_SIZE": "4", LAUNCHED: "1"}) == Seat(0, 4, (0, 2), launched=True)
+    assert WorkerEnvironment.read({**LOCAL, "RANK": "0", "WORLD_SIZE": "4", LAUNCHED: "1"}) == WorkerEnvironment(
+        0, 4, (0, 2), launched=True
+    )
 
 
 def test_what_a_worker_starts_is_not_that_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,16 +84,16 @@ def test_what_a_worker_starts_is_not_that_worker(monkeypatch: pytest.MonkeyPatch
 
 def test_a_restart_of_torchrun_has_a_prefix_of_its_own() -> None:
     elastic = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    seat = Seat.read({**FULL, "RANK": "0", **elastic})
-    assert seat is not None
-    assert (seat.prefix, seat.hosts_store) == ("lockstep/job/3", False)
+    env = WorkerEnvironment.read({**FULL, "RANK": "0", **elastic})
+    assert env is not None
+    assert (env.prefix, env.hosts_store) == ("lockstep/job/3", False)
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
 def test_a_missing_variable_is_named(name: str) -> None:
     environment = {key: value for key, value in FULL.items() if key != name}
     with pytest.raises(InputError) as caught:
-        Seat.read(environment)
+        WorkerEnvironment.read(environment)
     assert caught.value.what == f"The launcher has not set {name}."
     assert caught.value.given == ", ".join(f"{key}={environment[key]}" for key in sorted(environment))
     assert name in caught.value.hint
@@ -100,9 +101,9 @@ def test_a_missing_variable_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["LOCAL_RANK", "LOCAL_WORLD_SIZE"])
 def test_without_both_local_numbers_the_workers_count_for_themselves(name: str) -> None:
-    seat = Seat.read({key: value for key, value in {**FULL, **LOCAL}.items() if key != name})
-    assert seat is not None
-    assert seat.local is None
+    env = WorkerEnvironment.read({key: value for key, value in {**FULL, **LOCAL}.items() if key != name})
+    assert env is not None
+    assert env.local is None
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_without_both_local_numbers_the_workers_count_for_themselves(name: str) 
 )
 def test_a_variable_out_of_range_is_refused(name: str, text: str, expected: str) -> None:
     with pytest.raises(InputError) as caught:
-        Seat.read({**FULL, **LOCAL, name: text})
+        WorkerEnvironment.read({**FULL, **LOCAL, name: text})
     assert caught.value.what == f"{name} of the environment cannot be used."
     assert (caught.value.given, caught.value.expected) == (f"{name}={text!r}", expected)
 

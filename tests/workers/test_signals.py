@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import lockstep as ls
-from lockstep.workers import signals as interrupts
+from lockstep.workers import signals
 from lockstep.workers.pulse import Pulse
 from lockstep.workers.signals import (
     NOTICES,
@@ -140,7 +140,7 @@ def test_of_loops_that_overlap_the_last_one_puts_back() -> None:
 
 
 class Clock:
-    """The time that `interrupts` sees."""
+    """The time that `signals` sees."""
 
     seconds = 100.0
 
@@ -150,7 +150,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    monkeypatch.setattr(interrupts, "monotonic", clock := Clock())
+    monkeypatch.setattr(signals, "monotonic", clock := Clock())
     return clock
 
 
@@ -199,7 +199,7 @@ def test_a_long_step_and_a_long_wait_for_data_are_no_loop_body(clock: Clock) -> 
     steps.close()  # type: ignore[attr-defined]
     pulse = Pulse()
     with stop_on_interrupt(pulse):
-        interrupts.enter_body()
+        signals.enter_body()
         pulse.at(1, "data")
         clock.seconds += 60
         assert not ctrl_c_raises()
@@ -207,7 +207,7 @@ def test_a_long_step_and_a_long_wait_for_data_are_no_loop_body(clock: Clock) -> 
 
 def test_a_new_loop_does_not_count_from_the_body_of_an_earlier_one(clock: Clock) -> None:
     with stop_on_interrupt(Pulse()):
-        interrupts.enter_body()
+        signals.enter_body()
     clock.seconds += 60
     with stop_on_interrupt(Pulse()):
         assert not ctrl_c_raises()

@@ -1,4 +1,4 @@
-"""What `lockstep show` shows: the source of the examples, and what augments them."""
+"""The source of examples that a command line names, a recipe or a path, and what augments them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _MOST_TRIED = 10
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A stream of examples, and what happens to them."""
+class ExampleStream:
+    """Examples in an order, and the augmentations that they go through."""
 
     reader: Reader
     order: Order | str
@@ -41,25 +41,30 @@ class Subject:
     pipeline: Pipeline
 
 
-def subject(
+def example_stream(
     source: str, augment: str | None, size: int | None = None, order: str | None = None, seed: int | None = None
-) -> Subject:
-    """What a command line names.
+) -> ExampleStream:
+    """Open the source that a command line names, with an augmentation.
 
     Args:
         source: a recipe, a file.toml, or a path to data.
-        augment: a preset, or a recipe whose augmentation is taken; None for that of the source, if it is a recipe.
-        size: height and width of the images of a preset; None for the preset's own.
-        order: "shuffled" or "sequential"; None for that of the source, if it is a recipe, else "shuffled".
-        seed: None for that of the source, if it is a recipe, else 0.
+        augment: a preset, or a recipe whose augmentation is taken; None: that of the source, if it is a recipe.
+        size: height and width of the images of a preset; None: the preset's own.
+        order: "shuffled" or "sequential"; None: that of the source, if it is a recipe, else "shuffled".
+        seed: None: that of the source, if it is a recipe, else 0.
 
     Raises:
         InputError: there is no such source or augmentation, or a size is given without a preset.
         DataError: the data cannot be read.
     """
     recipe = find(source) if is_recipe(source) else None
-    reader = _reader_of(recipe) if recipe else open_data(source, everything=True)
-    return Subject(
+    if recipe:
+        examples = Examples(recipe)
+        examples.prepare()
+        reader = examples.reader(recipe.data.split, to_train=True)
+    else:
+        reader = open_data(source, everything=True)
+    return ExampleStream(
         reader,
         order or (recipe.feed.order if recipe else "shuffled"),
         (recipe.seed if recipe else 0) if seed is None else seed,
@@ -68,24 +73,12 @@ def subject(
 
 
 def is_recipe(word: str) -> bool:
-    """Whether a word names a recipe: one that is shipped, or a file.toml."""
+    """Whether a word names a recipe: a shipped one, or a file.toml."""
     return word in names() or word.endswith(".toml")
 
 
-def _reader_of(recipe: Recipe) -> Reader:
-    """The examples that it trains on."""
-    examples = Examples(recipe)
-    examples.prepare()
-    return examples.reader(recipe.data.split, to_train=True)
-
-
 def open_data(source: str, *, everything: bool = False) -> Reader:
-    """The reader of what a path names, as `open_source`.
-
-    Raises:
-        InputError: nothing is there; it may have been meant to be a recipe.
-        DataError: the data cannot be read.
-    """
+    """Open the data in a path, as `open_source`; a word that is neither a path nor a recipe is an InputError."""
     if not Path(source).exists() and not _PATTERN.search(source):
         raise InputError(
             f"There is neither a recipe nor data called {source}.",
@@ -128,7 +121,7 @@ def _pipeline_of_recipe(recipe: Recipe) -> Pipeline:
 
 
 def _pipeline_of_preset(name: str, size: int | None, reader: Reader) -> Pipeline:
-    """Presets are made for images of one class; the Inception systems crop by boxes, too, where there are some."""
+    """The pipeline of a preset for images of one class; that of Inception crops by boxes where there are some."""
     if name == _CROP:
         crop = RandomResizedCrop(_CROP_PIXELS if size is None else size)
         return Pipeline((crop, HorizontalFlip()), fields=(_IMAGE,))
@@ -141,7 +134,7 @@ def _pipeline_of_preset(name: str, size: int | None, reader: Reader) -> Pipeline
 
 
 def _has_boxes(reader: Reader) -> bool:
-    """As the first example says that can be read."""
+    """Whether the first readable example has boxes."""
     for index in range(min(_MOST_TRIED, len(reader))):
         try:
             return _BOXES in read_examples(reader, Rows(np.array([index]), np.array([index])), seed=0)

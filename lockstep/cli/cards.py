@@ -1,20 +1,28 @@
-"""Examples for people to look at: a card for each, and a page of cards as one file of HTML."""
+"""Cards that show examples to people, all of them on an HTML page or on one image, a contact sheet."""
 
 from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Iterable, Iterator
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from io import BytesIO
+from itertools import accumulate
 from typing import NamedTuple
 
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from lockstep.data.showing import Picture, ShownExample
-from lockstep.images.drawing import draw_marks, printable
+from lockstep.images.drawing import TEXT_PIXELS, built_in_font, draw_marks, printable
+from lockstep.images.pillow import png_bytes
 from lockstep.images.resizing import resized
+
+_WIDTH_PIXELS = 2000
+_GAP, _LINE = 8, TEXT_PIXELS + 4
+_LINES_ABOVE, _LINES_BELOW = 2, 1
+_PIXELS_PER_CHARACTER = 6.5  # of the built-in font, on average
+_GROUND, _TEXT, _QUIET, _ALARM, _ALARMED = "white", "black", "dimgrey", "firebrick", "mistyrose"
 
 _STYLE = """
 :root { color-scheme: light dark; font: 14px/1.4 system-ui, sans-serif; }
@@ -28,7 +36,7 @@ figure { margin: 0; } img { display: block; image-rendering: pixelated; } figcap
 
 
 class Tile(NamedTuple):
-    """A picture with its marks, as large as it is shown."""
+    """A picture with its marks drawn, in the size in which it is shown."""
 
     image: Image.Image
     caption: str
@@ -36,20 +44,20 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Card:
-    """What a page shows of one example."""
+    """An example as it is shown."""
 
     position: int
     example_id: str
     details: str
-    """Its label, its class and its size, as far as they are known."""
+    """Label, class and size, as far as known."""
     tiles: tuple[Tile, ...]
     """The original first."""
     problem: str
-    """Why it is not there, or not whole."""
+    """Why pictures are missing, or ""."""
 
 
 def card(example: ShownExample, side_pixels: int) -> Card:
-    """The card of an example, its pictures of at most so many pixels each way; tiny ones become as large as that."""
+    """Make the card of an example. Its pictures are enlarged or shrunk to at most `side_pixels` each way."""
     several = len({picture.position for picture in example.augmented}) > 1
     tiles = [Tile(_image(example.original, side_pixels), "original")] if example.original else []
     for number, picture in enumerate(example.augmented, 1):
@@ -61,7 +69,7 @@ def card(example: ShownExample, side_pixels: int) -> Card:
 
 
 def html_page(title: str, cards: Iterable[Card]) -> bytes:
-    """One file of HTML with everything in it; it loads nothing and runs nothing."""
+    """Make one HTML file with everything in it; it loads nothing and runs nothing."""
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     lines = [
         "<!doctype html>",
@@ -73,13 +81,6 @@ def html_page(title: str, cards: Iterable[Card]) -> bytes:
     for card in cards:
         lines += _article(card)
     return "\n".join([*lines, "</html>", ""]).encode()
-
-
-def png_bytes(image: Image.Image) -> bytes:
-    """The image as a file."""
-    file = BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
 
 
 def _article(card: Card) -> Iterator[str]:
@@ -119,7 +120,7 @@ def _image(picture: Picture, side_pixels: int) -> Image.Image:
 
 
 def _fitted(pixels: Tensor, side_pixels: int) -> Tensor:
-    """Smaller, or whole times as large, so that each pixel is seen."""
+    """The pixels, shrunk, or enlarged by a whole factor so that each pixel is seen."""
     height, width = pixels.shape[1:]
     longest = max(height, width)
     if longest <= side_pixels:
@@ -127,3 +128,58 @@ def _fitted(pixels: Tensor, side_pixels: int) -> Tensor:
         return pixels.repeat_interleave(times, 1).repeat_interleave(times, 2)
     height, width = (max(1, round(side * side_pixels / longest)) for side in (height, width))
     return resized(pixels, height, width)
+
+
+def contact_sheet(title: str, cards: Sequence[Card], side_pixels: int) -> Image.Image:
+    """Draw the cards in rows on one image. No tile may be larger than `side_pixels` each way."""
+    cells = max((len(card.tiles) + bool(card.problem) for card in cards), default=1)
+    width = cells * (side_pixels + _GAP) + _GAP
+    columns = max(1, min(len(cards), _WIDTH_PIXELS // width))
+    rows = [cards[start : start + columns] for start in range(0, len(cards), columns)]
+    heights = [max(_height(card, side_pixels) for card in row) for row in rows]
+    tops = [*accumulate(heights, initial=_LINE + 2 * _GAP)]
+    sheet = Image.new("RGB", (columns * width, tops[-1]), _GROUND)
+    _write(sheet, _GAP, _GAP, title, columns * width - 2 * _GAP, _TEXT)
+    for top, row in zip(tops, rows, strict=False):
+        for column, card in enumerate(row):
+            _draw_card(sheet, column * width + _GAP, top, card, width - 2 * _GAP, side_pixels)
+    return sheet
+
+
+def _height(card: Card, side: int) -> int:
+    tallest = max([tile.image.height for tile in card.tiles] + [side] * bool(card.problem))
+    return tallest + (_LINES_ABOVE + _LINES_BELOW) * _LINE + 2 * _GAP
+
+
+def _draw_card(sheet: Image.Image, left: int, top: int, card: Card, width: int, side: int) -> None:
+    place = f"position {card.position}" + (f", {card.details}" if card.details else "")
+    _write(sheet, left, top, place, width, _TEXT)
+    _write(sheet, left, top + _LINE, card.example_id, width, _QUIET, keep_end=True)
+    top += _LINES_ABOVE * _LINE
+    for tile in card.tiles:
+        sheet.paste(tile.image, (left, top))
+        _write(sheet, left, top + tile.image.height + 2, tile.caption, side, _QUIET)
+        left += side + _GAP
+    if card.problem:
+        _draw_problem(sheet, left, top, card.problem, side)
+
+
+def _draw_problem(sheet: Image.Image, left: int, top: int, problem: str, side: int) -> None:
+    pen = ImageDraw.Draw(sheet)
+    pen.rectangle((left, top, left + side - 1, top + side - 1), fill=_ALARMED, outline=_ALARM)
+    most = (side - 2 * _GAP) // _LINE
+    lines = textwrap.wrap(problem, int((side - 2 * _GAP) / _PIXELS_PER_CHARACTER), max_lines=most, placeholder=" ...")
+    for number, line in enumerate(lines):
+        _write(sheet, left + _GAP, top + _GAP + number * _LINE, line, side - 2 * _GAP, _ALARM)
+
+
+def _write(
+    sheet: Image.Image, left: int, top: int, text: str, width: int, colour: str, *, keep_end: bool = False
+) -> None:
+    """Draw a line of text, cut to the width."""
+    pen, font = ImageDraw.Draw(sheet), built_in_font()
+    shown, length = text, len(text)
+    while pen.textlength(shown, font) > width and length:
+        length -= 1
+        shown = "..." + text[len(text) - length :] if keep_end else text[:length] + "..."
+    pen.text((left, top), shown, fill=colour, font=font)

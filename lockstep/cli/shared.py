@@ -1,0 +1,194 @@
+"""What several commands share: flags, the files they write, workers, and progress on the screen.
+
+Modules of commands load no torch: `lockstep --help` and the process that only launches workers need none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TextIO
+
+from lockstep.cores import usable_cores
+from lockstep.errors import InputError, LockstepError
+from lockstep.reporting.console import format_duration, format_rate
+from lockstep.reporting.log import configure, is_terminal
+from lockstep.screen import log
+
+if TYPE_CHECKING:
+    from lockstep.reporting.bar import Bar
+    from lockstep.workers.rank import Worker
+
+EXIT_CODES = """exit codes:
+  0    the run reached its end
+  1    a worker failed
+  2    wrong input: a flag, a recipe, a workdir or data that cannot be used
+  75   preempted (SIGUSR1; with --requeue also SIGTERM), after a final checkpoint: to be started again
+  130  stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP, after a final checkpoint: the same command goes on
+  137  aborted by a second Ctrl-C: the last checkpoint stands"""
+
+_UNITS = ("bytes", "kB", "MB", "GB", "TB")
+_SECONDS_BETWEEN_DRAWINGS = 0.2
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class Command(NamedTuple):
+    """A command of `lockstep`: its line in the help, its flags, and the function that runs it."""
+
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace, Sequence[str]], int]
+    """Takes the parsed arguments and the command line; returns the exit code."""
+
+
+def add_machine_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the flags that say how many workers are started, and on which devices."""
+    command.add_argument("--workers", type=int, metavar="N", help="processes, one a device (default: what there is)")
+    command.add_argument("--device", choices=["cpu"], help="leave the accelerators alone")
+
+
+def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: bool, flag: str = "--to") -> None:
+    """Refuse a file that cannot be written, before any work is done.
+
+    Args:
+        path: the file to write.
+        endings: the endings that its name may have, with their dots.
+        what: a sentence for the message: what is written, as which kind of file.
+        overwrite: an existing file may be overwritten.
+        flag: the flag that names the file.
+
+    Raises:
+        InputError: the file has another ending, its folder does not exist, or it must not be overwritten.
+    """
+    if path.suffix not in endings:
+        raise InputError(
+            what,
+            given=f"{flag} {path}",
+            expected=f"a file whose name ends in {' or '.join(endings)}",
+            hint=f"{flag} {path.with_suffix(next(iter(endings)))}" if path.name else "name a file",
+        )
+    if not path.parent.is_dir():
+        raise InputError(
+            f"There is no folder {path.parent} to write to.",
+            given=f"{flag} {path}",
+            expected="a file in a folder that is there",
+            hint=f"make it: mkdir -p {path.parent}",
+        )
+    if path.is_dir() or (path.exists() and not overwrite):
+        kind = "folder" if path.is_dir() else "file"
+        raise InputError(
+            f"There is a {kind} {path} already.",
+            given=f"{flag} {path}",
+            expected="a name that is free",
+            hint="give another name" + ("" if path.is_dir() else ", or --force to overwrite it"),
+        )
+
+
+def format_size(num_bytes: int) -> str:
+    """A number of bytes in words: "812 bytes", "12.3 MB"."""
+    power = min((len(str(num_bytes)) - 1) // 3, len(_UNITS) - 1)
+    return f"{num_bytes / 1000**power:.{min(power, 1)}f} {_UNITS[power]}"
+
+
+def format_error(error: LockstepError) -> str:
+    """An error on one line, without its hint."""
+    return f"{error.what} Given: {error.given}; expected: {error.expected}."
+
+
+def choose_num_workers(wanted: int | None, device: str | None, num_towers: int | None) -> int:
+    """The number of workers to start on this host.
+
+    Without a number wanted: one an accelerator, or on a CPU one a tower, at most one a core. Never more than towers.
+
+    Raises:
+        InputError: the number wanted is below 1, or above that of the accelerators, if there are some.
+    """
+    from lockstep.workers.devices import num_accelerators
+
+    accelerators = 0 if device == "cpu" else num_accelerators()
+    if wanted is None:
+        return min(accelerators or usable_cores(), num_towers or accelerators or 1)
+    if wanted < 1 or 0 < accelerators < wanted:
+        raise InputError(
+            "That many workers cannot be started here.",
+            given=f"{wanted} workers",
+            expected=f"1 to {accelerators}, the devices that there are" if accelerators else "1 or more",
+            hint="leave --workers out to let Lockstep choose, or add --device cpu",
+        )
+    return wanted
+
+
+@contextmanager
+def join_workers(device: str | None) -> Iterator[Worker]:
+    """Make this process a worker: its name stands in its log lines, and a signal ends the run after the step."""
+    from lockstep.workers.rank import join
+    from lockstep.workers.signals import stop_on_signals
+
+    worker = join(device)
+    configure(None if worker.is_chief else worker.name)
+    if worker.pulse.launched:
+        yield worker
+    else:
+        with stop_on_signals(worker.pulse):
+            yield worker
+
+
+def worker_exit_code(worker: Worker, *, requeue: bool = False) -> int:
+    """The exit code of a worker that was stopped: 0 under our launcher, which returns the signal's code itself."""
+    from lockstep.parallel.launch import exit_code_of_stop
+
+    return 0 if worker.pulse.launched else exit_code_of_stop(worker.pulse.stop_requested or "SIGTERM", requeue=requeue)
+
+
+@contextmanager
+def show_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that shows, below a title, how many items of how many are done."""
+    display = _Display(title, sys.stderr)
+    try:
+        yield display.show
+    finally:
+        display.close()
+
+
+class _Display:
+    """The progress of some work: a bar on a terminal, else a line of the log every ten seconds."""
+
+    def __init__(self, title: str, stream: TextIO) -> None:
+        self._title, self._stream = title, stream
+        self._on_terminal = is_terminal(stream)
+        self._bar: Bar | None = None
+        self._first: tuple[int, float] | None = None
+        self._next = time.monotonic() + (0.0 if self._on_terminal else _SECONDS_BETWEEN_LINES)
+
+    def show(self, done: int, total: int) -> None:
+        """Show how many are done, if it is time to."""
+        now = time.monotonic()
+        # The pace is that of this start alone.
+        self._first = self._first or (done, now)
+        if now < self._next and not (done == total and self._bar):
+            return
+        num_since, seconds = done - self._first[0], now - self._first[1]
+        pace = num_since / seconds if seconds else 0.0
+        left = f"{format_duration((total - done) / pace)} left" if pace else ""
+        place = f"{self._title}: {done} of {total}"
+        if self._on_terminal:
+            self._draw(place, done / total, left, f"{format_rate(pace)}/s")
+        else:
+            log.info("%s", " | ".join(part for part in (place, f"{format_rate(pace)}/s", left) if part))
+        self._next = now + (_SECONDS_BETWEEN_DRAWINGS if self._on_terminal else _SECONDS_BETWEEN_LINES)
+
+    def close(self) -> None:
+        """Remove the bar from the terminal."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def _draw(self, place: str, fraction: float, left: str, measures: str) -> None:
+        if self._bar is None:
+            from lockstep.reporting.bar import Bar  # only a terminal needs rich, 50 ms to import
+
+            self._bar = Bar(self._stream)
+        self._bar.draw(place, fraction, left, measures)
