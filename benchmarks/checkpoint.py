@@ -33,7 +33,7 @@ from torch import Tensor, nn
 import lockstep as ls
 from lockstep.checkpoints import Retention, Store
 from lockstep.checkpoints.background import BackgroundWriter
-from lockstep.training.resume import contents
+from lockstep.training.saving import snapshot
 
 NUM_LAYERS, WIDTH = 24, 1024
 BATCHES = {"steps": 64, "tiny": 1}
@@ -135,7 +135,7 @@ def contenders_of(state: ls.TrainState, loader: ls.data.Loader, folder: Path) ->
 
 
 def flat(state: ls.TrainState, loader: ls.data.Loader) -> dict[str, Tensor]:
-    _, sections, _ = contents(state, loader)
+    _, sections, _ = snapshot(state, loader)
     return {f"{section}.{name}": tensor for section, members in sections.items() for name, tensor in members.items()}
 
 

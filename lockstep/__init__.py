@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from lockstep.training.loop import train as train
     from lockstep.training.loop import train_steps as train_steps
     from lockstep.training.resume import resume as resume
-    from lockstep.training.resume import save as save
     from lockstep.training.rollback import rollback as rollback
     from lockstep.training.saving import Saver as Saver
+    from lockstep.training.saving import save as save
     from lockstep.training.state import TrainState as TrainState
     from lockstep.training.step import train_step as train_step
     from lockstep.training.warm_start import warm_start as warm_start

@@ -4,30 +4,12 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO
 
 from lockstep.errors import LockstepError
-
-
-def write_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a new file of these parts, one after another.
-
-    An existing file is an error (FileExistsError), like everything that the disk refuses (OSError).
-    """
-    with path.open("xb", buffering=0) as file:
-        for part in parts:
-            _write_all(file, part)
-        os.fsync(file.fileno())
-
-
-def _write_all(file: RawIOBase, part: bytes | memoryview) -> None:
-    rest = memoryview(part).cast("B")
-    while rest:  # The system takes at most 2 GiB at once.
-        rest = rest[file.write(rest) or 0 :]
 
 
 @contextmanager

@@ -1,30 +1,32 @@
 """Saving while the run goes on.
 
 A thread copies the tensors and writes the copy. The run computes meanwhile, and waits only before it changes what is
-not copied yet: `let_change` is called at the moment of each update. Forward and backward passes take longer than the
-copy, so most often nobody waits.
+not copied yet: as long as a checkpoint is in flight, the writer is among what its states call before a change. Forward
+and backward passes take longer than the copy, so most often nobody waits.
 
-Of one writer at most one checkpoint is in flight: the next one waits for it. Which tensors belong to whom is not asked:
-states may share parameters, so an update waits for all that is being copied in this process.
+A writer has at most one checkpoint in flight: the next one waits for it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from lockstep.checkpoints.encoding import JSON, Tensors, check
+from lockstep.checkpoints.encoding import JSON, Tensors, check_saveable
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError
 from lockstep.screen import log
 from lockstep.workers.pulse import of_this_process
 from lockstep.workers.signals import interruptible
+
+_in_flight: list[BackgroundWriter] = []
+"""The writers of this process that have begun a checkpoint and have not been waited for: a read or another write of
+any of them waits, whoever holds the writer."""
 
 
 class BackgroundWriter:
@@ -34,14 +36,12 @@ class BackgroundWriter:
         store: where they go.
     """
 
-    busy: ClassVar[list[BackgroundWriter]] = []
-    """Those of this process that have begun a checkpoint, and have not been waited for."""
-
     def __init__(self, store: Store) -> None:
         self.store = store
         self._thread: threading.Thread | None = None
         self._may_change = threading.Event()
         self._error: BaseException | None = None
+        self._hooks: Sequence[list[Callable[[], None]]] = ()
 
     def begin(
         self,
@@ -51,8 +51,9 @@ class BackgroundWriter:
         scores: Mapping[str, float] | None = None,
         *,
         at_once: Collection[str] = (),
+        before_change: Sequence[list[Callable[[], None]]] = (),
     ) -> None:
-        """Have a checkpoint written; the tensors must stay as they are until `let_change` has returned.
+        """Have a checkpoint written; the tensors must stay as they are until `copied` has returned.
 
         Args:
             step: whose checkpoint it is.
@@ -60,12 +61,14 @@ class BackgroundWriter:
             values: the rest, which is taken as it is now.
             scores: of the weights, by name, where they are known.
             at_once: sections that are copied before this returns, since they may change at any time.
+            before_change: lists of functions to be called before the tensors change; until the checkpoint has been
+                waited for, `copied` is in each.
 
         Raises:
             CheckpointError: a tensor cannot be saved, or the checkpoint before this one could not be written.
         """
         self.wait()
-        check(tensors)
+        check_saveable(tensors)
         taken = {section: _copied(tensors[section]) for section in tensors if section in at_once}
         later = {section: members for section, members in tensors.items() if section not in taken}
         thread = threading.Thread(
@@ -76,7 +79,10 @@ class BackgroundWriter:
         self._may_change.clear()
         thread.start()
         self._thread = thread
-        self.busy.append(self)
+        _in_flight.append(self)
+        self._hooks = before_change
+        for hooks in before_change:
+            hooks.append(self.copied)
 
     def copied(self) -> None:
         """Wait until everything is copied.
@@ -101,7 +107,9 @@ class BackgroundWriter:
         with _saving():
             self._thread.join()
             self._thread = None
-            self.busy.remove(self)
+            _in_flight.remove(self)
+            for hooks in self._hooks:
+                hooks.remove(self.copied)
             error, self._error = self._error, None
             if error is not None:
                 raise error
@@ -131,23 +139,13 @@ class BackgroundWriter:
             self._may_change.set()
 
 
-def let_change() -> None:
-    """Wait until everything is copied that is to be saved; from then on it may change.
-
-    Raises:
-        CheckpointError: a checkpoint could not be written.
-    """
-    for writer in BackgroundWriter.busy.copy():
-        writer.copied()
-
-
-def settle() -> None:
-    """Wait until all checkpoints that have been begun are on the disk.
+def wait_for_writers() -> None:
+    """Wait until the checkpoints of all writers of this process are on the disk.
 
     Raises:
         CheckpointError: one could not be written.
     """
-    for writer in BackgroundWriter.busy.copy():
+    for writer in _in_flight.copy():
         writer.wait()
 
 

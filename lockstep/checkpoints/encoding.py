@@ -47,7 +47,7 @@ _DTYPES = {
 }
 
 
-def check(tensors: Tensors) -> None:
+def check_saveable(tensors: Tensors) -> None:
     """See whether all of it can be saved.
 
     Raises:
@@ -66,11 +66,11 @@ def check(tensors: Tensors) -> None:
             _check_kind(section, name, tensor)
 
 
-def not_finite(tensors: Tensors, frozen: Mapping[str, Sequence[str]]) -> list[str]:
+def find_nonfinite(tensors: Tensors, frozen: Mapping[str, Sequence[str]]) -> list[str]:
     """The tensors that nothing can go on from: `'conv.weight' of parameters`.
 
-    Trained parameters and their averages have to be finite. Elsewhere infinities may be meant, as in a mask; NaN is
-    not. One pass over the memory, which takes a fifth of the time of a hash, and one read of each device.
+    Trained parameters, their averages and their slots have to be finite. Elsewhere infinities may be meant, as in a
+    mask; NaN is not. One pass over the memory, which takes a fifth of the time of a hash, and one read of each device.
 
     Args:
         tensors: by section and name.
@@ -94,6 +94,8 @@ def not_finite(tensors: Tensors, frozen: Mapping[str, Sequence[str]]) -> list[st
 
     def must_be_finite(section: str, name: str) -> bool:
         state, dot, kind = section.rpartition(".")
+        if kind == "slots":
+            return True
         if kind == "parameters":
             return name not in still.get(section, ())
         return kind == "average" and name in tensors.get(f"{state}{dot}parameters", {})
@@ -110,7 +112,7 @@ def size_bytes(tensors: Tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for members in tensors.values() for tensor in members.values())
 
 
-def encoded(members: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Iterator[memoryview]:
+def encode_tensors(members: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Iterator[memoryview]:
     """A safetensors file in parts: its header, then each tensor; those that share memory are written each in full."""
     # Wide kinds first, as the library has them: then each tensor is aligned.
     names = sorted(members, key=lambda name: (-members[name].element_size(), name))
@@ -134,7 +136,7 @@ def _memory_of(tensor: Tensor) -> memoryview:
     return memory
 
 
-def decode(data: bytes) -> dict[str, Tensor]:
+def decode_tensors(data: bytes) -> dict[str, Tensor]:
     """The tensors of a safetensors file, contiguous, on the CPU, none sharing memory with another.
 
     Raises:
@@ -185,7 +187,7 @@ def encode_values(values: Mapping[str, JSON]) -> bytes:
         CheckpointError: a value that JSON does not give back as it was; it is named.
     """
     for name, value in values.items():
-        if not comes_back(value):
+        if not is_json(value):
             raise CheckpointError(
                 f"The value {name!r} cannot be saved as JSON.",
                 given=repr(value)[:200],
@@ -207,7 +209,7 @@ def decode_values(data: bytes) -> dict[str, Any]:
     return values
 
 
-def comes_back(value: JSON) -> bool:
+def is_json(value: JSON) -> bool:
     """Whether JSON gives a value back as it was."""
     try:
         return bool(json.loads(json.dumps(value, allow_nan=False)) == value)

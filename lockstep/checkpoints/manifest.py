@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,20 @@ class FileEntry:
     name: str
     size_bytes: int
     sha256: str
+
+    @classmethod
+    def write(cls, path: Path, parts: Iterable[bytes | memoryview]) -> FileEntry:
+        """Write a new file of these parts, which is on the disk when this returns; it is hashed on its way."""
+        size_bytes, sha256 = 0, hashlib.sha256()
+        with path.open("xb", buffering=0) as file:
+            for part in parts:
+                size_bytes += len(part)
+                sha256.update(part)
+                rest = memoryview(part)
+                while rest:  # the system takes at most 2 GiB at once
+                    rest = rest[file.write(rest) or 0 :]
+            os.fsync(file.fileno())
+        return cls(path.name, size_bytes, sha256.hexdigest())
 
     def check_size(self, folder: Path) -> None:
         """Compare the file's size, without reading it.

@@ -17,7 +17,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,17 +28,17 @@ from lockstep.checkpoints.encoding import (
     FROZEN,
     JSON,
     Tensors,
-    check,
-    decode,
+    check_saveable,
+    decode_tensors,
     decode_values,
+    encode_tensors,
     encode_values,
-    encoded,
-    not_finite,
+    find_nonfinite,
     size_bytes,
 )
 from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, VALUES, DamagedError, FileEntry, Manifest, damaged
-from lockstep.checkpoints.retention import PINNED, Retention, Standing, rate
-from lockstep.durable import make_folder, sync_folder, write_file
+from lockstep.checkpoints.retention import PINNED, CheckpointRatings, Retention, set_scores
+from lockstep.durable import make_folder, sync_folder
 from lockstep.errors import CheckpointError
 from lockstep.listing import shorten
 from lockstep.owner import host_name, start_ticks
@@ -47,6 +47,10 @@ from lockstep.screen import log
 _NAME = re.compile(r"step-(\d{8,})")
 _USUAL = Retention()
 _writing = threading.Lock()
+ABANDONED_SECONDS = 3600.0
+"""What nobody has touched for so long is nobody's, where the process itself cannot be seen (on another host)."""
+
+_UNFINISHED = re.compile(r"\.step-\d{8,}\.(?:new|old)\.(?P<host>[^.]+)\.(?P<pid>\d+)\.(?P<started>\d+)")
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -103,12 +107,12 @@ class Store:
 
     def best(self) -> int | None:
         """The step of the best checkpoint by the score of the retention; None where none is known to be."""
-        return next(iter(self.retention.ranked(self._standing(self.steps()).best_scores)), None)
+        return next(iter(self.retention.ranked(self._ratings(self.steps()).best_scores)), None)
 
     def is_among_best(self, step: int, scores: Mapping[str, float]) -> bool:
         """Whether a checkpoint of the step with these scores is one of the best of all up to it."""
         by = self.retention.best
-        others = self._standing(other for other in self.steps() if other < step).best_scores
+        others = self._ratings(other for other in self.steps() if other < step).best_scores
         return by is not None and by in scores and self.retention.is_among_best(scores[by], others)
 
     def write(
@@ -129,16 +133,16 @@ class Store:
             The checkpoint's folder; it is on the disk.
 
         Raises:
-            CheckpointError: it cannot be written; trained parameters or averages are not finite, or others hold NaN.
-                The checkpoints that were there are as they were, and nothing is left over.
+            CheckpointError: it cannot be written; trained parameters, averages or slots are not finite, or others hold
+                NaN. The checkpoints that were there are as they were, and nothing is left over.
         """
-        check(tensors)
+        check_saveable(tensors)
         frozen: Any = values.get(FROZEN, {})
-        if unfit := not_finite(tensors, frozen):
+        if bad := find_nonfinite(tensors, frozen):
             raise CheckpointError(
                 f"The checkpoint of step {step} was not written: nothing could go on from it.",
-                given=f"values that are not finite: {shorten(unfit)}",
-                expected="finite trained parameters and averages, and no NaN elsewhere",
+                given=f"values that are not finite: {shorten(bad)}",
+                expected="finite trained parameters, averages and slots, and no NaN elsewhere",
                 hint="go on from the checkpoint before it, with a lower learning rate or clipped gradients; "
                 "older checkpoints are as they were",
             )
@@ -152,7 +156,7 @@ class Store:
                 best_by = self.retention.best if self.is_among_best(step, finite) else None
                 draft = Manifest(step, int(time.time()), (), finite, best_by)
                 if self._is_there(step, tensors):
-                    rate(self.path(step), draft)
+                    set_scores(self.path(step), draft)
                 else:
                     self._write_new(draft, tensors, encoded_values)
                 sync_folder(self.folder)
@@ -221,8 +225,8 @@ class Store:
 
     def _load_finite(self, step: int) -> Checkpoint:
         checkpoint = self._load(step)
-        if unfit := not_finite(checkpoint.tensors, checkpoint.values.get(FROZEN, {})):
-            raise damaged(checkpoint.path, f"values that are not finite: {shorten(unfit)}", "finite ones")
+        if bad := find_nonfinite(checkpoint.tensors, checkpoint.values.get(FROZEN, {})):
+            raise damaged(checkpoint.path, f"values that are not finite: {shorten(bad)}", "finite ones")
         return checkpoint
 
     def _is_there(self, step: int, tensors: Tensors) -> bool:
@@ -236,7 +240,7 @@ class Store:
             log.warning("%s Given: %s; expected: %s. It is replaced.", damage.what, damage.given, damage.expected)
             return False
         del files[VALUES]
-        if files != {f"{section}{SUFFIX}": _sha256(encoded(members)) for section, members in tensors.items()}:
+        if files != {f"{section}{SUFFIX}": _sha256(members) for section, members in tensors.items()}:
             log.warning("%s holds other tensors than are to be saved now. It is replaced.", self.path(step))
             return False
         return True
@@ -265,15 +269,15 @@ class Store:
         delete(aside)
 
     def _prune(self, written: int) -> None:
-        there = self._standing(step for step in self.steps() if step <= written)
+        there = self._ratings(step for step in self.steps() if step <= written)
         for step in self.retention.surplus(there.saved_seconds, there.best_scores, there.pinned):
             try:
                 self._set_aside(step)
             except OSError as error:
                 log.warning("the old checkpoint %s cannot be deleted: %s", self.path(step), error.strerror)
 
-    def _standing(self, steps: Iterable[int]) -> Standing:
-        return Standing.read({step: self.path(step) for step in steps}, self.retention.best)
+    def _ratings(self, steps: Iterable[int]) -> CheckpointRatings:
+        return CheckpointRatings.read({step: self.path(step) for step in steps}, self.retention.best)
 
     def _not_written(self, step: int, needed_bytes: int, error: OSError) -> CheckpointError:
         free = "an unknown number of"
@@ -294,43 +298,24 @@ class Store:
 
 def _decode(path: Path, data: bytes) -> dict[str, Any]:
     try:
-        return decode_values(data) if path.name == VALUES else decode(data)
+        return decode_values(data) if path.name == VALUES else decode_tensors(data)
     except ValueError as error:
         raise damaged(path, f"content that cannot be read ({error})", "what was written") from error
 
 
 def _write_files(folder: Path, draft: Manifest, tensors: Tensors, encoded_values: bytes) -> None:
-    entries = [_write_file(folder / f"{section}{SUFFIX}", encoded(members)) for section, members in tensors.items()]
-    entries.append(_write_file(folder / VALUES, [encoded_values]))
-    write_file(folder / MANIFEST, [dataclasses.replace(draft, files=tuple(entries)).encode()])
+    entries = [
+        FileEntry.write(folder / f"{section}{SUFFIX}", encode_tensors(members)) for section, members in tensors.items()
+    ]
+    entries.append(FileEntry.write(folder / VALUES, [encoded_values]))
+    FileEntry.write(folder / MANIFEST, [dataclasses.replace(draft, files=tuple(entries)).encode()])
 
 
-def _sha256(parts: Iterable[bytes | memoryview]) -> str:
+def _sha256(members: Mapping[str, Tensor]) -> str:
     sha256 = hashlib.sha256()
-    for part in parts:
+    for part in encode_tensors(members):
         sha256.update(part)
     return sha256.hexdigest()
-
-
-def _write_file(path: Path, parts: Iterable[bytes | memoryview]) -> FileEntry:
-    """Write a file, and say what was written: it is hashed on its way."""
-    size_bytes, sha256 = 0, hashlib.sha256()
-
-    def hashed() -> Iterator[bytes | memoryview]:
-        nonlocal size_bytes
-        for part in parts:
-            size_bytes += len(part)
-            sha256.update(part)
-            yield part
-
-    write_file(path, hashed())
-    return FileEntry(path.name, size_bytes, sha256.hexdigest())
-
-
-ABANDONED_SECONDS = 3600.0
-"""What nobody has touched for so long is nobody's, where the process itself cannot be seen (on another host)."""
-
-_UNFINISHED = re.compile(r"\.step-\d{8,}\.(?:new|old)\.(?P<host>[^.]+)\.(?P<pid>\d+)\.(?P<started>\d+)")
 
 
 def unfinished_path(final: Path, kind: Literal["new", "old"]) -> Path:

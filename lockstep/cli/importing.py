@@ -34,7 +34,7 @@ def _add_arguments(importing: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Write the file, and what became of every tensor."""
-    from lockstep.checkpoints.encoding import check, encoded
+    from lockstep.checkpoints.encoding import check_saveable, encode_tensors
     from lockstep.records.shards import check_local
     from lockstep.training.run_weights import open_weights
     from lockstep.weights.assignment import assign_tensors
@@ -48,9 +48,9 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     source = open_weights(arguments.path)
     planned = assign_tensors(source, targets(source, mapping), mapping)
     tensors = dict(planned.tensors(source))
-    check({"weights": tensors})
+    check_saveable({"weights": tensors})
     with atomic_write(path, failure=InputError) as file:
-        for part in encoded(tensors):
+        for part in encode_tensors(tensors):
             file.write(part)
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     report = str(planned.report.after(tensors))

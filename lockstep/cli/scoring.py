@@ -46,7 +46,7 @@ from lockstep.runs.classification import CONFUSION, MISTAKES, Classification
 from lockstep.runs.stages import recipe_at, recipe_at_start
 from lockstep.runs.workdir import Workdir
 from lockstep.screen import log
-from lockstep.training.resume import agreed, restore
+from lockstep.training.resume import load_states, read_checkpoint
 from lockstep.types import Batch
 from lockstep.workers.rank import Worker
 
@@ -120,7 +120,7 @@ class _Scoring:
         recipe = recipe_at(self._run.recipe, checkpoint)
         if recipe != self._recipe:
             self._build(recipe)
-        restore(checkpoint, self._state)
+        load_states(checkpoint, self._state)
         how = self._run.recipe.evaluate
         result = evaluate_unless_stopped(
             self._state,
@@ -171,7 +171,7 @@ def _follow(run: ScoredRun, polling: Polling, scoring: _Scoring, worker: Worker)
 
 
 def _checkpoint(run: ScoredRun) -> Checkpoint:
-    checkpoint = agreed(run.store, run.wanted)
+    checkpoint = read_checkpoint(run.store, run.wanted)
     assert checkpoint is not None, "there are checkpoints, and where all are damaged the chief has raised"
     return checkpoint
 

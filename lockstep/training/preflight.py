@@ -1,27 +1,30 @@
-"""What must hold before step 1, on this worker and between all of them."""
+"""Checks before step 1, on this worker and between all workers."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from lockstep.checkpoints.encoding import check as check_saveable
+from lockstep.checkpoints.encoding import check_saveable
 from lockstep.data.loader import Loader
 from lockstep.errors import InputError
 from lockstep.parallel.exchange import Exchange
 from lockstep.parallel.tower_outputs import sparse_parameters
 from lockstep.parallel.towers import Towers
 from lockstep.readers.fingerprint import lines_of
-from lockstep.training.extra_state import SECTION, extra_state
-from lockstep.training.state import TrainState
+from lockstep.screen import log
+from lockstep.training.saved_state import EXTRA, extra_state
+from lockstep.training.state import TrainState, layouts
+from lockstep.training.trained_with import threads_matter
 from lockstep.version import __version__
 from lockstep.workers.rank import Worker
 
 
 def check_start(state: TrainState, worker: Worker) -> None:
-    """Refuse to train what has no values yet, or what differs between workers.
+    """Refuse parameters without values, and any that differ between workers.
 
     Raises:
         InputError: a parameter or buffer is on the meta device or on another device, a trained parameter is not finite,
@@ -34,7 +37,7 @@ def check_start(state: TrainState, worker: Worker) -> None:
     tensors = {**parameters, **buffers}
     for name, tensor in tensors.items():
         _check_value(name, tensor, worker, is_trained=name in state.parameters)
-    check_saveable({**state.sections(), SECTION: extra_state(state.model).tensors})
+    check_saveable({**state.sections(), EXTRA: extra_state(state.model).tensors})
     if worker.num_workers == 1:
         return
     shapes = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()]
@@ -44,7 +47,7 @@ def check_start(state: TrainState, worker: Worker) -> None:
 
 
 def check_data(loader: Loader, worker: Worker) -> None:
-    """Refuse to train where the workers read different data: each of them may have a copy of its own.
+    """Refuse workers that read different data: each may have a copy of its own.
 
     Raises:
         WorkerError: naming the workers whose data differs, and the first part of it that does.
@@ -87,6 +90,23 @@ def check_fit(state: TrainState, towers: Towers, exchange: Exchange) -> None:
         )
 
 
+def check_threads(exchange: Exchange, worker: Worker) -> None:
+    """Where the exchange is exact, say which threads its bits depend on; all workers call it together.
+
+    Raises:
+        WorkerError: the workers compute on different numbers of threads.
+    """
+    if threads_matter(exchange, worker):
+        num_threads = torch.get_num_threads()
+        worker.group.agree("the number of threads", num_threads)
+        if num_threads > 1 and worker.is_chief:
+            log.warning(
+                "exact: the bits depend on the %d threads of each worker, and a resume with others is refused; "
+                "`lockstep run` starts workers with one",
+                num_threads,
+            )
+
+
 def _check_embeddings(state: TrainState) -> None:
     renormed = [name for name, module in state.model.named_modules() if getattr(module, "max_norm", None) is not None]
     if renormed:
@@ -118,3 +138,67 @@ def _check_value(name: str, tensor: Tensor, worker: Worker, *, is_trained: bool)
 def _is_good(tensor: Tensor, is_trained: bool) -> bool:
     """What is not trained, such as a mask, may hold infinities."""
     return bool((tensor.isfinite() if is_trained else ~tensor.isnan()).all())
+
+
+def check_parameters(state: TrainState) -> None:
+    """Refuse to train a model whose parameters have changed since its state was made; their values may.
+
+    Raises:
+        InputError: one was replaced, frozen, unfrozen or added, or lies otherwise in memory; it is named.
+    """
+    parameters = dict(state.model.named_parameters())
+    _refuse_names(
+        [name for name, parameter in state.parameters.items() if parameters.get(name) is not parameter],
+        "Parameters were replaced in the model after the state was made, and the new ones would not be trained.",
+        "the parameters that TrainState took, with new values only",
+        "make a new TrainState after the change, or write into what is there: parameter.data.copy_(values)",
+    )
+    _refuse_names(
+        [name for name, parameter in parameters.items() if parameter.requires_grad != (name in state.parameters)],
+        "Parameters were frozen, unfrozen or added after the state was made.",
+        "the parameters that TrainState took, with requires_grad as it was",
+        "make a new TrainState after the change; where several share parameters, no other may freeze them",
+    )
+    pairs = zip(state.parameters, layouts(state.parameters), state.layouts, strict=True)
+    _refuse_names(
+        [name for name, now, before in pairs if now != before],
+        "Parameters have another memory format or dtype than when their state was made.",
+        "parameters as they were: slots and gradients are laid out like them",
+        "change the model before TrainState, or use Towers(channels_last=True)",
+    )
+
+
+def check_buffers(state: TrainState) -> None:
+    """Refuse to train a model in which a buffer has been replaced since its state was made.
+
+    Raises:
+        InputError: naming it.
+    """
+    buffers = dict(state.model.named_buffers())
+    _refuse_names(
+        [name for name, buffer in state.buffers.items() if buffers.get(name) is not buffer],
+        "Buffers were replaced in the model after the state was made.",
+        "the buffers that TrainState took, with new values only",
+        "make a new TrainState after the change, or write into what is there: buffer.copy_(values)",
+    )
+
+
+def check_training_mode(state: TrainState) -> None:
+    """Refuse a step of a model that is in evaluation mode; its submodules may be.
+
+    Raises:
+        InputError: it is, most often after an evaluation of the user's own.
+    """
+    if not state.model.training:
+        raise InputError(
+            "The model is in evaluation mode: it would train without dropout, and without new batch-norm statistics.",
+            given=f"{type(state.model).__name__} after model.eval()",
+            expected="a model in training mode, as TrainState has set it",
+            hint="call model.train() after an evaluation of your own (ls.evaluate leaves the model alone); to train so "
+            "on purpose, put its submodules alone in evaluation mode, or use Towers(batch_norm='frozen')",
+        )
+
+
+def _refuse_names(names: Sequence[str], what: str, expected: str, hint: str) -> None:
+    if names:
+        raise InputError(what, given=", ".join(names), expected=expected, hint=hint)

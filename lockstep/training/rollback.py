@@ -9,7 +9,8 @@ from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError, InputError, NonFiniteError
 from lockstep.screen import log
 from lockstep.training.nonfinite import check_finite, in_short
-from lockstep.training.resume import States, agreed, by_name, take_over
+from lockstep.training.resume import load_run, read_checkpoint
+from lockstep.training.saving import States, named_states
 from lockstep.types import NonFiniteReport
 from lockstep.workers.rank import join
 
@@ -49,7 +50,7 @@ def check_may_roll_back(states: States, loader: Loader, error: NonFiniteError) -
         NonFiniteError: the budget is used up, or the model itself is not finite.
         InputError: the error does not come from an attempt, or the batch was to be skipped already.
     """
-    for state in by_name(states).values():
+    for state in named_states(states).values():
         check_finite(state, join())
     _check(_refusal(error), loader, _budget(states), error)
 
@@ -60,7 +61,7 @@ def last_checkpoint(workdir: str | Path | Store, error: NonFiniteError) -> Check
     Raises:
         CheckpointError: there is none, or none is intact.
     """
-    checkpoint, position = agreed(workdir), _refusal(error).position
+    checkpoint, position = read_checkpoint(workdir), _refusal(error).position
     if checkpoint is None:
         raise CheckpointError(
             "There is no checkpoint to go back to.",
@@ -79,7 +80,7 @@ def go_back(checkpoint: Checkpoint, states: States, loader: Loader, error: NonFi
     """
     nonfinite = _refusal(error)
     # The data was compared when the run began: it may have been accepted that the checkpoint is of other data.
-    take_over(checkpoint, states, loader, accept_data_change=True)
+    load_run(checkpoint, states, loader, accept_data_change=True)
     loader.skip(nonfinite.position)
     if join().is_chief:
         log.warning(
@@ -94,7 +95,7 @@ def go_back(checkpoint: Checkpoint, states: States, loader: Loader, error: NonFi
 
 
 def _budget(states: States) -> int:
-    return min(state.nonfinite_budget for state in by_name(states).values())
+    return min(state.nonfinite_budget for state in named_states(states).values())
 
 
 def _refusal(error: NonFiniteError) -> NonFiniteReport:

@@ -1,18 +1,52 @@
-"""Saving while the run goes on."""
+"""Writing the checkpoints of a run: at once, or while the run goes on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from lockstep.checkpoints.background import BackgroundWriter
+from torch import Tensor
+
+from lockstep.checkpoints.background import BackgroundWriter, wait_for_writers
+from lockstep.checkpoints.encoding import FROZEN
 from lockstep.checkpoints.store import Store
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError
-from lockstep.training.extra_state import SECTION
-from lockstep.training.resume import States, contents, store_of
+from lockstep.training.saved_state import EXTRA, extra_state
+from lockstep.training.state import TrainState
+from lockstep.version import __version__
 from lockstep.workers.rank import join
+
+States = TrainState | Mapping[str, TrainState]
+_CHANGING = ("buffers", EXTRA)
+"""Towers change buffers while they run, and restore them; extra state changes as its module likes."""
+
+
+def save(
+    states: States, loader: Loader, workdir: str | Path | Store, *, scores: Mapping[str, float] | None = None
+) -> None:
+    """Write a checkpoint of the run as it is now; only the chief writes, and the others go on.
+
+    Returns once it is on the disk. A `Saver` writes while the run goes on.
+
+    Args:
+        states: one state, or several by name.
+        loader: its position is saved, not what it has read ahead.
+        workdir: the run's folder (checkpoints go to its `checkpoints/`), or a store with other rules of retention.
+        scores: of the weights as they are now, by name ("validation/top1"), for a retention that keeps the best.
+
+    Raises:
+        CheckpointError: it cannot be written, or the state is not finite: trained parameters, averages and slots have
+            to be, and nothing may hold NaN, whatever `nonfinite` says. Older checkpoints are as they were.
+    """
+    worker = join()
+    if worker.is_chief:
+        wait_for_writers()
+        step, tensors, values = snapshot(states, loader)
+        with worker.pulse.during(step, "save"):
+            store_of(workdir).write(step, tensors, values, scores)
 
 
 class Saver:
@@ -30,12 +64,12 @@ class Saver:
         self._writer = BackgroundWriter(store_of(workdir))
 
     def save(self, states: States, loader: Loader, *, scores: Mapping[str, float] | None = None) -> None:
-        """Begin to write a checkpoint of the run as it stands: one state, or several by name.
+        """Begin to write a checkpoint of the run as it is now: one state, or several by name.
 
         Args:
             states: one state, or several by name.
             loader: its position is saved, not what it has read ahead.
-            scores: of the weights as they stand, by name ("validation/top1"), for a retention that keeps the best.
+            scores: of the weights as they are now, by name ("validation/top1"), for a retention that keeps the best.
 
         Raises:
             CheckpointError: the one before could not be written, or a tensor cannot be saved. That the state is not
@@ -43,10 +77,11 @@ class Saver:
         """
         if not join().is_chief:
             return
-        step, tensors, values = contents(states, loader)
-        # Towers change the buffers while they run, and put them back; extra state changes as its module likes.
-        changing = [section for section in tensors if section.rpartition(".")[2] in ("buffers", SECTION)]
-        self._writer.begin(step, tensors, values, scores, at_once=changing)
+        step, tensors, values = snapshot(states, loader)
+        at_once = [section for section in tensors if section.rpartition(".")[2] in _CHANGING]
+        changing = {state for saved in named_states(states).values() for state in saved.sharing()}
+        hooks = [state.before_change for state in changing]
+        self._writer.begin(step, tensors, values, scores, at_once=at_once, before_change=hooks)
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on the disk.
@@ -68,3 +103,48 @@ class Saver:
             if error is None:
                 raise
             error.add_note(f"Besides: {unwritten}")
+
+
+def snapshot(states: States, loader: Loader) -> tuple[int, dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """Step, tensors and values of a checkpoint; the tensors are the run's own, not copies, the values JSON."""
+    named = named_states(states)
+    sections: dict[str, dict[str, Tensor]] = {}
+    saved: dict[str, Any] = {}
+    frozen: dict[str, list[str]] = {}
+    for name, state in named.items():
+        sections |= {dotted(name, section): tensors for section, tensors in state.sections().items()}
+        saved[name] = state.values()
+        if untrained := state.untrained():
+            frozen[dotted(name, "parameters")] = untrained
+    for name, state in named.items():
+        extra = extra_state(state.model)
+        if extra.values:
+            sections[dotted(name, EXTRA)] = dict(extra.tensors)
+            saved[name][EXTRA] = extra.values
+    values: dict[str, Any] = {
+        "lockstep": __version__,
+        "states": saved,
+        "loader": loader.state(),
+        "trained_with": {
+            "states": {name: state.trained_with for name, state in named.items()},
+            "loader": loader.made_with,
+        },
+    }
+    if frozen:
+        values[FROZEN] = frozen
+    return max(state.step for state in named.values()), sections, values
+
+
+def named_states(states: States) -> dict[str, TrainState]:
+    """The states by name; a single one has the name ""."""
+    return {"": states} if isinstance(states, TrainState) else dict(states)
+
+
+def dotted(name: str, part: str) -> str:
+    """The part of a state: `generator.parameters`; of a single state, which has no name, the part alone."""
+    return f"{name}.{part}" if name else part
+
+
+def store_of(workdir: str | Path | Store) -> Store:
+    """The store itself, or that of a run's folder."""
+    return workdir if isinstance(workdir, Store) else Store(Path(workdir) / "checkpoints")

@@ -1,18 +1,18 @@
-"""What a run has learned: parameters, slots, averages, statistics and the step, and the one way to change them."""
+"""The state of a model under training; only `apply` and loading change it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType, NoneType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from types import NoneType
 from typing import Any, Literal, get_args
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from lockstep.checkpoints.background import let_change
-from lockstep.checks import check_all, check_one_of, check_range, check_type, wrong_type
+from lockstep.checks import NonNegativeInt, check_all, check_one_of, check_type, check_value, wrong_type
 from lockstep.errors import InputError, NonFiniteError
 from lockstep.listing import shorten
 from lockstep.losses.regularization import L1, L2
@@ -24,11 +24,9 @@ from lockstep.optim.transforms import BoundTransform, GradientTransform, bind_tr
 from lockstep.parallel.statistics import changeable_buffers
 from lockstep.selection import Patterns
 from lockstep.training.attempt import Attempt, LossAverage, LossScale, Outcome, SmoothedLosses, describe_nonfinite
-from lockstep.training.extra_state import extra_state, set_extra_state
 from lockstep.training.freezing import freeze, matches
-from lockstep.training.saved import check_fits
-from lockstep.training.trained_with import Resumed, of_state
-from lockstep.training.unchanged import layouts_of
+from lockstep.training.saved_state import check_compatible, extra_state, set_extra_state
+from lockstep.training.trained_with import Resumed, describe_arguments
 
 Nonfinite = Literal["stop", "skip", "rollback", "off"]
 Update = Callable[[nn.Module, int], Mapping[str, Tensor]]
@@ -70,11 +68,6 @@ class TrainState:
             train.
     """
 
-    computed_with: Mapping[str, Any] = MappingProxyType({})
-    """The towers, the exchange and the threads of the steps; see `lockstep.training.trained_with`."""
-    resumed: Resumed | None = None
-    """What the first step after a resume is compared with."""
-
     def __init__(
         self,
         model: nn.Module,
@@ -101,8 +94,13 @@ class TrainState:
         check_all("gradient_transforms", gradient_transforms, object, hint=_TRANSFORMS_HINT)
         check_all("tower_gradient_transforms", tower_gradient_transforms, object, hint=_TRANSFORMS_HINT)
         check_one_of("nonfinite", nonfinite, get_args(Nonfinite))
-        check_range("nonfinite_budget", nonfinite_budget, 0)
-        self.made_with = of_state(locals())
+        check_value("nonfinite_budget", nonfinite_budget, NonNegativeInt)
+        self.trained_with = describe_arguments(locals())
+        """What a checkpoint says of the arguments, and from the first step on of towers, exchange and threads."""
+        self.resumed: Resumed | None = None
+        """The checkpoint that the first step after a resume is compared with."""
+        self.before_change: list[Callable[[], None]] = []
+        """Called before something here changes: a saver that still copies it waits there."""
         self.step = 0
         self.first_step = 0
         """The optimizer, and the schedule of its learning rate, count their steps from this one on."""
@@ -110,7 +108,7 @@ class TrainState:
         self.frozen = freeze(model, frozen, train_only, freeze_statistics=freeze_statistics)
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._names = list(self.parameters)
-        self.layouts = layouts_of(self.parameters)
+        self.layouts = layouts(self.parameters)
         changeable = set(map(id, changeable_buffers(model)))
         self.buffers = {n: b for n, b in model.named_buffers() if id(b) in changeable}
         self._buffer_list = list(self.buffers.values())
@@ -122,7 +120,7 @@ class TrainState:
             self._optimizer.matched(),
             [*regularization, *tower_gradient_transforms, *gradient_transforms],
         )
-        """What the patterns have matched, a line each."""
+        """The parameters that each pattern matched, a line each."""
         self._regularization = [each.bind(self.parameters) for each in regularization]
         self.penalised = [name for each in self._regularization for name in each.parameter_names]
         """The parameters that a regularization is on."""
@@ -139,7 +137,7 @@ class TrainState:
         _states.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "gradient_hooks": []}  # nobody watches a copy
+        return {**self.__dict__, "gradient_hooks": [], "before_change": []}  # nobody watches or saves a copy
 
     def __setstate__(self, values: dict[str, Any]) -> None:
         self.__dict__.update(values)
@@ -159,7 +157,7 @@ class TrainState:
             transform(gradients, self.step)
         for hook in self.gradient_hooks:
             hook(gradients)
-        let_change()
+        self._prepare_change()
         self._optimizer.update(gradients, self.step - self.first_step)
         self.step += 1
         if attempt.statistics:
@@ -174,7 +172,7 @@ class TrainState:
         return Outcome(rates, norm, losses)
 
     def _regularized(self, attempt: Attempt) -> tuple[Mapping[str, float], Gradients]:
-        """The losses and gradients of the attempt, with those of the parameters themselves."""
+        """Add the losses and gradients of the regularization to those of the attempt."""
         gradients = Gradients(
             self._names,
             attempt.gradients,
@@ -198,7 +196,7 @@ class TrainState:
         return losses, Gradients(self._names, tensors, rows=attempt.rows, owned=attempt.owned)
 
     def _changes(self, update: Update) -> list[tuple[Tensor, Tensor]]:
-        """The buffers that an update of the user's own changes, with their new values.
+        """Call an update of the user's own: the buffers that it changes, with their new values.
 
         Raises:
             InputError: it names something else than a buffer, or gives a value of another shape.
@@ -247,6 +245,18 @@ class TrainState:
         words = describe_nonfinite(outcome.losses, gradients, has_finite_statistics=attempt.has_finite_statistics)
         return outcome._replace(nonfinite=tuple(words), overflowed=overflowed)
 
+    def _prepare_change(self) -> None:
+        for wait in self.before_change.copy():
+            wait()
+
+    def sharing(self) -> list[TrainState]:
+        """The states that have a parameter or buffer in common with this one, itself among them."""
+        own = set(map(id, self._tensors()))
+        return [other for other in _states if not own.isdisjoint(map(id, other._tensors()))]
+
+    def _tensors(self) -> Iterator[Tensor]:
+        return chain(self.model.parameters(), self.model.buffers())
+
     def other_buffers(self) -> list[Tensor]:
         """The buffers of the models of all other states: no step of this state may change them."""
         if len(_states) == 1:
@@ -259,20 +269,20 @@ class TrainState:
 
     @property
     def kernels(self) -> str:
-        """What computes the optimizer's update, in a word."""
+        """The kind of kernels that compute the optimizer's update: "fused" or "foreach"."""
         return self._optimizer.kernels
 
     def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
-        """Turn what the optimizer says in epochs into steps, once the stream is known; says how, a line for each."""
+        """Turn the optimizer's lengths in epochs into steps, once the stream is known; returns a line for each."""
         return self._optimizer.resolve(epoch_size, batch_size)
 
     def to_channels_last(self) -> None:
-        """Lay convolution weights, and all that is kept for them, out in the channels_last memory format."""
+        """Convert convolution weights, their slots and averages to the channels_last memory format."""
         averages = self._average.tensors.values() if self._average else ()
         for tensor in (*self.model.parameters(), *self._optimizer.slots().values(), *averages):
             if tensor.ndim == 4:
                 tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
-        self.layouts = layouts_of(self.parameters)
+        self.layouts = layouts(self.parameters)
 
     def averaged(self) -> dict[str, Tensor]:
         """The moving averages of the parameters, and of the statistics where they are averaged, by name.
@@ -298,7 +308,7 @@ class TrainState:
         return [name for name, _ in self.model.named_parameters() if name not in self.parameters]
 
     def sections(self) -> dict[str, dict[str, Tensor]]:
-        """Everything that has to be saved, as tensors by section and name; they are the state's own, not copies."""
+        """All tensors to save, by section and name: the state's own, not copies."""
         sections: dict[str, Mapping[str, Tensor]] = {
             "parameters": dict(self.model.named_parameters()),
             "buffers": dict(self.model.named_buffers()),
@@ -308,7 +318,7 @@ class TrainState:
         return {section: {n: t.detach() for n, t in tensors.items()} for section, tensors in sections.items()}
 
     def values(self) -> dict[str, Any]:
-        """The rest of what has to be saved, as JSON."""
+        """All other values to save, as JSON."""
         return {
             "step": self.step,
             "smoothed": self.smoothed.values(),
@@ -346,15 +356,15 @@ class TrainState:
         self.first_step = first_step
 
     def load(self, sections: Mapping[str, Mapping[str, Tensor]], values: Mapping[str, Any]) -> None:
-        """Take over what was saved; everything is checked before anything changes.
+        """Load saved tensors and values; everything is checked before anything changes.
 
         Raises:
             CheckpointError: a tensor is missing, left over, or of another shape or dtype.
         """
         own, slots = self.sections(), sections.get("slots", {})
-        check_fits({**own, "slots": self._optimizer.expects(slots)}, sections)
+        check_compatible({**own, "slots": self._optimizer.expects(slots)}, sections)
         self._optimizer.check_values(values["optimizer"])
-        let_change()
+        self._prepare_change()
         with torch.no_grad():
             for section in ("parameters", "buffers", "average"):
                 for name, tensor in own[section].items():
@@ -367,7 +377,7 @@ class TrainState:
 
 
 def _optimizer(given: Any) -> Optimizer:
-    """The optimizer, or those by pattern as one.
+    """Return the optimizer; several by pattern become one.
 
     Raises:
         InputError: it is none.
@@ -382,3 +392,8 @@ def _optimizer(given: Any) -> Optimizer:
             )
     optimizer: Optimizer = ByName(given) if isinstance(given, Mapping) else given
     return optimizer
+
+
+def layouts(parameters: Mapping[str, Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Strides and dtype of each parameter."""
+    return [(parameter.stride(), parameter.dtype) for parameter in parameters.values()]

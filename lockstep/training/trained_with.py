@@ -1,4 +1,4 @@
-"""What a script trains with: said in each checkpoint, and compared when a start of the script resumes.
+"""What a script trains with: kept in each checkpoint, and compared when the script resumes.
 
 A run by a recipe has all of this in its workdir, and compares it there.
 """
@@ -6,7 +6,7 @@ A run by a recipe has all of this in its workdir, and compares it there.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,8 +27,12 @@ if TYPE_CHECKING:
     from lockstep.workers.rank import Worker
 
 
+_OF_STATE = (
+    *("optimizer", "frozen", "train_only", "freeze_statistics", "regularization", "tower_gradient_transforms"),
+    *("gradient_transforms", "average", "updates", "name"),
+)
 _OF_STEP = ("towers", "exchange", "threads")
-"""What is known with the first step alone."""
+"""Known with the first step alone."""
 _HINTS = {
     "threads": "torch.set_num_threads({}) before the first step",
     "towers.count": "ls.Towers({}); without it there is a tower for each worker",
@@ -36,20 +40,18 @@ _HINTS = {
 
 
 class Resumed(NamedTuple):
-    """What the first step after a resume is compared with."""
+    """A checkpoint with which the first step after it is still to be compared."""
 
     checkpoint: str
     name: str
-    """That of the state; empty where there is only one."""
-    saved: Mapping[str, Any]
+    """Of the state; empty where there is only one."""
     changed: Sequence[str]
     """What may differ."""
 
 
-def of_state(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What a `TrainState` is made with, as far as it changes the update of an attempt that is finite."""
-    names = ("freeze_statistics", "regularization", "tower_gradient_transforms", "gradient_transforms", "average")
-    given = {name: arguments[name] for name in ("optimizer", "frozen", "train_only", *names, "updates", "name")}
+def describe_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a `TrainState` that change the update of an attempt that is finite, as JSON."""
+    given = {name: arguments[name] for name in _OF_STATE}
     for patterns in ("frozen", "train_only"):
         given[patterns] = [given[patterns]] if isinstance(given[patterns], str) else given[patterns]
     if isinstance(given["optimizer"], ByName):
@@ -57,23 +59,12 @@ def of_state(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: described(value) for name, value in given.items()}
 
 
-def of_step(towers: Towers, exchange: Exchange) -> dict[str, Any]:
-    """What the steps of a state are made with, in this process."""
+def describe_step(towers: Towers, exchange: Exchange) -> dict[str, Any]:
+    """What the steps of a state are made with, in this process, as JSON."""
     return {"towers": described(towers), "exchange": described(exchange), "threads": torch.get_num_threads()}
 
 
-def trained_with(states: Mapping[str, TrainState], loader: Loader) -> dict[str, Any]:
-    """What a checkpoint says, by the names of the states; of a state without a step yet what was resumed."""
-    return {
-        "states": {
-            name: {**state.made_with, **(state.computed_with or (state.resumed.saved if state.resumed else {}))}
-            for name, state in states.items()
-        },
-        "loader": loader.made_with,
-    }
-
-
-def check_unchanged(
+def compare_trained_with(
     checkpoint: Checkpoint, states: Mapping[str, TrainState], loader: Loader, changed: Sequence[str]
 ) -> list[str]:
     """Compare what a checkpoint was trained with; nothing where an older version wrote it.
@@ -94,17 +85,54 @@ def check_unchanged(
         InputError: something else differs, or `changed` names a path that neither of the two has.
     """
     check_all("changed", changed, str, hint='write changed=("optimizer.lr",), a tuple of paths')
-    saved = checkpoint.values.get("trained_with", {"states": {}, "loader": {}})
-    found = list(_compared("loader", saved["loader"], loader.made_with))
-    known = {*_paths("loader", saved["loader"]), *_paths("loader", loader.made_with)}
+    saved_with = checkpoint.values.get("trained_with", {"states": {}, "loader": {}})
+    saved, given = _by_path("loader", saved_with["loader"]), _by_path("loader", loader.made_with)
     for name, state in states.items():
-        before = saved["states"].get(name, {})
-        found += _compared(name, before, state.made_with)
-        later = {part: before[part] for part in _OF_STEP if part in before}
-        known |= {*_paths(name, dict.fromkeys(_OF_STEP)), *_paths(name, before), *_paths(name, state.made_with)}
-        state.resumed = Resumed(str(checkpoint.path), name, later, changed)
+        before = saved_with["states"].get(name, {})
+        now = {part: value for part, value in state.trained_with.items() if part not in _OF_STEP}
+        saved |= _by_path(name, before)
+        given |= _by_path(name, now)
+        state.trained_with = now | {part: before[part] for part in _OF_STEP if part in before}
+        state.resumed = Resumed(str(checkpoint.path), name, changed)
+    found = _differences(saved, given)
+    known = {"loader", *filter(None, states), *(f"{name}.{part}".lstrip(".") for name in states for part in _OF_STEP)}
+    known |= {inner for each in (saved, given) for path, value in each.items() for inner in paths(path, value)}
     _check_known(changed, known, found)
-    return _allowed(str(checkpoint.path), found, changed)
+    return _check_allowed(str(checkpoint.path), found, changed)
+
+
+def compare_first_step(state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
+    """Compare what the first step after a resume is made with; the threads are refused where the exchange is exact.
+
+    Raises:
+        InputError: it differs from what the checkpoint was trained with, and is not said to.
+    """
+    assert state.resumed, "it is asked for after a resume"
+    checkpoint, name, changed = state.resumed
+    step = describe_step(towers, exchange)
+    found = _differences(_by_path(name, state.trained_with), _by_path(name, step))
+    if not threads_matter(exchange, worker):
+        changed = [*changed, *_by_path(name, {"threads": None})]
+    for line in _check_allowed(checkpoint, found, changed, _by_path(name, _HINTS)):
+        if worker.is_chief:
+            log.info("changed since the checkpoint: %s", line)
+    state.trained_with |= step
+    state.resumed = None
+
+
+def threads_matter(exchange: Exchange, worker: Worker) -> bool:
+    """Whether exact bits are promised, and the number of CPU threads decides them."""
+    return getattr(exchange, "exact", False) and worker.device.type == "cpu"
+
+
+def _by_path(name: str, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of the loader or of a state by their paths; of a single state, whose name is empty, by their names."""
+    return {f"{name}.{part}" if name else part: value for part, value in parts.items()}
+
+
+def _differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[Change]:
+    """The changes of what both have: what only one has is not known yet, or of another version."""
+    return [change for path in given if path in saved for change in changes(path, saved[path], given[path])]
 
 
 def _check_known(changed: Sequence[str], known: Collection[str], found: Sequence[Change]) -> None:
@@ -121,68 +149,10 @@ def _check_known(changed: Sequence[str], known: Collection[str], found: Sequence
         )
 
 
-def check_threads(exchange: Exchange, worker: Worker) -> None:
-    """Where the exchange is exact, say which threads its bits depend on; all workers come here together.
-
-    Raises:
-        WorkerError: the workers compute on different numbers of threads.
-    """
-    if _is_exact(exchange, worker):
-        num_threads = torch.get_num_threads()
-        worker.group.agree("the number of threads", num_threads)
-        if num_threads > 1 and worker.is_chief:
-            log.warning(
-                "exact: the bits depend on the %d threads of each worker, and a resume with others is refused; "
-                "`lockstep run` starts workers with one",
-                num_threads,
-            )
-
-
-def check_resumed(state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
-    """Compare what the first step after a resume is made with; the threads are refused where the exchange is exact.
-
-    Raises:
-        InputError: it differs from what the checkpoint was trained with, and is not said to.
-    """
-    assert state.resumed, "it is asked for after a resume"
-    checkpoint, name, saved, changed = state.resumed
-    found = list(_compared(name, saved, of_step(towers, exchange)))
-    if not _is_exact(exchange, worker):
-        changed = [*changed, _path(name, "threads")]
-    hints = {_path(name, part): hint for part, hint in _HINTS.items()}
-    for line in _allowed(checkpoint, found, changed, hints):
-        if worker.is_chief:
-            log.info("changed since the checkpoint: %s", line)
-    state.resumed = None
-
-
-def _is_exact(exchange: Exchange, worker: Worker) -> bool:
-    """Whether the bits are promised, and threads of the CPU decide them."""
-    return getattr(exchange, "exact", False) and worker.device.type == "cpu"
-
-
-def _compared(name: str, saved: Mapping[str, Any], given: Mapping[str, Any]) -> Iterable[Change]:
-    """What only one of the two says does not count: it is not known yet, or of another version."""
-    for part in given:
-        if part in saved:
-            yield from changes(_path(name, part), saved[part], given[part])
-
-
-def _path(name: str, part: str) -> str:
-    """The path of a part of the loader or of a state, whose name is empty where there is only one."""
-    return f"{name}.{part}" if name else part
-
-
-def _paths(name: str, parts: Mapping[str, Any]) -> Iterator[str]:
-    if name:
-        yield name
-    for part, description in parts.items():
-        yield from paths(_path(name, part), description)
-
-
-def _allowed(
+def _check_allowed(
     checkpoint: str, found: Sequence[Change], changed: Sequence[str], hints: Mapping[str, str] = MappingProxyType({})
 ) -> list[str]:
+    """Refuse changes outside of the paths `changed`; those within are returned, a line each."""
     grave = [change for change in found if not change.is_allowed(changed)]
     if grave:
         how = [hints[change.path].format(change.saved) for change in grave if change.path in hints]

@@ -13,7 +13,7 @@ import torch
 from checkpoint_helpers import Child, assert_consistent, sections_of, unfinished
 
 from lockstep.checkpoints import Retention, Store, background
-from lockstep.checkpoints.background import BackgroundWriter, let_change, settle
+from lockstep.checkpoints.background import BackgroundWriter, wait_for_writers
 from lockstep.errors import CheckpointError
 from lockstep.workers.pulse import Pulse
 
@@ -62,6 +62,15 @@ def test_the_run_goes_on_while_it_is_written(gate: Gate) -> None:
     gate.is_open.set()
     writer.wait()
     assert assert_consistent(gate.store.read()) == 1
+
+
+def test_what_changes_the_tensors_calls_the_writer_as_long_as_it_is_in_flight(gate: Gate) -> None:
+    writer, hooks = BackgroundWriter(gate), [print]  # type: ignore[arg-type]
+    writer.begin(1, sections_of(1), {"step": 1}, before_change=[hooks, hooks])
+    assert hooks == [print, writer.copied, writer.copied]
+    gate.is_open.set()
+    writer.wait()
+    assert hooks == [print]
 
 
 def test_the_next_one_waits_for_it(tmp_path: Path) -> None:
@@ -162,16 +171,16 @@ def test_killed_at_any_moment_of_a_save_in_the_background(tmp_path: Path) -> Non
 
 
 def test_a_writer_that_could_not_begin_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = BackgroundWriter(Store(tmp_path))
+    writer, hooks = BackgroundWriter(Store(tmp_path)), []  # type: ignore[var-annotated]
     with monkeypatch.context() as context:
         context.setattr(
             threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("no more threads"))
         )
         with pytest.raises(RuntimeError, match="no more threads"):
-            writer.begin(1, sections_of(1), {"step": 1})
-    let_change()
+            writer.begin(1, sections_of(1), {"step": 1}, before_change=[hooks])
+    assert hooks == []
     writer.begin(2, sections_of(2), {"step": 2})
-    settle()
+    wait_for_writers()
     assert Store(tmp_path).steps() == [2]
 
 
@@ -180,7 +189,7 @@ def test_two_writers_of_one_folder_do_not_meet(tmp_path: Path) -> None:
         writers = [BackgroundWriter(Store(tmp_path)) for _ in range(2)]
         for writer in writers:
             writer.begin(step, sections_of(step, numel=20_000), {"step": step})
-        settle()
+        wait_for_writers()
         assert assert_consistent(Store(tmp_path).read()) == step
     assert unfinished(tmp_path) == []
 
@@ -193,7 +202,7 @@ def test_an_error_that_nobody_asks_for_is_logged(tmp_path: Path, caplog: pytest.
     writer._thread.join()
     assert caplog.messages[0].startswith("the checkpoint of step 1 is not written: The checkpoint of step 1 cannot be ")
     with pytest.raises(CheckpointError):
-        settle()
+        wait_for_writers()
 
 
 def test_the_number_of_threads_stays() -> None:
@@ -201,7 +210,7 @@ def test_the_number_of_threads_stays() -> None:
 import tempfile, threading, torch
 from pathlib import Path
 from lockstep.checkpoints import Store
-from lockstep.checkpoints.background import BackgroundWriter, let_change, settle
+from lockstep.checkpoints.background import BackgroundWriter, wait_for_writers
 torch.set_num_threads(3)
 writer = BackgroundWriter(Store(Path(tempfile.mkdtemp())))
 writer.begin(1, {"parameters": {"w": torch.zeros(1_000_000)}}, {})

@@ -7,12 +7,20 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from lockstep.checkpoints.encoding import check, decode, decode_values, encode_values, encoded, not_finite, size_bytes
+from lockstep.checkpoints.encoding import (
+    check_saveable,
+    decode_tensors,
+    decode_values,
+    encode_tensors,
+    encode_values,
+    find_nonfinite,
+    size_bytes,
+)
 from lockstep.errors import CheckpointError
 
 
 def encode(members: dict[str, Tensor]) -> bytes:
-    return b"".join(encoded(members))
+    return b"".join(encode_tensors(members))
 
 
 def bits(tensor: Tensor) -> bytes:
@@ -46,21 +54,21 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_comes_back_bit_for_bit(kind: str) -> None:
     members = {"t": KINDS[kind]}
-    check({"parameters": members})
-    found = decode(encode(members))["t"]
+    check_saveable({"parameters": members})
+    found = decode_tensors(encode(members))["t"]
     assert_same_bits(found, KINDS[kind].detach().resolve_neg())
     assert found.is_contiguous()
 
 
 def test_a_payload_in_a_nan_survives() -> None:
     nan = torch.tensor([0x7FC12345, 0x7F812345], dtype=torch.int32).view(torch.float32)
-    assert_same_bits(decode(encode({"nan": nan}))["nan"], nan)
+    assert_same_bits(decode_tensors(encode({"nan": nan}))["nan"], nan)
 
 
 def test_shared_memory_is_written_in_full_and_comes_back_apart() -> None:
     base = torch.arange(10.0)
     members = {"whole": base, "tied": base, "part": base[2:5], "overlapping": base[4:8], "strided": base[::2]}
-    found = decode(encode(members))
+    found = decode_tensors(encode(members))
     for name, tensor in members.items():
         assert_same_bits(found[name], tensor)
     found["whole"].zero_()
@@ -68,21 +76,21 @@ def test_shared_memory_is_written_in_full_and_comes_back_apart() -> None:
 
 
 def test_nothing_at_all_is_a_section_too() -> None:
-    assert decode(encode({})) == {}
+    assert decode_tensors(encode({})) == {}
 
 
 @pytest.mark.parametrize(
     "name", ["", " ", "a/b", "../x", "ünï·wéight", "new\nline", 'quote"s\\', "nul\0", "名前", "__metadata"]
 )
 def test_names_are_any_text(name: str) -> None:
-    check({"parameters": {name: WIDE}})
-    assert list(decode(encode({name: WIDE}))) == [name]
+    check_saveable({"parameters": {name: WIDE}})
+    assert list(decode_tensors(encode({name: WIDE}))) == [name]
 
 
 @pytest.mark.parametrize("name", ["__metadata__", "half \ud800 a pair"])
 def test_names_that_the_format_cannot_hold(name: str) -> None:
     with pytest.raises(CheckpointError) as raised:
-        check({"buffers": {"fine": WIDE, name: WIDE}})
+        check_saveable({"buffers": {"fine": WIDE, name: WIDE}})
     assert str(raised.value) == (
         f"The tensor {name!r} of 'buffers' cannot be saved under this name.\n"
         f"  given:    {name!r}\n"
@@ -93,13 +101,13 @@ def test_names_that_the_format_cannot_hold(name: str) -> None:
 
 @pytest.mark.parametrize("section", ["parameters", "generator.parameters", "net-2.slots", "A_1"])
 def test_sections_that_name_a_file(section: str) -> None:
-    check({section: {}})
+    check_saveable({section: {}})
 
 
 @pytest.mark.parametrize("section", ["", ".hidden", "..", "a/b", "a b", "größe", "-x", "x\n", "x" * 101])
 def test_sections_that_do_not(section: str) -> None:
     with pytest.raises(CheckpointError) as raised:
-        check({section: {}})
+        check_saveable({section: {}})
     assert str(raised.value) == (
         f"{section!r} cannot be a section of a checkpoint.\n"
         f"  given:    {section!r}\n"
@@ -119,7 +127,7 @@ def test_sections_that_do_not(section: str) -> None:
 )
 def test_kinds_that_cannot_be_saved(tensor: Tensor, given: str) -> None:
     with pytest.raises(CheckpointError) as raised:
-        check({"buffers": {"odd": tensor}})
+        check_saveable({"buffers": {"odd": tensor}})
     assert str(raised.value) == (
         "The tensor 'odd' of 'buffers' is of a kind that cannot be saved.\n"
         f"  given:    {given}\n"
@@ -146,7 +154,7 @@ GOOD = encode({"t": torch.zeros(4)})
 )
 def test_headers_that_lie(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        decode(data)
+        decode_tensors(data)
 
 
 def test_size_without_headers() -> None:
@@ -161,7 +169,7 @@ def test_the_file_is_no_longer_than_the_librarys() -> None:
 
 def test_what_lies_densely_is_not_copied() -> None:
     tensor = torch.arange(6.0)
-    header, memory = encoded({"t": tensor})
+    header, memory = encode_tensors({"t": tensor})
     tensor[0] = 7
     assert bytes(memory) == tensor.numpy().tobytes()
     assert len(header) % 8 == 0
@@ -184,14 +192,15 @@ def test_what_is_not_finite_is_named(dtype: torch.dtype, numel: int) -> None:
             "still": with_value(-INF),
         },
         "buffers": {"mask": with_value(-INF), "nan": with_value(NAN), "count": torch.tensor(3)},
-        "slots": {"max/good": with_value(INF), "max/nan": with_value(NAN)},
+        "slots": {"max/inf": with_value(INF), "max/nan": with_value(NAN)},
         "average": {"inf": with_value(INF), "mask": with_value(-INF), "nan": with_value(NAN)},
         "other.parameters": {"mask": with_value(INF)},
     }
-    assert not_finite(tensors, {"parameters": ["still", "nan"], "other.parameters": []}) == [
+    assert find_nonfinite(tensors, {"parameters": ["still", "nan"], "other.parameters": []}) == [
         "'inf' of parameters",
         "'nan' of parameters",
         "'nan' of buffers",
+        "'max/inf' of slots",
         "'max/nan' of slots",
         "'inf' of average",
         "'nan' of average",
@@ -202,7 +211,7 @@ def test_what_is_not_finite_is_named(dtype: torch.dtype, numel: int) -> None:
 def test_large_numbers_are_finite() -> None:
     large = torch.full((5,), 3e38)
     tensors = {"parameters": {"w": large, "wide": large.double() ** 8, "none": torch.zeros(0), "strided": large[::2]}}
-    assert not_finite(tensors, {}) == []
+    assert find_nonfinite(tensors, {}) == []
 
 
 def test_json_comes_back() -> None:

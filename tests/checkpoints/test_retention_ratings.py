@@ -78,13 +78,13 @@ def test_killed_at_any_moment_of_a_rating_the_checkpoint_is_whole(tmp_path: Path
     ((calls,),) = [Child(count_or_kill, None, prepare("whole")[1]).said()]
     assert calls > 15
     for call in range(1, calls + 1):
-        store, rate = prepare(str(call))
-        child = Child(count_or_kill, call, rate)
+        store, set_scores = prepare(str(call))
+        child = Child(count_or_kill, call, set_scores)
         assert child.said() == []
         assert child.process.exitcode == -9
         assert assert_consistent(store.read()) == 20
         assert store.best() in (10, 20)
-        rate()
+        set_scores()
         assert (store.best(), store.steps()) == (20, [20])
 
 

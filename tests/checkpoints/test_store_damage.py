@@ -101,7 +101,7 @@ def test_one_of_an_older_version_that_is_not_finite_is_passed_over(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as older:
-        older.setattr("lockstep.checkpoints.store.not_finite", lambda *_: [])
+        older.setattr("lockstep.checkpoints.store.find_nonfinite", lambda *_: [])
         store.write(30, {"parameters": {"w": torch.tensor([1.0, float("nan")])}}, {})
     assert assert_consistent(store.read()) == 20
     assert "step-00000030 is damaged. Given: values that are not finite: 'w' of parameters;" in caplog.text

@@ -128,7 +128,7 @@ def test_one_that_is_written_while_the_run_ends_is_not_lost(store: Store) -> Non
     assert followed(store, {}, Polling(), is_over=end_at_the_question) == [(0, 7)]
 
 
-def test_it_is_asked_until_the_run_is_over(store: Store) -> None:
+def test_a_run_is_followed_until_it_is_over(store: Store) -> None:
     answers = [False, False, False, True]
     clock = Scripted({})
     assert list(follow(store, is_over=lambda: answers.pop(0), clock=clock)) == []
@@ -181,7 +181,7 @@ def test_one_that_is_deleted_before_it_is_read_is_no_error(store: Store, monkeyp
     assert followed(store, {}, Polling(0, 0)) == [(POLL_SECONDS, 3)]
 
 
-def test_what_a_run_deletes_and_writes_again_is_new(store: Store) -> None:
+def test_a_checkpoint_deleted_and_written_again_is_new(store: Store) -> None:
     """It fell back, and has skipped a batch: the weights are others."""
     write(store, 1, 9)
     events = {
@@ -291,5 +291,7 @@ def unreadable_for_one(folder: str) -> list[int]:
     return [checkpoint.step for checkpoint in follow(store, Polling(0, 3), clock=Meanwhile(events))]
 
 
-def test_what_one_worker_finds_gone_is_left_out_by_all(run_workers: Callable[..., list[Any]], tmp_path: Path) -> None:
+def test_a_checkpoint_gone_for_one_worker_is_skipped_by_all(
+    run_workers: Callable[..., list[Any]], tmp_path: Path
+) -> None:
     assert run_workers(unreadable_for_one, 2, str(tmp_path / "checkpoints")) == [[1], [1]]

@@ -48,7 +48,7 @@ class Seen:
         return self.value
 
 
-def test_it_is_reset_updated_once_a_micro_batch_and_computed_once() -> None:
+def test_a_metric_is_reset_updated_once_a_micro_batch_and_computed_once() -> None:
     metric = Seen()
     result = evaluated(score, {"seen": metric})
     assert metric.calls == ["reset", [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10], "compute"]
@@ -72,7 +72,7 @@ class Pair(NamedTuple):
         ({3: torch.tensor([True]), "name": None}, {"3": [True], "name": None}),
     ],
 )
-def test_what_it_computes_becomes_json(value: Any, expected: Any) -> None:
+def test_computed_values_become_json(value: Any, expected: Any) -> None:
     assert evaluated(score, {"seen": Seen(value)}).computed == {"seen": expected}
 
 
@@ -103,7 +103,7 @@ def outputs(name: str, value: Callable[[Tensor], Any]) -> Callable[..., Any]:
         ("seen", lambda x: (x, x.tolist()), r"'seen' cannot be given .*\n.*a list\n.*\n.*unreduced"),
     ],
 )
-def test_what_is_not_for_it_is_refused(name: str, value: Callable[[Tensor], Any], message: str) -> None:
+def test_rows_that_a_metric_cannot_take_are_refused(name: str, value: Callable[[Tensor], Any], message: str) -> None:
     with pytest.raises(ls.InputError, match=message):
         evaluated(outputs(name, value), {"seen": Seen()})
 
@@ -134,7 +134,7 @@ def test_sums_that_are_not_finite(last: str, total: str) -> None:
     assert repr(evaluated(score, {}).sums["loss"]) == total
 
 
-def test_what_is_no_metric_is_refused() -> None:
+def test_values_that_are_no_metric_are_refused() -> None:
     with pytest.raises(ls.InputError, match=r"metrics\['seen'\] is of the wrong type\.\n.*\n.*reset, update and comp"):
         evaluated(score, {"seen": len})
 
@@ -248,5 +248,5 @@ def gathered() -> list[Any]:
     return [evaluated(score, {"seen": metric}).computed["seen"], metric.distributed_available_fn()]
 
 
-def test_it_waits_for_no_other_process(run_workers: Callable[..., list[Any]]) -> None:
+def test_a_metric_of_torchmetrics_waits_for_no_other_process(run_workers: Callable[..., list[Any]]) -> None:
     assert run_workers(gathered, 2) == [[[SIZE, False], True]] * 2

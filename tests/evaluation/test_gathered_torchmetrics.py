@@ -43,7 +43,7 @@ def evaluated() -> Any:
     return ls.evaluate(state, score, loader, metrics=make_metrics()).computed
 
 
-def test_they_compute_what_they_do_by_themselves() -> None:
+def test_metrics_of_torchmetrics_compute_what_they_do_alone() -> None:
     model, data, metrics = nn.BatchNorm1d(NUM_CLASSES).eval(), fields(), make_metrics()
     for metric in metrics.values():
         metric.update(model(data["x"]).detach(), data["label"])
@@ -53,6 +53,8 @@ def test_they_compute_what_they_do_by_themselves() -> None:
     assert found["both"] == pytest.approx({n: float(v) for n, v in metrics["both"].compute().items()}, rel=1e-6)
 
 
-def test_the_same_bits_for_every_number_of_workers(run_workers: Callable[..., list[Any]]) -> None:
+def test_metrics_of_torchmetrics_have_the_same_bits_for_every_number_of_workers(
+    run_workers: Callable[..., list[Any]],
+) -> None:
     alone = evaluated()
     assert run_workers(evaluated, 3) == [alone] * 3

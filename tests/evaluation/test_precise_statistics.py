@@ -48,7 +48,7 @@ def recomputed(**given: Any) -> nn.Module:
 
 @pytest.mark.parametrize(("augment", "factor"), [(None, 1.0), (double, 2.0)])
 @pytest.mark.parametrize("position", [0, 16])
-def test_they_are_the_means_over_the_batches(augment: Any, factor: float, position: int) -> None:
+def test_precise_statistics_are_the_means_over_the_batches(augment: Any, factor: float, position: int) -> None:
     model = recomputed(loader=make_loader(augment), num_batches=3, position=position)
     first, linear, _, second, _ = model
     inputs = [factor * x for x in batches(make_loader(), position, 3)]

@@ -173,7 +173,7 @@ def test_operations_follow_one_another() -> None:
         ({"image": [b"", ""]}, "a list of bytes, str"),
     ],
 )
-def test_what_are_no_decoded_images_is_refused(augment: Augment, batch: dict[str, Any], found: str) -> None:
+def test_policies_refuse_fields_without_decoded_images(augment: Augment, batch: dict[str, Any], found: str) -> None:
     with pytest.raises(InputError, match=f"{type(augment).__name__} finds no decoded images(.|\n)*{found}"):
         augment(batch, draws(2))
 
@@ -189,6 +189,6 @@ def test_what_are_no_decoded_images_is_refused(augment: Augment, batch: dict[str
         (lambda: TrivialAugmentWide(1), "num_bins is out of range"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(make: Any, says: str) -> None:
+def test_parameters_of_policies_out_of_range_are_refused(make: Any, says: str) -> None:
     with pytest.raises(InputError, match=says):
         make()

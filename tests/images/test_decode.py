@@ -109,7 +109,7 @@ def test_damaged_images_are_refused(name: str, reason: str, library: str) -> Non
     ("data", "given_"),
     [(b"", "no bytes"), (b"<html><body>", "the first bytes 3c 68 74 6d 6c 3e 3c 62 6f 64 79 3e")],
 )
-def test_what_is_no_image_is_refused(data: bytes, given_: str) -> None:
+def test_bytes_that_are_no_image_are_refused(data: bytes, given_: str) -> None:
     assert refusal(EncodedImage(data, "record 3 of x.tfrecord")).given == given_
 
 
@@ -251,7 +251,7 @@ def test_only_jpegs_are_shrunk() -> None:
     assert encoded("hopper.jpg").decode(at_least=(200, 200)).shape == (3, 128, 128)
 
 
-def test_nothing_is_shrunk_to_nothing() -> None:
+def test_small_images_keep_a_pixel_when_shrunk() -> None:
     with pytest.raises(InputError, match=r"at_least is out of range"):
         encoded("hopper.jpg").decode(at_least=(0, 16))
 
@@ -421,7 +421,7 @@ def test_torchcodec_decodes_jpegs_as_they_are_stored(torchcodec: Torchcodec, dec
     assert torchcodec.calls == 2
 
 
-def test_what_torchcodec_is_not_asked_for_is_pillows(torchcodec: Torchcodec) -> None:
+def test_pillow_decodes_other_formats_and_shrunk_images(torchcodec: Torchcodec) -> None:
     assert encoded("hopper.png", Decoding("torchcodec")).decode().shape == (3, 128, 128)
     assert encoded("hopper.jpg", Decoding("torchcodec")).decode(at_least=(60, 60)).shape == (3, 64, 64)
     assert torchcodec.calls == 0

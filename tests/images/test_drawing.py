@@ -84,7 +84,7 @@ def test_a_name_stays_within_the_image(box: tuple[float, ...], corner: tuple[int
     assert is_colour(named, COLOURS[0])[corner]
 
 
-def test_what_is_not_finite_is_left_out_and_others_keep_their_colours_and_names() -> None:
+def test_boxes_that_are_not_finite_are_left_out_and_others_keep_their_colours_and_names() -> None:
     good = [0.5, 0.2, 0.9, 0.9]
     boxes = torch.tensor([[math.nan, 0, 1, 1], good, [0, 0, 1, math.inf]])
     drawn = draw_marks(grey(), Marks(boxes=boxes, names=["bad", "cat", "worse"]))
@@ -142,7 +142,7 @@ def test_several_windows_are_numbered_and_nothing_is_darkened() -> None:
     [torch.zeros(3, 4, 4), torch.zeros(1, 4, 4, dtype=torch.uint8), torch.zeros(1, 3, 4, 4, dtype=torch.uint8)],
     ids=["floats", "grey", "a batch"],
 )
-def test_what_is_no_image_in_colour_is_refused(image: Tensor) -> None:
+def test_only_colour_images_are_drawn_onto(image: Tensor) -> None:
     with pytest.raises(InputError) as caught:
         draw_marks(image, Marks())
     assert caught.value.what == "Nothing can be drawn onto this image."

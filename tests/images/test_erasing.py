@@ -62,7 +62,7 @@ def test_where_no_rectangle_fits_the_image_stays() -> None:
 
 
 @pytest.mark.parametrize(("p", "share"), [(0.0, 0.0), (1.0, 1.0)])
-def test_never_and_always(p: float, share: float) -> None:
+def test_images_are_erased_never_or_always(p: float, share: float) -> None:
     assert erased_from(white(50), RandomErasing(p, fill="black")).flatten(1).any(1).float().mean() == share
 
 
@@ -103,7 +103,7 @@ def test_an_example_depends_on_its_own_draws_alone(fill: str) -> None:
         ({"image": torch.zeros(2, 3, 4, 4)}, r"a tensor of shape \(2, 3, 4, 4\), torch.float32"),
     ],
 )
-def test_what_are_no_decoded_images_is_refused(batch: dict[str, Any], found: str) -> None:
+def test_erasing_refuses_fields_without_decoded_images(batch: dict[str, Any], found: str) -> None:
     with pytest.raises(InputError, match=f"RandomErasing finds no decoded images(.|\n)*{found}"):
         RandomErasing()(batch, draws(2))
 
@@ -119,6 +119,6 @@ def test_what_are_no_decoded_images_is_refused(batch: dict[str, Any], found: str
         (lambda: RandomErasing(fill="white"), "fill cannot be 'white'"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(make: Any, says: str) -> None:
+def test_parameters_of_erasing_out_of_range_are_refused(make: Any, says: str) -> None:
     with pytest.raises(InputError, match=says):
         make()

@@ -77,7 +77,7 @@ def test_the_number_of_threads_changes_nothing() -> None:
     assert torch.equal(found[0], found[2])
 
 
-def test_nothing_drawn_changes_nothing() -> None:
+def test_jitter_of_zero_changes_nothing() -> None:
     numbers = JitterDraws()({}, draws(4))["image.jitter"]
     assert torch.equal(numbers[:, :4], torch.tensor([[1.0, 1.0, 1.0, 0.0]]).expand(4, -1))
     torch.testing.assert_close(jittered(golden_images(4), numbers), golden_images(4) / 255, rtol=0, atol=1e-6)
@@ -129,7 +129,7 @@ def test_images_of_any_type_become_grey_in_32_bits(dtype: torch.dtype) -> None:
         (torch.zeros(2, 3, 4, 4), torch.ones(2), "a choice of torch.float32"),
     ],
 )
-def test_what_cannot_become_grey_is_refused(images: Tensor, chosen: Tensor, given: str) -> None:
+def test_images_and_choices_that_do_not_fit_are_not_greyed(images: Tensor, chosen: Tensor, given: str) -> None:
     with pytest.raises(InputError, match=f"cannot become grey(.|\n)*{given}(.|\n)*add GreyDraws"):
         greyed(images, chosen)
 

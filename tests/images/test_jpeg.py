@@ -37,11 +37,11 @@ def exif_of(orientation: int) -> bytes:
 
 @settings(max_examples=20, deadline=None)
 @given(width=st.integers(1, 2000), height=st.integers(1, 40), progressive=st.booleans())
-def test_the_size_is_read(width: int, height: int, progressive: bool) -> None:
+def test_the_size_is_read_from_the_header(width: int, height: int, progressive: bool) -> None:
     assert read_jpeg_header(small_jpeg(width, height, progressive=progressive)).size == (width, height)
 
 
-def test_what_lies_between_segments_is_skipped() -> None:
+def test_bytes_between_segments_are_skipped() -> None:
     data = small_jpeg()
     for between in (b"\0\1\2", b"\xff\xff\xff", b"\xff\0\xff\x01", b"\xff\xfe\0\2"):
         assert read_jpeg_header(data[:2] + between + data[2:]).size == (5, 3)
@@ -161,7 +161,7 @@ def test_a_part_has_the_pixels_of_the_whole_image(kind: str, data: st.DataObject
 
 
 @needs_library
-def test_what_cannot_be_made_sure_of_is_left_to_another_decoder() -> None:
+def test_turbojpeg_leaves_odd_images_to_another_decoder() -> None:
     library = jpeg.turbojpeg()
     part = Region(0, 0, 8, 8)
     whole = a_jpeg(24, 16)
@@ -243,7 +243,7 @@ def test_the_part_alone_is_asked_for(decoder: str, monkeypatch: pytest.MonkeyPat
     assert "a stand-in" not in Decoding("torchcodec" if jpeg.torchcodec().name else "pillow").chosen
 
 
-def test_what_it_leaves_is_decoded_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_that_turbojpeg_leaves_are_decoded_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
     use(library := Library(able=False), monkeypatch)
     content, part = a_jpeg(24, 16), Region(2, 4, 6, 8)
     assert torch.equal(Decoding("turbojpeg").decode(content, "x", part), cut(PILLOW.decode(content, "x"), part))

@@ -132,7 +132,7 @@ def test_runs_are_the_same_as_a_list_and_as_a_string(lengths: list[int]) -> None
     ],
     ids=range(28),
 )
-def test_what_is_no_segmentation_is_refused(segmentation: object, problem: str) -> None:
+def test_malformed_segmentations_are_refused(segmentation: object, problem: str) -> None:
     with pytest.raises(ValueError, match="^" + re.escape(problem)):
         packed_outline(segmentation)
 
@@ -153,7 +153,7 @@ def test_outlines_that_take_too_much_memory_together_are_refused() -> None:
     ],
     ids=["another size", "too long"],
 )
-def test_what_cannot_be_drawn_is_named(segmentation: Any, given_: str) -> None:
+def test_an_outline_that_cannot_be_drawn_is_named(segmentation: Any, given_: str) -> None:
     outlines = MaskOutlines((packed_outline([SQUARE]), packed_outline(segmentation)), 4, 5, "images/1.jpg")
     with pytest.raises(DataError) as caught:
         outlines.decode()

@@ -152,13 +152,13 @@ def test_labels_add_up_to_one_and_the_middle_of_an_odd_slice_stays(count: int, s
         (lambda: MixDraws(0, 0), "Nothing is mixed"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(make: Any, says: str) -> None:
+def test_parameters_of_mix_draws_out_of_range_are_refused(make: Any, says: str) -> None:
     with pytest.raises(InputError, match=says):
         make()
 
 
 @pytest.mark.parametrize("image", [None, [b""], torch.zeros(2, 3)])
-def test_what_are_no_decoded_images_is_refused(image: object) -> None:
+def test_mix_draws_refuse_fields_without_decoded_images(image: object) -> None:
     with pytest.raises(InputError, match=r"MixDraws finds no decoded images(.|\n)*crop or resize encoded images first"):
         MixDraws()({"image": image}, draws(2))
 
@@ -174,7 +174,9 @@ def test_what_are_no_decoded_images_is_refused(image: object) -> None:
     ],
     ids=["dimensions", "dtype", "probabilities", "labels", "numbers"],
 )
-def test_what_does_not_fit_is_refused(images: torch.Tensor, labels: torch.Tensor, numbers: torch.Tensor) -> None:
+def test_images_labels_and_numbers_that_do_not_fit_are_not_mixed(
+    images: torch.Tensor, labels: torch.Tensor, numbers: torch.Tensor
+) -> None:
     with pytest.raises(InputError, match=r"cannot be mixed(.|\n)*add MixDraws") as raised:
         mixed(images, labels, numbers, 3)
     assert str(tuple(images.shape)) in str(raised.value)

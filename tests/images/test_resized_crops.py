@@ -161,7 +161,7 @@ def test_a_window_by_the_law_of_torchvision_that_does_not_fit_is_drawn_again() -
     ("height", "width", "region"),
     [(10, 100, (0, 43, 10, 13)), (100, 10, (43, 0, 13, 10)), (100, 100, (0, 0, 100, 100))],
 )
-def test_what_does_not_fit_in_ten_attempts_is_central(height: int, width: int, region: tuple[int, ...]) -> None:
+def test_a_crop_that_does_not_fit_in_ten_attempts_is_central(height: int, width: int, region: tuple[int, ...]) -> None:
     scale = (1.0, 1.0) if height != width else (1.0000001, 1.1)  # no window is as large as all of a long image
     windows = resized_crop_windows(*sized(1, height, width), scale, (3 / 4, 4 / 3), draws(1), "crop")
     assert windows.regions() == [region]
@@ -186,7 +186,7 @@ def test_pixels_are_those_of_the_window_resized() -> None:
 
 @pytest.mark.parametrize("method", ["antialiased", "bilinear", "nearest", "bicubic", "area"])
 @pytest.mark.parametrize("crop", [CentralCrop, Resize])
-def test_what_draws_nothing_takes_the_middle_or_all(crop: type[CentralCrop | Resize], method: str) -> None:
+def test_central_crop_and_resize_take_the_middle_or_all(crop: type[CentralCrop | Resize], method: str) -> None:
     images = some_images(3)
     pixels = crop(9, resize=method)({"image": images}, draws(3))["image"]
     for image, found in zip(images, pixels, strict=True):
@@ -286,7 +286,7 @@ def test_the_stream_has_the_same_pixels_whoever_reads_it(num_processes: int, num
         ({"image": [b"", "path"]}, "a list of bytes, str"),
     ],
 )
-def test_what_is_not_encoded_is_refused(augment: Augment, batch: dict[str, Any], found: str) -> None:
+def test_images_that_are_not_encoded_are_refused(augment: Augment, batch: dict[str, Any], found: str) -> None:
     with pytest.raises(InputError, match="finds no encoded images in the field 'image'") as raised:
         augment(batch, draws(2))
     assert found in str(raised.value)
@@ -296,7 +296,7 @@ def test_what_is_not_encoded_is_refused(augment: Augment, batch: dict[str, Any],
 @pytest.mark.parametrize(
     "boxes", [None, torch.zeros(1, 2, 4), [[0, 0, 1, 1]], [torch.zeros(4)], [torch.zeros(1, 4)] * 2]
 )
-def test_what_are_no_boxes_is_refused(boxes: object) -> None:
+def test_fields_without_boxes_are_refused(boxes: object) -> None:
     batch = {"image": some_images(1)} | ({} if boxes is None else {"boxes": boxes})
     with pytest.raises(InputError, match="finds no boxes in the field 'boxes'"):
         DistortedCrop(9, boxes_field="boxes")(batch, draws(1))
@@ -335,6 +335,6 @@ def test_a_box_outside_of_its_image_is_named(side: float) -> None:
         (lambda: Resize(9, resize="random"), "resize cannot be 'random'"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(make: Callable[[], Augment], says: str) -> None:
+def test_parameters_of_resized_crops_out_of_range_are_refused(make: Callable[[], Augment], says: str) -> None:
     with pytest.raises(InputError, match=says):
         make()

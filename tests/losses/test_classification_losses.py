@@ -26,14 +26,14 @@ def assert_same(value: Tensor, expected: Tensor, inputs: Tensor) -> None:
 # Softmax --------------------------------------------------------------------------------------------------------------
 
 
-def test_it_is_the_mean_of_minus_log_softmax() -> None:
+def test_cross_entropy_is_the_mean_of_minus_log_softmax() -> None:
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [math.log(3.0), 0.0, -200.0, -200.0]], dtype=torch.float64)
     loss = softmax_cross_entropy(logits, torch.tensor([2, 1]))
     assert loss.shape == ()
     assert loss.item() == pytest.approx((math.log(4) + math.log(4)) / 2)
 
 
-def test_its_gradient_is_softmax_minus_one_hot_over_the_batch() -> None:
+def test_the_gradient_of_cross_entropy_is_softmax_minus_one_hot_over_the_batch() -> None:
     logits = random(5, 3).requires_grad_()
     labels = torch.tensor([0, 2, 1, 1, 0])
     (gradient,) = torch.autograd.grad(softmax_cross_entropy(logits, labels), logits)
@@ -126,7 +126,9 @@ def test_the_loss_of_16_bit_logits_is_made_in_float32(dtype: torch.dtype) -> Non
         ((4,), torch.zeros(4), r"logits of shape \(4,\)"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(logits: tuple[int, ...], labels: torch.Tensor, shown: str) -> None:
+def test_logits_and_labels_of_other_shapes_are_refused(
+    logits: tuple[int, ...], labels: torch.Tensor, shown: str
+) -> None:
     with pytest.raises(InputError, match=r"Cross entropy cannot compare") as caught:
         softmax_cross_entropy(torch.zeros(logits), labels)
     caught.match(rf"given: .*{shown}")

@@ -33,7 +33,7 @@ def test_differences_are_those_of_the_reference(weights: Any, absolute: float, s
     assert squared_error(PREDICTIONS, LABELS, weights=weights).item() == pytest.approx(squared, rel=1e-6)
 
 
-def test_what_is_predicted_right_costs_nothing() -> None:
+def test_right_predictions_cost_nothing() -> None:
     assert absolute_difference(LABELS, LABELS).item() == 0.0
     assert squared_error(LABELS, LABELS).item() == 0.0
 

@@ -203,7 +203,7 @@ def test_a_weight_that_makes_no_penalty_is_refused(kind: type[Regularizer], weig
 
 
 @each_kind
-def test_nothing_to_penalise_is_refused(kind: type[Regularizer]) -> None:
+def test_a_penalty_without_parameters_is_refused(kind: type[Regularizer]) -> None:
     with pytest.raises(InputError, match=rf"{kind.__name__} has no parameter to penalise") as caught:
         kind(0.1).bind({"scale": torch.ones(3)})
     caught.match(r"given: +pattern=None, parameters 'scale'")
@@ -211,7 +211,7 @@ def test_nothing_to_penalise_is_refused(kind: type[Regularizer]) -> None:
     caught.match(rf"hint: +name what is meant, as in {kind.__name__}\(0.1, r'weight\$'\)")
 
 
-def test_they_are_values() -> None:
+def test_penalties_are_values() -> None:
     l1: Regularizer = L1(4e-5)
     assert L2(4e-5) == L2(4e-5)
     assert l1 != L2(4e-5)

@@ -100,7 +100,7 @@ def test_weights_of_any_fitting_shape_equal_those_written_out(data: st.DataObjec
     assert weighted_loss(losses, weights=written_out).item() == pytest.approx(expected, abs=1e-14)
 
 
-def test_nothing_at_all_is_a_loss_of_zero() -> None:
+def test_the_loss_of_no_elements_is_zero() -> None:
     for weights in (1.0, torch.ones(0), torch.ones(0, 3)):
         assert weighted_loss(torch.ones(0, 3), weights=weights).item() == 0.0
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.images.augment import RandomShift
-from lockstep.training.resume import contents, store_of
+from lockstep.training.saving import snapshot, store_of
 
 PATH = "checkpoints/step-00000002"
 
@@ -173,7 +173,7 @@ def test_of_several_states_the_name_comes_first(tmp_path: Path) -> None:
 def test_a_checkpoint_of_an_older_version_resumes(tmp_path: Path) -> None:
     state, loader = make()
     train(state, loader, 2)
-    step, tensors, values = contents(state, loader)
+    step, tensors, values = snapshot(state, loader)
     del values["trained_with"]
     store_of(tmp_path).write(step, tensors, values)
     state, loader = make(batch_size=4, optimizer=ls.optim.SGD(0.7, momentum=0.1))
@@ -265,9 +265,14 @@ def test_an_exact_exchange_refuses_them(tmp_path: Path, caplog: pytest.LogCaptur
         "take the changes back (torch.set_num_threads(1) before the first step), "
         'or go on with them: ls.resume(..., changed=("threads",))'
     )
-    assert "exact: the bits depend on the 2 threads of each worker" in caplog.text
     torch.set_num_threads(1)
     train(state, loader, 3, None, ls.AllReduce(exact=True))
+
+
+def test_an_exact_run_on_several_threads_says_that_its_bits_depend_on_them(caplog: pytest.LogCaptureFixture) -> None:
+    torch.set_num_threads(2)
+    train(*make(), 1, None, ls.AllReduce(exact=True))
+    assert "exact: the bits depend on the 2 threads of each worker" in caplog.text
 
 
 def on_different_threads() -> str:

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lockstep.checkpoints.encoding import JSON, comes_back
+from lockstep.checkpoints.encoding import JSON, is_json
 from lockstep.errors import CheckpointError
 from lockstep.listing import shorten
 from lockstep.screen import log
 from lockstep.workers.rank import join
 
-SECTION = "extra"
+EXTRA = "extra"
 _TENSOR = "__tensor__"
 """The only key of the object that stands in the JSON for a tensor; its value is the tensor's name."""
 
@@ -77,6 +77,34 @@ def set_extra_state(model: nn.Module, saved: ExtraState) -> None:
                 module.set_extra_state(_whole(saved.values[name], tensors))
 
 
+def check_compatible(wanted: Mapping[str, Mapping[str, Tensor]], saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Refuse sections that have other tensors than are wanted.
+
+    Raises:
+        CheckpointError: a tensor is missing, left over, or of another shape or dtype.
+    """
+    problems = [line for name, tensors in wanted.items() for line in _compare(name, tensors, saved.get(name, {}))]
+    if problems:
+        raise CheckpointError(
+            "The checkpoint does not fit this model and optimizer.",
+            given=shorten(problems, 10, separator="; "),
+            expected="the same names, shapes and dtypes",
+            hint="resume with the model, optimizer and average of the run, or train in another workdir",
+        )
+
+
+def _compare(section: str, own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> list[str]:
+    lines = [f"{section}: {name!r} is missing" for name in own.keys() - saved.keys()]
+    lines += [f"{section}: {name!r} is not in the model" for name in saved.keys() - own.keys()]
+    for name in own.keys() & saved.keys():
+        wanted, found = own[name], saved[name]
+        if wanted.shape != found.shape or wanted.dtype != found.dtype:
+            lines.append(
+                f"{section}: {name!r} is {tuple(found.shape)} {found.dtype}, not {tuple(wanted.shape)} {wanted.dtype}"
+            )
+    return sorted(lines)
+
+
 def _modules(model: nn.Module) -> dict[str, nn.Module]:
     """The modules that have an extra state, by name."""
     return {
@@ -105,7 +133,7 @@ def _parted(name: str, module: nn.Module, tensors: dict[str, Tensor]) -> JSON:
 
     state = module.get_extra_state()
     values: JSON = parted(state)
-    if type(module).set_extra_state is nn.Module.set_extra_state or not comes_back(values):
+    if type(module).set_extra_state is nn.Module.set_extra_state or not is_json(values):
         raise CheckpointError(
             f"The extra state of {f'the module {name!r}' if name else 'the model'} cannot be saved and taken back.",
             given=f"{type(module).__name__}.get_extra_state() gives {repr(state)[:200]}",

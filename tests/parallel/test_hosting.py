@@ -1,0 +1,173 @@
+"""One worker's towers, in one process: what they add up, and what they leave as it was."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lockstep as ls
+from lockstep.parallel.hosting import StepInputs, TowerHost
+
+NUM_EXAMPLES = 12
+
+
+class Net(nn.Module):
+    """A layer with batch norm, an unused parameter, and an embedding with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(5, 3, sparse=True)
+        self.norm = nn.BatchNorm1d(3)
+        self.linear = nn.Linear(3, 2)
+        self.unused = nn.Parameter(torch.zeros(4))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        output: Tensor = self.linear(self.norm(self.embedding(tokens)))
+        return output
+
+
+def make_batch(num_towers: int, first: int = 0) -> ls.Batch:
+    tokens = torch.arange(NUM_EXAMPLES) % 4  # row 4 is never looked up
+    size = NUM_EXAMPLES // num_towers
+    rows = slice(first * size, None)
+    return ls.Batch(
+        {"tokens": tokens[rows]}, position=24, batch_size=NUM_EXAMPLES, towers=range(first, num_towers), seed=3
+    )
+
+
+def make_host(model: nn.Module, num_towers: int, **options: object) -> TowerHost:
+    towers = ls.Towers(num_towers, **options)  # type: ignore[arg-type]
+    return TowerHost(model, dict(model.named_parameters()), towers, ls.join("cpu"), "model")
+
+
+def losses(model: nn.Module, batch: ls.Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    output = model(batch["tokens"])
+    return {"square": output.square().mean(), "size": output.abs().mean()}, {"mean": output.detach().mean()}
+
+
+def by_hand(model: Net, num_towers: int) -> tuple[dict[str, Tensor], float]:
+    """The mean over the towers of each one's gradients, and of their objective."""
+    total: Mapping[str, Tensor] | None = None
+    parts = make_batch(num_towers)["tokens"].chunk(num_towers)
+    objective = torch.zeros(())
+    for part in parts:
+        named, _ = losses(model, ls.Batch({"tokens": part}, position=0, batch_size=len(part), towers=range(1)))
+        objective = objective + sum(named.values()) / num_towers
+    names = [name for name, _ in model.named_parameters() if name != "unused"]
+    found = torch.autograd.grad(objective, [model.get_parameter(name) for name in names])
+    total = {name: g.to_dense() if g.is_sparse else g for name, g in zip(names, found, strict=True)}
+    return dict(total), objective.item()
+
+
+@pytest.mark.parametrize("num_towers", [1, 2, 3])
+def test_totals_are_means_over_the_towers(num_towers: int) -> None:
+    model = Net()
+    expected, objective = by_hand(Net(), num_towers)
+    host = make_host(model, num_towers)
+    totals = host.outputs.unpacked(host.run(losses, make_batch(num_towers), StepInputs(extras=(7.0,))).total())
+    assert sum(totals.losses.values()) == pytest.approx(objective)
+    assert (list(totals.losses), list(totals.metrics)) == (["square", "size"], ["mean"])
+    assert totals.extras == [7.0]  # of the worker: once, not once a tower
+    names = [name for name, _ in model.named_parameters()]
+    for name, gradient in zip(names, totals.gradients, strict=True):
+        if name not in {"unused", "embedding.weight"}:
+            torch.testing.assert_close(gradient, expected[name])
+
+
+def test_a_sparse_gradient_comes_back_as_its_rows() -> None:
+    model = Net()
+    expected, _ = by_hand(Net(), 2)
+    host = make_host(model, 2)
+    totals = host.outputs.unpacked(host.run(losses, make_batch(2), StepInputs()).total())
+    index = [name for name, _ in model.named_parameters()].index("embedding.weight")
+    assert totals.rows[index].tolist() == [0, 1, 2, 3]
+    torch.testing.assert_close(totals.gradients[index], expected["embedding.weight"][:4])
+
+
+def test_missing_gradients_are_zeros_and_are_counted() -> None:
+    model = Net()
+    host = make_host(model, 3)
+    totals = host.outputs.unpacked(host.run(losses, make_batch(3), StepInputs()).total())
+    index = [name for name, _ in model.named_parameters()].index("unused")
+    assert totals.num_missing == 3
+    assert host.absent == {index: 3}
+    assert totals.gradients[index].tolist() == [0.0] * 4  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_buffers_and_random_streams_are_left_as_they_were(fails: bool) -> None:
+    model = Net()
+    host = make_host(model, 2)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    drawn: list[float] = []
+
+    def draws(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        found = losses(model, batch)[0]
+        drawn.append(torch.rand(()).item() + random.random() + np.random.rand())
+        if fails and len(drawn) == 2:
+            raise ValueError("the second tower fails")
+        return found
+
+    streams = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index,union-attr]
+    if fails:
+        with pytest.raises(ValueError, match="the second tower fails"):
+            host.run(draws, make_batch(2), StepInputs())
+    else:
+        host.run(draws, make_batch(2), StepInputs())
+    assert drawn[0] != drawn[1]  # each tower has streams of its own
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+    assert torch.equal(torch.get_rng_state(), streams[0])
+    assert random.getstate() == streams[1]
+    assert np.random.get_state()[1].tolist() == streams[2]  # type: ignore[index,union-attr]
+
+
+def test_a_tower_draws_the_same_whoever_hosts_it() -> None:
+    drawn: list[float] = []
+
+    def draws(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        drawn.append(torch.rand(()).item())
+        return losses(model, batch)[0]
+
+    make_host(Net(), 3).run(draws, make_batch(3), StepInputs())
+    make_host(Net(), 3).run(draws, make_batch(3, first=2), StepInputs())
+    assert drawn[2] == drawn[3]
+    assert len(set(drawn)) == 3
+
+
+@pytest.mark.parametrize("count", [0.0, 4.0])
+def test_a_counted_loss_is_divided_by_its_count_over_all_towers(count: float) -> None:
+    def sums(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
+        return {"sum": model(batch["tokens"]).square().sum()}
+
+    plain, counted = make_host(Net(), 2), make_host(Net(), 2)
+    whole = plain.outputs.unpacked(plain.run(sums, make_batch(2), StepInputs()).total()).losses["sum"]
+    inputs = StepInputs(counts={"sum": count})
+    found = counted.outputs.unpacked(counted.run(sums, make_batch(2), inputs).total()).losses["sum"]
+    assert found == pytest.approx(whole * 2 / count if count else 0.0)
+
+
+def test_the_loss_scale_multiplies_gradients_alone() -> None:
+    plain, scaled = make_host(Net(), 2), make_host(Net(), 2)
+    expected = plain.outputs.unpacked(plain.run(losses, make_batch(2), StepInputs()).total())
+    found = scaled.outputs.unpacked(scaled.run(losses, make_batch(2), StepInputs(loss_scale=4.0)).total())
+    assert found.losses == expected.losses
+    for gradient, unscaled in zip(found.gradients, expected.gradients, strict=True):
+        assert torch.equal(gradient, unscaled * 4)  # type: ignore[arg-type,operator]
+
+
+def test_new_statistics_are_means_of_the_changes() -> None:
+    model = Net()
+    host = make_host(model, 2)
+    totals = host.outputs.unpacked(host.run(losses, make_batch(2), StepInputs()).total())
+    new = dict(
+        zip([name for name, _ in model.named_buffers()], host.statistics.combined(totals.statistics), strict=True)
+    )
+    means = [model.embedding(part).mean(0) for part in make_batch(2)["tokens"].chunk(2)]
+    torch.testing.assert_close(new["norm.running_mean"], 0.1 * torch.stack(means).mean(0))
+    assert new["norm.num_batches_tracked"] == 1
