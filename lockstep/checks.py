@@ -71,6 +71,13 @@ class Range:
         return ", ".join(filter(None, words))
 
 
+def _digits(number: float) -> str:
+    """A number as short as it goes: a large power of two as such."""
+    if isinstance(number, int) and number >= 1 << 20 and not number & (number - 1):
+        return f"2**{number.bit_length() - 1}"
+    return str(number) if isinstance(number, int) else f"{number:g}"
+
+
 @dataclass(frozen=True)
 class OneOf:
     """The words a field takes, where they stand in a table and not in a Literal."""
@@ -96,7 +103,6 @@ NonNegativeFloat = Annotated[float, Range(ge=0)]
 FiniteFloat = Annotated[float, Range()]
 Probability = Annotated[float, Range(ge=0, le=1)]
 Fraction = Annotated[float, Range(ge=0, lt=1)]
-
 Decay = Annotated[float, Range(gt=0, lt=1)]
 
 _ANY = Range(finite=False)
@@ -190,13 +196,6 @@ def _check_number(kind: type, bounds: Range, hint: str | None, name: str, value:
         )
 
 
-def _digits(number: float) -> str:
-    """A number as short as it goes: a large power of two as such."""
-    if isinstance(number, int) and number >= 1 << 20 and not number & (number - 1):
-        return f"2**{number.bit_length() - 1}"
-    return str(number) if isinstance(number, int) else f"{number:g}"
-
-
 def ordered(name: str, values: Any) -> None:
     """Refuse a tuple, such as the least and the most of something, with a value less than the one before."""
     if any(second < first for first, second in pairwise(values)):
@@ -219,22 +218,6 @@ def check_one_of(name: str, value: object, choices: Sequence[object], hint: str 
         )
 
 
-def check_range(name: str, value: float, low: float, high: float = math.inf) -> None:
-    """Refuse what is no number, and one outside of low <= value < high. True and False are no numbers.
-
-    Raises:
-        InputError: naming the argument and the range.
-    """
-    check_type(name, value, (int, float), expected="a number", hint=f"give {name} as a number")
-    if not low <= value < high:
-        raise InputError(
-            f"{name} is out of range.",
-            given=f"{name}={value}",
-            expected=f"{low:g} or more" + (f", below {high:g}" if high < math.inf else ", finite"),
-            hint=f"give {name} a value in this range",
-        )
-
-
 def check_even_split(batch_size: int, num_towers: int) -> None:
     """Refuse a batch that cannot be split evenly over the towers."""
     if batch_size % num_towers:
@@ -247,74 +230,20 @@ def check_even_split(batch_size: int, num_towers: int) -> None:
         )
 
 
-def check_whole(name: str, value: int, *, least: int) -> None:
-    """Refuse what is no whole number, and one below the least.
-
-    Raises:
-        InputError: naming the argument and the least value.
-    """
-    check_type(name, value, int, expected=f"a whole number of {least} or more", hint=f"give {name} as a whole number")
-    check_range(name, value, least)
-
-
-def check_open_unit(name: str, value: float, *, hint: str) -> None:
-    """Refuse what is no number above 0 and below 1: the decay of a moving average.
-
-    Raises:
-        InputError: naming the argument.
-    """
-    check_type(name, value, (int, float), expected="a number above 0 and below 1", hint=hint)
-    if not 0 < value < 1:
-        raise InputError(
-            f"{name} is out of range.",
-            given=f"{name}={value}",
-            expected="above 0 and below 1",
-            hint=hint,
-        )
-
-
-def check_positive(name: str, value: float, *, hint: str) -> None:
-    """Refuse what is no number above 0; infinity is one.
-
-    Raises:
-        InputError: naming the argument.
-    """
-    check_type(name, value, (int, float), expected="a number above 0", hint=hint)
-    if not value > 0:
-        raise InputError(f"{name} is out of range.", given=f"{name}={value}", expected="a number above 0", hint=hint)
-
-
-def check_switch(name: str, value: object) -> None:
-    """Refuse what is neither True nor False.
-
-    Raises:
-        InputError: naming the argument.
-    """
-    check_type(name, value, bool, expected="True or False", hint=f"write {name}=True, or leave it out")
-
-
 def plain(value: Any) -> Any:
     """A number of numpy's or torch's, without dimensions, as Python's own; anything else as it is."""
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
 def check_type(name: str, value: object, kind: type | tuple[type, ...], *, expected: str, hint: str) -> None:
-    """Refuse a value of another type. True and False are of type bool alone, and no numbers.
-
-    Raises:
-        InputError: naming the argument, the type given and the one expected.
-    """
+    """Refuse a value of another type. True and False are of type bool alone, and no numbers."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise wrong_type(name, value, expected=expected, hint=hint)
 
 
 def check_all(name: str, values: object, kind: Any, *, hint: str) -> None:
-    """Refuse what is no list, and items of another type than `kind`.
-
-    Raises:
-        InputError: naming the argument, and the place of the item.
-    """
+    """Refuse what is no list, and items of another type than `kind`."""
     if not isinstance(values, list | tuple):
         raise wrong_type(name, values, expected="a list", hint=hint)
     for index, value in enumerate(values):

@@ -34,6 +34,11 @@ def now_reading(name: str) -> None:
         _thread.on_reading(name)
 
 
+def reading_listener() -> Callable[[str], None] | None:
+    """Return the function to call with each name that `now_reading` would report; None where nobody listens."""
+    return _thread.on_reading
+
+
 def listen(on_reading: Callable[[str], None]) -> None:
     """Call `on_reading` from now on with the name of each example or file that this thread begins to read."""
     _thread.on_reading = on_reading

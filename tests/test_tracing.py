@@ -18,7 +18,7 @@ from lockstep.readers.image_records import ImageRecords
 from lockstep.readers.reader import OneByOne, TorchDataset
 from lockstep.readers.schemas import ImageNetSchema
 from lockstep.readers.tar_shards import TarShards
-from lockstep.tracing import listen, measure_stages, now_reading, sum_seconds, timed
+from lockstep.tracing import listen, measure_stages, now_reading, reading_listener, sum_seconds, timed
 
 
 @pytest.fixture(autouse=True)
@@ -140,3 +140,20 @@ def test_only_the_thread_that_listens_is_told() -> None:
     now_reading("nobody")
     assert told_by(lambda: now_reading("a")) == ["a"]
     now_reading("nobody")
+
+
+def test_a_loop_may_ask_once_who_listens() -> None:
+    names: list[str] = []
+
+    def ask() -> list[Callable[[str], None] | None]:
+        found = [reading_listener()]
+        listen(names.append)
+        return [*found, reading_listener()]
+
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.extend(ask()))
+    thread.start()
+    thread.join()
+    assert answers[0] is None
+    answers[1]("a.jpg")
+    assert names == ["a.jpg"]

@@ -7,18 +7,21 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from lockstep.checkpoints.manifest import MANIFEST, Manifest
-from lockstep.checks import check_one_of, check_range, check_whole
+from lockstep.checks import Checked, Hint, NonNegativeFloat, PositiveInt, Range
 from lockstep.durable import atomic_write
-from lockstep.errors import CheckpointError, InputError
+from lockstep.errors import CheckpointError
 
 _NO_SCORES: Mapping[int, float] = {}
 
 
+_HOURS = "give the hours between two of them, or None to keep the newest alone"
+
+
 @dataclass(frozen=True)
-class Retention:
+class Retention(Checked):
     """Keep the `newest` checkpoints; of the older ones those at least `every_hours` apart, and the best.
 
     Of those apart in time the oldest one counts as the first. Step 0 is a checkpoint like any other.
@@ -26,39 +29,17 @@ class Retention:
     Which are the best is settled when each is written: it has to be better than the last of the best there are, by more
     than `min_improvement`, and then takes its place. A score that goes up and down a little thus moves nothing, and of
     equal ones the older stays.
-
-    Raises:
-        InputError: a field is out of range.
     """
 
-    newest: int = 5
-    every_hours: float | None = None
+    newest: Annotated[PositiveInt, Hint("keep at least one: a run without checkpoints cannot be resumed")] = 5
+    every_hours: Annotated[float | None, Range(gt=0, finite=False), Hint(_HOURS)] = None
     """None keeps no older ones."""
     best: str | None = None
     """The score by which checkpoints are the best ("validation/top1"); None: by none."""
     better: Literal["higher", "lower"] = "higher"
-    keep_best: int = 1
+    keep_best: PositiveInt = 1
     """How many of the best are kept."""
-    min_improvement: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.newest < 1:
-            raise InputError(
-                "At least the newest checkpoint has to be kept.",
-                given=f"newest={self.newest}",
-                expected="1 or more",
-                hint="keep at least one: a run without checkpoints cannot be resumed",
-            )
-        if self.every_hours is not None and not self.every_hours > 0:
-            raise InputError(
-                f"One checkpoint every {self.every_hours} hours cannot be kept.",
-                given=f"every_hours={self.every_hours}",
-                expected="a number above 0, or None",
-                hint="give the hours between two checkpoints to keep, or None to keep the newest alone",
-            )
-        check_one_of("better", self.better, ("higher", "lower"))
-        check_whole("keep_best", self.keep_best, least=1)
-        check_range("min_improvement", self.min_improvement, 0.0)
+    min_improvement: NonNegativeFloat = 0.0
 
     def ranked(self, scores: Mapping[int, float]) -> list[int]:
         """Steps by their scores, the best first; of equal ones the older first."""

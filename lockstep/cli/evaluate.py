@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.checks import check_range
+from lockstep.checks import NonNegativeFloat, check_value
 from lockstep.cli.shared import Command, add_machine_arguments, check_target
 from lockstep.errors import InputError, WorkdirError
 
@@ -153,7 +153,7 @@ def _polling(arguments: argparse.Namespace) -> Polling | None:
     given = {"--interval": arguments.interval, "--timeout": arguments.timeout}
     said = {flag: seconds for flag, seconds in given.items() if seconds is not None}
     for flag, seconds in said.items():
-        check_range(flag, seconds, 0)
+        check_value(flag, seconds, NonNegativeFloat)
     if not arguments.follow:
         if said:
             flags = " and ".join(said)

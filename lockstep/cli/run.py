@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.checks import check_range
+from lockstep.checks import NonNegativeFloat, check_value
 from lockstep.cli.shared import Command, add_machine_arguments, choose_num_workers, join_workers
 from lockstep.errors import InputError
 
@@ -46,7 +46,7 @@ def _plan(argv: list[str]) -> dict[str, Any]:
     from lockstep.cli.main import parse
 
     arguments = parse(argv)
-    check_range("--hang-seconds", arguments.hang_seconds, 0.0)
+    check_value("--hang-seconds", arguments.hang_seconds, NonNegativeFloat)
     workers = choose_num_workers(arguments.workers, arguments.device, None)
     return {"workers": workers, "hang_seconds": arguments.hang_seconds}
 

@@ -6,9 +6,9 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from lockstep.checks import check_range
+from lockstep.checks import Range, check_value
 from lockstep.cli.shared import Command, check_target
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
@@ -48,7 +48,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     path = Path(arguments.to)
     what = "Examples are shown as a page of HTML or as one PNG."
     check_target(path, _SIDE_PIXELS, what, overwrite=arguments.force)
-    check_range("repeat", arguments.repeat, 1, _MAX_PICTURES + 1)
+    check_value("repeat", arguments.repeat, Annotated[int, Range(ge=1, le=_MAX_PICTURES)])
     positions = _positions(arguments.positions, arguments.repeat)
     side = _SIDE_PIXELS[path.suffix]
     try:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from lockstep.checks import check_positive
+from lockstep.checks import Hint, Range, check_value
 from lockstep.cli.shared import EXIT_CODES, Command, add_machine_arguments
 
 SHIPPED_RECIPES = (
@@ -76,9 +76,8 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     if is_worker():
         return _work(list(argv))
     if arguments.grace is not None:
-        check_positive(
-            "--grace", arguments.grace, hint="give the seconds between the signal and the end of the machine"
-        )
+        hint = Hint("give the seconds between the signal and the end of the machine")
+        check_value("--grace", arguments.grace, Annotated[float, Range(gt=0, finite=False), hint])
     limits, preload = Limits(stop_seconds=arguments.grace), ("torch", "lockstep.cli.training")
     return launch(argv, plan=_plan, main=_work, preload=preload, limits=limits, requeue=arguments.requeue)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from lockstep.checks import check_range
+from lockstep.checks import Fraction, PositiveInt, check_value
 from lockstep.convert.image_record import DECODING, LabelledImage, Synset, image_record
 from lockstep.convert.sharding import DEFAULT, Settings, Summary, convert
 from lockstep.errors import DataError
@@ -74,9 +73,9 @@ def split_images(
         DataError: the folder is no `ImageFolder`, or a class has too few images to leave one for training.
     """
     if per_class is None:
-        check_range("share", share if share is not None else math.nan, 0, 1)
+        check_value("share", share, Fraction)
     else:
-        check_range("per_class", per_class, 1)
+        check_value("per_class", per_class, PositiveInt)
     images = _list_images(folder, folder, _reader(folder, labels))
     drawing = random.Random(_SEED)
     sets: dict[str, list[LabelledImage]] = {"validation": [], "train": []}

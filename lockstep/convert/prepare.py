@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from lockstep.checks import check_one_of, check_range, check_type
+from lockstep.checks import Checked, OneOf, PositiveInt, Range
 from lockstep.convert.sharding import DEFAULT, Settings, Summary, convert
 from lockstep.errors import DataError, InputError
 from lockstep.images import jpeg, pillow
@@ -42,22 +43,15 @@ Size = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Preparation:
+class Preparation(Checked):
     """How images are made smaller: shrunk with antialiasing, never enlarged, and encoded as JPEG."""
 
-    short_side: int = 320
+    short_side: PositiveInt = 320
     """Pixels at most; the other side keeps the image's aspect."""
-    quality: int = 90
-    """JPEG quality, 1 to 100."""
-    subsampling: str = "420"
+    quality: Annotated[int, Range(ge=1, le=100)] = 90
+    """JPEG quality."""
+    subsampling: Annotated[str, OneOf(SUBSAMPLINGS)] = "420"
     """Of the JPEG's colours: "444" keeps all, "422" every second column, "420" also every second row only."""
-
-    def __post_init__(self) -> None:
-        for name, high in (("short_side", math.inf), ("quality", 101)):
-            value = getattr(self, name)
-            check_type(name, value, int, expected="a whole number", hint=f"give {name} as a whole number")
-            check_range(name, value, 1, high)
-        check_one_of("subsampling", self.subsampling, SUBSAMPLINGS)
 
     def __str__(self) -> str:
         return f"short_side={self.short_side} quality={self.quality} {self.subsampling}"

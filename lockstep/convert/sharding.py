@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from lockstep.checks import check_range, check_type
+from lockstep.checks import Checked, NonNegativeInt, PositiveInt, check_type, check_value
 from lockstep.convert.conversion_state import (
     ConversionState,
     Shard,
@@ -57,23 +57,17 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Checked):
     """How a conversion runs. The bytes of the shards do not depend on it."""
 
-    num_processes: int | None = None
+    num_processes: PositiveInt | None = None
     """By default one for each usable core."""
-    max_skipped: int | None = None
+    max_skipped: NonNegativeInt | None = None
     """Items that may be skipped; None: any number."""
     overwrite: bool = False
     """Overwrite the shards of another conversion."""
     progress: Progress | None = None
     """Called after each item with the numbers of items done and of all items."""
-
-    def __post_init__(self) -> None:
-        if self.num_processes is not None:
-            check_range("num_processes", self.num_processes, 1)
-        if self.max_skipped is not None:
-            check_range("max_skipped", self.max_skipped, 0)
 
 
 DEFAULT = Settings()
@@ -196,7 +190,7 @@ def _write_missing(conversion: _Conversion, state: ConversionState, settings: Se
 def _check(num_items: int, output: Path, base: str, num_shards: int) -> None:
     check_local(output)
     check_type("num_shards", num_shards, int, expected="a whole number", hint="give the number of files to write")
-    check_range("num_shards", num_shards, 1)
+    check_value("num_shards", num_shards, PositiveInt)
     if num_items < num_shards:
         raise InputError(
             f"There are too few items for {num_shards} shards of {base}.",

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from lockstep.checks import check_whole, wrong_type
+from lockstep.checks import PositiveInt, check_value, wrong_type
 from lockstep.data.loader import EvaluationBatch, Loader
 from lockstep.data.order import Int64s
 from lockstep.errors import DataError, InputError, LockstepError
@@ -53,7 +53,7 @@ class IterableLoader(Loader):
     ) -> None:
         _check_iterable(dataset)
         if epoch_size is not None:
-            check_whole("epoch_size", epoch_size, least=1)
+            check_value("epoch_size", epoch_size, PositiveInt)
         self._dataset = dataset
         self._iteration = _IterationReader(dataset, 0)
         order = _AsItComes(epoch_size or 0)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
-from lockstep.checks import check_one_of, check_type, check_whole
+from lockstep.checks import NonNegativeInt, PositiveInt, check_one_of, check_type, check_value
 from lockstep.data.bad_examples import POLICIES, ChooseRows, DropBad, Policy, Quarantine, ReplaceBad
 from lockstep.data.batch_reader import BadRow, BatchReader, Fields, ReadRows, SkipBad
 from lockstep.data.loader_processes import read_in_processes
@@ -85,8 +85,8 @@ class Loader:
         timeout_seconds: float = 600.0,
     ) -> None:
         reader = reader_of(reader)
-        check_whole("batch_size", batch_size, least=1)
-        check_whole("bad_budget", bad_budget, least=0)
+        check_value("batch_size", batch_size, PositiveInt)
+        check_value("bad_budget", bad_budget, NonNegativeInt)
         check_one_of("bad_examples", bad_examples, POLICIES)
         if not len(reader):
             raise DataError(
@@ -246,7 +246,7 @@ class Loader:
         index. A last one that is not full is padded by its last example, or dropped. Augmentations draw as at
         position = index, alike in every pass. The stream's own position does not move.
         """
-        check_whole("micro_batch", micro_batch, least=1)
+        check_value("micro_batch", micro_batch, PositiveInt)
         size = len(self.reader)
         end = size // micro_batch * micro_batch if drop_last else size
         starts = range(rank * micro_batch, end, num_workers * micro_batch)

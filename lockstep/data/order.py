@@ -5,14 +5,13 @@ An order says by arithmetic which example stands at a position of the stream, so
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from lockstep.checks import check_range, check_type, wrong_type
+from lockstep.checks import Checked, PositiveInt, wrong_type
 from lockstep.errors import InputError
 from lockstep.randomness import UInt64s, key_of, mix, mix_arrays
 
@@ -71,7 +70,7 @@ class Shuffled:
 
 
 @dataclass(frozen=True)
-class BlockShuffled:
+class BlockShuffled(Checked):
     """Blocks of consecutive examples in shuffled order; the examples are shuffled within a window of blocks.
 
     For storage that is slow at single examples: a window reads its `window_blocks` blocks alone, and none of them is
@@ -83,14 +82,9 @@ class BlockShuffled:
         window_blocks: blocks among which examples are shuffled, 1 or more.
     """
 
-    block_size: int
-    window_blocks: int = 64
+    block_size: PositiveInt
+    window_blocks: PositiveInt = 64
     is_exactly_once: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        for name, value in (("block_size", self.block_size), ("window_blocks", self.window_blocks)):
-            check_type(name, value, int, expected="a whole number", hint=f"give {name} a whole number above 0")
-            check_range(name, value, 1, math.inf)
 
     def epoch_size(self, size: int) -> int:
         """Return the number of examples."""

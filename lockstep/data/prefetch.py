@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from lockstep.checks import check_range, check_type, check_whole
+from lockstep.checks import Checked, NonNegativeFloat, NonNegativeInt, PositiveInt, check_type
 from lockstep.cores import usable_cores
 from lockstep.errors import InputError, WorkerError
 from lockstep.readers.reader import Reader
@@ -31,27 +31,24 @@ _END_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class LoaderPool:
+class LoaderPool(Checked):
     """The loader processes or threads of each worker: how many, and how many batches each prefetches.
 
     Raises:
         InputError: a number is out of range, both are asked for, or processes where the system has no memfd.
     """
 
-    num_processes: int | None = None
+    num_processes: NonNegativeInt | None = None
     """0 for none; None: the worker's share of the cores that are left over, 1 to 8."""
-    num_threads: int = 0
+    num_threads: NonNegativeInt = 0
     """In place of processes."""
-    prefetch: int = 2
+    prefetch: PositiveInt = 2
     """Batches that each of them reads ahead."""
-    timeout_seconds: float = 600.0
+    timeout_seconds: NonNegativeFloat = 600.0
     """The longest that the trainer waits for a batch of theirs; 0: for ever."""
 
     def __post_init__(self) -> None:
-        for name, least in (("num_processes", 0), ("num_threads", 0), ("prefetch", 1)):
-            if (given := getattr(self, name)) is not None:
-                check_whole(name, given, least=least)
-        check_range("timeout_seconds", self.timeout_seconds, 0)
+        super().__post_init__()
         if self.num_threads and self.num_processes:
             raise InputError(
                 "Either processes or threads read ahead.",

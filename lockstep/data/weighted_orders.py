@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from lockstep.checks import check_range, check_type
+from lockstep.checks import Checked, Hint, PositiveInt, Range, check_type, check_value
 from lockstep.data.order import Int64s, permuted
 from lockstep.errors import InputError
 from lockstep.randomness import Draws, UInt64s, key_of, mix, mix_arrays
@@ -94,7 +94,7 @@ class Balanced:
 
 
 @dataclass(frozen=True)
-class Mixture:
+class Mixture(Checked):
     """Mixes the sources of a `Concatenated` reader by weight.
 
     An epoch has `length` positions, whatever the sizes. Each source gets its `quotas` of them, spread evenly: any run
@@ -109,15 +109,14 @@ class Mixture:
 
     sizes: Mapping[str, int]
     weights: Mapping[str, float]
-    length: int
+    length: Annotated[int, Range(ge=1, lt=_MOST_POSITIONS), Hint("give the positions of an epoch")]
     is_exactly_once: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_type("length", self.length, int, expected="a whole number", hint="give the positions of an epoch")
-        check_range("length", self.length, 1, _MOST_POSITIONS)
+        super().__post_init__()
         self._check_weights()
         for name, size in self.sizes.items():
-            check_range(f"sizes[{name!r}]", size, 1, math.inf)
+            check_value(f"sizes[{name!r}]", size, PositiveInt)
         for name, quota in self.quotas.items():
             if not quota:
                 raise self._too_short(name)

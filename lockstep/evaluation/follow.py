@@ -9,7 +9,7 @@ from typing import Literal
 
 from lockstep.checkpoints.manifest import DamagedError, FileEntry, Manifest
 from lockstep.checkpoints.store import Checkpoint, Store
-from lockstep.checks import check_range
+from lockstep.checks import Checked, NonNegativeFloat
 from lockstep.errors import CheckpointError
 from lockstep.screen import log
 from lockstep.workers.rank import join
@@ -21,18 +21,13 @@ POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Polling:
+class Polling(Checked):
     """How often a followed run is scored, and how long it is waited for."""
 
-    interval_seconds: float = 60.0
+    interval_seconds: NonNegativeFloat = 60.0
     """From the start of one scoring to the start of the next, at least."""
-    timeout_seconds: float | None = None
+    timeout_seconds: NonNegativeFloat | None = None
     """Without a new checkpoint, counted from the end of the last scoring; None waits as long as the run goes on."""
-
-    def __post_init__(self) -> None:
-        check_range("interval_seconds", self.interval_seconds, 0)
-        if self.timeout_seconds is not None:
-            check_range("timeout_seconds", self.timeout_seconds, 0)
 
 
 _DEFAULT = Polling()

@@ -6,12 +6,12 @@ import copy
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from torch import Tensor, nn
 
-from lockstep.checks import check_range, check_type
+from lockstep.checks import Checked, Hint, NonNegativeInt, PositiveInt
 from lockstep.data.loader import Loader
 from lockstep.errors import InputError
 from lockstep.parallel.batch_norm import BatchNormCall, BatchNormMode, keeps_batch_statistics, moments
@@ -22,23 +22,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PreciseStatistics:
+class PreciseStatistics(Checked):
     """Statistics of batch norm as means over some training batches, instead of moving averages.
 
     They are the mean of the batches' means, and of their variances with Bessel's correction: the moving averages of
     weights that stand still ("precise BN": Wu and Johnson, "Rethinking 'Batch' in BatchNorm", 2021).
     """
 
-    loader: Loader
+    loader: Annotated[Loader, Hint("give the loader of the training examples")]
     """Gives the batches, with its augmentation and batch size; its position does not move."""
-    num_batches: int = 200
-    position: int = 0
+    num_batches: PositiveInt = 200
+    position: NonNegativeInt = 0
     """Of the first batch in the loader's stream."""
-
-    def __post_init__(self) -> None:
-        check_type("loader", self.loader, Loader, expected="a Loader", hint="give the loader of the training examples")
-        check_range("num_batches", self.num_batches, 1)
-        check_range("position", self.position, 0)
 
 
 @torch.no_grad()

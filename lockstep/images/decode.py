@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 from PIL.ImageFile import ImageFile
 from torch import Tensor
 
-from lockstep.checks import Checked, OneOf, PositiveInt, check_range
+from lockstep.checks import Checked, OneOf, PositiveInt, check_value
 from lockstep.errors import DataError, InputError
 from lockstep.images import jpeg, pillow
 from lockstep.images.jpeg import JpegDecoder, JpegHeader, check_raster_size, torchcodec, turbojpeg
@@ -236,7 +236,7 @@ def _factor(height: int, width: int, at_least: tuple[int, int] | None) -> int:
     """Choose by how much to shrink a JPEG while it is decoded, so that a region is not smaller than asked for."""
     if at_least is None:
         return 1
-    check_range("at_least", min(at_least), 1, math.inf)
+    check_value("at_least", min(at_least), PositiveInt)
     allowed = (factor for factor in (8, 4, 2) if height // factor >= at_least[0] and width // factor >= at_least[1])
     return next(allowed, 1)
 

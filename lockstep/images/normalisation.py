@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_all, check_positive
+from lockstep.checks import Hint, PositiveFloat, check_value
 from lockstep.errors import InputError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Of red, green and blue in [0, 1], over ImageNet's training images."""
 
 IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+_Means = Annotated[tuple[float, ...], Hint("give mean=(...) with one number for each channel")]
+_Deviations = Annotated[tuple[PositiveFloat, ...], Hint("give std=(...), the standard deviation of each channel")]
 
 
 def normalised(
@@ -26,8 +31,8 @@ def normalised(
         mean: of each channel.
         std: of each channel, above 0.
     """
-    check_all("mean", mean, (int, float), hint="give mean=(...) with one number for each channel")
-    check_all("std", std, (int, float), hint="give std=(...) with one number for each channel")
+    check_value("mean", mean, _Means)
+    check_value("std", std, _Deviations)
     if not images.ndim == 4 or not images.shape[1] == len(mean) == len(std):
         raise InputError(
             "These images cannot be normalised by these numbers.",
@@ -35,8 +40,6 @@ def normalised(
             expected="images of shape (batch, channels, height, width), a mean and a deviation for each channel",
             hint="give mean=(...) and std=(...) with one number for each channel",
         )
-    for each in std:
-        check_positive("std", each, hint="give the standard deviation of each channel")
     # Numbers, not a tensor of them: nothing has to be copied to the device.
     channels = as_floats(images).unbind(1)
     return torch.stack([(channel - m) / s for channel, m, s in zip(channels, mean, std, strict=True)], dim=1)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.checks import check_range
+from lockstep.checks import Fraction, NonNegativeFloat, check_value
 from lockstep.errors import InputError
 from lockstep.listing import shorten
 from lockstep.losses.weighting import Reduction, Weights, paired, weighted_loss, widened
@@ -46,7 +44,7 @@ def softmax_cross_entropy(
             "or probabilities of shape (batch, classes), floating point",
             hint="give each example one class number (of one-hot labels, labels.argmax(1))",
         )
-    check_range("label_smoothing", label_smoothing, 0.0, 1.0)
+    check_value("label_smoothing", label_smoothing, Fraction)
     logits = widened(logits)
     targets = labels.to(logits.dtype) if is_probability else labels.long()
     # One kernel computes the plain mean; without examples it would compute NaN.
@@ -95,7 +93,7 @@ def sigmoid_cross_entropy(
         weights: a number, or a tensor; see `weighted_loss`.
         reduction: "mean" over the elements present, "sum", or "none" for the shape of the logits.
     """
-    check_range("label_smoothing", label_smoothing, 0.0, 1.0)
+    check_value("label_smoothing", label_smoothing, Fraction)
     logits, labels = paired(logits, labels)
     if label_smoothing:
         labels = labels * (1.0 - label_smoothing) + 0.5 * label_smoothing
@@ -122,7 +120,7 @@ def log_loss(
         weights: a number, or a tensor; see `weighted_loss`.
         reduction: "mean" over the elements present, "sum", or "none" for the shape of the predictions.
     """
-    check_range("eps", eps, 0.0, math.inf)
+    check_value("eps", eps, NonNegativeFloat)
     predictions, labels = paired(predictions, labels)
     losses = -labels * (predictions + eps).log() - (1.0 - labels) * (1.0 - predictions + eps).log()
     return weighted_loss(losses, weights=weights, reduction=reduction)

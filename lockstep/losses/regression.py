@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from torch import Tensor
 
-from lockstep.checks import check_range
+from lockstep.checks import Range, check_value
 from lockstep.losses.weighting import Reduction, Weights, paired, weighted_loss
 
 
@@ -52,6 +54,6 @@ def cosine_distance(
         weights: a number, or a tensor that fits the shape without `dim`; see `weighted_loss`.
         reduction: "mean" over the vectors present, "sum", or "none" for the shape without `dim`.
     """
-    check_range("dim", dim, -predictions.ndim, predictions.ndim)
+    check_value("dim", dim, Annotated[int, Range(ge=-predictions.ndim, lt=predictions.ndim)])
     predictions, labels = paired(predictions, labels)
     return weighted_loss(1.0 - (predictions * labels).sum(dim), weights=weights, reduction=reduction)

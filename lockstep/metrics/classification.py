@@ -9,7 +9,7 @@ from io import StringIO
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_whole
+from lockstep.checks import PositiveInt, check_value
 from lockstep.errors import InputError
 
 
@@ -52,7 +52,7 @@ class ConfusionMatrix:
     """Counts the examples of each class by the class that was predicted for them; a metric for `lockstep.evaluate`."""
 
     def __init__(self, num_classes: int) -> None:
-        check_whole("num_classes", num_classes, least=1)
+        check_value("num_classes", num_classes, PositiveInt)
         self.num_classes = num_classes
         self.reset()
 

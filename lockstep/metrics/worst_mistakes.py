@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_whole
+from lockstep.checks import PositiveInt, check_value
 from lockstep.errors import InputError
 
 
@@ -31,7 +31,7 @@ class WorstMistakes:
     """
 
     def __init__(self, count: int = 16) -> None:
-        check_whole("count", count, least=1)
+        check_value("count", count, PositiveInt)
         self.count = count
         self.reset()
 

@@ -8,13 +8,13 @@ torchvision's, so that its files fit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lockstep.checks import check_one_of, check_open_unit, check_positive, check_range, check_switch, check_whole
+from lockstep.checks import Checked, Decay, Fraction, Hint, PositiveFloat, PositiveInt
 from lockstep.models.common import (
     check_images,
     clear_statistics,
@@ -36,7 +36,7 @@ LEAST_CHANNELS = 16
 
 
 @dataclass(frozen=True)
-class InceptionV3:
+class InceptionV3(Checked):
     """Inception-v3 as a value of a recipe.
 
     The defaults are the reference trainer's. For the weights that torchvision offers, which expect values from -1 to 1
@@ -46,37 +46,23 @@ class InceptionV3:
     image_size: ClassVar[int] = 299
     smallest_image: ClassVar[int] = 75
 
-    num_classes: int = 1001
+    num_classes: PositiveInt = 1001
     """With the background, which has label 0 in the ImageNet records."""
     auxiliary: bool = True
     """A second head on the last map of 17x17: it is trained and saved, and used in training alone."""
-    dropout: float = 0.2
+    dropout: Fraction = 0.2
     """The share of the values before the last layer that are left out."""
-    batch_norm_decay: float = 0.9997
+    batch_norm_decay: Annotated[Decay, Hint("write batch_norm_decay=0.9997")] = 0.9997
     """The share of the moving statistics that a step keeps."""
-    batch_norm_epsilon: float = 0.001
+    batch_norm_epsilon: Annotated[PositiveFloat, Hint("write batch_norm_epsilon=0.001")] = 0.001
     batch_norm_scale: bool = False
     """Batch norm multiplies after it has normalised, and does not only add."""
     average_over_padding: bool = False
     """The average pools count the zeros around a map, as torchvision's do and TensorFlow's do not."""
-    depth_multiplier: float = 1.0
+    depth_multiplier: Annotated[PositiveFloat, Hint("write depth_multiplier=0.5 for half the channels")] = 1.0
     """Scales the channels of each convolution, of which 16 always remain: below 1 for a smaller net."""
     initial_weights: Initialization = "truncated_normal"
     """Fixed standard deviations, as in the reference trainer; or by the inputs of a layer, as in the TF-Slim nets."""
-
-    def __post_init__(self) -> None:
-        check_whole("num_classes", self.num_classes, least=1)
-        check_range("dropout", self.dropout, 0, 1)
-        check_open_unit("batch_norm_decay", self.batch_norm_decay, hint="write batch_norm_decay=0.9997")
-        check_positive("batch_norm_epsilon", self.batch_norm_epsilon, hint="write batch_norm_epsilon=0.001")
-        check_positive(
-            "depth_multiplier", self.depth_multiplier, hint="write depth_multiplier=0.5 for half the channels"
-        )
-        for name in ("batch_norm_epsilon", "depth_multiplier"):
-            check_range(name, getattr(self, name), 0)  # finite
-        check_one_of("initial_weights", self.initial_weights, get_args(Initialization))
-        for name in ("auxiliary", "batch_norm_scale", "average_over_padding"):
-            check_switch(name, getattr(self, name))
 
     def build(self, seed: int) -> InceptionV3Net:
         """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""

@@ -8,29 +8,24 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lockstep.checks import check_range, check_whole
+from lockstep.checks import Checked, Fraction, PositiveInt
 from lockstep.models.common import check_images, truncated_normal, without_memory
 
 _STDDEV = 0.1
 
 
 @dataclass(frozen=True)
-class LeNet:
+class LeNet(Checked):
     """LeNet as a value of a recipe."""
 
     image_size: ClassVar[int] = 28
     smallest_image: ClassVar[int] = 28
 
-    num_classes: int = 10
-    channels: int = 1
+    num_classes: PositiveInt = 10
+    channels: PositiveInt = 1
     """Of the images: 1 for grey ones, 3 for colour."""
-    dropout: float = 0.5
+    dropout: Fraction = 0.5
     """The share of the values before the last layer that are left out in training."""
-
-    def __post_init__(self) -> None:
-        check_whole("num_classes", self.num_classes, least=1)
-        check_whole("channels", self.channels, least=1)
-        check_range("dropout", self.dropout, 0, 1)
 
     def build(self, seed: int) -> LeNetNet:
         """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""

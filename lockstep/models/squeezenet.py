@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lockstep.checks import check_range, check_whole
+from lockstep.checks import Checked, Fraction, PositiveInt, Range
 from lockstep.models.common import check_images, without_memory
 
 _FINAL_STDDEV = 0.01
@@ -22,26 +22,19 @@ _NUM_FIRES = 8
 
 
 @dataclass(frozen=True)
-class SqueezeNet:
+class SqueezeNet(Checked):
     """SqueezeNet 1.1 as a value of a recipe."""
 
     image_size: ClassVar[int] = 224
     smallest_image: ClassVar[int] = 17
 
-    num_classes: int = 1000
-    dropout: float = 0.5
+    num_classes: PositiveInt = 1000
+    dropout: Fraction = 0.5
     """The share of the values before the last layer that are left out in training."""
-    fires_seen: int | None = None
+    fires_seen: Annotated[int, Range(ge=1, le=_NUM_FIRES)] | None = None
     """How many Fire modules, from the last one back, the last layer sees: it gets the means of all their channels,
     normalised together, and learns more from few images. None is the published net, whose last layer sees the last map
     place by place."""
-
-    def __post_init__(self) -> None:
-        check_whole("num_classes", self.num_classes, least=1)
-        check_range("dropout", self.dropout, 0, 1)
-        if self.fires_seen is not None:
-            check_whole("fires_seen", self.fires_seen, least=1)
-            check_range("fires_seen", self.fires_seen, 1, _NUM_FIRES + 1)
 
     def build(self, seed: int) -> SqueezeNetNet:
         """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""

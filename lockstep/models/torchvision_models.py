@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import ClassVar, cast
+from typing import Annotated, ClassVar, cast
 
 import torch
 from torch import nn
 
-from lockstep.checks import check_type, check_whole
+from lockstep.checks import Checked, Hint, PositiveInt, check_type
 from lockstep.errors import InputError
 from lockstep.listing import shorten
 from lockstep.models.inception_v3 import InceptionV3
@@ -36,23 +36,25 @@ _DEFAULTS: Mapping[str, Mapping[str, Option]] = {
 }
 
 
+_Name = Annotated[str, Hint('write name="resnet50"')]
+
+
 @dataclass(frozen=True)
-class Torchvision:
+class Torchvision(Checked):
     """A classifier of torchvision, by the name that `torchvision.models.get_model` knows it by.
 
     Its weights are torchvision's initial ones, never downloaded ones. The sizes of images that it takes are not known
     here, except for Inception-v3, whose auxiliary head wants the usual size.
     """
 
-    name: str
+    name: _Name
     """As in "resnet50"."""
-    num_classes: int = 1000
+    num_classes: PositiveInt = 1000
     options: Mapping[str, Option] = field(default_factory=dict)
     """Other arguments of the function of that name: {"dropout": 0.3}."""
 
     def __post_init__(self) -> None:
-        _check_name(self.name)
-        check_whole("num_classes", self.num_classes, least=1)
+        super().__post_init__()
         check_type("options", self.options, Mapping, expected="a table", hint='write options={"dropout": 0.3}')
         for option in _GIVEN_ELSEWHERE.keys() & self.options:
             raise InputError(
@@ -89,19 +91,15 @@ class Torchvision:
 
 
 @dataclass(frozen=True)
-class Timm:
+class Timm(Checked):
     """A classifier of timm, by the name that `timm.create_model` knows it by, without weights."""
 
     image_size: ClassVar[int] = 224
     smallest_image: ClassVar[int] = 1
 
-    name: str
+    name: _Name
     """As in "resnet50", or with the tag of some weights, "resnet50.a1_in1k": it loads none of them."""
-    num_classes: int = 1000
-
-    def __post_init__(self) -> None:
-        _check_name(self.name)
-        check_whole("num_classes", self.num_classes, least=1)
+    num_classes: PositiveInt = 1000
 
     def build(self, seed: int) -> nn.Module:
         """Make the net; its initial weights depend on the seed alone, and no random stream of torch's is touched.
@@ -113,10 +111,6 @@ class Timm:
         # Names such as hf-hub:... are none of the list: they would fetch what they name.
         _check_known("timm", self.name.partition(".")[0], timm.list_models(include_tags=False))
         return _built(self, seed, lambda: timm.create_model(self.name, pretrained=False, num_classes=self.num_classes))
-
-
-def _check_name(name: object) -> None:
-    check_type("name", name, str, expected="the name of a model", hint='write name="resnet50"')
 
 
 def _torchvision_models() -> ModuleType:

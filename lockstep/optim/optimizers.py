@@ -116,6 +116,7 @@ class Scheduled:
     def __init__(self, lr: LearningRate, check_rate: Callable[[float, int], None] = lambda lr, step: None) -> None:
         self._given: Schedule = Constant(lr) if isinstance(lr, int | float) else lr
         self._schedule = self._given
+        self._is_constant = isinstance(self._given, Constant)
         self._check_rate = check_rate
         self._latest: tuple[int, float] | None = None
         """The last step that was asked for, and its rate: both the report and the update ask for it."""
@@ -133,7 +134,7 @@ class Scheduled:
         Raises:
             InputError: the schedule gives what is no rate, or none that the optimizer can use.
         """
-        if self._latest is None or self._latest[0] != step:
+        if self._latest is None or (self._latest[0] != step and not self._is_constant):
             rate = rate_at(self._schedule, step)
             self._check_rate(rate, step + 1)
             self._latest = (step, rate)

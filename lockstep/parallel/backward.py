@@ -1,4 +1,4 @@
-"""Gradients of a scalar, by the shortest way into torch's engine.
+"""Gradients of a scalar, by a direct call of torch's autograd engine.
 
 `torch.autograd.grad` checks its arguments and makes its own seed at every call, 20 to 30 us of a tiny step. What it
 checks is known here, so the engine is called as it would call it. The entry point is a private name, stable over many
@@ -21,7 +21,7 @@ _use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count"
 
 
 def gradients(total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor) -> tuple[Tensor | None, ...]:
-    """The derivative of a scalar by each parameter, times the seed; None where it does not depend on one."""
+    """The gradient of a scalar for each parameter, times the seed; None for parameters it does not depend on."""
     if _run is None:
         return torch.autograd.grad(total, parameters, seed, allow_unused=True)
     # Outputs, their gradients, keep the graph, build a graph of the gradients, inputs, some may be unreachable.
@@ -32,7 +32,7 @@ def gradients(total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor) -> tu
 def own_gradients(
     total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor
 ) -> tuple[tuple[Tensor | None, ...], bool]:
-    """The same as they come, and whether nobody else holds them; those that are held elsewhere are copied.
+    """Gradients that nobody else holds, where possible: those held elsewhere are copied. Also says whether it was.
 
     Torch copies a gradient that is held as a tensor when it accumulates it, but not one whose memory is: a view, or
     what a hook has detached. The parameters keep what they have as their `grad`.
@@ -47,7 +47,7 @@ def own_gradients(
 
 
 def reentrant_gradients(total: Tensor, parameters: tuple[Tensor, ...], seed: Tensor) -> tuple[Tensor | None, ...]:
-    """The same where the backward pass runs others inside it (see `is_reentrant`).
+    """Gradients from a backward pass that runs others inside it (see `is_reentrant`).
 
     Torch allows these only in a pass to all leaves of the graph, which adds to the `grad` of each. The leaves that the
     graph shows keep what they have; those of other models inside of a checkpointed part do not.
@@ -77,7 +77,7 @@ def _nodes(total: Tensor) -> set[Any]:
 
 @contextmanager
 def _grads_put_aside(leaves: Collection[Tensor]) -> Iterator[None]:
-    """Inside, the leaves have no `grad`; in the end they have the one they had."""
+    """Take the `grad` of the leaves away, and give it back at the end."""
     kept = [(leaf, leaf.grad) for leaf in leaves]
     for leaf, _ in kept:
         leaf.grad = None
@@ -94,7 +94,7 @@ def _alone() -> int:
 
 
 def _holders(tensor: Tensor) -> int:
-    """How many hold the memory of a tensor, the one who asks among them; a sparse one has no memory of its own."""
+    """The number of tensors that share the memory of this one, itself included; 0 for a sparse tensor."""
     if tensor.layout != torch.strided or _use_count is None:
         return 0
     return _use_count(tensor.untyped_storage()._cdata)

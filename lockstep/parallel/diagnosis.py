@@ -1,4 +1,4 @@
-"""Where in a tower the first thing came up that is not finite."""
+"""Finding what in a tower was not finite first: an example, an output, a loss or a gradient."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ class Finding(NamedTuple):
 
 
 class Again:
-    """A loss function that makes the backward pass too, and tells what of both is not finite.
+    """A loss function that also runs the backward pass, and records the first loss or gradient that is not finite.
 
-    An error raised by the one it stands for is kept, and goes no further: who asks why a step failed is to get an
-    answer.
+    An error of the loss function is kept and not raised: whoever asks why a step failed must get an answer.
     """
 
     def __init__(self, losses: LossFunction) -> None:
@@ -49,7 +48,7 @@ class Again:
             returned = self._losses(model, batch)
             losses = returned[0] if isinstance(returned, tuple) else returned
             nonfinite = nonfinite_losses({name: loss.item() for name, loss in losses.items()})
-            self.nonfinite = nonfinite[0] if nonfinite else _unfit_gradient(model, losses)
+            self.nonfinite = nonfinite[0] if nonfinite else _nonfinite_gradient(model, losses)
         except Exception as error:
             self.error = error
         return {}
@@ -63,7 +62,7 @@ def nonfinite_losses(losses: Mapping[str, float]) -> list[str]:
 def first_nonfinite(
     model: nn.Module, batch: Batch, run: Callable[[], object] | None, gradients: Mapping[str, Tensor]
 ) -> tuple[str, list[int] | None]:
-    """What is not finite first on the way of a tower to its losses: an example, or an output.
+    """Find the first value that is not finite on the way from a tower's examples to its losses.
 
     Args:
         model: as it was before the attempt; its own values are finite.
@@ -75,33 +74,33 @@ def first_nonfinite(
         The words, empty where there is nothing, and the rows of the batch that are to blame where they are known.
     """
     for name, value in batch.items():
-        rows = _unfit_rows(value) if _has_rows(value) else []
+        rows = _nonfinite_rows(value) if _has_rows(value) else []
         if rows:
             return f"the field {name!r} of the batch is not finite", rows
-    return _first_unfit_output(model, run, batch) if run else (_last_unfit(gradients), None)
+    return _first_nonfinite_output(model, run, batch) if run else (_last_nonfinite(gradients), None)
 
 
-def _unfit_gradient(model: nn.Module, losses: Mapping[str, Tensor]) -> str:
+def _nonfinite_gradient(model: nn.Module, losses: Mapping[str, Tensor]) -> str:
     """The first gradient of a backward pass that is not finite, in words; empty where there is none."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     found = torch.autograd.grad(objective(losses), [*parameters.values()], allow_unused=True)
-    return _last_unfit({name: g for name, g in zip(parameters, found, strict=True) if g is not None})
+    return _last_nonfinite({name: g for name, g in zip(parameters, found, strict=True) if g is not None})
 
 
-def _last_unfit(gradients: Mapping[str, Tensor]) -> str:
-    # The backward pass goes from the last parameter to the first: what is unfit last in the model was so first.
+def _last_nonfinite(gradients: Mapping[str, Tensor]) -> str:
+    # The backward pass goes from the last parameter to the first: what is not finite last in the model was so first.
     nonfinite = [name for name, gradient in gradients.items() if not all(_are_finite(gradient))]
     return f"the gradient of {nonfinite[-1]!r} is not finite" if nonfinite else ""
 
 
-def _first_unfit_output(model: nn.Module, run: Callable[[], object], batch: Batch) -> tuple[str, list[int] | None]:
+def _first_nonfinite_output(model: nn.Module, run: Callable[[], object], batch: Batch) -> tuple[str, list[int] | None]:
     """The first module, in the order in which they end, whose output is not finite, and the rows in which it is not."""
     found: list[tuple[str, list[int] | None]] = []
     num_rows = next((len(value) for value in batch.values() if _has_rows(value)), 0)
 
     def look(name: str, module: nn.Module, arguments: object, output: object) -> None:
         if not found and not all(_are_finite(output)):
-            rows = _unfit_rows(output) if _has_rows(output) and len(output) == num_rows else []
+            rows = _nonfinite_rows(output) if _has_rows(output) and len(output) == num_rows else []
             called = f"{name!r} ({type(module).__name__})" if name else type(module).__name__
             found.append((f"the output of module {called} is not finite", rows or None))
 
@@ -112,7 +111,7 @@ def _first_unfit_output(model: nn.Module, run: Callable[[], object], batch: Batc
     return found[0] if found else ("", None)
 
 
-def _unfit_rows(value: Any) -> list[int]:
+def _nonfinite_rows(value: Any) -> list[int]:
     """The rows of a field that are not finite: of a tensor with the batch first, or of a list."""
     if not isinstance(value, Tensor):
         return [row for row, item in enumerate(value) if not all(_are_finite(item))]
@@ -126,7 +125,7 @@ def _has_rows(value: Any) -> TypeGuard[list[Any] | Tensor]:
 
 
 def _are_finite(tree: Any) -> list[bool]:
-    """Whether they are, for each tensor in a tree of them."""
+    """For each tensor in a tree of tensors, whether it is finite."""
     if isinstance(tree, Tensor):
         return [bool((tree.coalesce().values() if tree.is_sparse else tree).isfinite().all())]
     if isinstance(tree, Mapping):

@@ -93,7 +93,9 @@ def _worker(task: Mapping[str, Any], channel: Channel) -> NoReturn:
     code, failure = 1, None
     try:
         if task["threads"]:
-            _set_threads(task["threads"])
+            import torch
+
+            torch.set_num_threads(task["threads"])
         code = _load_function(task["function"])(task["argv"]) or 0
     except SystemExit as leaving:
         code = _exit_code(leaving)
@@ -120,12 +122,6 @@ def _end_threads() -> None:
         if not thread.daemon and thread is not threading.main_thread():
             thread.join()
     atexit._run_exitfuncs()
-
-
-def _set_threads(num_threads: int) -> None:
-    import torch
-
-    torch.set_num_threads(num_threads)
 
 
 def _exit_code(leaving: SystemExit) -> int:

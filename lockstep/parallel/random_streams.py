@@ -1,4 +1,4 @@
-"""The random streams that a loss function may draw from: the global ones of torch, numpy and Python.
+"""Random streams of a tower: the global generators of torch, numpy and Python, seeded for it and restored after it.
 
 Each tower draws from streams seeded for it, so that its numbers depend neither on the worker that hosts it nor on what
 was drawn before; then the caller's streams go on where they were. That happens in every step, and by the public
@@ -29,7 +29,7 @@ _NUM_BYTES = 4 * (_NUM_WORDS + 1)
 
 
 class RandomStreams:
-    """The global streams of torch (of the CPU, and of the device), numpy and Python; not generators of one's own.
+    """The global generators of torch (of the CPU and of the device), numpy and Python.
 
     Args:
         device: that the towers run on.
@@ -41,13 +41,13 @@ class RandomStreams:
         self._kept: list[Tensor] = []
 
     def set_aside(self) -> None:
-        """Remember where the streams are."""
+        """Save the state of the streams."""
         self._kept = [generator.get_state() for generator in self._torch]
         self._python.set_aside()
         self._numpy.set_aside()
 
     def seed(self, key: int) -> None:
-        """Begin all streams anew, once they are set aside; the key has 64 bits."""
+        """Seed all streams with a key of 64 bits, after they are set aside."""
         for generator in self._torch:
             generator.manual_seed(key)
         random.seed(key)
@@ -55,7 +55,7 @@ class RandomStreams:
         np.random.seed(key >> 32)
 
     def put_back(self) -> None:
-        """Have the streams go on where they were set aside."""
+        """Restore the state of the streams."""
         self._numpy.put_back()
         self._python.put_back()
         for generator, state in zip(self._torch, self._kept, strict=True):
@@ -111,14 +111,14 @@ class _PythonStream:
         self._second_normal: float | None = None
 
     def set_aside(self) -> None:
-        """Remember where it is."""
+        """Save its state."""
         if self._memory is None:
             self._kept = random.getstate()
         else:
             self._kept, self._second_normal = bytes(self._memory), _python().gauss_next
 
     def put_back(self) -> None:
-        """Have it go on there."""
+        """Restore its state."""
         if self._memory is None:
             random.setstate(self._kept)
         else:

@@ -1,4 +1,4 @@
-"""What towers change in the buffers of a model: batch-norm statistics, above all.
+"""The buffers of a model, such as batch-norm statistics: restored around each tower, combined over all towers.
 
 Buffers hold their values of the step's start before each tower and again at the end. What a tower has changed is part
 of what it returns, goes through the exchange, and is committed by the update alone. All of it is computed and sent as
@@ -24,7 +24,7 @@ _ADDED |= {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.
 
 
 class Statistics:
-    """The buffers of a model around its towers, and the share of each tower in their new values."""
+    """Saves and restores the buffers of a model, and combines what each tower changed in them."""
 
     def __init__(self, model: nn.Module, policy: BatchNorm, num_towers: int) -> None:
         self._modules = dict(model.named_modules())
@@ -44,7 +44,7 @@ class Statistics:
         _copy(self._buffers, self._starts.views)
 
     def shares(self, tower: int, share: float) -> list[Tensor]:
-        """What a tower that has just run adds to the sum over all towers, of which it is a `share`: one tensor a dtype.
+        """The contribution of the tower that has just run to the sum over all towers: one tensor a dtype.
 
         Nothing, where nothing is to be committed.
         """
@@ -108,7 +108,7 @@ class Statistics:
 
 
 class _Block:
-    """Room for the values of some tensors: one view for each of them, and all those of one dtype as one tensor."""
+    """Memory for the values of some tensors: a view for each tensor, and one flat tensor a dtype."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         layout = FlatLayout([torch.empty_like(tensor) for tensor in tensors])  # without the gaps that a slice has

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
-from lockstep.checks import check_even_split, check_one_of, wrong_type
+from lockstep.checks import Checked, Hint, PositiveInt, check_even_split
 from lockstep.errors import InputError
 
 BatchNorm = Literal["mean", "first", "last", "none", "sync", "frozen"]
@@ -19,10 +19,10 @@ class InTurn:
 
 
 @dataclass(frozen=True)
-class Towers:
+class Towers(Checked):
     """How many towers there are and how each computes: a property of the experiment, not of the machine."""
 
-    count: int = 1
+    count: Annotated[PositiveInt, Hint("write ls.Towers(4) for four")] = 1
     batch_norm: BatchNorm = "mean"
     """What becomes of the towers' new batch-norm statistics, and what they normalise with.
 
@@ -48,11 +48,7 @@ class Towers:
     hosting: InTurn = field(default_factory=InTurn)
 
     def __post_init__(self) -> None:
-        if type(self.count) is not int:
-            raise wrong_type("count", self.count, expected="a whole number", hint="write ls.Towers(4) for four")
-        check_one_of("batch_norm", self.batch_norm, get_args(BatchNorm))
-        check_one_of("variance", self.variance, get_args(Variance))
-        check_one_of("precision", self.precision, get_args(Precision))
+        super().__post_init__()
         if self.compile and (self.batch_norm == "sync" or self.variance == "biased"):
             raise InputError(
                 "A compiled model keeps torch's own batch norm.",
@@ -60,17 +56,10 @@ class Towers:
                 expected='another policy than "sync", and the unbiased variance',
                 hint="set compile=False, or change the policy",
             )
-        if self.count < 1:
-            raise InputError(
-                "There is no tower to train on.",
-                given=f"count={self.count}",
-                expected="1 tower or more",
-                hint="give the number of slices that the batch is split into",
-            )
 
     @property
     def joined(self) -> bool:
-        """A worker runs its towers as one batch."""
+        """Whether a worker runs its towers as one batch."""
         return self.batch_norm == "sync"
 
     def check(self, batch_size: int, num_workers: int) -> None:

@@ -222,7 +222,7 @@ def run_collective(worker: Worker, collective: Callable[[], object]) -> None:
 
 
 @dataclass(frozen=True)
-class Segment:
+class _Segment:
     """The tensors of one dtype, one after the other, in a block of bytes."""
 
     dtype: torch.dtype
@@ -242,11 +242,11 @@ class FlatLayout:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._shapes = [(t.shape, t.stride(), t.dtype) for t in tensors]
-        self.segments: list[Segment] = []
+        self.segments: list[_Segment] = []
         self.num_bytes = 0
         for dtype in dict.fromkeys(t.dtype for t in tensors):
             num_elements = sum(t.numel() for t in tensors if t.dtype == dtype)
-            self.segments.append(Segment(dtype, self.num_bytes, num_elements))
+            self.segments.append(_Segment(dtype, self.num_bytes, num_elements))
             self.num_bytes += -(-num_elements * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
     def describe(self) -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_range, check_whole
+from lockstep.checks import PositiveInt, Range, check_value
 from lockstep.errors import DataError
 from lockstep.readers.reader import Int64s, Reader, ReaderWrapper
 
@@ -32,7 +32,7 @@ class ClassificationReader(ReaderWrapper):
     """
 
     def __init__(self, reader: Reader, num_classes: int, *, offset: int = 0, boxes: bool = False) -> None:
-        check_whole("num_classes", num_classes, least=1)
+        check_value("num_classes", num_classes, PositiveInt)
         check_labels_offset("offset", offset)
         super().__init__(reader)
         self._num_classes, self._boxes = num_classes, boxes
@@ -89,8 +89,7 @@ class ClassificationReader(ReaderWrapper):
 
 def check_labels_offset(name: str, offset: int) -> None:
     """Refuse an offset that is no whole number, or too large to be subtracted from a label."""
-    check_whole(name, offset, least=1 - LARGEST_OFFSET)
-    check_range(name, offset, 1 - LARGEST_OFFSET, LARGEST_OFFSET)
+    check_value(name, offset, Annotated[int, Range(gt=-LARGEST_OFFSET, lt=LARGEST_OFFSET)])
 
 
 def _hint(label: int, offset: int) -> str:

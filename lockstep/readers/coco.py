@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.checks import check_switch
+from lockstep.checks import check_value
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.images.masks import MaskOutlines
@@ -88,7 +88,7 @@ class Coco:
     ) -> None:
         switches = {"masks": masks, "keypoints": keypoints, "crowd": crowd, "empty_images": empty_images}
         for name, value in {**switches, "zero_based": zero_based}.items():
-            check_switch(name, value)
+            check_value(name, value, bool)
         check_label_map(label_map)
         check_local(annotations)
         check_local(images)

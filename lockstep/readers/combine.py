@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_all, check_range, check_type, wrong_type
+from lockstep.checks import PositiveInt, check_all, check_type, check_value, wrong_type
 from lockstep.errors import DataError, InputError
 from lockstep.randomness import Draws
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of, fingerprint_of_some
@@ -164,7 +164,7 @@ def split(reader: Reader, fractions: Mapping[str, float], seed: int = 0) -> dict
 def one_of(reader: Reader, n: int) -> Subset:
     """The first of every `n` examples: those at 0, n, 2 n, ..."""
     check_type("n", n, int, expected="a whole number", hint="give n a whole number above 0")
-    check_range("n", n, 1, math.inf)
+    check_value("n", n, PositiveInt)
     return Subset(reader, slice(None, None, n))
 
 

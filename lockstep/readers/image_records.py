@@ -21,7 +21,6 @@ from lockstep.readers.image_files import check_not_turned, load_decoder
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.records.example import Float32s, Values, parse_example, scan_example
 from lockstep.records.record_files import RecordFiles
-from lockstep.tracing import now_reading
 
 EDGES = ("ymin", "xmin", "ymax", "xmax")
 
@@ -68,7 +67,14 @@ class ImageRecords:
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """The schema's fields of these examples; images are not decoded unless it does so."""
-        return self._schema.fields([self._example(index) for index in indices.tolist()])
+        numbers = indices.tolist()
+        examples = [
+            ParsedExample(
+                parse_example(data, source, self._features), source, self._decoding, partial(self._records.read, number)
+            )
+            for number, (data, source) in zip(numbers, self._records.read_each(numbers), strict=True)
+        ]
+        return self._schema.fields(examples)
 
     def example_id(self, index: int) -> str:
         """The name of its file, and its number in that file."""
@@ -77,12 +83,6 @@ class ImageRecords:
     def fingerprint(self) -> Fingerprint:
         """Number of records, size and checksum of all records, for each file."""
         return named_parts((file.path.name, file.summary) for file in self._records.files)
-
-    def _example(self, index: int) -> ParsedExample:
-        source = self._records.describe(index)
-        now_reading(self.example_id(index))
-        features = parse_example(self._records.read(index), source, self._features)
-        return ParsedExample(features, source, self._decoding, partial(self._records.read, index))
 
 
 class Schema(Protocol):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from lockstep.checks import check_switch, wrong_type
+from lockstep.checks import check_value, wrong_type
 from lockstep.description import dtype_and_shape
 from lockstep.errors import DataError, InputError, LockstepError
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of, fingerprint_of_dataset, fingerprint_of_tensors
@@ -184,7 +184,7 @@ class TorchDataset:
     cost: Cost = "decode"
 
     def __init__(self, dataset: Dataset[Any], *, draws: bool = True) -> None:
-        check_switch("draws", draws)
+        check_value("draws", draws, bool)
         iterable = isinstance(dataset, IterableDataset)
         if iterable or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise InputError(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.checks import check_one_of, check_range, check_switch, check_type, check_whole
+from lockstep.checks import Checked, Hint, OneOf, Range
 from lockstep.images.masks import DenseMasks, PngMasks, dense_masks
 from lockstep.readers.image_records import EDGES, ParsedExample, boxes_of, places_with_area
 from lockstep.readers.label_map import LabelMap
@@ -23,8 +23,11 @@ _LARGEST_OFFSET = 2**31
 _INT64 = range(-(2**63), 2**63)
 
 
+_Feature = Annotated[str, Hint('give the name of a feature: "image/encoded"')]
+
+
 @dataclass(frozen=True)
-class ImageNetSchema:
+class ImageNetSchema(Checked):
     """A schema of `ImageRecords`: what inception's converters of ImageNet and of folders write, and slim's of flowers.
 
     A batch is {"image": a list of `EncodedImage`, "label": int64 (batch,)}. The label of a record without one is -1; an
@@ -39,18 +42,10 @@ class ImageNetSchema:
     width; (0, 4) where it has none. `boxes_of` says which are refused; those without an area are left out."""
     text: bool = False
     """Also read "text": for each image the name of its class, "" where it has none."""
-    label_offset: int = 0
+    label_offset: Annotated[int, Range(ge=-_LARGEST_OFFSET, lt=_LARGEST_OFFSET), Hint("give 0 or 1")] = 0
     """What is taken off each label: with 1, ImageNet's labels 1 to 1000, whose 0 is the background, become 0 to 999."""
-    image_feature: str = "image/encoded"
-    label_feature: str = "image/class/label"
-
-    def __post_init__(self) -> None:
-        check_switch("boxes", self.boxes)
-        check_switch("text", self.text)
-        check_type("label_offset", self.label_offset, int, expected="a whole number", hint="give 0 or 1")
-        check_range("label_offset", self.label_offset, -_LARGEST_OFFSET, _LARGEST_OFFSET)
-        for name in ("image_feature", "label_feature"):
-            check_type(name, getattr(self, name), str, expected="the name of a feature", hint=f'give {name}="..."')
+    image_feature: _Feature = "image/encoded"
+    label_feature: _Feature = "image/class/label"
 
     @property
     def features(self) -> frozenset[str]:
@@ -66,7 +61,7 @@ class ImageNetSchema:
         """
         fields: dict[str, Any] = {
             "image": [example.image(self.image_feature) for example in examples],
-            "label": torch.tensor([self._label(example) for example in examples], dtype=torch.int64),
+            "label": torch.tensor(self._labels(examples), dtype=torch.int64),
         }
         if self.boxes:
             boxes = fields["boxes"] = boxes_of(examples, _BOXES)
@@ -76,13 +71,15 @@ class ImageNetSchema:
             fields["text"] = [example.text(_CLASS_TEXT) for example in examples]
         return fields
 
-    def _label(self, example: ParsedExample) -> int:
-        label = example.integer(self.label_feature, _NO_LABEL + self.label_offset) - self.label_offset
-        if label not in _INT64:
-            raise example.unusable(
-                self.label_feature, "a label that is an int64 once the offset is off", given=f"{label} then"
-            )
-        return label
+    def _labels(self, examples: Sequence[ParsedExample]) -> list[int]:
+        default = _NO_LABEL + self.label_offset
+        labels = [example.integer(self.label_feature, default) - self.label_offset for example in examples]
+        for example, label in zip(examples, labels, strict=True):
+            if label not in _INT64:
+                raise example.unusable(
+                    self.label_feature, "a label that is an int64 once the offset is off", given=f"{label} then"
+                )
+        return labels
 
 
 MASKS = ("none", "numerical", "png")
@@ -103,8 +100,11 @@ _UNKNOWN = -1
 _VISIBLE = 2  # as COCO counts: 0 is not labelled, 1 is labelled and hidden
 
 
+_NumOfObject = Annotated[int, Range(ge=0, lt=_MOST_OF_AN_OBJECT)]
+
+
 @dataclass(frozen=True)
-class DetectionSchema:
+class DetectionSchema(Checked):
     """A schema of `ImageRecords`, for what the converters of TensorFlow's object detection API write.
 
     A batch is lists, with an entry for each image and n for the objects in it:
@@ -126,27 +126,17 @@ class DetectionSchema:
         InputError: an option is of another type, or out of range.
     """
 
-    label_map: LabelMap | None = None
+    label_map: Annotated[LabelMap | None, Hint("read it: read_label_map(path)")] = None
     """Names of classes, or their display names, in `image/object/class/text` and the numbers to give them."""
-    masks: str = "none"
+    masks: Annotated[str, OneOf(MASKS)] = "none"
     """Also read "masks": for each image n masks with `decode`, none where the record has none. They are stored as
     "numerical" (a float for each pixel, above 0 where the object is) or as "png" (an image for each)."""
-    num_keypoints: int = 0
+    num_keypoints: _NumOfObject = 0
     """Above 0, also read "keypoints": float32 (n, num_keypoints, 2) of y and x as shares of height and width, NaN where
     not labelled; and "keypoint_visibility": int64 (n, num_keypoints) of 0 (not labelled), 1 (hidden) or 2 (visible, or
     the record does not say)."""
-    num_additional_channels: int = 0
+    num_additional_channels: _NumOfObject = 0
     """Above 0, also read "additional_channels": for each image a list of so many `EncodedImage`, grey ones."""
-
-    def __post_init__(self) -> None:
-        if self.label_map is not None:
-            check_type(
-                "label_map", self.label_map, LabelMap, expected="a LabelMap", hint="read it: read_label_map(path)"
-            )
-        check_one_of("masks", self.masks, MASKS)
-        for name in ("num_keypoints", "num_additional_channels"):
-            check_whole(name, getattr(self, name), least=0)
-            check_range(name, getattr(self, name), 0, _MOST_OF_AN_OBJECT)
 
     @property
     def features(self) -> frozenset[str]:

@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
 import numpy as np
 
-from lockstep.checks import check_switch, check_type
+from lockstep.checks import check_type, check_value
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.listing import shorten
@@ -85,7 +85,7 @@ class Voc:
         label_map: LabelMap | None = None,
         decoding: Decoding = AS_STORED,
     ) -> None:
-        check_switch("difficult", difficult)
+        check_value("difficult", difficult, bool)
         check_label_map(label_map)
         check_local(root)
         folder = folder_of_year(Path(root), year)

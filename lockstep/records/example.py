@@ -14,7 +14,7 @@ with a feature for each step, as for videos. As messages of protocol buffers, fi
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ from lockstep.records.protobuf import (
     MalformedError,
     Span,
     field_bytes,
+    map_entries,
     message_fields,
     read_varint,
     varint_bytes,
@@ -90,7 +91,7 @@ def parse_example(data: Buffer, source: str = "The example", names: Container[st
 def scan_example(data: Buffer, source: str = "The example", names: Container[str] | None = None) -> dict[str, Feature]:
     """Find the values of every feature, or of those with the given names, without parsing them."""
     try:
-        entries = dict(_entries_of(data, FIRST))  # the last of one name counts
+        entries = map_entries(data, FIRST)
         wanted = entries if names is None else {name: entries[name] for name in entries if name in names}
         features = {name: _feature_at(data, spans) for name, spans in wanted.items()}
         return {name: feature for name, feature in features.items() if feature.kind}
@@ -106,10 +107,10 @@ def parse_sequence_example(data: Buffer, source: str = "The example") -> Sequenc
         source: what to call it in an error.
     """
     try:
-        entries = dict(_entries_of(data, FIRST))  # the last of one name counts
+        entries = map_entries(data, FIRST)
         features = {name: _feature_at(data, spans) for name, spans in entries.items()}
         context = {name: feature_values(data, feature) for name, feature in features.items() if feature.kind}
-        lists = {name: _steps(data, spans) for name, spans in dict(_entries_of(data, SECOND)).items()}
+        lists = {name: _steps(data, spans) for name, spans in map_entries(data, SECOND).items()}
         return SequenceExample(context, lists)
     except MalformedError as fault:
         raise fault.of(source, _SEQUENCE_EXAMPLE) from None
@@ -137,28 +138,6 @@ def feature_values(data: Buffer, feature: Feature) -> Values:
     if feature.kind == FLOATS:
         return _floats(data, feature.spans)
     return [bytes(data[start:stop]) for start, stop in feature.spans]
-
-
-def _entries_of(data: Buffer, tag: int) -> Iterator[tuple[str, list[Span]]]:
-    """Yield the name and the spans of each entry of a map; `tag` is that of the field that holds the map."""
-    for found, start, stop in message_fields(data, 0, len(data)):
-        if found == tag:
-            for entry, first, end in message_fields(data, start, stop):
-                if entry == FIRST:
-                    yield _entry(data, first, end)
-
-
-def _entry(data: Buffer, start: int, stop: int) -> tuple[str, list[Span]]:
-    name, spans = b"", []
-    for tag, first, end in message_fields(data, start, stop):
-        if tag == FIRST:
-            name = bytes(data[first:end])
-        elif tag == SECOND:
-            spans.append((first, end))
-    try:
-        return name.decode(), spans
-    except UnicodeDecodeError:
-        raise MalformedError(f"the name {name!r}, which is not UTF-8,", start) from None
 
 
 def _feature_at(data: Buffer, spans: Iterable[Span]) -> Feature:
@@ -209,7 +188,10 @@ def _few_int64s(data: Buffer, spans: Sequence[Span]) -> Int64s:
     values = []
     for place, stop in spans:
         while place < stop:
-            value, place = read_varint(data, place, stop)
+            if data[place] < 128:
+                value, place = data[place], place + 1
+            else:
+                value, place = read_varint(data, place, stop)
             value &= 0xFFFFFFFFFFFFFFFF
             values.append(value - (value >> 63 << 64))
     return np.array(values, dtype=np.int64)

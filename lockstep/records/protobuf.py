@@ -61,6 +61,35 @@ def message_fields(data: Buffer, place: int, end: int) -> list[tuple[int, int, i
     return fields
 
 
+def map_entries(data: Buffer, tag: int) -> dict[str, list[Span]]:
+    """Spans of the values in a map, by name; `tag` is that of the field that holds the map. The last of a name counts.
+
+    Raises:
+        MalformedError: these are no fields, or a name is not UTF-8.
+    """
+    entries = {}
+    for found, start, stop in message_fields(data, 0, len(data)):
+        if found == tag:
+            for entry, first, end in message_fields(data, start, stop):
+                if entry == FIRST:
+                    name, spans = _map_entry(data, first, end)
+                    entries[name] = spans
+    return entries
+
+
+def _map_entry(data: Buffer, start: int, stop: int) -> tuple[str, list[Span]]:
+    name, spans = b"", []
+    for tag, first, end in message_fields(data, start, stop):
+        if tag == FIRST:
+            name = bytes(data[first:end])
+        elif tag == SECOND:
+            spans.append((first, end))
+    try:
+        return name.decode(), spans
+    except UnicodeDecodeError:
+        raise MalformedError(f"the name {name!r}, which is not UTF-8,", start) from None
+
+
 def read_varint(data: Buffer, start: int, end: int) -> tuple[int, int]:
     """Read a number of 7 bits a byte, lowest first, the last byte below 128, and return it with the place after it.
 

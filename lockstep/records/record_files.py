@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate
@@ -27,6 +27,7 @@ from lockstep.records.tfrecord import (
     payload_of,
 )
 from lockstep.screen import log
+from lockstep.tracing import reading_listener
 
 UInt8s = npt.NDArray[np.uint8]
 
@@ -150,6 +151,15 @@ class RecordFiles:
         """Read the payload of a record."""
         file, record = self.locate(index)
         return file.read(record, self.verify)
+
+    def read_each(self, indices: Iterable[int]) -> Iterator[tuple[bytes, str]]:
+        """Yield payload and description of each record; reports the record that is being read to `tracing`."""
+        report = reading_listener()
+        for index in indices:
+            file, record = self.locate(index)
+            if report:
+                report(f"{file.path.name}:{record}")
+            yield file.read(record, self.verify), file.describe(record)
 
     def locate(self, index: int) -> tuple[RecordFile, int]:
         """The file that holds a record, and the record's number in it."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from torch import Tensor
 
-from lockstep.checks import check_open_unit
+from lockstep.checks import Checked, Decay, Hint
 from lockstep.optim.gradients import Gradients
 from lockstep.parallel.diagnosis import nonfinite_losses
 
@@ -112,16 +112,13 @@ class LossScale:
 
 
 @dataclass(frozen=True)
-class LossAverage:
+class LossAverage(Checked):
     """average = decay * average + (1 - decay) * loss after each update, for each loss and their total, from 0."""
 
-    decay: float = 0.9
+    decay: Annotated[Decay, Hint("give a decay such as 0.9 or 0.99")] = 0.9
     bias_correction: bool = True
     """Divide by 1 - decay ** updates, which takes out the zero that it starts from (Kingma, Ba: Adam, 2015); the
     Inception trainer did not, so that its first averages read a tenth of the loss."""
-
-    def __post_init__(self) -> None:
-        check_open_unit("decay", self.decay, hint="give a decay such as 0.9 or 0.99")
 
 
 class SmoothedLosses:

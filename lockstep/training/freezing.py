@@ -1,4 +1,4 @@
-"""Which parameters are trained: chosen once, by name, before anything is bound to them."""
+"""Freezing by pattern: which parameters are trained, and a log of what every pattern matched."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lockstep.selection import Patterns, selected
 
 
 class Frozen(NamedTuple):
-    """What was frozen by pattern."""
+    """The parameters and norms that were frozen by pattern."""
 
     parameters: list[str]
     norms: list[nn.Module]
@@ -67,7 +67,7 @@ def _refuse_lazy(model: nn.Module) -> None:
 
 
 def _still_norms(model: nn.Module) -> list[nn.Module]:
-    """Batch norm of which no parameter is trained, in evaluation mode."""
+    """Switch batch norm without a trained parameter to evaluation mode, and return it."""
     norms = [
         module.eval()
         for module in model.modules()
@@ -92,7 +92,7 @@ Match = tuple[str, Sequence[str]]
 def matches(
     parameters: Mapping[str, Tensor], frozen: Sequence[str], of_optimizer: Iterable[Match], values: Sequence[object]
 ) -> list[str]:
-    """A line for each pattern, after one for what is trained and one for what is frozen.
+    """Describe what each pattern matched, a line each, after a line for trained and one for frozen parameters.
 
     No line where there is no pattern and no penalty: then there is nothing that could have missed.
 

@@ -1,4 +1,4 @@
-"""The loop: a generator of reports, and the same with hooks.
+"""The training loop: as a generator of batches, of reports, or with hooks.
 
 A step commits its batch to the loader that the batch comes from: the loader moves its position, within the same
 uninterrupted block as the update, and keeps the report. `batches` reads that report to know whether a stop was
@@ -35,7 +35,7 @@ Hook = Callable[[StepReport], None]
 
 
 def batches(loader: Loader, towers: Towers | None = None, *, until: End | None = None) -> Iterator[Batch]:
-    """This worker's part of every batch from the loader's position on, on its device: for loops of your own.
+    """Yield this worker's part of every batch, from the loader's position on, on its device, for a loop of your own.
 
     Ends when `until` is reached, or when a step made from the last batch reports that a stop was requested. Steps are
     those of that report; before the first one, the batches of the stream. Ctrl-C requests a stop, as in `train_steps`.
@@ -150,7 +150,7 @@ def _check(loader: Loader, until: End | None) -> None:
 
 
 def every(interval: Interval | str | int, hook: Hook, *, start: Progress | None = None) -> Hook:
-    """The hook, called only where a whole multiple of the interval has passed since the report before.
+    """Call a hook only when a whole multiple of an interval has passed since the report before.
 
     Every worker calls it at the same step, whatever the unit: the clock is the chief's.
 

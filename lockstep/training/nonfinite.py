@@ -59,7 +59,7 @@ def suspects(host: TowerHost, sums: TreeSum) -> list[int]:
 
 
 def act(state: TrainState, outcome: Outcome, nonfinite: NonFiniteReport, *, is_chief: bool) -> None:
-    """Do what the state was told to do about an attempt that was not finite.
+    """Do what the state's policy says about an attempt that was not finite.
 
     Raises:
         NonFiniteError: the run is to end or to be rolled back, or the budget of attempts to skip is used up.
@@ -84,7 +84,7 @@ def act(state: TrainState, outcome: Outcome, nonfinite: NonFiniteReport, *, is_c
 
 
 def in_short(nonfinite: NonFiniteReport) -> str:
-    """What is not finite, and where that came from: enough for a line of the log."""
+    """Say in one line of the log what is not finite, and where it came from."""
     return f"{shorten(nonfinite.reasons, 1)}; from {'; '.join(nonfinite.culprits)}"
 
 
@@ -100,7 +100,7 @@ def _hint(state: TrainState) -> str:
 def _look_into(
     host: TowerHost, losses: LossFunction, batch: Batch, tower: int, sums: TreeSum, worker: Worker
 ) -> str | None:
-    """What is wrong with a tower, in words; None where it is innocent: its own losses and gradients are finite."""
+    """Describe what is wrong with a tower; None if its own losses and gradients are finite."""
     again = Again(losses)
     finding = host.explain(again, batch, tower, sums)
     nonfinite = _losses_of(host, tower) or ([again.nonfinite] if again.nonfinite else [])
@@ -115,7 +115,7 @@ def _look_into(
 
 
 def _losses_of(host: TowerHost, tower: int) -> list[str]:
-    """The losses of a tower that are not finite, in words; metrics may be what they like."""
+    """Describe the losses of a tower that are not finite; metrics are not checked."""
     names = host.outputs.names
     assert names is not None, "the towers ran"
     return nonfinite_losses(dict(zip(names.losses, host.values[tower], strict=False)))
@@ -131,7 +131,7 @@ def _in_words(finding: Finding, what: str, batch: Batch, worker: Worker) -> str:
 
 
 def _example_ids(batch: Batch, position: int, count: int) -> list[str]:
-    """The names; none where they cannot be had: the others wait for what this worker has to say."""
+    """The names of examples; none on an error, since the other workers wait for this one's answer."""
     if batch.loader is None:
         return []
     try:

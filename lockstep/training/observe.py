@@ -1,4 +1,4 @@
-"""Histograms of what a step leaves behind or never shows: variables, gradients, activations.
+"""Histograms of variables, gradients and activations for TensorBoard.
 
 Before an attempt whose turn it is, an observer attaches itself to the state or to the modules; after it, nothing of it
 is left there. The steps in between cost nothing. What is computed is the same to the bit, observed or not.
@@ -25,29 +25,29 @@ from lockstep.types import StepReport
 
 
 class Seen(NamedTuple):
-    """What is written of one step, by tag."""
+    """Histograms and scalars of one step, by tag."""
 
     histograms: Mapping[str, Histogram]
     scalars: Mapping[str, float]
 
 
 class Source(Protocol):
-    """Something to be seen during an attempt, or after it."""
+    """A source of histograms: it watches an attempt, or reads the state after it."""
 
     def attach(self) -> None:
-        """Be ready for the attempt that follows."""
+        """Watch the attempt that follows."""
 
     def detach(self) -> None:
-        """Leave no trace; where nothing is attached, do nothing."""
+        """Stop watching."""
 
     def seen(self) -> Seen:
-        """What the attempt since `attach` showed."""
+        """Histograms of the attempt since `attach`."""
 
 
 class Observer:
-    """A hook that writes what its source shows at each step with which a multiple of the interval passes.
+    """A hook that writes the histograms of a source at an interval.
 
-    A refused attempt is no step: the next one that is made takes its place. Time is looked at before an attempt, so an
+    A skipped attempt is no step: the next one that is made takes its place. The time is read before an attempt, so an
     interval in seconds is noticed one step later. A run that is resumed writes at the same steps and epochs. A step
     that raises leaves it attached: `close` it before training goes on.
 
@@ -70,7 +70,7 @@ class Observer:
         self._look_ahead(start, batch_size)
 
     def __call__(self, report: StepReport) -> None:
-        """Write what the attempt showed, if it was to be seen, and attach to the next one, if that is."""
+        """Write the histograms of a watched attempt, and watch the next one if it is due."""
         if self._is_due:
             if not report.skipped:
                 self._summaries.write_histograms(*self._source.seen(), report.step)
@@ -79,7 +79,7 @@ class Observer:
         self._look_ahead(report.progress, report.num_examples)
 
     def close(self) -> None:
-        """Leave no trace in the model and its state; called again, it goes on with the attempt after."""
+        """Remove all hooks from the model and its state; the next call goes on with the attempt after it."""
         self._source.detach()
         self._is_due = False
 
@@ -97,13 +97,13 @@ class VariableSource:
         self._model = state.model
 
     def attach(self) -> None:
-        """Nothing to do: they can be seen at any time."""
+        """Nothing to do: they can be read at any time."""
 
     def detach(self) -> None:
         """Nothing to do."""
 
     def seen(self) -> Seen:
-        """What they are now."""
+        """Histograms of their present values."""
         found = compute_histograms({**dict(self._model.named_parameters()), **dict(self._model.named_buffers())})
         return Seen(
             {f"variables/{name}": histogram for name, histogram in found.items()},
@@ -135,7 +135,7 @@ class GradientSource:
             self._state.gradient_hooks.remove(self._look)
 
     def seen(self) -> Seen:
-        """What the last update got."""
+        """Histograms of the gradients of the last update."""
         return Seen(
             {f"gradients/{name}": histogram for name, histogram in self._found.items()},
             {f"gradient_norms/{name}": histogram.norm for name, histogram in self._found.items()},
@@ -189,7 +189,7 @@ class ActivationSource:
         self._handles = []
 
     def seen(self) -> Seen:
-        """What the modules returned."""
+        """Histograms of the outputs."""
         return Seen(
             {f"activations/{name}": histogram for name, histogram in self._found.items()},
             {f"sparsity/{name}": histogram.sparsity for name, histogram in self._found.items()},

@@ -1,9 +1,8 @@
-"""What must hold before step 1, on this worker and between all of them."""
+"""Checks before step 1, on this worker and between all workers."""
 
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Sequence
 
 import torch
@@ -16,17 +15,16 @@ from lockstep.parallel.exchange import Exchange
 from lockstep.parallel.tower_outputs import sparse_parameters
 from lockstep.parallel.towers import Towers
 from lockstep.readers.fingerprint import lines_of
+from lockstep.screen import log
 from lockstep.training.saved_state import EXTRA, extra_state
 from lockstep.training.state import TrainState
 from lockstep.training.trained_with import threads_matter
 from lockstep.version import __version__
 from lockstep.workers.rank import Worker
 
-log = logging.getLogger("lockstep")
-
 
 def check_start(state: TrainState, worker: Worker) -> None:
-    """Refuse to train what has no values yet, or what differs between workers.
+    """Refuse parameters without values, and any that differ between workers.
 
     Raises:
         InputError: a parameter or buffer is on the meta device or on another device, a trained parameter is not finite,
@@ -49,7 +47,7 @@ def check_start(state: TrainState, worker: Worker) -> None:
 
 
 def check_data(loader: Loader, worker: Worker) -> None:
-    """Refuse to train where the workers read different data: each of them may have a copy of its own.
+    """Refuse workers that read different data: each may have a copy of its own.
 
     Raises:
         WorkerError: naming the workers whose data differs, and the first part of it that does.

@@ -1,4 +1,4 @@
-"""What a run has learned: parameters, slots, averages, statistics and the step, and the one way to change them."""
+"""The state of a model under training; only `apply` and loading change it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from lockstep.checks import check_all, check_one_of, check_range, check_type, wrong_type
+from lockstep.checks import NonNegativeInt, check_all, check_one_of, check_type, check_value, wrong_type
 from lockstep.errors import InputError, NonFiniteError
 from lockstep.listing import shorten
 from lockstep.losses.regularization import L1, L2
@@ -100,7 +100,7 @@ class TrainState:
         check_all("gradient_transforms", gradient_transforms, object, hint=_TRANSFORMS_HINT)
         check_all("tower_gradient_transforms", tower_gradient_transforms, object, hint=_TRANSFORMS_HINT)
         check_one_of("nonfinite", nonfinite, get_args(Nonfinite))
-        check_range("nonfinite_budget", nonfinite_budget, 0)
+        check_value("nonfinite_budget", nonfinite_budget, NonNegativeInt)
         self.trained_with = describe_arguments(locals())
         self.before_change = []
         self.step = 0
@@ -122,7 +122,7 @@ class TrainState:
             self._optimizer.matched(),
             [*regularization, *tower_gradient_transforms, *gradient_transforms],
         )
-        """What the patterns have matched, a line each."""
+        """The parameters that each pattern matched, a line each."""
         self._regularization = [each.bind(self.parameters) for each in regularization]
         self.penalised = [name for each in self._regularization for name in each.parameter_names]
         """The parameters that a regularization is on."""
@@ -174,7 +174,7 @@ class TrainState:
         return Outcome(rates, norm, losses)
 
     def _regularized(self, attempt: Attempt) -> tuple[Mapping[str, float], Gradients]:
-        """The losses and gradients of the attempt, with those of the parameters themselves."""
+        """Add the losses and gradients of the regularization to those of the attempt."""
         gradients = Gradients(
             self._names,
             attempt.gradients,
@@ -198,7 +198,7 @@ class TrainState:
         return losses, Gradients(self._names, tensors, rows=attempt.rows, owned=attempt.owned)
 
     def _changes(self, update: Update) -> list[tuple[Tensor, Tensor]]:
-        """The buffers that an update of the user's own changes, with their new values.
+        """Call an update of the user's own: the buffers that it changes, with their new values.
 
         Raises:
             InputError: it names something else than a buffer, or gives a value of another shape.
@@ -271,15 +271,15 @@ class TrainState:
 
     @property
     def kernels(self) -> str:
-        """What computes the optimizer's update, in a word."""
+        """The kind of kernels that compute the optimizer's update: "fused" or "foreach"."""
         return self._optimizer.kernels
 
     def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
-        """Turn what the optimizer says in epochs into steps, once the stream is known; says how, a line for each."""
+        """Turn the optimizer's lengths in epochs into steps, once the stream is known; returns a line for each."""
         return self._optimizer.resolve(epoch_size, batch_size)
 
     def to_channels_last(self) -> None:
-        """Lay convolution weights, and all that is kept for them, out in the channels_last memory format."""
+        """Convert convolution weights, their slots and averages to the channels_last memory format."""
         averages = self._average.tensors.values() if self._average else ()
         for tensor in (*self.model.parameters(), *self._optimizer.slots().values(), *averages):
             if tensor.ndim == 4:
@@ -314,7 +314,7 @@ class TrainState:
         return [name for name, _ in self.model.named_parameters() if name not in self.parameters]
 
     def sections(self) -> dict[str, dict[str, Tensor]]:
-        """Everything that has to be saved, as tensors by section and name; they are the state's own, not copies."""
+        """All tensors to save, by section and name: the state's own, not copies."""
         sections: dict[str, Mapping[str, Tensor]] = {
             "parameters": dict(self.model.named_parameters()),
             "buffers": dict(self.model.named_buffers()),
@@ -324,7 +324,7 @@ class TrainState:
         return {section: {n: t.detach() for n, t in tensors.items()} for section, tensors in sections.items()}
 
     def values(self) -> dict[str, Any]:
-        """The rest of what has to be saved, as JSON."""
+        """All other values to save, as JSON."""
         return {
             "step": self.step,
             "smoothed": self.smoothed.values(),
@@ -362,7 +362,7 @@ class TrainState:
         self.first_step = first_step
 
     def load(self, sections: Mapping[str, Mapping[str, Tensor]], values: Mapping[str, Any]) -> None:
-        """Take over what was saved; everything is checked before anything changes.
+        """Load saved tensors and values; everything is checked before anything changes.
 
         Raises:
             CheckpointError: a tensor is missing, left over, or of another shape or dtype.
@@ -383,7 +383,7 @@ class TrainState:
 
 
 def _optimizer(given: Any) -> Optimizer:
-    """The optimizer, or those by pattern as one.
+    """Return the optimizer; several by pattern become one.
 
     Raises:
         InputError: it is none.

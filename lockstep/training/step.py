@@ -1,4 +1,4 @@
-"""One attempt, from a batch to a report: towers, exchange, update."""
+"""The training step, from a batch to a report: towers, exchange, update."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def train_step(
     *,
     counts: CountFunction | None = None,
 ) -> StepReport:
-    """Make one update of one state from one batch: the unit, for loops of your own.
+    """Make one update of one state from one batch, in a loop of your own.
 
     Only this state's parameters get gradients, whatever other models the loss uses, and the buffers of other states'
     models are put back.
@@ -87,7 +87,7 @@ def train_step(
 
 
 def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | None = None) -> BoundStep:
-    """The step of this state with these towers and this exchange: made once, then the same one each time."""
+    """Return the step of this state with these towers and this exchange; it is made at the first call."""
     check_type("state", state, TrainState, expected="a TrainState", hint="write ls.TrainState(model, optimizer)")
     check_type("towers", towers, (Towers, NoneType), expected="ls.Towers", hint="write ls.Towers(4) for four towers")
     worker = join()
@@ -236,7 +236,7 @@ class BoundStep:
     # Between the workers --------------------------------------------------------------------------------------------
 
     def _exchange(self, sums: TreeSum) -> tuple[Totals, bool]:
-        """The sums over the towers of all workers, and whether their tensors may be used up."""
+        """Sum over the towers of all workers; also says whether the tensors may be used up."""
         with interruptible():
             total = self._reducer.total(sums)
         totals = self._host.outputs.unpacked(total)
@@ -245,7 +245,7 @@ class BoundStep:
         return totals, total.owned
 
     def _without_missing(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients, None for each parameter that no tower of any worker had one for."""
+        """Replace the gradient by None for each parameter that no tower of any worker had a gradient for."""
         absent = [float(self._host.absent.get(index, 0)) for index in range(len(gradients))]
         # The first of this worker's leaves tells what all of them lack.
         of_each = [absent, *[[0.0] * len(absent)] * (len(self._host.leaves) - 1)]

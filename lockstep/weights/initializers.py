@@ -10,12 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from torch import Generator, Tensor, nn
 
-from lockstep.checks import check_one_of, check_positive, check_range, check_switch, check_type, check_whole, wrong_type
+from lockstep.checks import (
+    Checked,
+    FiniteFloat,
+    Hint,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    check_type,
+    check_value,
+    wrong_type,
+)
 from lockstep.errors import InputError
 from lockstep.randomness import key_of, mix
 from lockstep.selection import assigned
@@ -30,13 +40,10 @@ _STDDEV_OF_CUT = 0.87962566103423978
 
 
 @dataclass(frozen=True)
-class Full:
+class Full(Checked):
     """The same value everywhere."""
 
-    value: float
-
-    def __post_init__(self) -> None:
-        _check_finite("value", self.value)
+    value: FiniteFloat
 
     def __call__(self, name: str, tensor: Tensor, generator: Generator) -> None:
         """Fill a tensor."""
@@ -53,19 +60,15 @@ class Zeros:
 
 
 @dataclass(frozen=True)
-class TruncatedNormal:
+class TruncatedNormal(Checked):
     """A normal distribution without what is more than two standard deviations from the mean: that is drawn anew.
 
     As `tf.truncated_normal_initializer`. The values have 0.88 times the standard deviation that is given.
     """
 
-    stddev: float
+    stddev: NonNegativeFloat
     """Of the distribution before it is cut."""
-    mean: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_range("stddev", self.stddev, 0)
-        _check_finite("mean", self.mean)
+    mean: FiniteFloat = 0.0
 
     def __call__(self, name: str, tensor: Tensor, generator: Generator) -> None:
         """Fill a tensor."""
@@ -74,24 +77,18 @@ class TruncatedNormal:
 
 
 @dataclass(frozen=True)
-class VarianceScaling:
+class VarianceScaling(Checked):
     """Values whose variance is `scale / n`, with n the inputs or outputs of a unit, or the mean of the two.
 
     As `tf.variance_scaling_initializer` (TensorFlow, init_ops.py). He's initialiser is `VarianceScaling(2.0)`, Glorot's
     is `Xavier()`. See `fans` for what n is.
     """
 
-    scale: float = 1.0
+    scale: Annotated[PositiveFloat, Hint("write VarianceScaling(2.0) for layers with ReLU")] = 1.0
     mode: Mode = "fan_in"
     distribution: Distribution = "truncated_normal"
     """A normal distribution cut at two standard deviations, and widened so that the variance is right; a whole one; or
     a uniform one."""
-
-    def __post_init__(self) -> None:
-        check_positive("scale", self.scale, hint="write VarianceScaling(2.0) for layers with ReLU")
-        _check_finite("scale", self.scale)
-        check_one_of("mode", self.mode, get_args(Mode))
-        check_one_of("distribution", self.distribution, get_args(Distribution))
 
     def __call__(self, name: str, tensor: Tensor, generator: Generator) -> None:
         """Fill a tensor."""
@@ -103,7 +100,7 @@ class VarianceScaling:
 
 
 @dataclass(frozen=True)
-class Xavier:
+class Xavier(Checked):
     """TF-Slim's first weights of convolutions and fully connected layers: Glorot and Bengio, 2010.
 
     Uniform within sqrt(6 / (fan_in + fan_out)); or normal, cut at two standard deviations. The normal one is widened by
@@ -111,9 +108,6 @@ class Xavier:
     """
 
     uniform: bool = True
-
-    def __post_init__(self) -> None:
-        check_switch("uniform", self.uniform)
 
     def __call__(self, name: str, tensor: Tensor, generator: Generator) -> None:
         """Fill a tensor."""
@@ -191,13 +185,6 @@ def _draw(tensor: Tensor, distribution: Distribution, stddev: float, generator: 
         nn.init.trunc_normal_(tensor, a=-2.0, b=2.0, generator=generator).mul_(stddev)
 
 
-def _check_finite(name: str, value: float) -> None:
-    hint = f"write {name}=0.1"
-    check_type(name, value, (int, float), expected="a finite number", hint=hint)
-    if not math.isfinite(value):
-        raise InputError(f"{name} is not finite.", given=f"{name}={value}", expected="a finite number", hint=hint)
-
-
 _HINT = r'write {r"weight$": Xavier(), r"bias$": Zeros()}'
 
 
@@ -222,7 +209,7 @@ def initialize(model: nn.Module, initializers: Mapping[str, Initializer], seed: 
     """
     check_type("model", model, nn.Module, expected="a torch.nn.Module", hint="pass the module before its state is made")
     check_type("initializers", initializers, Mapping, expected="initializers by pattern", hint=_HINT)
-    check_whole("seed", seed, least=0)
+    check_value("seed", seed, NonNegativeInt)
     for pattern, initializer in initializers.items():
         if isinstance(initializer, type) or not callable(initializer):
             name = f"The initializer of {pattern!r}"

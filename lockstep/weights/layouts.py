@@ -11,11 +11,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
-from lockstep.checks import check_type
+from lockstep.checks import Checked, Hint
 from lockstep.errors import InputError
 
 Shape = tuple[int, ...]
@@ -27,7 +27,7 @@ _GROUP = re.compile(r"\(([^()]*)\)|([^\s()]+)")
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(Checked):
     """An order of axes and the one to bring them into, such as "h w i o -> o i h w".
 
     An axis is a letter, and 1 an axis of length 1. Axes in parentheses lie in one, the last of them fastest; the length
@@ -38,10 +38,10 @@ class Layout:
         InputError: this is no such pattern.
     """
 
-    pattern: str
+    pattern: Annotated[str, Hint('write Layout("h w i o -> o i h w")')]
 
     def __post_init__(self) -> None:
-        check_type("pattern", self.pattern, str, expected="text", hint='write Layout("h w i o -> o i h w")')
+        super().__post_init__()
         left, right = self._sides
         axes, again = _axes(left), _axes(right)
         known = [sum(axis not in self._lengths for axis in group) <= 1 for group in left]

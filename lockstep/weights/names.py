@@ -6,9 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from lockstep.checks import check_all, check_type
+from lockstep.checks import Checked, Hint, check_all
 from lockstep.errors import InputError
 from lockstep.selection import Patterns, selected
 from lockstep.weights.layouts import Layout
@@ -17,23 +17,22 @@ _EXAMPLE = r"""write Rename(r"^(.*)/weights$", r"\1.weight")"""
 
 
 @dataclass(frozen=True)
-class Rename:
+class Rename(Checked):
     r"""Every place of a name where a regular expression is found becomes something else.
 
     Raises:
         InputError: the pattern is no regular expression, or there is nothing to become.
     """
 
-    pattern: str
+    pattern: Annotated[str, Hint(_EXAMPLE)]
     to: str | tuple[str, ...]
     r"""What it becomes, with `\1` for what the first parentheses matched; with several, the tensor goes to them all."""
-    layout: Layout | None = None
+    layout: Annotated[Layout | None, Hint('write Layout("i o -> o i")')] = None
     """How the axes of these tensors change; None leaves that to the shapes."""
 
     def __post_init__(self) -> None:
-        check_type("pattern", self.pattern, str, expected="a regular expression", hint=_EXAMPLE)
+        super().__post_init__()
         check_all("to", self._ends, str, hint=_EXAMPLE)
-        check_type("layout", self.layout, (Layout, type(None)), expected="a Layout", hint='write Layout("i o -> o i")')
         try:
             re.compile(self.pattern)
         except re.error as error:

@@ -6,12 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from lockstep.checks import check_all, check_one_of, check_switch, check_type
-from lockstep.errors import InputError
+from lockstep.checks import Checked, Hint, Probability, check_type
 from lockstep.listing import shorten
 from lockstep.screen import one_line
 from lockstep.selection import Patterns
@@ -60,7 +59,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class WarmStart:
+class WarmStart(Checked):
     """How the tensors of a file find their places in a model.
 
     A name loses `strip_prefix`, goes through the name map and then through `rename`, in order, and gets `add_prefix`.
@@ -70,7 +69,7 @@ class WarmStart:
         InputError: a field cannot be as given.
     """
 
-    rename: tuple[Rename, ...] = ()
+    rename: Annotated[tuple[Rename, ...], Hint(r'write rename=(Rename(r"^net\.", "backbone."),)')] = ()
     strip_prefix: str = ""
     add_prefix: str = ""
     include: Patterns = ()
@@ -89,21 +88,13 @@ class WarmStart:
     """A map of `lockstep.weights.name_maps`, or one of your own."""
     system: System | None = None
     """Whose layouts the tensors have, "torch" or "tensorflow"; None: those of the name map, or else torch's."""
-    require_loaded: float | None = None
-    """The least share of the parameters' values, from 0 to 1, that must be loaded."""
+    require_loaded: Annotated[Probability | None, Hint("write require_loaded=0.95 for 95 %")] = None
+    """The least share of the parameters' values that must be loaded."""
 
     def __post_init__(self) -> None:
-        check_all("rename", self.rename, Rename, hint=r'write rename=(Rename(r"^net\.", "backbone."),)')
-        for name in ("strip_prefix", "add_prefix"):
-            check_type(name, getattr(self, name), str, expected="text", hint=f'write {name}="module."')
-        for name in ("ignore_missing", "reshape", "prefer_average"):
-            check_switch(name, getattr(self, name))
-        check_one_of("mismatch", self.mismatch, ("error", "skip"))
-        if self.system is not None:
-            check_one_of("system", self.system, ("torch", "tensorflow"))
-        if self.require_loaded is not None:
-            _check_share(self.require_loaded)
-        check_type("name_map", self.name_map, (str, NameMap, type(None)), expected="a name", hint='write "mnist"')
+        super().__post_init__()
+        hint = 'write name_map="mnist"'
+        check_type("name_map", self.name_map, (str, NameMap, type(None)), expected="a name", hint=hint)
         if isinstance(self.name_map, str):
             get_name_map(self.name_map)
 
@@ -112,17 +103,6 @@ class WarmStart:
         """The name map, which has no renames where none is given."""
         found = get_name_map(self.name_map) if isinstance(self.name_map, str) else self.name_map
         return found or NameMap((), system="torch")
-
-
-def _check_share(share: float) -> None:
-    check_type("require_loaded", share, (int, float), expected="a share, from 0 to 1", hint="write require_loaded=0.95")
-    if not 0 <= share <= 1:
-        raise InputError(
-            "require_loaded is out of range.",
-            given=f"require_loaded={share}",
-            expected="a share, from 0 to 1",
-            hint="write 0.95 for 95 %",
-        )
 
 
 @dataclass(frozen=True)

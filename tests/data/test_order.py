@@ -221,7 +221,7 @@ def test_sizes_below_one_are_refused(sizes: dict[str, int], given_text: str) -> 
     assert str(caught.value) == (
         f"{name} is out of range.\n"
         f"  given:    {given_text}\n"
-        "  expected: 1 or more, finite\n"
+        "  expected: 1 or more\n"
         f"  hint:     give {name} a value in this range"
     )
 
@@ -233,5 +233,5 @@ def test_a_size_that_is_no_whole_number_is_refused() -> None:
         "block_size is of the wrong type.\n"
         "  given:    block_size is float\n"
         "  expected: a whole number\n"
-        "  hint:     give block_size a whole number above 0"
+        "  hint:     give block_size as a whole number"
     )

@@ -350,7 +350,7 @@ def test_one_of_n_keeps_the_first_of_every_n(n: int, kept: list[int]) -> None:
 
 def test_one_of_none_is_refused() -> None:
     assert message_of(InputError, lambda: one_of(numbers(0, 5), 0)) == (
-        "n is out of range.\n  given:    n=0\n  expected: 1 or more, finite\n  hint:     give n a value in this range"
+        "n is out of range.\n  given:    n=0\n  expected: 1 or more\n  hint:     give n a value in this range"
     )
 
 

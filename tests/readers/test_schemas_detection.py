@@ -378,7 +378,7 @@ def test_boxes_without_labels_or_texts_are_refused() -> None:
     [
         ({"label_map": {"cat": 1}}, "label_map is of the wrong type."),
         ({"masks": "rle"}, "masks cannot be 'rle'."),
-        ({"masks": True}, "masks cannot be True."),
+        ({"masks": True}, "masks is of the wrong type."),
         ({"num_keypoints": -1}, "num_keypoints is out of range."),
         ({"num_keypoints": 10**12}, "num_keypoints is out of range."),
         ({"num_additional_channels": 1.0}, "num_additional_channels is of the wrong type."),

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.records.protobuf import MalformedError, field_bytes, message_fields, read_varint, varint_bytes
+from lockstep.records.protobuf import (
+    FIRST,
+    MalformedError,
+    field_bytes,
+    map_entries,
+    message_fields,
+    read_varint,
+    varint_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,3 +53,14 @@ def test_bytes_that_are_no_message_are_refused(data: bytes, what: str) -> None:
         message_fields(data, 0, len(data))
     assert caught.value.what == what
     assert caught.value.place == 0
+
+
+def test_a_map_has_the_spans_of_each_value_and_the_last_of_a_name_counts() -> None:
+    def entry(name: bytes, value: bytes) -> bytes:
+        return field_bytes(1, field_bytes(1, name) + field_bytes(2, value))
+
+    data = field_bytes(2, b"other") + field_bytes(1, entry(b"a", b"old") + entry(b"b", b"") + entry(b"a", b"new"))
+    found = {name: [data[slice(*span)] for span in spans] for name, spans in map_entries(data, FIRST).items()}
+    assert found == {"a": [b"new"], "b": [b""]}
+    with pytest.raises(MalformedError, match="not UTF-8"):
+        map_entries(field_bytes(1, entry(b"\xff", b"")), FIRST)

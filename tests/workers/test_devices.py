@@ -1,64 +1,14 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from lockstep import cores
 from lockstep.cores import usable_cores
 from lockstep.errors import InputError
 from lockstep.workers import devices
 from lockstep.workers.devices import choose_device, describe_machine, generators
-
-
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
-
-
-def test_a_quota_of_cgroup_v2_counts_wherever_it_stands(tmp_path: Path) -> None:
-    files = {
-        "proc/self/cgroup": "0::/slice/job\n",
-        "sys/fs/cgroup/slice/job/cpu.max": "max 100000\n",
-        "sys/fs/cgroup/slice/cpu.max": "250000 100000\n",
-    }
-    assert cores._cgroup_cores(write(tmp_path, files)) == 2.5
-
-
-def test_a_quota_of_cgroup_v1_counts(tmp_path: Path) -> None:
-    files = {
-        "proc/self/cgroup": "4:memory:/job\n3:cpu,cpuacct:/job\n",
-        "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "300000\n",
-        "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": "100000\n",
-        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
-        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
-    }
-    assert cores._cgroup_cores(write(tmp_path, files)) == 3.0
-
-
-def test_inside_a_container_the_mount_itself_is_the_group(tmp_path: Path) -> None:
-    files = {
-        "proc/self/cgroup": "0::/docker/outside/of/here\n",
-        "sys/fs/cgroup/cpu.max": "400000 100000\n",
-    }
-    assert cores._cgroup_cores(write(tmp_path, files)) == 4.0
-
-
-@pytest.mark.parametrize("files", [{}, {"proc/self/cgroup": "0::/\n"}], ids=["no cgroup", "no quota"])
-def test_without_a_quota_all_cores_count(tmp_path: Path, files: dict[str, str]) -> None:
-    assert cores._cgroup_cores(write(tmp_path, files)) == float("inf")
-
-
-@pytest.mark.parametrize(("quota", "expected"), [(float("inf"), 3), (2.9, 2), (0.5, 1)])
-def test_usable_cores_are_whole_and_at_least_one(monkeypatch: pytest.MonkeyPatch, quota: float, expected: int) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 5})
-    monkeypatch.setattr(cores, "_cgroup_cores", lambda _: quota)
-    assert usable_cores() == expected
 
 
 @pytest.fixture
@@ -115,5 +65,6 @@ def test_the_machine_in_one_line(two_accelerators: list[int], tmp_path: Path) ->
     line = describe_machine()
     assert line.startswith(f"{usable_cores()} cores of ")
     assert line.endswith(", 2 x Accelerator X")
-    assert devices._cpu_name(write(tmp_path, {"cpuinfo": "model name\t: Good CPU\n" * 2}) / "cpuinfo") == "Good CPU"
+    (tmp_path / "cpuinfo").write_text("model name\t: Good CPU\n" * 2)
+    assert devices._cpu_name(tmp_path / "cpuinfo") == "Good CPU"
     assert devices._cpu_name(tmp_path / "missing")
