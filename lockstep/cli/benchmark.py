@@ -17,8 +17,8 @@ from lockstep.tracing import INPUT_STAGES
 
 if TYPE_CHECKING:
     from lockstep.data.advice import Advice
+    from lockstep.data.input_benchmark import Measured, Timing
     from lockstep.data.loader import Loader
-    from lockstep.data.throughput import Measured, Throughput
     from lockstep.readers.reader import Reader
     from lockstep.recipes.recipe import Recipe
     from lockstep.types import Batch
@@ -62,7 +62,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
     from lockstep.cli.source import is_recipe
     from lockstep.data.advice import advise
-    from lockstep.data.throughput import measure
+    from lockstep.data.input_benchmark import measure
     from lockstep.parallel.launch import STOPPED
     from lockstep.workers.rank import join
 
@@ -194,7 +194,7 @@ def _as_text(what: str, loader: Loader, measured: Measured, advice: Advice) -> I
     yield from (f"- {change}" for change in advice.changes)
 
 
-def _rows(loader: Loader, measured: Measured) -> dict[str, Throughput]:
+def _rows(loader: Loader, measured: Measured) -> dict[str, Timing]:
     rows = {
         "reading, for the first time": measured.first_read,
         "reading, again": measured.read,
@@ -204,7 +204,7 @@ def _rows(loader: Loader, measured: Measured) -> dict[str, Throughput]:
     return rows | ({"the training step alone": measured.step} if measured.step else {})
 
 
-def _table(rows: Mapping[str, Throughput]) -> Iterator[str]:
+def _table(rows: Mapping[str, Timing]) -> Iterator[str]:
     """Names to the left, numbers to the right."""
     stages = [stage for stage in (*INPUT_STAGES, "copy") if any(pace.share(stage) for pace in rows.values())]
     lines = [["", "examples/s", "a CPU-second", *stages]]
@@ -223,9 +223,9 @@ def _who_reads(loader: Loader, measured: Measured) -> str:
 
 
 def _as_json(what: str, loader: Loader, measured: Measured, advice: Advice) -> dict[str, Any]:
-    from lockstep.data.throughput import Throughput
+    from lockstep.data.input_benchmark import Timing
 
-    paces = {name: _pace(pace) for name, pace in vars(measured).items() if isinstance(pace, Throughput)}
+    paces = {name: _pace(pace) for name, pace in vars(measured).items() if isinstance(pace, Timing)}
     others = {name: value for name, value in vars(measured).items() if name not in paces}
     return {
         "what": what,
@@ -237,7 +237,7 @@ def _as_json(what: str, loader: Loader, measured: Measured, advice: Advice) -> d
     }
 
 
-def _pace(pace: Throughput) -> dict[str, Any]:
+def _pace(pace: Timing) -> dict[str, Any]:
     return {**vars(pace), "stage_seconds": dict(pace.stage_seconds), "examples_per_second": pace.examples_per_second}
 
 

@@ -22,7 +22,7 @@ def _add_arguments(export: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Write the file, and one line that says what is in it."""
     from lockstep.records.shards import check_local
-    from lockstep.runs.export import FORMATS, check_packages, contents, trained_model
+    from lockstep.runs.export import FORMATS, check_packages, encode_model, trained_model
 
     check_local(arguments.run)
     path = Path(arguments.to)
@@ -30,7 +30,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     check_target(path, FORMATS, what, overwrite=arguments.force)
     check_packages(path.suffix)
     trained = trained_model(arguments.run, average=arguments.average)
-    parts = contents(trained, path.suffix)
+    parts = encode_model(trained, path.suffix)
     with atomic_write(path, failure=InputError) as file:
         num_bytes = sum(file.write(part) for part in parts)
     weights = "averaged" if arguments.average else "raw"

@@ -16,7 +16,7 @@ from lockstep.progress import End, Epochs, Hours, Steps
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
-from lockstep.runs.build import check_told
+from lockstep.runs.build import check_complete
 from lockstep.runs.result import Result
 from lockstep.runs.run import Run, check_needs_no_files
 from lockstep.runs.workdir import Workdir
@@ -28,7 +28,7 @@ def plan_training(argv: list[str]) -> dict[str, Any]:
     """How many workers the run needs. What can be refused before they start is refused here."""
     arguments = parse(argv)
     recipe, path = _recipe_and_path(arguments)
-    check_told(recipe)
+    check_complete(recipe)
     workers = choose_num_workers(recipe.num_workers, recipe.device, recipe.num_towers)
     recipe = replace(recipe, num_towers=recipe.num_towers or workers)
     recipe.towers_for(workers).check(recipe.batch_size, workers)

@@ -1,4 +1,4 @@
-"""What limits a run, and what to change: a pure function of what was measured."""
+"""Find the bottleneck of a run from the measured throughput, and advise what to change."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.data.throughput import Measured
+from lockstep.data.input_benchmark import Measured
 from lockstep.tracing import INPUT_STAGES
 
 Limit = Literal["step", "both", "handing over", "read", "decode", "augment", "collate"]
 
 _EVEN = 1.1
-"""Rates that differ by less are about even; a loader should be faster than the step by so much."""
+"""Rates are about even up to this ratio; a loader should be faster than the step by as much."""
 _FULL = 0.5
-"""Batches wait for the trainer's process where more of what may be read ahead than this is there on average."""
+"""From this mean queue fill on, prefetched batches wait for the trainer's process."""
 _POOR = 0.6
-"""Readers that give less than this of what each gives alone hinder each other."""
+"""Readers that together give less than this share of what they would give alone hinder each other."""
 _FROM_STORAGE = 0.8
-"""Storage matters where the loader falls below this of what it gives from memory."""
+"""Storage matters where the loader gives less than this share of what it gives from memory."""
 
 _HINTS: Mapping[Limit, tuple[str, ...]] = {
     "read": (
@@ -35,18 +35,18 @@ _HINTS: Mapping[Limit, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Advice:
-    """What limits a run, and what to change."""
+    """The bottleneck of a run, and what to change."""
 
     limit: Limit
-    """The training step; or the input, by its slowest stage; "both" where they are about even."""
+    """The training step, or the slowest stage of the input; "both" where step and input are about even."""
     verdict: str
-    """The same in a sentence or two, with the numbers."""
+    """The bottleneck in a sentence or two, with the numbers."""
     changes: tuple[str, ...]
-    """What would make it faster, the most effective first; and what else is worth knowing. Sentences."""
+    """Sentences: what would make the run faster, the most effective first, and what else is worth knowing."""
 
 
 def advise(measured: Measured) -> Advice:
-    """Say what limits a run of this input, and this step if there is one."""
+    """Find the bottleneck of this input, and of this step if there is one."""
     limit = _limit(measured)
     changes = _for_the_step(measured) if limit == "step" else _for_the_input(measured, _slowest(measured))
     notes = [*_from_storage(measured), *_on_the_same_cores(measured)]
@@ -63,7 +63,7 @@ def _limit(measured: Measured) -> Limit:
 
 
 def _slowest(measured: Measured) -> Limit:
-    """Of the input alone."""
+    """Find the slowest stage of the input."""
     loader = measured.loader
     if loader.queue_fill is not None and loader.queue_fill >= _FULL:
         return "handing over"
@@ -111,7 +111,7 @@ def _for_the_input(measured: Measured, slowest: Limit) -> Iterator[str]:
 
 
 def _more_readers(measured: Measured) -> str:
-    """Whether they would help."""
+    """Say whether more readers would help."""
     # The training process keeps one core busy.
     idle = measured.num_cores - 1 - measured.num_readers
     if idle <= 0:
@@ -133,7 +133,7 @@ def _hindered(measured: Measured) -> Iterator[str]:
 
 
 def _from_storage(measured: Measured) -> Iterator[str]:
-    """What the loader gives as long as its files are not in memory, where that is less than is needed."""
+    """Say what the loader gives while its files are not in memory, if that is less than is needed."""
     first, again = measured.first_read, measured.read
     longer = max(0.0, 1 / first.examples_per_second - 1 / again.examples_per_second)
     loader = measured.loader.examples_per_second
@@ -154,7 +154,7 @@ def _on_the_same_cores(measured: Measured) -> Iterator[str]:
 
 
 def _readers_for_the_step(measured: Measured) -> int:
-    """How many the step needs, if each gives what it gives now."""
+    """Compute how many readers the step needs, if each gives what it gives now."""
     if measured.step is None:
         return measured.num_readers
     each = measured.loader.examples_per_second / max(1, measured.num_readers)

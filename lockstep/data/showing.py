@@ -32,14 +32,14 @@ _IMAGE = "image"
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What happens to an example before a network sees it."""
+    """The augmentations and the preprocessing between a reader and a network."""
 
     augment: Sequence[Augment] = ()
-    """In this order."""
+    """Applied in this order."""
     inputs: Inputs | None = None
-    """From a batch to a network's input, as of a `Preset`; None leaves the images as they are."""
+    """Makes a network's input of a batch, as a `Preset` does; None leaves the images as they are."""
     fields: Sequence[str] | None = None
-    """All that it is given, where an example has it; None: whatever an example has."""
+    """The fields that augmentations are given, where an example has them; None: all of them."""
 
 
 NOTHING = Pipeline()
@@ -47,12 +47,12 @@ NOTHING = Pipeline()
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """An image at one stage of its way, with what its batch says of it there."""
+    """An image after one stage of a pipeline, with the objects that its batch marks on it."""
 
     stage: str
-    """"original", the name of the augmentation that has made it, or "inputs"."""
+    """"original", the name of the augmentation that made it, or "inputs"."""
     position: int
-    """The place in the stream whose numbers were drawn."""
+    """Position in the stream, by which random numbers were drawn."""
     pixels: Tensor
     """uint8 of shape (3, height, width)."""
     marks: Marks
@@ -60,18 +60,18 @@ class Picture:
 
 @dataclass(frozen=True, eq=False)
 class ShownExample:
-    """An example at its place in the stream."""
+    """An example of the stream, before and after augmentation."""
 
     position: int
     example_id: str
     label: int | None = None
     class_name: str = ""
     original: Picture | None = None
-    """The image as it is stored, with all that is known of it, and the windows that were cropped from it."""
+    """The image as it is stored, with all its objects, and the windows that were cropped from it."""
     augmented: tuple[Picture, ...] = ()
-    """After the first augmentation and each that has changed the pixels; of several draws, the end of each."""
+    """The image after the first augmentation and each that changed its pixels; of several draws, the last of each."""
     problem: str = ""
-    """Why it is not shown, or not all of it."""
+    """Why the example, or a part of it, is not shown."""
 
 
 @runtime_checkable
@@ -88,20 +88,20 @@ def examples(
     pipeline: Pipeline = NOTHING,
     num_draws: int = 1,
 ) -> Iterator[ShownExample]:
-    """The examples at these positions of the stream: those that a run of this order and seed trains on there.
+    """Yield the examples that a run of this order and seed trains on at some positions of the stream.
 
-    One that cannot be read or augmented says why; a run would stop at it, or read another in its place.
+    An example that cannot be read or augmented says why; a run would stop there, or read another in its place.
 
     Args:
-        reader: where they come from.
+        reader: gives the examples.
         positions: from 0 on; the stream has no end.
         order: of the stream.
         seed: of the order and of the augmentations.
-        pipeline: what happens to them.
-        num_draws: how often each is augmented: as at its position, and as at the same place of the epochs after it.
+        pipeline: applied to each example.
+        num_draws: how often each is augmented: as at its position, and as at the same place of later epochs.
 
     Raises:
-        InputError: a parameter is out of range, the examples have no images, or the augmentations are not for these.
+        InputError: a parameter is out of range, the examples have no images, or the augmentations do not suit them.
         DataError: the reader holds no examples.
     """
     check_value("num_draws", num_draws, PositiveInt)
@@ -121,10 +121,10 @@ def examples(
 
 
 def with_marks(batch: Mapping[str, Any], count: int) -> Tensor:
-    """The first images of a batch, with boxes, masks and keypoints where the batch has them; of the images' type.
+    """Draw boxes, masks and keypoints, where a batch has them, on its first images.
 
-    Where it has boxes, and images of uint8 and one or three channels, the shape is (count, 3, height, width), else that
-    of the images.
+    The result is (count, 3, height, width) if the batch has boxes, and images of uint8 with one or three channels; else
+    the images as they are.
     """
     images: Tensor = batch[_IMAGE][:count]
     if "boxes" not in batch or images.dtype != torch.uint8 or images.shape[1] not in (1, 3):
@@ -152,7 +152,7 @@ def _shown(reader: Reader, index: int, position: int, pipeline: Pipeline, draws:
 
 
 def _pictures(fields: Fields, pipeline: Pipeline, draws: Draws) -> list[Picture]:
-    """After the first augmentation, and after each that changes the pixels."""
+    """Return the image after the first augmentation, and after each that changes its pixels."""
     pictures: list[Picture] = []
     for stage, there in _stages(fields, pipeline, draws):
         picture = Picture(stage, int(draws.positions[0]), _pixels(there), _marks(there, 0))
@@ -162,7 +162,7 @@ def _pictures(fields: Fields, pipeline: Pipeline, draws: Draws) -> list[Picture]
 
 
 def _stages(fields: Fields, pipeline: Pipeline, draws: Draws) -> Iterator[tuple[str, Fields]]:
-    """The name of each stage, and the batch after it."""
+    """Yield the name of each stage, and the batch after it."""
     for augment, turn in zip(pipeline.augment, turns(pipeline.augment), strict=True):
         fields = augment(fields, draws.again(turn))
         yield getattr(augment, "__name__", type(augment).__name__), fields
@@ -171,10 +171,10 @@ def _stages(fields: Fields, pipeline: Pipeline, draws: Draws) -> Iterator[tuple[
 
 
 def _as_pixels(values: Tensor, inputs: Inputs) -> Tensor:
-    """The input of a network for people to look at: uint8 of the same shape.
+    """Scale the input of a network to uint8 of the same shape, to be looked at.
 
-    Black and white are what the network is given for them. Where these are the same, since each image is standardised
-    by itself, they are the least and the largest value of the image.
+    Black and white are the values that the network gets for black and white images. Where these are equal, since each
+    image is standardised by itself, they are the least and the largest value of the image.
     """
     black, white = (inputs({_IMAGE: torch.full((1, 3, 1, 1), level, dtype=torch.uint8)}) for level in (0, 255))
     if torch.equal(black, white):
@@ -184,7 +184,7 @@ def _as_pixels(values: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _windows(fields: Fields, pipeline: Pipeline, draws: Sequence[Draws], image: Tensor) -> Tensor | None:
-    """What each draw crops from the image, as shares of its height and width; None where nothing tells."""
+    """Return the window that each draw crops, as shares of height and width; None without a crop."""
     crop = next((augment for augment in pipeline.augment if isinstance(augment, _Crop)), None)
     if crop is None:
         return None
@@ -194,7 +194,7 @@ def _windows(fields: Fields, pipeline: Pipeline, draws: Sequence[Draws], image: 
 
 
 def _pixels(fields: Fields) -> Tensor:
-    """The image of the one example: uint8 of shape (3, height, width)."""
+    """Return the image of the only example: uint8 of shape (3, height, width)."""
     images = fields.get(_IMAGE)
     first = images[0] if isinstance(images, Tensor | list) else None
     pixels = first.decode() if isinstance(first, EncodedImage) else first
@@ -209,7 +209,7 @@ def _pixels(fields: Fields) -> Tensor:
 
 
 def _marks(fields: Mapping[str, Any], row: int) -> Marks:
-    """What the batch knows of the objects on an image; what is of another shape is left out."""
+    """Return the objects on an image, by the fields of its batch; fields of other shapes are left out."""
     return Marks(
         boxes=_places(fields, "boxes", row, 2, 4),
         names=_names(fields, row),
@@ -226,7 +226,7 @@ def _places(fields: Mapping[str, Any], name: str, row: int, ndim: int, numbers: 
 
 
 def _names(fields: Mapping[str, Any], row: int) -> list[str]:
-    """Of the objects: the name of the class, or else its label."""
+    """Name the objects of an image: by class, or else by label."""
     texts = fields["class_text"][row] if "class_text" in fields else []
     labels = fields["labels"][row].tolist() if "labels" in fields else []
     return [text or str(label) for text, label in zip_longest(texts, labels, fillvalue="")]
@@ -240,7 +240,7 @@ def _label(fields: Fields) -> int | None:
 
 
 def _class_name(reader: Reader, fields: Fields, label: int | None) -> str:
-    """As the example says, or the reader, if either does."""
+    """Return the class name that the example or else the reader gives, if any."""
     if "text" in fields:
         return str(fields["text"][0])
     classes = getattr(reader, "classes", ())

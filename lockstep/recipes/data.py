@@ -1,4 +1,4 @@
-"""The data of a recipe: where the examples are, and what a network is to see of them."""
+"""The data of a recipe: where the examples are, and how they become inputs of the network."""
 
 from __future__ import annotations
 
@@ -29,46 +29,46 @@ Split = Literal["train", "validation", "test"]
 
 @dataclass(frozen=True)
 class MnistData:
-    """The 55,000 examples of MNIST to train on, 5,000 to validate and 10,000 to test."""
+    """MNIST: 55,000 examples to train on, 5,000 to validate and 10,000 to test."""
 
     folder: str | None = None
-    """Where the four files are; None: the ones that come with the project."""
+    """The folder of the four files; None: those that come with the project."""
     augment: tuple[RandomShift, ...] = ()
-    """What happens to the images of a training batch, in this order."""
+    """Augmentations of the training images, in this order."""
     split: Split = "train"
     """The examples to train on."""
     scale: Literal["half", "one"] = "half"
-    """Pixels become -0.5 to 0.5, as the MNIST trainer has them, or -1 to 1, as slim has them."""
+    """Range of the pixels: -0.5 to 0.5, as in the MNIST trainer, or -1 to 1, as in slim."""
 
     image_size: ClassVar[int] = 28
     splits: ClassVar[Sequence[str]] = SPLITS
 
-    def check_told(self) -> None:
-        """It comes with the project."""
+    def check_complete(self) -> None:
+        """Do nothing: the data comes with the project."""
 
     def prepare(self) -> None:
         """Write the records that are missing."""
         prepare_records(self._folder)
 
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
-        """The examples of a split."""
+        """Return the examples of a split."""
         return ClassificationReader(mnist_reader(split, self._folder), num_classes)
 
     def training(self) -> Sequence[Augment]:
-        """What happens to the images of a training batch, in this order."""
+        """Return the augmentations of training batches, in their order."""
         return self.augment
 
     def evaluation(self) -> Sequence[Augment]:
-        """Nothing."""
+        """Return no augmentations."""
         return ()
 
     def inputs(self, batch: Mapping[str, Any]) -> Tensor:
-        """Floats of shape (batch, 1, 28, 28)."""
+        """Make the input of the network: floats of shape (batch, 1, 28, 28)."""
         images: Tensor = batch["image"]
         return scale_image(images) if self.scale == "half" else (images.to(torch.float32) - 128) / 128
 
     def blank(self, num_examples: int) -> Tensor:
-        """An input of the network, of black images."""
+        """Make an input of the network from black images."""
         return self.inputs({"image": torch.zeros(num_examples, 1, 28, 28, dtype=torch.uint8)})
 
     @property
@@ -78,24 +78,20 @@ class MnistData:
 
 @dataclass(frozen=True)
 class ImageData(Checked):
-    """Images that have one class each: sharded records, tar shards, or a folder of images for each class.
-
-    Raises:
-        InputError: a number is out of range, the preprocessing cannot make such images, or a path is empty.
-    """
+    """Images that have one class each: sharded records, tar shards, or a folder of images for each class."""
 
     train: str | None = None
-    """The path or pattern of the examples to train on."""
+    """Path or pattern of the training examples."""
     validation: str | None = None
-    """Those that are scored while the run goes on; None: nothing is."""
+    """Path of the examples that are scored during the run; None: none are."""
     test: str | None = None
-    """Those that are scored after its end; None: those to validate once more."""
+    """Path of the examples that are scored after the end of the run; None: the validation examples are."""
     image_size: PositiveInt = 299
-    """Height and width of the images as the network sees them, in pixels."""
+    """Height and width of the images that the network sees, in pixels."""
     preprocessing: Preprocessing = field(default_factory=Inception)
-    """How they come to be that."""
+    """Crops, augmentations and normalisation."""
     labels_offset: Annotated[int, check_labels_offset] = 0
-    """What is taken off each label; -1 for folders, whose classes count from 0, where 0 is to be the background."""
+    """Subtracted from each label; -1 for folders, whose classes count from 0, if class 0 is the background."""
     decoding: Decoding = field(default_factory=Decoding)
     """How image files become pixels."""
     function: str | None = None
@@ -112,11 +108,11 @@ class ImageData(Checked):
 
     @property
     def splits(self) -> Sequence[str]:
-        """Those that have a path."""
+        """The splits that have a path."""
         return [split for split in SPLITS if getattr(self, split) is not None]
 
-    def check_told(self) -> None:
-        """Make sure that there is something to train on.
+    def check_complete(self) -> None:
+        """Check that there are examples to train on.
 
         Raises:
             InputError: the examples come from a function of a script.
@@ -130,14 +126,14 @@ class ImageData(Checked):
             check_there(getattr(self, split))
 
     def prepare(self) -> None:
-        """It is read as it lies there."""
+        """Do nothing: the files are read as they are."""
 
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
-        """The examples of a split.
+        """Open the examples of a split.
 
         Raises:
             InputError: the examples come from a function.
-            DataError: it has no path, or its path leads to no data.
+            DataError: the split has no path, or its path leads to no data.
         """
         path = getattr(self, split)
         if self.function is not None:
@@ -148,7 +144,7 @@ class ImageData(Checked):
         return self.labelled(source, num_classes, to_train=to_train)
 
     def labelled(self, source: Reader, num_classes: int, *, to_train: bool = False) -> Reader:
-        """The images, labels and, where crops are made by them, boxes of a source; the labels are checked."""
+        """Select the images, labels and, if crops depend on them, boxes of a source; labels are checked."""
         return ClassificationReader(
             source, num_classes, offset=self.labels_offset, boxes=to_train and self.crops_by_boxes
         )
@@ -163,23 +159,23 @@ class ImageData(Checked):
 
     @property
     def crops_by_boxes(self) -> bool:
-        """Whether the augmentations of training look at boxes."""
+        """Whether the training augmentations use boxes."""
         return isinstance(self.preprocessing, Inception) and self.preprocessing.crop_by_boxes
 
     def training(self) -> Sequence[Augment]:
-        """What happens to the images of a training batch, in this order."""
+        """Return the augmentations of training batches, in their order."""
         return self._preset.train
 
     def evaluation(self) -> Sequence[Augment]:
-        """What happens to the images of a batch that is scored; nothing is drawn."""
+        """Return the augmentations of batches that are scored; they draw no random numbers."""
         return self._preset.evaluate
 
     def inputs(self, batch: Mapping[str, Any]) -> Tensor:
-        """Floats of shape (batch, 3, image_size, image_size)."""
+        """Make the input of the network: floats of shape (batch, 3, image_size, image_size)."""
         return self._preset.inputs(batch)
 
     def blank(self, num_examples: int) -> Tensor:
-        """An input of the network, of black images."""
+        """Make an input of the network from black images."""
         return self.inputs({"image": torch.zeros(num_examples, 3, self.image_size, self.image_size, dtype=torch.uint8)})
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The parts of a recipe that are no values of the library itself: when and how often, and in which stages."""
+"""The parts of a recipe that only runs have: data loading, stages, checkpoints, monitoring, evaluation."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ NonNegativeInt64 = Annotated[int, Range(ge=0, lt=2**63)]
 
 @dataclass(frozen=True)
 class DataLoading(Checked):
-    """How the examples to train on reach a worker; who reads ahead changes nothing in what is read."""
+    """How workers load the training examples; the number of loaders does not change what they read."""
 
     order: Literal["shuffled", "sequential"] | BlockShuffled = "shuffled"
-    """A new permutation each epoch; or in blocks, for storage that is slow at random; or as they lie there."""
+    """A new permutation each epoch; or in blocks, for storage with slow random access; or in the order of the files."""
     num_processes: int | None = None
-    """Loader processes of each worker; None: its share of the cores that are left over. They read what has to be
-    decoded; what lies in memory is read by the worker itself."""
+    """Loader processes of each worker; None: its share of the free cores. They read what has to be decoded; the worker
+    itself reads what is in memory."""
     num_threads: int = 0
     """Loader threads, in place of processes."""
     prefetch: int = 2
-    """Batches that each of them is ahead."""
+    """Batches that each of them loads ahead."""
     bad_examples: Policy = "raise"
     """An example that cannot be read ends the run, or is replaced by the next one of its epoch."""
     bad_budget: NonNegativeInt64 = 100
-    """More examples than this must not be replaced."""
+    """Examples that may be replaced before the run ends after all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,22 +49,22 @@ class DataLoading(Checked):
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """What a run starts from instead of fresh weights, where its workdir has no checkpoint yet."""
+    """Weights that a run starts from if its workdir has no checkpoint yet."""
 
     path: str | None = None
-    """A file, checkpoint or run: what `lockstep inspect` understands; `RUN@STEP` for one checkpoint of a run."""
+    """A file, checkpoint or run that `lockstep inspect` understands; `RUN@STEP` for one checkpoint of a run."""
     mapping: WarmStart = field(default_factory=WarmStart)
-    """How its tensors find their places in the model."""
+    """How tensors are matched to parameters of the model."""
 
 
 @dataclass(frozen=True)
 class CrossEntropy(Checked):
-    """The loss of a classifier: softmax cross entropy, and that of an auxiliary head beside it."""
+    """The loss of a classifier: softmax cross entropy, with that of an auxiliary head if there is one."""
 
     label_smoothing: Fraction = 0.0
-    """The share of the right class that all classes get instead, in equal parts."""
+    """Share of the target that is spread evenly over all classes."""
     auxiliary_weight: NonNegativeFloat = 0.4
-    """What the loss of an auxiliary head counts, where the model has one."""
+    """Factor of the loss of an auxiliary head."""
 
 
 def _check_end(name: str, value: object) -> None:
@@ -73,25 +73,22 @@ def _check_end(name: str, value: object) -> None:
 
 @dataclass(frozen=True)
 class Stage(Checked):
-    """A stretch of a run with settings of its own: where one is None it is that of the recipe.
+    """A stage of a run with settings of its own: None takes that of the recipe.
 
-    Where one stage ends and the next begins, parameters, statistics and averages go on, and so does the stream of
-    examples. Each stage begins its optimizer anew, also where it is that of the recipe: slots are fresh, and schedules
-    count from the first step of the stage. A parameter that was not trained before begins its average at its present
-    value; one that is not trained any more has none.
-
-    Raises:
-        InputError: the length is neither steps nor epochs, or the image size is no number of pixels.
+    From one stage to the next, parameters, statistics and averages continue, and so does the stream of examples. The
+    optimizer starts anew, even if it is that of the recipe: slots are fresh, and schedules count from the first step
+    of the stage. A parameter that was not trained before starts its average at its present value; one that is no
+    longer trained has none.
     """
 
     length: Annotated[Steps | Epochs, _check_end]
-    """How many updates it makes; in epochs, as many as there are batches in them."""
+    """Number of updates; an epoch has as many as it has whole batches."""
     optimizer: Optimizer | None = None
-    """What updates the parameters that are trained."""
+    """Optimizer of the trained parameters."""
     frozen: tuple[str, ...] | None = None
     """Patterns of parameters that are not trained."""
     train_only: tuple[str, ...] | None = None
-    """Patterns of those that are."""
+    """Patterns of the only parameters that are trained."""
     freeze_statistics: bool | None = None
     """Batch norm with frozen parameters keeps its statistics, and normalises with them."""
     image_size: PositiveInt | None = None
@@ -100,7 +97,7 @@ class Stage(Checked):
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """When checkpoints are written (besides start and end, and where one is among the best), and which are kept."""
+    """When checkpoints are written (besides those at start and end, and the best ones), and which are kept."""
 
     every: Interval = _TEN_MINUTES
     retention: Retention = field(default_factory=Retention)
@@ -108,7 +105,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Monitoring(Checked):
-    """How often a run tells what it does, and how long it may stand still."""
+    """How often a run reports, and how long it may make no progress."""
 
     console: Interval = _TEN_STEPS
     """A line on the screen; a live bar follows every step."""
@@ -123,32 +120,31 @@ class Monitoring(Checked):
     activations: Interval = _NEVER
     """Histograms and sparsity of the outputs of the model's modules."""
     images: NonNegativeInt64 = 0
-    """Input images of the first batch to show in TensorBoard."""
+    """Number of input images of the first batch to show in TensorBoard."""
     hang_seconds: NonNegativeFloat = 600.0
-    """A worker that stays at one step and phase for longer is ended, six times as long in phases that take long; a
-    loader process that reads one example for longer, too. 0 for never."""
+    """A worker that stays longer at one step and phase is ended (six times as long in slow phases), and so is a loader
+    process that reads longer at one example; 0: never."""
 
 
 @dataclass(frozen=True)
 class Evaluate(Checked):
-    """When the run is scored on the validation examples, and how; after its end the test examples follow."""
+    """When and how the run is scored on the validation examples, and after its end on the test examples."""
 
     every: Interval = _EACH_EPOCH
     micro_batch: PositiveInt64 | None = None
-    """Examples a forward pass; None: as many as the batch."""
+    """Examples of a forward pass; None: the batch size."""
     weights: Weights = "raw"
     """The parameters as they are, or their moving averages."""
     examples: PositiveInt64 | None = None
-    """The first so many of a split are scored; None: all of them."""
+    """Number of examples of a split that are scored, from the first on; None: all."""
     drop_last: bool = False
-    """What does not fill a micro-batch at the end is left out; else it is filled up, and only what was there counts."""
+    """Leave out examples at the end that do not fill a micro-batch; else it is padded, and the padding not counted."""
     top: Annotated[tuple[PositiveInt, ...], Hint("write top = [1, 5]")] = (1,)
-    """The scores: the share of examples whose class is among so many with the highest scores, as "top1" and "top5"."""
+    """The k of the top-k accuracies that are computed: (1, 5) gives "top1" and "top5"."""
     flip: bool = False
-    """Each image is scored together with its mirror image, by the mean of their logits: a little better, and twice the
-    work."""
+    """Score the mean of the logits of each image and its mirror image: a little better, at twice the cost."""
     patience: PositiveInt64 | None = None
-    """The run ends after so many evaluations in a row without a checkpoint among the best; None: it does not."""
+    """Early stopping: the run ends after this many evaluations in a row without a better checkpoint; None: never."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""From image files to what a network reads, as parts of a recipe: the published pipelines by name."""
+"""Preprocessing of images as parts of a recipe: published pipelines of augmentations, crops and normalisation."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Inception(Checked):
     """Resize bilinearly, and change brightness and saturation alone, as slim does by default; else each image is
     resized by one of four methods, and its colours are changed in one of four orders."""
     crop_by_boxes: bool = False
-    """A crop shows a part of one of the boxes, where the records have some, as the Inception trainer does."""
+    """Each crop covers a part of one of the boxes, if the records have some, as in the Inception trainer."""
     least_area: _LeastArea = 0.05
-    """The share of the image that a crop takes, at least."""
+    """Smallest share of the image that a crop takes."""
 
     def preset(self, size: int) -> Preset:
-        """The augmentations and the network's input, for images of this height and width."""
+        """Make the augmentations and the input function for images of this height and width."""
         boxes = "boxes" if self.crop_by_boxes else None
         made = inception_preset(size, fast=self.fast, boxes_field=boxes)
         first, *rest = made.train
@@ -52,17 +52,13 @@ class Inception(Checked):
 
 @dataclass(frozen=True)
 class Vgg:
-    """A crop at a random scale, and flip; less the mean colour. What is scored is the middle at the lower scale."""
+    """A crop at a random scale, and flip; less the mean colour. Scored is the middle at the smallest scale."""
 
     short_side: tuple[int, int] = (256, 512)
-    """The least and the most pixels of the image's short side, once it is resized."""
+    """Smallest and largest short side of the resized image, in pixels."""
 
     def preset(self, size: int) -> Preset:
-        """The augmentations and the network's input, for images of this height and width.
-
-        Raises:
-            InputError: the short side is not given by two numbers, or is below the size.
-        """
+        """Make the augmentations and the input function for images of this height and width."""
         return vgg_preset(size, self.short_side)
 
 
@@ -71,7 +67,7 @@ class Cifarnet:
     """A crop with 4 black pixels around the image, flip, brightness and contrast; each image standardised."""
 
     def preset(self, size: int) -> Preset:
-        """The augmentations and the network's input, for images of this height and width."""
+        """Make the augmentations and the input function for images of this height and width."""
         return cifarnet_preset(size)
 
 
@@ -80,7 +76,7 @@ class Lenet:
     """The middle of an image, or all of it with black around it; values from -1 to just below 1."""
 
     def preset(self, size: int) -> Preset:
-        """The augmentations and the network's input, for images of this height and width."""
+        """Make the augmentations and the input function for images of this height and width."""
         return lenet_preset(size)
 
 
@@ -89,22 +85,22 @@ class ResizedCrop(Checked):
     """A random part of the image and flip; normalised. Scored is the middle: how classifiers are trained today."""
 
     least_area: _LeastArea = 0.08
-    """The share of the image that a crop takes, at least."""
+    """Smallest share of the image that a crop takes."""
     jitter: NonNegativeFloat = 0.0
     """Brightness, contrast and saturation change by factors up to this share more or less."""
     policy: Literal["none", "rand_augment", "trivial_augment"] = "none"
     """Operations on the images after the crop."""
     erasing: Probability = 0.0
-    """The share of the images in which a rectangle is painted over."""
+    """Share of the images in which a rectangle is painted over."""
     mean: Annotated[tuple[FiniteFloat, FiniteFloat, FiniteFloat], _BY_CHANNEL] = IMAGENET_MEAN
-    """Taken off the values, which are 0 to 1: of each channel, in the order in which the network has them."""
+    """Subtracted from the values, which are 0 to 1; by channel, in the order of the network."""
     std: Annotated[tuple[PositiveFloat, PositiveFloat, PositiveFloat], _BY_CHANNEL] = IMAGENET_STD
-    """What they are divided by then."""
+    """Divides the values then, by channel."""
     channel_order: Literal["rgb", "bgr"] = "rgb"
-    """How the network has them: weights that come from Caffe have blue first."""
+    """Order of the channels in the network; weights from Caffe have blue first."""
 
     def preset(self, size: int) -> Preset:
-        """The augmentations and the network's input, for images of this height and width."""
+        """Make the augmentations and the input function for images of this height and width."""
         draws = JitterDraws(brightness=self.jitter, contrast=self.jitter, saturation=self.jitter)
         train: list[Augment] = [RandomResizedCrop(size, scale=(self.least_area, 1.0)), HorizontalFlip()]
         train += _POLICIES[self.policy]

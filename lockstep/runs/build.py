@@ -1,4 +1,4 @@
-"""From a recipe to the parts that run: the only place that puts them together."""
+"""Build what a run needs from its recipe: model state, data loaders, towers, loss and scores."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from lockstep.workers.rank import Worker
 SCORED = ("validation", "test")
 
 ReaderFunction = Callable[[str], Reader | None]
-"""`reader(split)` gives the examples of "train", "validation" or "test", with the fields "image" and "label"; None,
+"""`reader(split)` returns the examples of "train", "validation" or "test", with the fields "image" and "label", or None
 where there are none."""
 
 
 class Examples:
-    """The examples of a run, split by split; what they come from is opened once.
+    """The examples of a run by split, and their loaders; each source is opened once.
 
     Args:
         recipe: whose data it is.
@@ -44,32 +44,28 @@ class Examples:
         self._readers: dict[tuple[str, bool], Reader] = {}
 
     def prepare(self) -> None:
-        """Have on the disk what the readers need; the chief alone calls it."""
+        """Write the files that the readers need; the chief alone calls it."""
         self._recipe.data.prepare()
 
     def training(self) -> Loader:
-        """Those to train on, in their order, augmented."""
+        """Make the loader of the training examples."""
         data = self._recipe.data
         reader = self.reader(data.split, to_train=True)
         return self._loader(reader, order=self._recipe.feed.order, augment=data.training())
 
     def held_out(self, split: str) -> Loader:
-        """Those of a split to score, one after another, not augmented; the data must be prepared.
-
-        Raises:
-            DataError: there are fewer than are to be scored.
-        """
+        """Make the loader of a split that is scored: in order, not augmented; the data must be prepared."""
         reader, wanted = self.reader(split), self._recipe.evaluate.examples
         if wanted is not None:
             reader = Subset(reader, slice(_checked(wanted, len(reader), split)))
         return self._loader(reader, order="sequential", augment=self._recipe.data.evaluation())
 
     def check_held_out(self) -> None:
-        """Open all that is to be scored: better refused now than after the first epoch, or the last.
+        """Open all splits that are scored, so that errors come now and not after the first epoch, or the last.
 
         Raises:
-            DataError: it cannot be read, there are fewer examples than are to be scored, or their classes have other
-                numbers than those that are trained on.
+            DataError: a split cannot be read, has fewer examples than are to be scored, or numbers its classes in
+                another way than the training examples.
         """
         for split in SCORED:
             if self.has(split):
@@ -77,12 +73,12 @@ class Examples:
                 self._check_classes(split)
 
     def counts(self) -> dict[str, int]:
-        """How many there are to train on, and of each split that is scored."""
+        """Count the examples to train on, and those of each split that is scored."""
         counts = {"to train on": len(self.reader(self._recipe.data.split, to_train=True))}
         return counts | {split: len(self.reader(split)) for split in SCORED if self.has(split)}
 
     def _check_classes(self, split: str) -> None:
-        """Refuse a folder that numbers its classes in its own way: one of those to train on is missing in it."""
+        """Refuse a folder that numbers its classes in its own way, since it lacks one of those to train on."""
         trained = getattr(self.reader(self._recipe.data.split, to_train=True), "classes", ())
         scored = getattr(self.reader(split), "classes", ())
         for label, (theirs, ours) in enumerate(zip(scored, trained, strict=False)):
@@ -95,7 +91,7 @@ class Examples:
                 )
 
     def reader(self, split: str, *, to_train: bool = False) -> Reader:
-        """The reader of a split, to score it, or to train on it with all that its augmentations need."""
+        """Return the reader of a split; to train on it, with the fields that its augmentations need."""
         key = (split, to_train)
         if key not in self._readers:
             self._readers[key] = self._opened(split, to_train)
@@ -111,7 +107,7 @@ class Examples:
         return data.reader(split, num_classes, to_train=to_train)
 
     def has(self, split: str) -> bool:
-        """Whether there are examples of a split, as far as is known before they are read."""
+        """Whether there are examples of a split, as far as is known without reading."""
         if self._function is not None:
             return self._function(split) is not None
         return split in self._recipe.data.splits
@@ -154,7 +150,7 @@ def _checked(wanted: int, there: int, split: str) -> int:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a recipe is made of, on one worker."""
+    """The parts of a run on one worker."""
 
     state: TrainState
     loader: Loader
@@ -164,7 +160,7 @@ class Parts:
 
 
 def build(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) -> Parts:
-    """Make what runs of a complete recipe; the chief prepares the data, the others wait for it.
+    """Build the parts of a run; the chief prepares the data, the others wait for it.
 
     Args:
         recipe: with its number of towers.
@@ -175,7 +171,7 @@ def build(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) 
         InputError: the recipe is not complete, or something that it names cannot be used.
         WorkerError: the workers have different examples.
     """
-    check_told(recipe, reader)
+    check_complete(recipe, reader)
     towers = recipe.towers_for(worker.num_workers)
     towers.check(recipe.batch_size, worker.num_workers)
     examples = prepared(recipe, worker, reader)
@@ -186,15 +182,15 @@ def build(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) 
     return Parts(build_state(recipe, worker), loader, towers, task(recipe), examples)
 
 
-def check_told(recipe: Recipe, reader: ReaderFunction | None = None) -> None:
-    """Refuse a recipe that still has to be told where its data or its first weights are.
+def check_complete(recipe: Recipe, reader: ReaderFunction | None = None) -> None:
+    """Refuse a recipe that lacks the path of its data or of its first weights.
 
     Raises:
-        InputError: a path is missing; the message says how to give it.
-        DataError: a path of the data is missing, or leads nowhere.
+        InputError: no path to weights is given; the message says how to give it.
+        DataError: a path to data is missing, or leads nowhere.
     """
     if reader is None:
-        recipe.data.check_told()
+        recipe.data.check_complete()
         _check_scored(recipe, Examples(recipe))
     if recipe.warm_start is not None and recipe.warm_start.path is None:
         raise InputError(
@@ -221,7 +217,7 @@ def _check_scored(recipe: Recipe, examples: Examples) -> None:
 
 
 def prepared(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) -> Examples:
-    """The examples of a recipe; what their readers need is there, written by the chief alone."""
+    """Return the examples of a recipe, once the chief has prepared their files."""
     examples = Examples(recipe, reader)
     if worker.is_chief:
         examples.prepare()
@@ -230,17 +226,17 @@ def prepared(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = Non
 
 
 def task(recipe: Recipe) -> Classification:
-    """What the recipe's model is trained and scored by."""
+    """Return the loss and the scores of a recipe."""
     return Classification(recipe.data.inputs, recipe.loss, recipe.evaluate.top, recipe.evaluate.flip)
 
 
 def example_input(recipe: Recipe, num_examples: int) -> Tensor:
-    """What the model of a recipe is given, of blank images: it has the shape and the dtype. No data is needed."""
+    """Make an input of the recipe's model from blank images, for its shape and dtype; no data is needed."""
     return recipe.data.blank(num_examples)
 
 
 def build_state(recipe: Recipe, worker: Worker) -> TrainState:
-    """Make the state of a recipe, to train or to score it."""
+    """Build the training state of a recipe."""
     return TrainState(
         recipe.model.build(recipe.seed).to(worker.device),
         recipe.optimizer,
@@ -258,12 +254,12 @@ def build_state(recipe: Recipe, worker: Worker) -> TrainState:
 
 
 def schedule_mismatch(recipe: Recipe, epoch_size: int, what: str = "the run") -> str | None:
-    """A sentence where the learning rate comes to its end at another step than the run; None where all is well.
+    """Describe a learning rate that comes to its end at another step than the run; None if they end together.
 
     Args:
         recipe: of the run, or of a stage of it.
         epoch_size: examples in an epoch.
-        what: is called so.
+        what: the name of the run or stage in the text.
     """
     given, end = getattr(recipe.optimizer, "lr", None), recipe.end
     if not isinstance(given, Cosine) or not isinstance(end, Steps | Epochs):

@@ -1,4 +1,4 @@
-"""What a recipe's classifier is trained by, and what it is scored by."""
+"""The task of classification: its loss and its scores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lockstep.recipes.parts import CrossEntropy
 from lockstep.types import Batch
 
 CONFUSION, MISTAKES = "confusion", "mistakes"
-"""The names of what `score_in_detail` hands to a confusion matrix, and to a list of the worst mistakes."""
+"""Outputs of `score_in_detail`: the inputs of a confusion matrix, and of a list of the worst mistakes."""
 
 
 @dataclass(frozen=True)
@@ -24,20 +24,20 @@ class Classification:
     """The loss and the scores of a classifier."""
 
     inputs: Callable[[Mapping[str, Any]], Tensor]
-    """What the model is given of a batch."""
+    """Makes the input of the model from a batch."""
     loss: CrossEntropy
     top: Sequence[int] = (1,)
-    """A class may be among so many with the highest scores."""
+    """The k of each top-k score."""
     flip: bool = False
-    """An example is scored by the mean of the logits of its image and of the mirror image."""
+    """Whether an example is scored by the mean of the logits of its image and the mirror image."""
 
     @property
     def score_names(self) -> list[str]:
-        """What `score` returns: "top1", and the others."""
+        """Names of the scores: "top1", and the others."""
         return [f"top{k}" for k in self.top]
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        """The cross entropy of each head, and as a metric the share of examples that the model gets right."""
+        """Compute the cross entropy of each head, and as a metric the share of examples that the model gets right."""
         outputs, labels = model(self.inputs(batch)), batch["label"]
         smoothing = self.loss.label_smoothing
         logits, auxiliary = _heads(outputs)
@@ -48,11 +48,11 @@ class Classification:
         return losses, {"top1": in_top_k(logits.detach(), labels).mean()}
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
-        """For each example, whether its class is among those with the highest scores."""
+        """Score each example: whether its class is among the k with the highest logits."""
         return self._scores(self._logits(model, batch), batch["label"])
 
     def score_in_detail(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
-        """The same, and what a confusion matrix and a list of the worst mistakes are made of."""
+        """Score each example, and return the inputs of a confusion matrix and of a list of the worst mistakes, too."""
         logits, labels = self._logits(model, batch), batch["label"]
         predicted = logits.argmax(1)
         loss = softmax_cross_entropy(logits, labels, reduction="none")
@@ -72,7 +72,7 @@ class Classification:
 
 
 def _heads(outputs: Any) -> tuple[Tensor, list[Tensor]]:
-    """The logits of the model's last layer, and those of the auxiliary heads that it has while it is trained."""
+    """Split the outputs into the logits of the last layer and those of the auxiliary heads, which only training has."""
     if isinstance(outputs, Tensor):
         return outputs, []
     logits, *auxiliary = outputs

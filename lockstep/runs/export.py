@@ -1,4 +1,4 @@
-"""The model of a run as a file that is read without Lockstep."""
+"""Export the model of a run to a file that needs no Lockstep: safetensors, torch.export or ONNX."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.source import WeightSource
 
 FORMATS = (".safetensors", ".pt2", ".onnx")
-"""What the name of the file ends in: the tensors alone, or the model with them."""
+"""Endings of the file: the tensors alone, or the model with them."""
 METADATA = "lockstep.json"
 """The file in a .pt2 that says where the model comes from."""
 INPUT, OUTPUT = "images", "scores"
-"""What the input and the output of a .onnx are called."""
+"""Names of the input and the output of a .onnx."""
 
 _ONNX_PACKAGES = ("onnx", "onnxscript")
-_MOST_ONNX_BYTES = 2**31 - 2**20  # what a message of protobuf may have, and room for the graph
+_MOST_ONNX_BYTES = 2**31 - 2**20  # the limit of a protobuf message, less room for the graph
 _EXAMPLES_TRACED = 2  # with one, torch would take the size of the batch for a constant
 
 
@@ -48,7 +48,7 @@ class Trained:
 
     model: nn.Module
     example: Tensor
-    """An input of the model; the batch comes first, and may have any size."""
+    """An input of the model; its first dimension is the batch, of any size."""
     step: int
     recipe: str
     """The name of the recipe."""
@@ -56,16 +56,16 @@ class Trained:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """Where the model comes from, as it stands in the file."""
+        """The origin of the model, as it is written to the file."""
         return {"step": str(self.step), "recipe": self.recipe, "weights": self.weights}
 
 
 def trained_model(run: str, *, average: bool) -> Trained:
-    """The model of a run, with the weights of a checkpoint.
+    """Build the model of a run, with the weights of a checkpoint.
 
     Args:
         run: the workdir, for its newest checkpoint that is intact; or `WORKDIR@STEP`.
-        average: take the moving averages of the parameters, and of the statistics where the run averages them.
+        average: take the moving averages of parameters, and of statistics if the run averages them.
 
     Raises:
         InputError: this is no run, or it keeps no averages.
@@ -80,13 +80,13 @@ def trained_model(run: str, *, average: bool) -> Trained:
 
 
 def _at_stage(recipe: Recipe, source: RunWeights) -> Recipe:
-    """That of the stage of the checkpoint, which may have images of another size."""
+    """Return the recipe of the stage of the checkpoint, whose images may have another size."""
     checkpoint = Store(source.path.parent).read(source.step) if recipe.stages else None
     return recipe_at(recipe, checkpoint) if checkpoint else recipe
 
 
 def take_weights(model: nn.Module, source: WeightSource, *, average: bool) -> None:
-    """Give a model the parameters and buffers of a checkpoint of its own run.
+    """Load parameters and buffers from a checkpoint of the model's own run.
 
     Raises:
         InputError: there are no averages to take.
@@ -110,11 +110,7 @@ def take_weights(model: nn.Module, source: WeightSource, *, average: bool) -> No
 
 
 def check_packages(ending: str) -> None:
-    """Refuse a format whose packages are not there.
-
-    Raises:
-        InputError: one is not installed.
-    """
+    """Refuse a format whose packages are not installed."""
     missing = [name for name in _ONNX_PACKAGES if ending == ".onnx" and find_spec(name) is None]
     if missing:
         raise InputError(
@@ -125,12 +121,8 @@ def check_packages(ending: str) -> None:
         )
 
 
-def contents(trained: Trained, ending: str) -> Iterable[bytes | memoryview]:
-    """The file, in parts, of one of the formats.
-
-    Raises:
-        InputError: the model is too large for the format.
-    """
+def encode_model(trained: Trained, ending: str) -> Iterable[bytes | memoryview]:
+    """Encode a model in one of the formats; returns the parts of the file."""
     if ending == ".safetensors":
         return encode_tensors(trained.model.state_dict(), trained.metadata)
     return [_pt2(trained) if ending == ".pt2" else _onnx(trained)]
@@ -167,11 +159,11 @@ def _onnx(trained: Trained) -> bytes:
 
 
 def _program(trained: Trained) -> ExportedProgram:
-    """The graph of the model, for batches of any size."""
+    """Trace the graph of the model, for batches of any size."""
     program = torch.export.export(trained.model, (trained.example,), dynamic_shapes=({0: Dim("batch")},))
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, GraphModule) else ():
-            # It names the files of Lockstep on this machine, which is nobody's business where the model goes.
+            # It names files of this machine, which must not leave it.
             node.meta.pop("stack_trace", None)
     return program
 
@@ -192,7 +184,7 @@ def _opened(run: str) -> tuple[RunWeights, Recipe]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch says to itself: of packages that are not there, and of its own parts that will go."""
+    """Silence torch's warnings about optional packages and deprecated parts of its own."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""What a run writes about itself beside its checkpoints: metrics.jsonl and the summaries; the chief alone."""
+"""Metrics and TensorBoard summaries of a run, written by the chief."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lockstep.types import StepReport
 
 
 class MetricsLogger:
-    """The records of one start; those of an earlier one are cut where this one takes up the run."""
+    """Writes metrics.jsonl and the summaries of one segment; what an earlier one wrote after its start is cut off."""
 
     def __init__(self, folder: Path, watch: Monitoring, start: Progress) -> None:
         self._watch = watch
@@ -30,19 +30,19 @@ class MetricsLogger:
         self._observers: list[Observer] = []
 
     def hooks(self, start: Progress) -> list[Hook]:
-        """What is to see each report."""
+        """Hooks that write the metrics and summaries of each report."""
         when_due = every(self._watch.metrics, self._metrics.write, start=start)
 
         def write(report: StepReport) -> None:
             if report.skipped and self._watch.metrics.amount:
-                self._metrics.write(report)  # a refused attempt is at the step of the one before, and never due
+                self._metrics.write(report)  # a skipped attempt is at the step of the one before, and never due
             else:
                 when_due(report)
 
         return [write, self._summaries]
 
     def observe(self, state: TrainState, towers: Towers, start: Progress, batch_size: int) -> Sequence[Hook]:
-        """What is to see each report too, where the recipe wants to know more of the update than its scalars.
+        """Make hooks that write histograms of gradients, variables and activations, as far as the recipe asks for them.
 
         Raises:
             InputError: activations are asked for, and the towers are compiled.
@@ -61,20 +61,20 @@ class MetricsLogger:
         return self._observers
 
     def describe(self, recipe_toml: str, model: str, step: int) -> None:
-        """Write down what runs."""
+        """Write the recipe and the model as text summaries."""
         if self._watch.summaries.amount:
             self._summaries.write_text("recipe", recipe_toml, step)
             self._summaries.write_text("model", model, step)
 
     def show_images(self, loader: Loader, count: int, step: int) -> None:
-        """Write the images of the next batch as the model will see them, with their boxes where it has some."""
+        """Write images of the next batch as the model will see them, with their boxes if they have some."""
         with_images = loader.batches(range(1), 1)
         images = with_marks(next(with_images), count)
         with_images.close()
         self._summaries.write_images("input", np.asarray(images), step)
 
     def mark(self, event: str, step: int) -> None:
-        """Write a start, a resume, a stop or the end among the summaries."""
+        """Write an event, such as a resume, as a text summary."""
         if self._watch.summaries.amount:
             self._summaries.write_text("events", f"{event} at step {step}", step)
 
@@ -85,7 +85,7 @@ class MetricsLogger:
             self._summaries.write_evaluation(step, name, scores)
 
     def is_evaluated(self, step: int, name: str) -> bool:
-        """Whether the scores of an evaluation after the last attempt are written already."""
+        """Whether the scores of an evaluation at this step are written already."""
         return self._metrics.is_evaluated(step, name)
 
     def evaluations(self, name: str) -> list[tuple[int, Mapping[str, float]]]:
@@ -98,12 +98,12 @@ class MetricsLogger:
         return self._metrics.num_lines
 
     def flush(self) -> None:
-        """Have everything on the disk: a checkpoint is about to stand for it."""
+        """Write everything to the disk, before a checkpoint that counts on it."""
         self._metrics.flush()
         self._summaries.flush()
 
     def close(self) -> None:
-        """Close the files, and leave the model and its state alone."""
+        """Close the files, and take the observers off the model."""
         for observer in self._observers:
             observer.close()
         self._summaries.close()

@@ -1,4 +1,4 @@
-"""What became of a run: `result.json` in its workdir, once it has reached its end."""
+"""The result of a run: `result.json` in its workdir, once it has reached its end."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ class Best:
 
     @classmethod
     def of(cls, store: Store) -> Best | None:
-        """That of a store; None where none is known to be the best."""
+        """Read the best checkpoint of a store; None if none is known to be the best."""
         step = store.best()
         return None if step is None else cls(step, dict(Manifest.read(store.path(step)).scores))
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one start of a run; but for the times, the same for every way that led to it."""
+    """Why and where a start of a run has ended, and its scores; all but the times are the same on all workers."""
 
     recipe: str
-    """Its name."""
+    """Name of the recipe."""
     step: int
     """Completed updates."""
     epochs: float
     reason: Reason
-    """Its end is reached; or no evaluation has brought a better checkpoint for as many as its patience allows; or a
-    signal has stopped it, and the next start goes on."""
+    """Its end is reached; or `evaluate.patience` evaluations have brought no better checkpoint; or a signal has stopped
+    it, and the next start goes on."""
     split: str | None
     """The examples that are scored after the end; None where the recipe names neither test nor validation examples."""
     evaluation: Evaluation | None
-    """Their scores; None where there are none, or the run or their scoring was stopped."""
+    """Scores of the final weights; None if there are no examples for it, or the run or the scoring was stopped."""
     best: Best | None
     seconds: float
-    """Of this start."""
+    """Duration of this start."""
     examples_per_second: float
-    """Of the attempts of this start, evaluations and saving left out; 0 where it made none."""
+    """Throughput of this start without evaluations and saving; 0 if it made no attempt."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run has reached its end, and what it has come to is scored, if there is anything to score."""
+        """Whether the run has reached its end, and its weights are scored if there are examples for it."""
         return self.reason != "stopped" and (self.evaluation is not None or self.split is None)
 
     def as_json(self) -> str:
-        """The text of the file; numbers that JSON does not know are text, as in `metrics.jsonl`."""
+        """Make the text of the file; numbers that JSON lacks are text, as in `metrics.jsonl`."""
         return json.dumps(without_nonfinite(self._facts()), indent=1, allow_nan=False) + "\n"
 
     def _facts(self) -> dict[str, Any]:

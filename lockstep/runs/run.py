@@ -1,4 +1,4 @@
-"""One start of a run by its recipe, on one worker: begin or resume, go leg by leg to the end, score what came of it."""
+"""A run by its recipe: start or resume it, train it segment by segment to its end, and score the final weights."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import to_toml
 from lockstep.reporting.throughput import InputTotals, Throughput
-from lockstep.runs.build import ReaderFunction, check_told
+from lockstep.runs.build import ReaderFunction, check_complete
 from lockstep.runs.result import Best, Reason, Result
 from lockstep.runs.segment import Files, Segment
 from lockstep.runs.stages import Stages
-from lockstep.runs.start import begin, resolve_choices
+from lockstep.runs.start import resolve_choices, start
 from lockstep.runs.validation import SPLIT, score_split
 from lockstep.runs.workdir import Workdir
 from lockstep.screen import log
@@ -43,43 +43,42 @@ def run(
     accept_data_change: bool = False,
     fork_from: str | None = None,
 ) -> Result:
-    """Train by a recipe, or go on where its workdir stands: what `lockstep train` does, from a script.
+    """Train by a recipe, or resume the run in its workdir: what `lockstep train` does, from a script.
 
-    Started as it is, the script is one worker; under `lockstep run --workers 4` all workers call this, and are one run.
+    A script started by itself is one worker; under `lockstep run --workers 4` all workers call this, and are one run.
     Ctrl-C, SIGTERM or SIGUSR1 ends the run after its step, saved, with the reason "stopped"; the script goes on then,
-    and what it runs next is stopped, too. Called in another thread than the main one, it leaves signals to the script.
+    and the runs that follow in it are stopped, too. Called outside the main thread, it leaves signals to the script.
 
     Args:
-        recipe: `find("mnist")`, with what is to differ: `dataclasses.replace(recipe, batch_size=64)`.
+        recipe: `find("mnist")`, or a changed one: `dataclasses.replace(recipe, batch_size=64)`.
         workdir: the run's folder; None writes nothing.
         reader: `reader(split)` gives the examples of "train", "validation" or "test", in place of the recipe's paths:
             a reader with the fields "image" and "label", or None where there are none of that split. The recipe of the
             run names the function, so that the run can be resumed by the script alone.
         accept_changes: go on although the recipe is not the one the run began with.
-        accept_data_change: go on although the data is not what it was when the run was saved, if it has as many
-            examples; the log and the history name what has changed.
+        accept_data_change: go on although the data has changed since the run was saved, if it has as many examples;
+            the log and the history name the changes.
         fork_from: another run's workdir, or RUN@STEP, whose full state a run without checkpoints begins with.
 
     Returns:
-        What has become of the run, with the scores of its final weights; alike on all workers, but for the times.
+        Why and where the run has ended, and the scores of its final weights; the same on all workers, but for times.
 
     Raises:
-        InputError: the recipe still has to be told something, or its data is not given by a function; or the data is
-            not what it was when the run was saved.
-        WorkdirError: the workdir holds something else, or the recipe is another one than the run's.
+        InputError: the recipe lacks a path, its data cannot come from a function, or the data has changed.
+        WorkdirError: the workdir holds something else, or a run of another recipe.
     """
     hint = 'write ls.run(ls.recipes.find("mnist"), "runs/mnist")'
     check_type("recipe", recipe, Recipe, expected="a Recipe", hint=hint)
     worker, path = join(recipe.device), None if workdir is None else Path(workdir)
     if reader is not None:
         recipe = _with_function(recipe, reader)
-    check_told(recipe, reader)
+    check_complete(recipe, reader)
     saved = Workdir(path).recipe() if path else None
     num_towers = recipe.num_towers or (saved.num_towers if saved else None) or worker.num_workers
     recipe = replace(recipe, num_towers=num_towers)
     is_main = threading.current_thread() is threading.main_thread()
     with stop_on_signals(worker.pulse) if is_main else nullcontext():
-        run = Run(
+        return Run(
             recipe,
             path,
             worker,
@@ -87,12 +86,11 @@ def run(
             accept_data_change=accept_data_change,
             fork_from=fork_from,
             reader=reader,
-        )
-        return run.run()
+        ).run()
 
 
 def _with_function(recipe: Recipe, reader: ReaderFunction) -> Recipe:
-    """The recipe, in which the function has a name."""
+    """Name the function in the recipe, so that a resume by another one is noticed."""
     if not callable(reader):
         raise wrong_type(
             "reader",
@@ -120,7 +118,7 @@ class Run:
         path: the workdir; None writes nothing.
         worker: this worker.
         accept_changes: go on although the recipe is not the one the run began with.
-        accept_data_change: go on although the data is not what it was when the run was saved.
+        accept_data_change: go on although the data has changed since the run was saved.
         fork_from: another run's workdir, or RUN@STEP, whose full state a run without checkpoints begins with.
         reader: gives the examples, in place of the recipe's paths.
 
@@ -161,7 +159,7 @@ class Run:
         """Train to the end of the recipe, or until stopped, with a checkpoint at the start and at the end.
 
         Args:
-            conclude: score the weights that the run has ended with, and write its result down.
+            conclude: score the final weights, and write the result of the run.
         """
         began = time.perf_counter()
         self._worker.pulse.ended = False  # of an earlier run of the same script
@@ -178,8 +176,8 @@ class Run:
         return result
 
     def _train(self) -> tuple[Reason, Segment]:
-        """Go through the legs of the run; returns the last of them, and why it is the last."""
-        event, facts = self._begin()
+        """Train segment by segment; returns why the run ends, and its last segment."""
+        event, facts = self._start()
         has_gone_back, history = False, dict[int, float]()
         while True:
             began, step = time.perf_counter(), self.step
@@ -191,12 +189,12 @@ class Run:
             else:
                 if reason:
                     return reason, segment
-                # It may have gone back to the very end of a stage.
+                # A rollback may have led to the very end of a stage.
                 has_gone_back = has_gone_back and self.step == step
                 history = segment.validation.history
-                self._stages.go_on()
+                self._stages.enter_next()
                 event, facts = "stage", {"stage": self._stages.now.number}
-            self._spend(time.perf_counter() - began)
+            self._shorten_end(time.perf_counter() - began)
 
     def _segment(self, has_gone_back: bool, history: Mapping[int, float]) -> Segment:
         return Segment(
@@ -210,39 +208,29 @@ class Run:
             history=history,
         )
 
-    def _begin(self) -> tuple[str, dict[str, Any]]:
-        """Stand where the run is to begin or to go on.
-
-        Returns:
-            The event, and the facts, that the history is to tell.
-        """
+    def _start(self) -> tuple[str, dict[str, Any]]:
+        """Load what the run starts from, write its recipe and choices; returns an event and facts for the history."""
         stages, recipe, worker, files = self._stages, self._recipe, self._worker, self._files
         choices, changed = resolve_choices(recipe, stages.parts, worker, files.workdir if files else None)
         if worker.is_chief:
-            self._tell_changes(changed)
+            self._log_changes(changed)
             if files and not files.store.steps():
                 files.workdir.check_unstarted()
-        beginning = begin(
-            stages,
-            files.store if files else None,
-            recipe,
-            self._fork_from,
-            worker,
-            accept_data_change=self._accept_data_change,
-        )
+        store = files.store if files else None
+        started = start(stages, store, recipe, self._fork_from, worker, accept_data_change=self._accept_data_change)
         facts: dict[str, Any] = {"changed": self._changed + changed}
-        if beginning.data_changed:
-            facts["data_changed"] = beginning.data_changed
+        if started.data_changed:
+            facts["data_changed"] = started.data_changed
         if files and worker.is_chief:
-            files.workdir.begin(recipe, choices, beginning.report)
-        if files and beginning.is_forked:
-            # Before the history tells of its step: a fork that is killed begins again, or goes on from here.
+            files.workdir.write_start(recipe, choices, started.report)
+        if files and started.is_forked:
+            # Saved before the history names its step: a fork that is killed begins again, or goes on from here.
             save(stages.parts.state, stages.parts.loader, files.store)
             facts["forked_from"] = self._fork_from
-        return "resume" if beginning.is_resumed else "start", facts
+        return "resume" if started.is_resumed else "start", facts
 
-    def _tell_changes(self, choices: list[str]) -> None:
-        """Say what may surprise: learning rates that end elsewhere, and what is no longer as it was."""
+    def _log_changes(self, choices: list[str]) -> None:
+        """Log learning rates that end elsewhere than the run, and changes of recipe and machine."""
         for line in self._stages.mismatches():
             log.warning("%s", line)
         for line in self._changed:
@@ -251,28 +239,24 @@ class Run:
             log.warning("changed since the first start, so the bits may differ: %s", line)
 
     def _roll_back(self, error: NonFiniteError) -> dict[str, Any]:
-        """Go back to the last checkpoint, if the recipe wants it, else raise the error again.
-
-        Returns:
-            What the history is to say.
-        """
+        """Go back to the last checkpoint if that is the recipe's policy; returns facts for the history."""
         nonfinite, from_step, before = error.nonfinite, self.step, self._stages.parts
         if self._files is None or nonfinite is None or self._recipe.nonfinite != "rollback":
             raise error
         check_may_roll_back(before.state, before.loader, error)
         checkpoint = last_checkpoint(self._files.store, error)
-        self._stages.turn_to(checkpoint)
+        self._stages.enter_stage_of(checkpoint)
         go_back(checkpoint, self._stages.parts.state, self._stages.parts.loader, error)
         return {"from_step": from_step, "skipped": nonfinite.position, "why": [*nonfinite.reasons, *nonfinite.culprits]}
 
-    def _spend(self, seconds: float) -> None:
-        """Take the time of a leg off what is left of an end in hours: the clock begins anew with the next."""
+    def _shorten_end(self, seconds: float) -> None:
+        """Take the time of a segment off an end in hours: each segment has a clock of its own."""
         if isinstance(self._end, Hours):
             hours = self._worker.group.broadcast(seconds) / 3600
             self._end = Hours(max(self._end.count - hours, 1e-9))
 
     def _score(self, last: Segment) -> Evaluation | None:
-        """Score the final weights; None where there is nothing to score them on, or a signal comes first."""
+        """Score the final weights; None where there are no examples for it, or the run is stopped first."""
         self._worker.pulse.ended = True
         split = self._split
         known = last.validation.latest if split == SPLIT else None
@@ -280,7 +264,7 @@ class Run:
 
     @property
     def _split(self) -> str | None:
-        """The examples that are scored after the end."""
+        """The examples that are scored after the end: test, else validation."""
         return next((split for split in ("test", SPLIT) if self._stages.parts.examples.has(split)), None)
 
     def _result(self, reason: Reason, scored: Evaluation | None, seconds: float) -> Result:
@@ -304,11 +288,7 @@ def _files(workdir: Workdir, recipe: Recipe) -> Files:
 
 
 def check_needs_no_files(recipe: Recipe) -> None:
-    """Refuse a recipe that asks for files where there is no workdir.
-
-    Raises:
-        WorkdirError: checkpoints, summaries or metrics are asked for, or a policy that needs checkpoints.
-    """
+    """Refuse a recipe that asks for checkpoints, metrics or summaries where there is no workdir."""
     if recipe.nonfinite == "rollback":
         raise WorkdirError(
             "Without a workdir there is no checkpoint to go back to.",

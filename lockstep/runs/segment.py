@@ -1,4 +1,4 @@
-"""One leg of a run: from its start, a resume, a rollback or a new stage up to the next of these, or to its end."""
+"""A segment of a run: from its start, a resume, a rollback or a new stage to the next of these, or to the end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lockstep.workers.rank import Worker
 
 @dataclass(frozen=True)
 class Files:
-    """What a run has on the disk."""
+    """The files of a run."""
 
     workdir: Workdir
     store: Store
@@ -35,17 +35,17 @@ class Files:
 
 
 class Segment:
-    """One leg of a run, on one worker; every worker makes one, and runs it once.
+    """A segment of a run on one worker; every worker makes one, and runs it once.
 
     Args:
         recipe: of the run.
-        course: stands where the leg begins.
+        stages: in the state that the segment begins with.
         worker: this worker.
         files: None writes nothing.
         end: of the run.
-        totals: see each report before anything else does.
-        saves_first_step: the run has gone back, and no checkpoint says yet what it is to skip.
-        history: by step, the scores by which checkpoints are the best, of the legs before.
+        totals: hooks that see each report first.
+        saves_first_step: after a rollback: no checkpoint says yet which examples are skipped.
+        history: of the segments before, by step: the score by which checkpoints are the best.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class Segment:
         self._is_stopped = False
 
     def run(self, event: str, facts: Mapping[str, object]) -> Reason | None:
-        """Train to the end of the stage, or of the run; records of what came later are cut where the leg begins.
+        """Train to the end of the stage, or of the run. Metrics and summaries of later steps are cut off first.
 
         Args:
-            event: what it begins with: "start", "resume", "rollback" or "stage".
-            facts: what else the history is to say of that.
+            event: what the segment begins with: "start", "resume", "rollback" or "stage".
+            facts: further facts about it, for the history.
 
         Returns:
-            Why the run ends with it; None where another stage follows.
+            Why the run ends with this segment; None where another stage follows.
 
         Raises:
             NonFiniteError: an attempt has ended it; its batch is kept.
@@ -86,17 +86,17 @@ class Segment:
             self.validation = self._validation()
             self._mark(event, **facts, **self._lost_lines())
             if self._recipe.stages and self._worker.is_chief:
-                log.info("%s", self._stages.in_words())
+                log.info("%s", self._stages.describe())
             if self._files:
                 stack.enter_context(self._files.saver)
-            if event == "resume" and self.validation.is_owed(self._start):
+            if event == "resume" and self.validation.is_overdue(self._start):
                 self._validate()
             if event != "stage":  # the checkpoint of this step is that of the stage before
                 self._save()
             self._train(self._hooks(stack))
             reason = self._reason()
             if reason == "patience" and self._worker.is_chief:
-                log.info("the run ends at step %d: %s", self._state.step, self.validation.why_no_patience())
+                log.info("the run ends at step %d: %s", self._state.step, self.validation.early_stop_reason())
             self._save()
             if self._files:
                 self._files.saver.wait()
@@ -109,7 +109,7 @@ class Segment:
         return Validation(stages.now.recipe, stages.parts, self._worker, self._logger, self._history)
 
     def _train(self, hooks: Sequence[Hook]) -> None:
-        """Make attempts, and call the hooks after each, until the leg is over."""
+        """Make attempts, and call the hooks after each, until the segment is over."""
         parts, exchange = self._stages.parts, self._recipe.exchange
         steps = train_steps(self._state, parts.task.losses, self._loader, parts.towers, exchange, until=self._end)
         try:
@@ -126,7 +126,7 @@ class Segment:
         self._worker.pulse.at(self._state.step, "end")
 
     def _is_over(self) -> bool:
-        """Whether no further attempt belongs to this leg; at the end of the run the steps themselves say so."""
+        """Whether the segment ends before the run does: at the end of the run the iterator of steps ends by itself."""
         if self._is_stopped or self.validation.is_out_of_patience:
             return True
         return self._stages.now.is_over(self._state.step) and not self._is_at_end()
@@ -142,9 +142,9 @@ class Segment:
         return "end" if self._is_at_end() or self._stages.is_at_last else None
 
     def _hooks(self, stack: ExitStack) -> list[Hook]:
-        """In this order: what a checkpoint stands for is on the disk before it."""
+        """Hooks in their order: metrics and summaries are on the disk before the checkpoint that counts on them."""
         recipe, parts, start = self._recipe, self._stages.parts, self._start
-        hooks: list[Hook] = [self._look, *self._totals]
+        hooks: list[Hook] = [self._check_report, *self._totals]
         if self._worker.is_chief:
             quarantine = QuarantineList(self._files.workdir if self._files else None, self._loader)
             stack.callback(quarantine.close)
@@ -162,7 +162,7 @@ class Segment:
             hooks.append(lambda report: self._save() if report.step == start.step + 1 else None)
         return hooks
 
-    def _look(self, report: StepReport) -> None:
+    def _check_report(self, report: StepReport) -> None:
         if self._files:
             self._files.workdir.check_held(closely=False)
         if report.nonfinite and report.nonfinite.culprits:
@@ -174,10 +174,10 @@ class Segment:
             kept.keep(nonfinite, self._state.step)
 
     def _validate(self) -> None:
-        """Score the validation examples, unless the run is to stop: there may be no time for more than to save."""
+        """Score the validation examples, unless the run is to stop: there may be time only to save."""
         self._is_stopped = self._is_stopped or not self.validation.run()
         if self._files and self._files.store.retention.best and self._worker.is_chief:
-            self._files.saver.wait()  # what is in flight may be better
+            self._files.saver.wait()  # the one in flight may be better
             if self._files.store.is_among_best(self._state.step, self.validation.scores):
                 self._save()
 
@@ -205,7 +205,7 @@ class Segment:
         return logger
 
     def _lost_lines(self) -> dict[str, int]:
-        """Warn of lines that metrics.jsonl had when the checkpoint was saved, and has no more; for the history."""
+        """Warn of lines that metrics.jsonl has lost since the checkpoint was saved; returns facts for the history."""
         if not (self._files and self._logger):
             return {}
         found, saved = (

@@ -1,9 +1,10 @@
-"""Batches that were refused, kept in the workdir to be looked at.
+"""Batches that were not finite, and examples that could not be read, kept in the workdir.
 
 refused/position-000000123/
   report.json           why, where it came from, and the names of all examples of the batch; written by the chief
-  worker-0.safetensors  the tensors of a worker that hosts a guilty tower, rows in the order of the stream
+  worker-0.safetensors  the tensors of a worker that hosts a nonfinite tower, rows in the order of the stream
   worker-0.json         its towers, and the fields that are no tensors
+quarantine.jsonl        a line for each unreadable example, in the order of the run: {"example": ..., "reason": ...}
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from lockstep.types import Batch, NonFiniteReport, StepReport
 from lockstep.workers.rank import Worker
 
 MAX_KEPT = 20
-"""Folders there may be; later batches are refused all the same, and not kept."""
+"""Most folders; later batches are not kept."""
 
 
 class KeptBatches:
-    """The refused batches of one run. Whatever goes wrong in keeping one is a line in the log."""
+    """Writes the nonfinite batches of a run. An error in writing one is a line in the log."""
 
     def __init__(self, folder: Path, loader: Loader, worker: Worker) -> None:
         self._folder, self._loader, self._worker = folder, loader, worker
 
     def keep(self, nonfinite: NonFiniteReport, step: int) -> None:
-        """Write this worker's part of a refused batch, and the report, which is the chief's to write.
+        """Write this worker's part of a nonfinite batch; the chief writes the report, too.
 
         Args:
             nonfinite: what the attempt reported.
@@ -43,13 +44,13 @@ class KeptBatches:
         folder = self._folder / f"position-{nonfinite.position:09d}"
         try:
             self._write(folder, nonfinite, step)
-        except Exception as error:  # what has to be told is the refusal itself
-            log.warning("the refused batch cannot be kept in %s: %r", folder, error)
+        except Exception as error:  # must not hide the nonfinite attempt itself
+            log.warning("the nonfinite batch cannot be kept in %s: %r", folder, error)
 
     def _write(self, folder: Path, nonfinite: NonFiniteReport, step: int) -> None:
         if not folder.exists() and len(list(self._folder.glob("position-*"))) >= MAX_KEPT:
             if self._worker.is_chief:
-                log.info("%s holds %d refused batches; this one is not kept", self._folder, MAX_KEPT)
+                log.info("%s holds %d nonfinite batches; this one is not kept", self._folder, MAX_KEPT)
             return
         if nonfinite.batch is None and not self._worker.is_chief:
             return
@@ -65,7 +66,7 @@ class KeptBatches:
                 "examples": self._loader.example_ids(nonfinite.position, self._loader.batch_size),
             }
             _write_json(folder / "report.json", report)
-            log.info("the refused batch is kept in %s", folder)
+            log.info("the nonfinite batch is kept in %s", folder)
 
     def _write_batch(self, folder: Path, batch: Batch) -> None:
         name = f"worker-{self._worker.rank}"
@@ -87,13 +88,13 @@ def _plain(value: Any) -> Any:
 
 
 class QuarantineList:
-    """A hook of the chief: names each new bad example in the log, and keeps the file as the loader's quarantine is.
+    """A hook of the chief that logs each new bad example, and writes the loader's quarantine to the workdir.
 
-    Close it: a run that its bad examples have ended names the last of them then.
+    `close` logs the last ones of a run that its bad examples have ended.
 
     Args:
         workdir: of the run; None writes no file.
-        loader: whose quarantine it is. What it holds already is known, and in the file.
+        loader: its quarantine is written; examples that it holds already are not logged again.
     """
 
     def __init__(self, workdir: Workdir | None, loader: Loader) -> None:
@@ -104,7 +105,7 @@ class QuarantineList:
             self._write()
 
     def __call__(self, report: StepReport) -> None:
-        """Look for examples that nobody has named yet."""
+        """Log the bad examples of a report that are new."""
         new = {bad.example_id: bad for bad in report.bad if bad.example_id not in self._known}
         for bad in new.values():
             log.warning("%s cannot be read; %s stands in. %s", bad.example_id, bad.replaced_by, bad.reason)
@@ -115,7 +116,7 @@ class QuarantineList:
             self._write()
 
     def close(self) -> None:
-        """Name those that no report has named."""
+        """Log the bad examples that were in no report."""
         new = {name: reason for name, reason in self._names().items() if name not in self._known}
         for name, reason in new.items():
             log.warning("%s cannot be read. %s", name, reason)
@@ -124,7 +125,7 @@ class QuarantineList:
             self._write()
 
     def _names(self) -> dict[str, str]:
-        """The reason of each, by its name."""
+        """The reason why each example in quarantine cannot be read, by its name."""
         reader, reasons = self._loader.reader, self._loader.quarantine.reasons
         return {reader.example_id(index): reason for index, reason in reasons.items()}
 

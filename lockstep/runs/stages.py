@@ -1,7 +1,7 @@
-"""The stages of a run: what is trained in each, and how one goes on where the one before ends.
+"""The stages of a run: what each trains, and how one continues from the one before.
 
-A stage ends after a number of updates that is known from the start. So the stage of a checkpoint follows from its step
-alone; at the boundary of two it is that of the first, and the second begins with what is made of it.
+The number of updates of a stage is known from the start, so the stage of a checkpoint follows from its step alone. A
+checkpoint at the boundary of two stages belongs to the first; the second continues from it.
 """
 
 from __future__ import annotations
@@ -25,28 +25,24 @@ from lockstep.workers.rank import Worker
 
 @dataclass(frozen=True)
 class StageSpan:
-    """One stage of a run; a run without stages is one span."""
+    """A stage of a run and the steps that belong to it; a run without stages is one span."""
 
     recipe: Recipe
-    """The run's, with what the stage says in place of what it says; it ends with the stage."""
+    """The recipe of the run with the settings of the stage; its end is that of the stage."""
     number: int = 1
-    """Which stage it is, from 1 on."""
+    """Counted from 1."""
     first_step: int = 0
-    """Updates completed before it."""
+    """Updates completed before the stage."""
     last_step: int | None = None
-    """Updates completed with it; None where only the end of the run ends it."""
+    """Updates completed at its end; None where only the end of the run ends it."""
 
     def is_over(self, step: int) -> bool:
-        """Whether no further update belongs to it."""
+        """Whether no update after this step belongs to the stage."""
         return self.last_step is not None and step >= self.last_step
 
 
 def stage_spans(recipe: Recipe, epoch_size: int) -> list[StageSpan]:
-    """The stages of a run, in their order; one for a run without any.
-
-    Raises:
-        InputError: a stage is too short for an update.
-    """
+    """Work out the steps of each stage of a run."""
     found: list[StageSpan] = []
     first = 0
     for number, stage in enumerate(recipe.stages, start=1):
@@ -56,115 +52,112 @@ def stage_spans(recipe: Recipe, epoch_size: int) -> list[StageSpan]:
     return found or [StageSpan(recipe)]
 
 
-def span_at(all_stretches: list[StageSpan], step: int) -> StageSpan:
-    """The one that a checkpoint of a step belongs to."""
-    return next((each for each in all_stretches if each.last_step is None or step <= each.last_step), all_stretches[-1])
+def span_at(spans: list[StageSpan], step: int) -> StageSpan:
+    """Find the stage that a checkpoint of this step belongs to."""
+    return next((each for each in spans if each.last_step is None or step <= each.last_step), spans[-1])
 
 
 def recipe_at(recipe: Recipe, checkpoint: Checkpoint) -> Recipe:
-    """What was trained, and how, in the stage that a checkpoint of a run belongs to: whoever scores it builds this."""
+    """Return the recipe of the stage that a checkpoint belongs to, which is what has to be built to score it."""
     epoch_size = checkpoint.values["loader"]["epoch_size"]
     return span_at(stage_spans(recipe, epoch_size), checkpoint.step).recipe
 
 
 def recipe_at_start(recipe: Recipe) -> Recipe:
-    """That of the first stage; of a run without stages its own. What a run says and no stage takes is never built."""
+    """Return the recipe of the first stage, or the run's own where it has no stages."""
     return _recipe_of(recipe, recipe.stages[0]) if recipe.stages else recipe
 
 
 class Stages:
-    """The way of a run through its stages, on one worker; the others make the same calls.
+    """The stages of a run and the parts of the present one, on one worker; the others make the same calls.
 
     Args:
         recipe: of the run, with its number of towers.
         worker: this worker.
         reader: gives the examples, in place of the recipe's paths.
-
-    Raises:
-        InputError: a stage cannot be built.
     """
 
     def __init__(self, recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) -> None:
         self._recipe, self._worker = recipe, worker
         self._reader = cache(reader) if reader else None  # asked once a split, and not again by each stage
-        with _named(1 if recipe.stages else None):
+        with _errors_name_stage(1 if recipe.stages else None):
             self.parts: Parts = build(recipe_at_start(recipe), worker, self._reader)
-        """Those of the present stage."""
-        self.stage_spans = stage_spans(recipe, self.parts.loader.epoch_size)
-        self.now = self.stage_spans[0]
+        """Of the present stage."""
+        self.spans = stage_spans(recipe, self.parts.loader.epoch_size)
+        self.now = self.spans[0]
         """The present stage."""
-        self.end = _end_of(recipe, self.stage_spans[-1].last_step, self.parts.loader.epoch_size)
-        """Of the run: its own, or that of its last stage, whichever is known to come first."""
-        for later in self.stage_spans[1:]:
-            with _named(later.number):
-                build_state(later.recipe, worker)  # a pattern that matches nothing is to be refused now, not in days
+        self.end = _end_of(recipe, self.spans[-1].last_step, self.parts.loader.epoch_size)
+        """End of the run: the recipe's, or that of the last stage, whichever is known to come first."""
+        for later in self.spans[1:]:
+            with _errors_name_stage(later.number):
+                build_state(later.recipe, worker)  # a pattern that matches nothing is refused now, not in days
 
     @property
     def is_at_last(self) -> bool:
         """Whether no stage follows the present one."""
-        return self.now is self.stage_spans[-1]
+        return self.now is self.spans[-1]
 
-    def take_up(self, checkpoint: Checkpoint, *, accept_data_change: bool = False) -> list[str]:
-        """Stand where a checkpoint was saved, in its stage; returns what has changed in the data, a line each.
+    def load(self, checkpoint: Checkpoint, *, accept_data_change: bool = False) -> list[str]:
+        """Load a checkpoint into the parts of its stage; returns what has changed in the data, a line each.
 
         Raises:
             CheckpointError: it does not fit the recipe.
-            InputError: its stream is another one.
+            InputError: it is of another stream.
         """
-        self.turn_to(checkpoint)
+        self.enter_stage_of(checkpoint)
         return load_run(checkpoint, self.parts.state, self.parts.loader, accept_data_change=accept_data_change)
 
-    def turn_to(self, checkpoint: Checkpoint) -> None:
-        """Have the parts of the stage of a checkpoint; the values of their state are still to be taken over."""
-        self._enter(span_at(self.stage_spans, checkpoint.step))
+    def enter_stage_of(self, checkpoint: Checkpoint) -> None:
+        """Build the parts of the stage of a checkpoint, without loading it."""
+        self._enter(span_at(self.spans, checkpoint.step))
 
-    def go_on(self) -> None:
-        """Begin the next stage: what was learned and counted goes on, and the slots of its optimizer are fresh."""
+    def enter_next(self) -> None:
+        """Begin the next stage from the state of this one, with fresh slots of the optimizer."""
         before = self.parts.state
-        self._enter(self.stage_spans[self.now.number])
+        self._enter(self.spans[self.now.number])
         self.parts.state.continue_from(before)
 
-    def in_words(self) -> str:
-        """Which stage it is: `stage 2 of 2: steps 1001 to 1500, training 4 of 190 parameters`."""
+    def describe(self) -> str:
+        """Describe the present stage: `stage 2 of 2: steps 1001 to 1500, training 4 of 190 parameters`."""
         now, state = self.now, self.parts.state
         size = self.now.recipe.data.image_size
-        sizes = {each.recipe.data.image_size for each in self.stage_spans}
+        sizes = {each.recipe.data.image_size for each in self.spans}
         images = f", images of {size}x{size} pixels" if len(sizes) > 1 else ""
         num_parameters = sum(1 for _ in state.model.parameters())
         return (
-            f"stage {now.number} of {len(self.stage_spans)}: steps {now.first_step + 1} to {now.last_step}, "
+            f"stage {now.number} of {len(self.spans)}: steps {now.first_step + 1} to {now.last_step}, "
             f"training {len(state.parameters)} of {num_parameters} parameters{images}"
         )
 
     def mismatches(self) -> list[str]:
-        """A line for an end that no stage reaches, and for each learning rate that ends elsewhere than its stage."""
+        """Describe an end that no stage reaches, and learning rates that end before or after their stage."""
         lines = [self._out_of_reach()]
-        for each in self.stage_spans:
+        for each in self.spans:
             what = "the run" if each.last_step is None else f"stage {each.number}, counted from its first step,"
             lines.append(schedule_mismatch(each.recipe, self.parts.loader.epoch_size, what))
         return [line for line in lines if line]
 
     def _out_of_reach(self) -> str | None:
-        last, end = self.stage_spans[-1].last_step, self._recipe.end
+        last, end = self.spans[-1].last_step, self._recipe.end
         if last is None or end is None or isinstance(end, Hours):
             return None
         is_reached = _num_updates(end, self._recipe, self.parts.loader.epoch_size) <= last
         return None if is_reached else f"the run ends with its last stage at step {last}, and not after {end} (end)"
 
     def _enter(self, span: StageSpan) -> None:
-        """Have the parts of a stage; its loader stands where the one before stood."""
+        """Build the parts of a stage; its loader goes on where the present one stands."""
         if span is self.now:
             return
-        place = self.parts.loader.state()
+        position = self.parts.loader.state()
         self.parts = build(span.recipe, self._worker, self._reader)
-        self.parts.loader.load_state(place)
+        self.parts.loader.load_state(position)
         self.parts.state.count_steps_from(span.first_step)
         self.now = span
 
 
 @contextmanager
-def _named(number: int | None) -> Iterator[None]:
-    """What is refused in a stage is said of that stage; None: there are none. The data is the same in all of them."""
+def _errors_name_stage(number: int | None) -> Iterator[None]:
+    """Name the stage in errors about it, but not in those about the data, which all stages share; None: no stages."""
     try:
         yield
     except InputError as error:
@@ -182,7 +175,7 @@ def _end_of(recipe: Recipe, last: int | None, epoch_size: int) -> End | None:
 
 
 def _num_updates(end: Steps | Epochs, recipe: Recipe, epoch_size: int) -> int:
-    """In epochs, as many as there are batches in them."""
+    """Count the updates until an end; an epoch has as many as it has whole batches."""
     return end.steps(epoch_size, recipe.batch_size) if isinstance(end, Epochs) else math.ceil(end.count)
 
 

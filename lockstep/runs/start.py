@@ -1,4 +1,4 @@
-"""Where a start of a run begins: its own last checkpoint, that of another run, weights of a file, or fresh ones."""
+"""How a run starts: from a checkpoint of its own or of another run, from weights in a file, or from fresh ones."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from lockstep.workers.rank import Worker
 
 
 class Start(NamedTuple):
-    """Where the run stands now, and what it has that from."""
+    """Where a start of a run has got its weights and its position from."""
 
     is_resumed: bool = False
-    """From its own checkpoint, which wins over all that follows."""
+    """From the run's own checkpoint, which goes before all others."""
     is_forked: bool = False
     """From a checkpoint of another run."""
     data_changed: Sequence[str] = ()
-    """What has changed in the data since the checkpoint was saved, a line each."""
+    """Changes in the data since the checkpoint was saved, a line each."""
     report: WarmStartReport | None = None
-    """What became of the tensors of a file whose weights it has started from."""
+    """Which tensors were loaded, where the run starts from weights in a file."""
 
 
-def begin(
+def start(
     stages: Stages,
     store: Store | None,
     recipe: Recipe,
@@ -47,7 +47,7 @@ def begin(
     *,
     accept_data_change: bool,
 ) -> Start:
-    """Have a run stand where it is to go on, on all workers alike.
+    """Load what the run starts from, the same on all workers.
 
     Args:
         stages: of the run.
@@ -55,34 +55,30 @@ def begin(
         recipe: may name weights to start from.
         fork_from: another run's workdir, or RUN@STEP.
         worker: this worker.
-        accept_data_change: go on although the data is not what it was when the checkpoint was saved.
+        accept_data_change: go on although the data has changed since the checkpoint was saved.
 
     Raises:
-        CheckpointError: what it is to begin with is missing or damaged, or does not fit.
-        InputError: its stream is another one, or of other data.
+        CheckpointError: the checkpoint is missing or damaged, or does not fit.
+        InputError: the checkpoint is of another stream, or of other data.
         WorkerError: the workers read different data.
     """
     check_data(stages.parts.loader, worker)
+    own = read_checkpoint(store) if store else None
+    checkpoint = own or (_of_another_run(fork_from) if fork_from else None)
     source = recipe.warm_start.path if recipe.warm_start else None
-    checkpoint = read_checkpoint(store) if store else None
-    if checkpoint is not None:
-        changed = stages.take_up(checkpoint, accept_data_change=accept_data_change)
-        if worker.is_chief:
-            _tell("resumed", checkpoint, stages)
-            if fork_from:
-                log.info("not forked again: the run goes on from its own checkpoint of step %d", checkpoint.step)
-            _tell_not_loaded(source, checkpoint)
-        return Start(is_resumed=True, data_changed=changed)
-    if fork_from:
-        checkpoint = _of_another_run(fork_from)
-        changed = stages.take_up(checkpoint, accept_data_change=accept_data_change)
-        if worker.is_chief:
-            _tell("taken up", checkpoint, stages)
-            _tell_not_loaded(source, checkpoint)
-        return Start(is_forked=True, data_changed=changed)
-    if recipe.warm_start and source:
-        return Start(report=warm_start(stages.parts.state, source, recipe.warm_start.mapping))
-    return Start()
+    if checkpoint is None:
+        if recipe.warm_start and source:
+            return Start(report=warm_start(stages.parts.state, source, recipe.warm_start.mapping))
+        return Start()
+    changed = stages.load(checkpoint, accept_data_change=accept_data_change)
+    if worker.is_chief:
+        step, how = checkpoint.step, "resumed" if own else "taken up"
+        log.info("%s at step %d, position %d, from %s", how, step, stages.parts.loader.position, checkpoint.path)
+        if own and fork_from:
+            log.info("not forked again: the run goes on from its own checkpoint of step %d", step)
+        if source:
+            log.info("%s is not loaded: the run goes on from its own checkpoint of step %d", source, step)
+    return Start(is_resumed=own is not None, is_forked=own is None, data_changed=changed)
 
 
 def _of_another_run(fork_from: str) -> Checkpoint:
@@ -99,30 +95,20 @@ def _of_another_run(fork_from: str) -> Checkpoint:
     return checkpoint
 
 
-def _tell(how: str, checkpoint: Checkpoint, stages: Stages) -> None:
-    position = stages.parts.loader.position
-    log.info("%s at step %d, position %d, from %s", how, checkpoint.step, position, checkpoint.path)
-
-
-def _tell_not_loaded(source: str | None, checkpoint: Checkpoint) -> None:
-    if source:
-        log.info("%s is not loaded: the run goes on from its own checkpoint of step %d", source, checkpoint.step)
-
-
 def resolve_choices(recipe: Recipe, parts: Parts, worker: Worker, workdir: Workdir | None) -> tuple[Choices, list[str]]:
-    """Take the saved choices, or make them, and say what they are.
+    """Determine threads, kernels and versions, those of the first start where they were saved, and log them.
 
     Args:
         recipe: of the run.
-        parts: those of its first stage.
+        parts: of its first stage.
         worker: this worker; the others make the same call.
         workdir: of the run, if it has one.
 
     Returns:
-        The choices of the first start, and a line for each that is another one now.
+        The choices of the first start, and a line for each that differs now.
 
     Raises:
-        WorkdirError: they differ, and the run is to be exact.
+        WorkdirError: some differ, and the run is exact.
     """
     exact = getattr(recipe.exchange, "exact", False)
     saved = worker.group.broadcast(workdir.saved_choices() if workdir and worker.is_chief else None)
@@ -133,12 +119,12 @@ def resolve_choices(recipe: Recipe, parts: Parts, worker: Worker, workdir: Workd
     if exact:
         choices.refuse_changed(changed)
     if worker.is_chief:
-        log.info("%s: %s", _crew(worker, parts.towers.count), now)
+        towers, workers = _count(parts.towers.count, "tower"), _count(worker.num_workers, "worker")
+        log.info("%s on %s: %s", towers, workers, now)
         if parts.loader.reader.cost == "decode":
             log.info("%s", parts.loader.pool.describe(worker.num_local_workers))
     return before or now, changed
 
 
-def _crew(worker: Worker, num_towers: int) -> str:
-    towers = f"{num_towers} tower{'s' if num_towers > 1 else ''}"
-    return f"{towers} on {worker.num_workers} worker{'s' if worker.num_workers > 1 else ''}"
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number > 1 else ''}"

@@ -1,4 +1,4 @@
-"""The evaluations of a run: when one is owed, what becomes of its scores, and when patience with them is at its end."""
+"""The evaluations of a run on its validation examples, and early stopping by them (`evaluate.patience`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPLIT = "validation"
 
 
 def score_split(recipe: Recipe, parts: Parts, split: str) -> Evaluation | None:
-    """Score the weights of a run as they are; None, on all workers, where one of them is asked to stop."""
+    """Score the present weights of a run; None, on all workers, if one of them is asked to stop."""
     how = recipe.evaluate
     return evaluate_unless_stopped(
         parts.state,
@@ -31,15 +31,14 @@ def score_split(recipe: Recipe, parts: Parts, split: str) -> Evaluation | None:
 
 
 class Validation:
-    """The evaluations of one stretch of a run on the validation examples; all workers make the same calls.
+    """The evaluations of a segment of a run on the validation examples; all workers make the same calls.
 
     Args:
         recipe: of the run, or of its stage.
         parts: of the run; the weights of its state are scored.
         worker: this worker.
-        records: what is written of the run; the chief's, where there is a workdir.
-        history: by step, the scores by which checkpoints are the best, of the run so far; where the run is written
-            down, that counts.
+        logger: the chief's, where there is a workdir.
+        history: of the run so far, by step: the score by which checkpoints are the best; metrics.jsonl goes before it.
     """
 
     def __init__(
@@ -54,23 +53,23 @@ class Validation:
         self._latest: Evaluation | None = None
         written = worker.group.broadcast(self._written()) if recipe.evaluate.patience else None
         self.history: dict[int, float] = dict(history if written is None else written)
-        """The same with those of this stretch."""
+        """The same, with the evaluations of this segment."""
 
     def _written(self) -> list[list[float]] | None:
-        """The step of each evaluation, and the score by which checkpoints are the best; the chief's, if it writes."""
+        """Steps and scores of the evaluations in metrics.jsonl; None on workers that do not write it."""
         if self._logger is None:
             return None
         name = str(self._retention.best).removeprefix(f"{SPLIT}/")
         return [[step, scores[name]] for step, scores in self._logger.evaluations(SPLIT) if name in scores]
 
     def run(self) -> bool:
-        """Score the validation examples, and write the scores down where there are records.
+        """Score the validation examples, and write the scores to the metrics.
 
         Returns:
-            Whether it was done; not where some worker is asked to stop.
+            Whether it was done, and not left off because a worker is asked to stop.
 
         Raises:
-            InputError: the score that checkpoints are kept by is none of them.
+            InputError: there is no score of the name by which checkpoints are kept.
         """
         result, step = score_split(self._recipe, self._parts, SPLIT), self._parts.state.step
         if result is None:
@@ -88,22 +87,22 @@ class Validation:
 
     @property
     def latest(self) -> Evaluation | None:
-        """That of the weights as they are; None where they have not been scored."""
+        """The evaluation of the present weights; None if they have not been scored."""
         return self._latest if self._latest and self._latest.step == self._parts.state.step else None
 
     @property
     def scores(self) -> Mapping[str, float]:
-        """Those of the weights as they are; none where they have not been scored."""
+        """Scores of the present weights by name; empty if they have not been scored."""
         return {f"{SPLIT}/{name}": mean for name, mean in self.latest.means.items()} if self.latest else {}
 
     @property
     def is_out_of_patience(self) -> bool:
-        """Whether the last evaluations, as many as the recipe's patience, have brought no better checkpoint."""
+        """Whether the last `evaluate.patience` evaluations have brought no better checkpoint."""
         patience = self._recipe.evaluate.patience
-        return patience is not None and num_in_vain([*self.history.values()], self._retention) >= patience
+        return patience is not None and num_without_improvement([*self.history.values()], self._retention) >= patience
 
-    def why_no_patience(self) -> str:
-        """What has used it up: `no better validation/top1 in 5 evaluations (evaluate.patience)`."""
+    def early_stop_reason(self) -> str:
+        """Say why the run stops early: `no better validation/top1 in 5 evaluations (evaluate.patience)`."""
         count = self._recipe.evaluate.patience
         return f"no better {self._retention.best} in {count} evaluation{'s' if count != 1 else ''} (evaluate.patience)"
 
@@ -111,12 +110,8 @@ class Validation:
     def _retention(self) -> Retention:
         return self._recipe.checkpoints.retention
 
-    def is_owed(self, start: Progress) -> bool:
-        """Whether the last step before this start was to be followed by an evaluation, which was left off to stop.
-
-        Args:
-            start: where the run goes on.
-        """
+    def is_overdue(self, start: Progress) -> bool:
+        """Whether the evaluation that was due after the step before `start` was left off, since the run was stopped."""
         before = start._replace(step=start.step - 1, position=start.position - self._recipe.batch_size)
         is_due = self._recipe.evaluate.every.passed(before, start)
         if not (start.step and is_due and self._parts.examples.has(SPLIT)):
@@ -125,12 +120,12 @@ class Validation:
         return not self._worker.group.broadcast(is_made)
 
 
-def num_in_vain(scores: Sequence[float], retention: Retention) -> int:
-    """How many evaluations in a row, the last ones, had a score by which no checkpoint is among the best.
+def num_without_improvement(scores: Sequence[float], retention: Retention) -> int:
+    """Count the evaluations at the end of a run whose scores were not among the best.
 
     Args:
-        scores: of all evaluations of a run, in their order.
-        retention: what is better, and by how much.
+        scores: of all evaluations of the run, in their order.
+        retention: says which score is better, and by how much.
     """
     best: dict[int, float] = {}
     count = 0

@@ -1,4 +1,4 @@
-"""A run's folder: whose run it is, what it was computed with, and what has happened to it.
+"""The folder of a run: its recipe, choices and history, and who holds it.
 
 recipe.toml           the complete recipe, as it runs now
 choices.json          threads, kernels, versions: what can change bits
@@ -9,10 +9,10 @@ metrics.jsonl         losses, learning rate, evaluations
 summaries/            the same for TensorBoard
 evaluations.jsonl     scores of its checkpoints, a line for each `lockstep evaluate`; no times
 summaries-evaluation/ the same for TensorBoard, by split and weights
-refused/              batches that were not finite, to be looked at
+refused/              batches that were not finite
 quarantine.jsonl      examples that could not be read
-warm_start.json       what became of every tensor of the weights that the run started from
-.lease-*              the process that goes on with the run
+warm_start.json       where the run started from weights in a file: which tensors were loaded
+.lease-*              the process that holds the folder
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ QUARANTINE, RESULT, WARM_START = "quarantine.jsonl", "result.json", "warm_start.
 
 
 class Workdir:
-    """The folder of one run. Looking at it changes nothing; the chief alone writes."""
+    """The folder of one run. Reading it changes nothing; the chief alone writes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lease: Lease | None = None
 
     def recipe(self) -> Recipe | None:
-        """The recipe of the run in this folder; None where the folder is empty or not there yet.
+        """Read the recipe of the run; None if the folder is empty or not there yet.
 
         Raises:
             WorkdirError: the folder holds something else, or cannot be looked at.
@@ -74,10 +74,10 @@ class Workdir:
         )
 
     def check(self, recipe: Recipe, *, accept_changes: bool) -> list[str]:
-        """Compare a recipe with the one in the folder; returns what has changed, a line each.
+        """Compare a recipe with the one in the folder; returns the changes, a line each.
 
         Raises:
-            WorkdirError: more than harmless fields differ, and changes were not accepted; or as `recipe` raises.
+            WorkdirError: fields that matter differ, and changes were not accepted; or as `recipe` raises.
         """
         saved = self.recipe()
         changes = recipe_changes(saved, recipe) if saved else []
@@ -95,12 +95,8 @@ class Workdir:
         """Save the recipe as it runs now."""
         self.write(RECIPE, to_toml(recipe))
 
-    def begin(self, recipe: Recipe, choices: Choices, warm_start: WarmStartReport | None) -> None:
-        """Be the folder of a start that goes ahead: what it runs with is written down, an earlier result is no more.
-
-        Raises:
-            WorkdirError: it cannot be written.
-        """
+    def write_start(self, recipe: Recipe, choices: Choices, warm_start: WarmStartReport | None) -> None:
+        """Write the recipe and the choices of a start, and remove the result of an earlier one."""
         self.write_recipe(recipe)
         self.write_choices(choices)
         if warm_start:
@@ -109,20 +105,12 @@ class Workdir:
             (self.path / RESULT).unlink(missing_ok=True)
 
     def write_result(self, result: Result) -> None:
-        """Say what has become of the run.
-
-        Raises:
-            WorkdirError: it cannot be written, or another start has taken the folder over.
-        """
+        """Write the result of the run, if this process still holds the folder."""
         self.check_held()
         self.write(RESULT, result.as_json())
 
     def saved_choices(self) -> dict[str, Any] | None:
-        """The choices of the first start, as they were written; None before it.
-
-        Raises:
-            WorkdirError: the file cannot be read.
-        """
+        """Read the choices of the first start; None before it."""
         path = self.path / CHOICES
         with self._accessed():
             if not path.exists():
@@ -143,11 +131,7 @@ class Workdir:
         self.write(CHOICES, json.dumps(asdict(choices), indent=2) + "\n")
 
     def check_unstarted(self) -> None:
-        """Refuse to begin again a run that has been further: its checkpoints are gone.
-
-        Raises:
-            WorkdirError: the history tells of steps that no checkpoint holds.
-        """
+        """Refuse to start anew a run that has made steps, since its checkpoints are gone."""
         steps = [event["step"] for event in self._noted(HISTORY)]
         if any(steps):
             raise WorkdirError(
@@ -159,7 +143,7 @@ class Workdir:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the folder, made if need be, against a second start of the run, until this one ends or dies.
+        """Hold the folder, which is made if necessary, against a second start of the run.
 
         Raises:
             WorkdirError: another process that is alive holds it, or it cannot be written.
@@ -175,17 +159,17 @@ class Workdir:
 
     @property
     def holder(self) -> dict[str, Any]:
-        """What the history says of the process that holds the folder."""
+        """Facts about the process that holds the folder, for the history."""
         if self._lease is None:
             return {}
         owner, dead = self._lease.owner, self._lease.taken_from
         return {"host": owner.host, "pid": owner.pid} | ({"taken_over_from": str(dead)} if dead else {})
 
     def check_held(self, *, closely: bool = True) -> None:
-        """Make sure that this process still holds the folder, if it ever did.
+        """Check that this process still holds the folder, if it ever did.
 
         Args:
-            closely: ask the disk; else only where there is reason to, which costs nothing.
+            closely: look at the disk; else only if there is a reason to, which costs nothing.
 
         Raises:
             WorkdirError: another start has taken it over, or the folder is gone.
@@ -203,41 +187,29 @@ class Workdir:
         append_line(self.path / HISTORY, line)
 
     def note_save(self, step: int, position: int, metrics_lines: int) -> None:
-        """Write down how many lines metrics.jsonl has as a checkpoint is about to be saved."""
+        """Note how many lines metrics.jsonl has, just before a checkpoint is saved."""
         append_line(self.path / SAVES, json.dumps({"step": step, "position": position, "metrics_lines": metrics_lines}))
 
     def metrics_lines(self, step: int, position: int) -> int | None:
-        """How many lines metrics.jsonl had as a checkpoint was last saved there; None where that was not noted.
-
-        Raises:
-            WorkdirError: what was noted cannot be read.
-        """
+        """Return how many lines metrics.jsonl had when a checkpoint was last saved there; None if not noted."""
         saves = [save for save in self._noted(SAVES) if (save["step"], save.get("position")) == (step, position)]
         return saves[-1].get("metrics_lines") if saves else None
 
     def _noted(self, name: str) -> list[dict[str, Any]]:
-        """The lines of a file, which each tell of a step; a last one that is torn counts for none.
-
-        Raises:
-            WorkdirError: the file cannot be read, or another line of it is none that was written here.
-        """
+        """Parse the lines of a file, which each name a step; a torn last line is left out."""
         path = self.path / name
         with self._accessed():
             lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         return [_facts(line, path, number) for number, line in enumerate(lines, start=1)]
 
     def write(self, name: str, text: str) -> None:
-        """Have a file of this text in the folder, as a whole or as it was.
-
-        Raises:
-            WorkdirError: it cannot be written.
-        """
+        """Write a file of the folder atomically."""
         with self._accessed(), atomic_write(self.path / name) as file:
             file.write(text.encode())
 
     @contextmanager
     def _accessed(self) -> Iterator[None]:
-        """What the system refuses becomes an error that says what to do."""
+        """Turn errors of the file system into a WorkdirError that says what to do."""
         try:
             yield
         except OSError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Sequence
 
 import torch
@@ -16,13 +15,12 @@ from lockstep.parallel.exchange import Exchange
 from lockstep.parallel.tower_outputs import sparse_parameters
 from lockstep.parallel.towers import Towers
 from lockstep.readers.fingerprint import lines_of
+from lockstep.screen import log
 from lockstep.training.saved_state import EXTRA, extra_state
-from lockstep.training.state import TrainState, layouts
+from lockstep.training.state import TrainState
 from lockstep.training.trained_with import threads_matter
 from lockstep.version import __version__
 from lockstep.workers.rank import Worker
-
-log = logging.getLogger("lockstep")
 
 
 def check_start(state: TrainState, worker: Worker) -> None:
@@ -161,7 +159,7 @@ def check_parameters(state: TrainState) -> None:
         "the parameters that TrainState took, with requires_grad as it was",
         "make a new TrainState after the change; where several share parameters, no other may freeze them",
     )
-    pairs = zip(state.parameters, layouts(state.parameters), state.layouts, strict=True)
+    pairs = zip(state.parameters, state.parameter_layouts(), state.layouts, strict=True)
     _refuse_names(
         [name for name, now, before in pairs if now != before],
         "Parameters have another memory format or dtype than when their state was made.",

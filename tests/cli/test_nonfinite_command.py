@@ -27,6 +27,6 @@ def test_a_run_that_is_not_finite_ends_with_the_reason_last(tmp_path: Path) -> N
     assert lines[-2] == "  expected: finite losses and gradients"
     assert lines[-1].startswith("  hint:     lower the learning rate")
     kept = tmp_path / "run/refused/position-000000024"
-    assert f"the refused batch is kept in {kept}" in lines
+    assert f"the nonfinite batch is kept in {kept}" in lines
     assert (kept / "worker-1.safetensors").exists()
     assert [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()] == [1]

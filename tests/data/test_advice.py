@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from lockstep.data.advice import advise
-from lockstep.data.throughput import Measured, Throughput
+from lockstep.data.input_benchmark import Measured, Timing
 
 MOSTLY_DECODING = {"read": 1.0, "decode": 81.0, "augment": 14.0, "collate": 4.0}
 
 
-def pace(examples_per_second: float, **more: Any) -> Throughput:
-    return Throughput(1000, 1000 / examples_per_second, **more)
+def pace(examples_per_second: float, **more: Any) -> Timing:
+    return Timing(1000, 1000 / examples_per_second, **more)
 
 
 def measured(loader: float = 1900, step: float | None = None, **changes: Any) -> Measured:
@@ -33,7 +33,7 @@ def measured(loader: float = 1900, step: float | None = None, **changes: Any) ->
     return Measured(**{**given, **changes})
 
 
-def of_stages(queue_fill: float | None = 0.1, **seconds: float) -> Throughput:
+def of_stages(queue_fill: float | None = 0.1, **seconds: float) -> Timing:
     return pace(1900, stage_seconds=seconds, queue_fill=queue_fill)
 
 

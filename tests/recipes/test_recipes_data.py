@@ -39,7 +39,7 @@ HOW_TO_TELL = (
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_path_that_nobody_told_says_how_to_build_the_data(split: Any) -> None:
-    assert said_by(ImageData(split=split).check_told) == (
+    assert said_by(ImageData(split=split).check_complete) == (
         f"This recipe has not been told where its {split} images are.\n  given:    no data.{split}\n"
         + HOW_TO_TELL.format(split)
     )
@@ -57,26 +57,26 @@ def test_an_empty_path_is_none_at_all(split: str) -> None:
 def test_a_path_that_leads_nowhere_is_refused_before_workers_start(tmp_path: Path, split: str) -> None:
     train = str(image_folder(tmp_path / "photos"))
     data = replace(ImageData(train=train, validation=train, test=train), **{split: str(tmp_path / "phtos")})
-    said = said_by(data.check_told)
+    said = said_by(data.check_complete)
     assert said.startswith(f"There is no data at {tmp_path}/phtos.\n  given:    no file {tmp_path}/phtos\n")
     assert said.endswith("hint:     check the path")
 
 
 @pytest.mark.parametrize("path", ["shards/train-*", "shards/train-{00000..00003}-of-00004", "s3://bucket/train-*"])
 def test_a_pattern_that_matches_nothing_is_refused_before_workers_start(path: str) -> None:
-    said_by(ImageData(train=path).check_told)
+    said_by(ImageData(train=path).check_complete)
 
 
 def test_what_is_there_may_be_named_in_any_way(tmp_path: Path) -> None:
     shards, folder = image_shards(tmp_path / "shards", "train", [1, 2]), image_folder(tmp_path / "photos")
     for path in (shards, str(tmp_path / "shards"), str(folder), f"{shards[:-1]}{{00000..00001}}-of-00002"):
         data = ImageData(train=path)
-        data.check_told()
+        data.check_complete()
         assert len(data.reader("train", 4)) in (2, 6)
 
 
 def test_data_of_a_function_needs_its_script() -> None:
-    said = said_by(ImageData(function="photos.reader").check_told)
+    said = said_by(ImageData(function="photos.reader").check_complete)
     assert said == (
         "The examples of this run come from the function photos.reader of a script.\n"
         "  given:    data.function='photos.reader'\n"

@@ -15,7 +15,7 @@ from lockstep.recipes.parts import CrossEntropy
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
-from lockstep.runs.build import build_state, check_told, task
+from lockstep.runs.build import build_state, check_complete, task
 from lockstep.runs.classification import Classification
 from lockstep.runs.run import run
 from lockstep.training.warm_start import warm_start
@@ -69,9 +69,9 @@ def test_the_first_layers_stay_the_last_learn_slowly_and_the_classifier_is_new(s
 def test_where_data_and_weights_are_must_be_told(small: Recipe) -> None:
     given = find("flowers_small")
     with pytest.raises(InputError, match="has not been told where its train images are"):
-        check_told(given)
+        check_complete(given)
     with pytest.raises(InputError, match="starts from trained weights, and has not been told which"):
-        check_told(replace(small, warm_start=given.warm_start))
+        check_complete(replace(small, warm_start=given.warm_start))
 
 
 def test_images_come_as_caffe_has_them() -> None:

@@ -143,10 +143,10 @@ def test_in_detail_it_says_what_was_taken_for_what_and_how_wrong() -> None:
         (lambda: CrossEntropy(auxiliary_weight=-1), "auxiliary_weight is out of range."),
         (lambda: CrossEntropy(auxiliary_weight=float("nan")), "auxiliary_weight is out of range."),
         (lambda: Evaluate(top=()), "There is nothing to score."),
-        (lambda: Evaluate(top=(0,)), "top is out of range."),
+        (lambda: Evaluate(top=(0,)), "top[0] is out of range."),
         (lambda: Evaluate(top=(1.0,)), "top[0] is of the wrong type."),  # type: ignore[arg-type]
         (lambda: Evaluate(top=5), "top is of the wrong type."),  # type: ignore[arg-type]
-        (lambda: Evaluate(top=(1, True)), "top is of the wrong type."),
+        (lambda: Evaluate(top=(1, True)), "top[1] is of the wrong type."),
         (lambda: Evaluate(patience=0), "patience is out of range."),
         (lambda: Evaluate(examples=0), "examples is out of range."),
     ],

@@ -30,7 +30,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
 from lockstep.runs import export
-from lockstep.runs.export import METADATA, Trained, check_packages, contents, take_weights, trained_model
+from lockstep.runs.export import METADATA, Trained, check_packages, encode_model, take_weights, trained_model
 from lockstep.runs.workdir import Workdir
 from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.source import MemorySource
@@ -146,7 +146,7 @@ def evaluated(state: ls.TrainState, weights: Weights) -> np.ndarray[Any, Any]:
 
 
 def write(trained: Trained, path: Path) -> None:
-    path.write_bytes(b"".join(contents(trained, path.suffix)))
+    path.write_bytes(b"".join(encode_model(trained, path.suffix)))
 
 
 @pytest.fixture(scope="module")
@@ -272,5 +272,5 @@ def test_a_model_too_large_for_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "_MOST_ONNX_BYTES", 11)
     trained = Trained(nn.Linear(2, 1), torch.zeros(2, 2), 0, "tiny", "raw")
     with pytest.raises(InputError, match="too large for one file of ONNX") as caught:
-        contents(trained, ".onnx")
+        encode_model(trained, ".onnx")
     assert "12 bytes of weights" in str(caught.value)

@@ -59,9 +59,9 @@ def test_closing_leaves_the_state_alone(tmp_path: Path) -> None:
     state = make_state()
     logger = MetricsLogger(tmp_path, Monitoring(gradients=Interval(1)), BEGINNING)
     logger.observe(state, ls.Towers(), BEGINNING, 8)
-    assert state.watcher is not None
+    assert state.gradient_hooks
     logger.close()
-    assert state.watcher is None
+    assert not state.gradient_hooks
 
 
 def test_activations_of_compiled_towers_are_refused(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_activations_of_compiled_towers_are_refused(tmp_path: Path) -> None:
     state = make_state()
     with pytest.raises(ls.InputError, match="A compiled model does not show its activations"):
         logger.observe(state, ls.Towers(compile=True), BEGINNING, 8)
-    assert state.watcher is None
+    assert not state.gradient_hooks
     logger.close()
 
 

@@ -64,7 +64,7 @@ def test_data_may_be_moved_and_is_still_compared(photos: Path, tmp_path: Path) -
     ls.run(small(photos), workdir)
     photos.rename(moved)
     assert ls.run(small(moved, 3), workdir).step == 3
-    assert f"data.train: saved {photos}, given {moved}" in history(workdir)[-2]["changed"]
+    assert f"data.train: saved '{photos}', given '{moved}'" in history(workdir)[-2]["changed"]
     other = image_folder(tmp_path / "other")
     move_one(other)
     with pytest.raises(ls.InputError, match="The training data is not what it was"):

@@ -236,7 +236,7 @@ def test_a_stop_keeps_the_batch(tmp_path: Path, caplog: pytest.LogCaptureFixture
     with pytest.raises(ls.NonFiniteError, match="after step 2 is not finite; nothing was changed"):
         run(tmp_path, make_recipe("stop"), make_build(BAD))
     folder = tmp_path / "refused/position-000000008"
-    assert f"the refused batch is kept in {folder}" in caplog.text
+    assert f"the nonfinite batch is kept in {folder}" in caplog.text
     report = json.loads((folder / "report.json").read_text())
     assert (report["step"], report["position"]) == (2, 8)
     assert report["reasons"][0] == "loss 'square' is nan"
@@ -269,14 +269,14 @@ def test_only_so_many_are_kept(
     monkeypatch.setattr(skipped, "MAX_KEPT", 2)
     run(tmp_path, make_recipe("skip"), make_build(BAD))
     assert len(list((tmp_path / "refused").iterdir())) == 2
-    assert f"{tmp_path / 'refused'} holds 2 refused batches; this one is not kept" in caplog.text
+    assert f"{tmp_path / 'refused'} holds 2 nonfinite batches; this one is not kept" in caplog.text
 
 
 def test_what_cannot_be_kept_hides_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     build = make_build(BAD, attempted=lambda position: (tmp_path / "run/refused").touch())
     with pytest.raises(ls.NonFiniteError):
         run(tmp_path / "run", make_recipe("stop"), build)
-    assert "the refused batch cannot be kept in" in caplog.text
+    assert "the nonfinite batch cannot be kept in" in caplog.text
 
 
 def test_fields_of_any_kind_are_kept(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from lockstep.recipes.settings import with_settings
 from lockstep.runs import stages
 from lockstep.runs.result import Result
 from lockstep.runs.run import Run
-from lockstep.runs.validation import num_in_vain
+from lockstep.runs.validation import num_without_improvement
 from lockstep.workers.rank import leave
 
 SCORES = {2: 0.5, 4: 0.75, 6: 0.75, 8: 0.625, 10: 0.875, 12: 0.5, 14: 0.5, 16: 0.5}
@@ -209,7 +209,7 @@ def test_all_workers_end_together(
     ],
 )
 def test_what_is_in_vain(scores: list[float], retention: Retention, count: int) -> None:
-    assert num_in_vain(scores, retention) == count
+    assert num_without_improvement(scores, retention) == count
 
 
 def test_patience_needs_a_score(mnist: Recipe) -> None:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data import throughput
+from lockstep.data import input_benchmark
+from lockstep.data.input_benchmark import Timing, measure, time_loader, time_reading, time_step
 from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s
-from lockstep.data.throughput import Throughput, first_reading, loader_throughput, measure, step_throughput
 from lockstep.errors import DataError
 from lockstep.randomness import Draws
 from lockstep.readers.reader import Cost
@@ -52,17 +52,17 @@ def loader_of(reader: Numbers, **more: Any) -> Loader:
 
 
 def test_a_pace_says_rates_and_shares() -> None:
-    pace = Throughput(100, 4.0, 2.0, {"read": 1.0, "decode": 3.0})
+    pace = Timing(100, 4.0, 2.0, {"read": 1.0, "decode": 3.0})
     assert (pace.examples_per_second, pace.examples_per_cpu_second) == (25.0, 50.0)
     assert [pace.share(name) for name in ("read", "decode", "augment")] == [0.25, 0.75, 0.0]
-    assert Throughput(100, 4.0).examples_per_cpu_second is None
-    assert Throughput(100, 4.0).share("read") == 0.0
+    assert Timing(100, 4.0).examples_per_cpu_second is None
+    assert Timing(100, 4.0).share("read") == 0.0
 
 
 def test_the_first_reading_is_of_the_training_stream_and_ends_with_the_epoch() -> None:
     reader = Numbers()
     loader = loader_of(reader)
-    pace, indices = first_reading(loader, 60)
+    pace, indices = time_reading(loader, 60)
     stream = loader.order.indices(np.arange(12), 10, 3)
     assert pace.num_examples == len(indices) == 12, "the first whole batches that have an epoch in them"
     assert indices.tolist() == stream.tolist()
@@ -71,7 +71,7 @@ def test_the_first_reading_is_of_the_training_stream_and_ends_with_the_epoch() -
 
 
 def test_the_first_reading_ends_when_its_time_is_over() -> None:
-    pace, _ = first_reading(loader_of(Numbers(1000)), 0)
+    pace, _ = time_reading(loader_of(Numbers(1000)), 0)
     assert pace.num_examples == 4
 
 
@@ -113,7 +113,7 @@ def test_what_lies_in_memory_is_read_by_nobody_ahead() -> None:
 
 def test_whole_rounds_are_counted_and_the_first_is_not() -> None:
     reader = Numbers()
-    pace = loader_throughput(loader_of(reader, num_processes=0), 0, num_readers=3)
+    pace = time_loader(loader_of(reader, num_processes=0), 0, num_readers=3)
     assert pace.num_examples == 3 * 4
     assert len(reader.asked) == 6, "two rounds of three batches"
 
@@ -147,14 +147,14 @@ def test_the_step_gets_one_training_batch_again_and_again(num_towers: int) -> No
 
 def test_steps_are_counted_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([100.0, 100.4, 100.8, 101.2])
-    monkeypatch.setattr(throughput.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(input_benchmark.time, "perf_counter", lambda: next(ticks))
     batch = Batch({}, position=0, batch_size=8, towers=range(1))
-    pace = step_throughput(lambda _: None, batch, 1.0)
+    pace = time_step(lambda _: None, batch, 1.0)
     assert (pace.num_examples, round(pace.seconds, 6)) == (24, 1.2)
 
 
 def test_a_bad_example_ends_the_measuring_or_is_replaced_as_in_training() -> None:
     with pytest.raises(DataError, match="Broken"):
         measure(loader_of(Numbers(bad=2), num_processes=0), 0.01)
-    pace, _ = first_reading(loader_of(Numbers(bad=2), num_processes=0, bad_examples="skip"), 10.0)
+    pace, _ = time_reading(loader_of(Numbers(bad=2), num_processes=0, bad_examples="skip"), 10.0)
     assert pace.num_examples == 12

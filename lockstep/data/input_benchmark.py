@@ -1,7 +1,7 @@
-"""How fast the way from files to batches is, in parts and as a whole, on the batches of the training stream.
+"""Measure the throughput of the input, in parts and as a whole, on the batches of the training stream.
 
-The examples at its start are read once, and everything else is measured on the same ones, again and again: with warm
-caches, and never with some parts on files that others have not seen.
+The examples at the start of the stream are read once, and everything else is measured on the same ones, again and
+again: all parts see the same files, with warm caches.
 """
 
 from __future__ import annotations
@@ -25,65 +25,65 @@ from lockstep.data.rows import BatchRequest, TrainingRows
 from lockstep.tracing import sum_seconds
 from lockstep.types import Batch
 
-# Shares of the seconds that all of it may take.
+# Shares of the seconds that the whole measurement may take.
 _READING, _ALONE, _LOADER, _STEP = 0.1, 0.3, 0.35, 0.15
 _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Throughput:
-    """How long a number of examples took."""
+class Timing:
+    """The time that a number of examples took."""
 
     num_examples: int
     seconds: float
-    """By the clock."""
+    """Wall time."""
     cpu_seconds: float | None = None
-    """Of all cores; None where other processes worked too."""
+    """CPU time over all cores; None where other processes worked too."""
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
-    """By stage, of all who worked; see `lockstep.tracing`."""
+    """Time by stage, over all threads and processes; see `lockstep.tracing`."""
     queue_fill: float | None = None
-    """Mean share of what may be read ahead that was there when a batch was asked for; None where nothing is."""
+    """Mean share of the prefetched batches that were ready when one was asked for; None without prefetching."""
 
     @property
     def examples_per_second(self) -> float:
-        """By the clock."""
+        """Examples per second of wall time."""
         return self.num_examples / self.seconds
 
     @property
     def examples_per_cpu_second(self) -> float | None:
-        """What one core does in a second; None where other processes worked too."""
+        """Examples per second of one core; None where other processes worked too."""
         return self.num_examples / self.cpu_seconds if self.cpu_seconds else None
 
     def share(self, stage: str) -> float:
-        """Of the time of all stages, 0 to 1."""
+        """Return the share of a stage in the time of all stages, 0 to 1."""
         whole = sum(self.stage_seconds.values())
         return self.stage_seconds.get(stage, 0.0) / whole if whole else 0.0
 
 
 @dataclass(frozen=True)
 class Measured:
-    """How fast each part is, for one worker."""
+    """Throughput of each part of the input, and of the step, for one worker."""
 
-    first_read: Throughput
-    """Reading alone in one process, of files that may have to come from storage."""
-    read: Throughput
-    """The same examples again, now that they lie in memory if they fit; so all that follows."""
-    alone: Throughput
-    """All that makes a batch, in one process with one thread."""
-    loader: Throughput
-    """The same by the loader as it runs in training, batches taken as fast as they come."""
-    step: Throughput | None
-    """The training step on one batch, again and again, while nobody reads; None where there is none."""
+    first_read: Timing
+    """Reading alone in one process, from files that may have to come from storage."""
+    read: Timing
+    """Reading the same examples again, from memory if they fit; so in all that follows."""
+    alone: Timing
+    """Reading, decoding, augmenting and collating, in one process with one thread."""
+    loader: Timing
+    """The loader as it runs in training, batches taken as fast as they come."""
+    step: Timing | None
+    """The training step on one batch, again and again, while nothing is read; None without a step."""
     num_readers: int
     """Loader processes or threads; 0 where the trainer's own process reads."""
     threads: bool
-    """They are threads."""
+    """Whether the readers are threads."""
     in_memory: bool
-    """The examples lie in memory, and nobody reads them ahead."""
+    """Whether the examples lie in memory, and are not prefetched."""
     num_cores: int
-    """Those that may be kept busy here."""
+    """Cores that this process may use."""
     step_on_cpu: bool = False
-    """The step computes on these cores, too."""
+    """Whether the step computes on these cores, too."""
 
 
 def measure(
@@ -99,37 +99,28 @@ def measure(
 
     Args:
         loader: at the start of its stream.
-        seconds: how long it may take in all; each part takes a few batches at least.
+        seconds: how long the measurement may take in all; each part takes a few batches at least.
         device: where the batches go.
         num_towers: of the step.
         step: makes one attempt from a batch.
-        tell: is told what is measured next.
-
-    Raises:
-        LockstepError: an example cannot be read, or what `step` raises.
+        tell: called with what is measured next.
     """
     in_memory = loader.reader.cost == "memory"
     num_readers = 0 if in_memory else loader.pool.size(1)
     with _one_thread():
         tell("reading, for the first time")
-        first_read, indices = first_reading(loader, _READING * seconds)
+        first_read, indices = time_reading(loader, _READING * seconds)
         order = _Again(indices)
         tell("reading, again")
-        read = loader_throughput(_copy(loader, order, augment=[]), _READING * seconds)
+        read = time_loader(_copy(loader, order, augment=[]), _READING * seconds)
         tell("reading, decoding and augmenting in one process")
-        alone = loader_throughput(_copy(loader, order), _ALONE * seconds)
+        alone = time_loader(_copy(loader, order), _ALONE * seconds)
     tell("the loader as it runs in training")
-    pool = loader.pool
-    whole = loader_throughput(
-        _copy(loader, order, **asdict(pool)),
-        _LOADER * seconds,
-        device,
-        num_readers,
-    )
+    whole = time_loader(_copy(loader, order, **asdict(loader.pool)), _LOADER * seconds, device, num_readers)
     pace = None
     if step is not None:
         tell("the training step alone")
-        pace = step_throughput(step, _one_batch(loader, device, num_towers), _STEP * seconds)
+        pace = time_step(step, _one_batch(loader, device, num_towers), _STEP * seconds)
     return Measured(
         first_read=first_read,
         read=read,
@@ -144,15 +135,15 @@ def measure(
     )
 
 
-def first_reading(loader: Loader, seconds: float) -> tuple[Throughput, Int64s]:
-    """Of reading alone, in this process, until the seconds or an epoch have passed; and which examples were read."""
+def time_reading(loader: Loader, seconds: float) -> tuple[Timing, Int64s]:
+    """Measure reading alone, in this process, for some seconds or an epoch; returns also the indices that were read."""
     size, batch_size = len(loader.reader), loader.batch_size
     order = loader.order, size, loader.seed
     leave = SkipBad(ReplaceBad(*order), size) if loader.quarantine.policy == "skip" else None
     first, whole = (TrainingRows(*order, batch_size, np.arange(rows)) for rows in (1, batch_size))
     BatchReader(loader.reader, [], loader.seed, first, leave)(
         BatchRequest(0)
-    )  # Whatever is made when it is needed is made now.
+    )  # What is created at first use is created now.
     reading = BatchReader(loader.reader, [], loader.seed, whole, leave)
     read: list[Int64s] = []
     passed = cpu_passed = 0.0
@@ -163,13 +154,13 @@ def first_reading(loader: Loader, seconds: float) -> tuple[Throughput, Int64s]:
         reading(due)
         passed += time.perf_counter() - started
         cpu_passed += time.process_time() - cpu_started
-    return Throughput(len(read) * loader.batch_size, passed, cpu_passed), np.concatenate(read)
+    return Timing(len(read) * loader.batch_size, passed, cpu_passed), np.concatenate(read)
 
 
-def loader_throughput(loader: Loader, seconds: float, device: torch.device = _CPU, num_readers: int = 0) -> Throughput:
-    """Of the loader's batches, taken as fast as they come, for so many seconds or a little longer.
+def time_loader(loader: Loader, seconds: float, device: torch.device = _CPU, num_readers: int = 0) -> Timing:
+    """Measure a loader whose batches are taken as fast as they come, for some seconds or a little longer.
 
-    Counted are whole rounds, a batch of each reader; the first round, in which they start, is not.
+    Whole rounds are counted, of a batch of each reader; the first round, in which the readers start, is not.
     """
     size = max(1, num_readers)
     stages: dict[str, float] = {}
@@ -184,7 +175,7 @@ def loader_throughput(loader: Loader, seconds: float, device: torch.device = _CP
                 stages = sum_seconds(stages, batch.stage_seconds)
                 fills += [] if batch.queue_fill is None else [batch.queue_fill]
         now, cpu_now = time.perf_counter(), time.process_time()
-    return Throughput(
+    return Timing(
         num_examples=num_batches * loader.batch_size,
         seconds=now - started,
         cpu_seconds=None if num_readers and not loader.pool.num_threads else cpu_now - cpu_started,
@@ -193,18 +184,18 @@ def loader_throughput(loader: Loader, seconds: float, device: torch.device = _CP
     )
 
 
-def step_throughput(step: Callable[[Batch], object], batch: Batch, seconds: float) -> Throughput:
-    """Of steps with one batch, for so many seconds or a little longer; the first step is not counted."""
+def time_step(step: Callable[[Batch], object], batch: Batch, seconds: float) -> Timing:
+    """Measure steps with one batch, for some seconds or a little longer; the first step is not counted."""
     step(batch)
     started, num_steps, passed = time.perf_counter(), 0, 0.0
     while not num_steps or passed < seconds:
         step(batch)
         num_steps, passed = num_steps + 1, time.perf_counter() - started
-    return Throughput(num_steps * batch.batch_size, passed)
+    return Timing(num_steps * batch.batch_size, passed)
 
 
 def _copy(loader: Loader, order: Order, **changes: Any) -> Loader:
-    """The loader in another order, with nobody who reads ahead."""
+    """Copy a loader with another order, and by default without prefetching."""
     return Loader(
         loader.reader,
         order=order,
@@ -232,7 +223,7 @@ def _used_up(batches: Iterable[Batch]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Again:
-    """The order of examples that stand at the start of a stream, again and again."""
+    """Order that repeats the examples at the start of a stream."""
 
     read: Int64s
     is_exactly_once: ClassVar[bool] = False
@@ -246,7 +237,7 @@ class _Again:
 
 @contextmanager
 def _one_thread() -> Generator[None, None, None]:
-    """As loader processes compute."""
+    """Compute in one thread, as loader processes do."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -140,5 +140,5 @@ def test_ctrl_c_ends_it_with_its_exit_code(images: Path, monkeypatch: pytest.Mon
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lockstep.data.throughput.measure", interrupted)
+    monkeypatch.setattr("lockstep.data.input_benchmark.measure", interrupted)
     run(str(images), code=130)
