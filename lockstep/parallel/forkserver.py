@@ -196,7 +196,7 @@ class _Server:
         return None
 
     def _close(self) -> None:
-        """Close what belongs to the server, in a child."""
+        """Close the server's descriptors, in a child."""
         for descriptor in [key.fd for key in self._selector.get_map().values() if key.data is not None]:
             os.close(descriptor)
         self._selector.close()

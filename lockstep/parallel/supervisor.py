@@ -74,7 +74,7 @@ class _Member:
 
     @property
     def interrupted_phase(self) -> str:
-        """What a stop interrupts. A worker that was scoring, and has ended meanwhile, has left its scoring off."""
+        """The phase that a stop interrupts: a worker that was scoring, and has ended since, left its scoring off."""
         return "evaluate" if (self.phase_at_stop, self.phase) == ("evaluate", "end") else self.phase
 
 
@@ -143,7 +143,7 @@ class Supervisor:
         return _Member(rank, Channel(ours))
 
     def _listen(self) -> None:
-        """Take in what the workers say, and which have ended."""
+        """Handle the messages of the workers, and the ends of their processes."""
         events = self._server.events(TICK_SECONDS)
         # After the events: what a worker said before its end is there by now.
         for member in self._members:
@@ -195,7 +195,7 @@ class Supervisor:
         self._first_failure = self._first_failure or self._clock()
 
     def _handle_requests(self) -> None:
-        """Do what signals asked for: stop; at a further Ctrl-C, abort."""
+        """Stop the workers at the first signal; abort at a further Ctrl-C."""
         while self._requests:
             request = self._requests.pop(0)
             if self._stopped_by is None:

@@ -1,4 +1,4 @@
-"""One order of addition, whoever does it: a fixed binary tree over the indices of the towers.
+"""The tree: one order of addition for any number of workers, a fixed binary tree over the indices of the towers.
 
 The sum of towers [lo, lo + span) is the sum of its two halves, for spans that are powers of two; towers beyond the
 last are missing leaves. A worker adds up the largest aligned nodes inside its own range, and whoever holds all nodes
@@ -68,10 +68,10 @@ class TreeSum:
 
     def __init__(self) -> None:
         self.nodes: list[tuple[Node, PartialSum]] = []
-        """The largest aligned nodes of what was added, in order."""
+        """The largest aligned nodes over the towers added so far, in order."""
 
     def add(self, tower: int, partial: PartialSum) -> None:
-        """Add what one tower computed. Its tensors stay the caller's: none is changed in place."""
+        """Add the partial sum of one tower. Its tensors stay the caller's: none is changed in place unless `owned`."""
         node = Node(tower, 1)
         while self.nodes and self._merges(self.nodes[-1][0], node):
             left, sums = self.nodes.pop()
@@ -83,7 +83,7 @@ class TreeSum:
         return left.span == right.span and left.start % (2 * left.span) == 0
 
     def total(self) -> PartialSum:
-        """The tree finished over what was added: all the towers there are. The nodes stay as they are."""
+        """Finish the tree over the towers that were added, which are all there are. The nodes stay as they are."""
         if len(self.nodes) == 1:
             return self.nodes[0][1]
         sums = [PartialSum(partial.tensors, partial.numbers) for _, partial in self.nodes]

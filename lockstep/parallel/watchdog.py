@@ -48,7 +48,7 @@ _PHASE_FACTORS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do about a worker that is stopped, silent (it sends no beats) or stuck (its beats say the same)."""
+    """The decision on a worker that is stopped, silent (it sends no beats) or stuck (its beats say the same)."""
 
     rank: int
     action: Literal["show", "kill"]
@@ -58,7 +58,7 @@ class Verdict:
 
 @dataclass
 class _Record:
-    """What the watchdog knows of one worker; times in seconds of its own clock."""
+    """The watchdog's record of one worker; times in seconds of its own clock."""
 
     heard: float
     since: float

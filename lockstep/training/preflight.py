@@ -17,7 +17,7 @@ from lockstep.parallel.towers import Towers
 from lockstep.readers.fingerprint import lines_of
 from lockstep.screen import log
 from lockstep.training.saved_state import EXTRA, extra_state
-from lockstep.training.state import TrainState, layouts
+from lockstep.training.state import TrainState
 from lockstep.training.trained_with import threads_matter
 from lockstep.version import __version__
 from lockstep.workers.rank import Worker
@@ -159,7 +159,7 @@ def check_parameters(state: TrainState) -> None:
         "the parameters that TrainState took, with requires_grad as it was",
         "make a new TrainState after the change; where several share parameters, no other may freeze them",
     )
-    pairs = zip(state.parameters, layouts(state.parameters), state.layouts, strict=True)
+    pairs = zip(state.parameters, state.parameter_layouts(), state.layouts, strict=True)
     _refuse_names(
         [name for name, now, before in pairs if now != before],
         "Parameters have another memory format or dtype than when their state was made.",

@@ -64,9 +64,15 @@ class TrainState:
         name: tells the random streams of several states in one run apart.
 
     Raises:
-        InputError: an argument is of another type or out of range, a pattern matches nothing, or there is nothing to
-            train.
+        InputError: an argument cannot be as it is, a pattern matches nothing, or there is nothing to train.
     """
+
+    trained_with: dict[str, Any]
+    """What checkpoints say of the arguments, and from the first step on of towers, exchange and threads."""
+    resumed: Resumed | None = None
+    """The checkpoint that the first step after a resume is compared with."""
+    before_change: list[Callable[[], None]]
+    """Called before something here changes: a saver that still copies it waits there."""
 
     def __init__(
         self,
@@ -96,11 +102,7 @@ class TrainState:
         check_one_of("nonfinite", nonfinite, get_args(Nonfinite))
         check_value("nonfinite_budget", nonfinite_budget, NonNegativeInt)
         self.trained_with = describe_arguments(locals())
-        """What a checkpoint says of the arguments, and from the first step on of towers, exchange and threads."""
-        self.resumed: Resumed | None = None
-        """The checkpoint that the first step after a resume is compared with."""
-        self.before_change: list[Callable[[], None]] = []
-        """Called before something here changes: a saver that still copies it waits there."""
+        self.before_change = []
         self.step = 0
         self.first_step = 0
         """The optimizer, and the schedule of its learning rate, count their steps from this one on."""
@@ -108,7 +110,7 @@ class TrainState:
         self.frozen = freeze(model, frozen, train_only, freeze_statistics=freeze_statistics)
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._names = list(self.parameters)
-        self.layouts = layouts(self.parameters)
+        self.layouts = self.parameter_layouts()
         changeable = set(map(id, changeable_buffers(model)))
         self.buffers = {n: b for n, b in model.named_buffers() if id(b) in changeable}
         self._buffer_list = list(self.buffers.values())
@@ -282,7 +284,11 @@ class TrainState:
         for tensor in (*self.model.parameters(), *self._optimizer.slots().values(), *averages):
             if tensor.ndim == 4:
                 tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
-        self.layouts = layouts(self.parameters)
+        self.layouts = self.parameter_layouts()
+
+    def parameter_layouts(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Strides and dtype of each trained parameter, as they are now."""
+        return [(parameter.stride(), parameter.dtype) for parameter in self.parameters.values()]
 
     def averaged(self) -> dict[str, Tensor]:
         """The moving averages of the parameters, and of the statistics where they are averaged, by name.
@@ -392,8 +398,3 @@ def _optimizer(given: Any) -> Optimizer:
             )
     optimizer: Optimizer = ByName(given) if isinstance(given, Mapping) else given
     return optimizer
-
-
-def layouts(parameters: Mapping[str, Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Strides and dtype of each parameter."""
-    return [(parameter.stride(), parameter.dtype) for parameter in parameters.values()]

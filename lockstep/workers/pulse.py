@@ -22,7 +22,7 @@ BEAT_SECONDS = 0.1
 
 
 class Pulse:
-    """What the training loop reports of itself, and the stop it was asked for; nobody need be listening."""
+    """The place that the training loop reports, and the stop it was asked for; nobody need be listening."""
 
     __slots__ = ("count", "ended", "launched", "phase", "step", "stop_requested", "waits")
 
