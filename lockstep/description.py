@@ -1,4 +1,7 @@
-"""Values as small JSON: what they were made with, so that a later start can say where it differs."""
+"""Describe values as small JSON, compare two descriptions, and say where they differ.
+
+A run saves the descriptions of its parts, and a later start names what it was given differently.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +19,21 @@ import torch
 from torch import Tensor
 
 _CLASS = "class"
-"""Beside it stand the fields of a value; the keys of a mapping are in quotes, and so none is equal to it."""
+"""The key of a value's class, beside its fields. The keys of a mapping are quoted, so none equals it."""
 _MOST_ITEMS = 100
-"""Of more a list says only how many there are, and their hash."""
+"""Longer lists are described by their length and hash."""
 
 
 def described(value: Any) -> Any:
-    """A value as JSON: plain ones as they are, dataclasses by their class and fields, functions by name.
+    """Describe a value as JSON: plain values as they are, dataclasses by class and fields, functions by name.
 
-    Objects of Lockstep's own say all that they hold, and others their class alone. So do values within themselves.
+    Objects of Lockstep are described by all their members, others by their class alone; so are cycles.
     """
     return _described(value, ())
 
 
 def _described(value: Any, outer: tuple[int, ...]) -> Any:
-    """As `described`; `outer` are the ids of the values that it is within."""
+    """Describe a value within others, whose ids are `outer`."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -68,7 +71,7 @@ def _members(value: Any) -> dict[str, Any]:
 
 
 def _described_array(value: Any, outer: tuple[int, ...]) -> Any:
-    """The items of a small array or tensor, and the hash of a large one; of one without readable items its shape."""
+    """The items of a small array or tensor, the hash of a large one, the shape of one that cannot be read."""
     try:
         array = _on_host(value)
         if math.prod(array.shape) <= _MOST_ITEMS or getattr(array.dtype, "hasobject", False):
@@ -112,7 +115,7 @@ class Change(NamedTuple):
     given: Any
 
     def is_allowed(self, paths: Sequence[str]) -> bool:
-        """Whether one of the paths is this one, or that of a part it belongs to."""
+        """Whether one of the paths is this place, or contains it."""
         return any(self.path == path or self.path.startswith((f"{path}.", f"{path}[")) for path in paths)
 
     def __str__(self) -> str:
@@ -120,7 +123,7 @@ class Change(NamedTuple):
 
 
 def changes(path: str, saved: Any, given: Any) -> Iterator[Change]:
-    """Where two descriptions differ, in their order: `optimizer.lr`, `optimizer['^head'].lr`, `augment.0.pixels`.
+    """Yield the places in which two descriptions differ: `optimizer.lr`, `optimizer['^head'].lr`, `augment.0.pixels`.
 
     A field that only one of two values of a class has is of another version of that class, and does not count.
     """
@@ -142,7 +145,7 @@ def changes(path: str, saved: Any, given: Any) -> Iterator[Change]:
 
 
 def paths(path: str, description: Any) -> Iterator[str]:
-    """The path of a description and of all that is in it, as `changes` writes them."""
+    """Yield the paths of a description and of everything in it, as in `changes`."""
     yield path
     if isinstance(description, list):
         for index, inner in enumerate(description):
@@ -158,7 +161,7 @@ def _class_of(description: Any) -> Any:
 
 
 def _shown(description: Any) -> str:
-    """A description as one reads it: `SGD(lr=0.1, momentum=0.9)`."""
+    """A description as Python would show the value: `SGD(lr=0.1, momentum=0.9)`."""
     if isinstance(description, list):
         return f"[{', '.join(map(_shown, description))}]"
     if not isinstance(description, dict):

@@ -1,7 +1,7 @@
 """How far a run is, and when it ends: steps, epochs, hours.
 
-Whether an interval has passed is a pure function of two moments of the run. All workers see the same moments
-(the clock is the chief's, and travels with the gradients), so all of them decide alike without asking.
+Whether an interval has passed is a pure function of two moments of the run. All workers see the same moments (the clock
+is the chief's, sent along with the gradients), so all decide alike without asking each other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Progress(NamedTuple):
     step: int
     """Completed updates."""
     position: int
-    """Place in the stream of the first example that no attempt has used yet."""
+    """Place in the stream of the first example that has not been used."""
     epoch_size: int
     """Examples in an epoch; 0 where the stream has none."""
     elapsed_seconds: float = 0.0
@@ -68,8 +68,8 @@ class Steps:
 class Epochs:
     """The run ends at the end of epoch `count`; every batch is full.
 
-    What does not fill a batch at the very end is left out, as the reference trainers did; to keep it, the last batch
-    goes on into the next epoch.
+    The rest that does not fill a batch is left out, as by the reference trainers. With `keep_last` the last batch takes
+    it, and is filled from the next epoch.
     """
 
     count: float
@@ -79,7 +79,7 @@ class Epochs:
         _positive(self.count, "epochs")
 
     def steps(self, epoch_size: int, batch_size: int) -> int:
-        """Batches in that many epochs: whole ones, or one more where there is a rest to be kept."""
+        """Number of batches in that many epochs, rounded down, or up with `keep_last`."""
         batches = epoch_size * self.count / batch_size
         return math.ceil(batches) if self.keep_last else int(batches)
 
@@ -87,7 +87,7 @@ class Epochs:
         return f"{self.count:g} epochs"
 
     def reached(self, progress: Progress, batch_size: int) -> bool:
-        """Whether no further full batch fits, or nothing is left that is to be kept."""
+        """Whether no further batch fits: no full one, or with `keep_last` not one example."""
         needed = 1 if self.keep_last else batch_size
         return progress.position + needed > self.count * progress.epoch_size
 
@@ -131,11 +131,7 @@ class Interval:
 
     @classmethod
     def parse(cls, text: str) -> Interval:
-        """Read `"20 steps"`, `"600 s"`, `"1 epochs"` or `"0"`.
-
-        Raises:
-            InputError: the text is none of these.
-        """
+        """Parse `"20 steps"`, `"600 s"`, `"1 epochs"` or `"0"`; other texts are an InputError."""
         if text.strip() == "0":
             return cls(0)
         match = _INTERVAL.fullmatch(text.strip())

@@ -1,7 +1,7 @@
 r"""Text on its way to a screen or a log, and screens that may be closed.
 
-A name that comes from a file may hold any character: one that moves the cursor, a line break that forges a line, a mark
-that turns the direction of writing. So what is not printable is escaped as `repr` does it: `\x1b`, `\n`, `\u202e`.
+A name from a file may hold any character: one that moves the cursor, a line break that forges a line, a mark that turns
+the direction of writing. So characters that are not printable are escaped as by `repr`: `\x1b`, `\n`, `\u202e`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 
 def one_line(text: object) -> str:
-    """The text with each character escaped that is not printable, line breaks and tabs too; twice is as once."""
+    """Escape every character that is not printable, line breaks and tabs too. Escaping twice changes no more."""
     line = str(text)
     if line.isprintable():
         return line
@@ -26,7 +26,7 @@ def one_line(text: object) -> str:
 
 
 class Lines(str):
-    """Text that may have several lines; within each, what is not printable is escaped."""
+    """Text of several lines, each of them escaped; `escape_arguments` leaves it as it is."""
 
     __slots__ = ()
 
@@ -36,9 +36,9 @@ class Lines(str):
 
 
 def escape_arguments(record: logging.LogRecord) -> bool:
-    """A filter of the logger `lockstep`: each text or path that fills in a message stays on its line, but for `Lines`.
+    """Filter of the logger `lockstep`: escape texts and paths that fill in a message, except `Lines`.
 
-    So it is for the handlers of a script, too, and where there is none.
+    A filter of the logger also covers the handlers of a script, and the case without any.
     """
     if isinstance(record.args, tuple):
         record.args = tuple(
@@ -54,12 +54,12 @@ log.addFilter(escape_arguments)
 
 
 def write_lines(lines: Iterable[str]) -> None:
-    """Write lines to the standard output, each of them as one."""
+    """Write lines to the standard output, each escaped."""
     sys.stdout.write("".join(f"{one_line(line)}\n" for line in lines))
 
 
 def write_json(value: object) -> None:
-    """Write a value as JSON to the standard output, in printable characters of ASCII alone."""
+    """Write a value as JSON to the standard output, in printable ASCII."""
     text = json.dumps(value, indent=1, allow_nan=False)
     sys.stdout.write(text.replace("\x7f", "\\u007f") + "\n")
 

@@ -29,7 +29,7 @@ _MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class SkippedItem:
     """An item that could not be converted."""
 
     name: str
@@ -42,7 +42,7 @@ class Shard:
 
     num_records: int
     num_bytes: int
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedItem, ...] = ()
 
 
 @dataclass
@@ -181,7 +181,7 @@ def _load(path: Path) -> ConversionState | None:
 
 
 def _shard(content: Mapping[str, Any]) -> Shard:
-    skipped = tuple(Skipped(str(each["name"]), str(each["reason"])) for each in content["skipped"])
+    skipped = tuple(SkippedItem(str(each["name"]), str(each["reason"])) for each in content["skipped"])
     return Shard(int(content["num_records"]), int(content["num_bytes"]), skipped)
 
 

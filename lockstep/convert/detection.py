@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from lockstep.checks import check_one_of
-from lockstep.convert.conversion_state import Skipped
+from lockstep.convert.conversion_state import SkippedItem
 from lockstep.convert.sharding import DEFAULT, Settings, Summary, convert
 from lockstep.errors import DataError, InputError
 from lockstep.images import jpeg
@@ -153,14 +153,14 @@ def _convert_examples(
     return convert(items, partial(_record, reader), output, base, num_shards, options=options, settings=settings)
 
 
-def _record(reader: Reader, example: tuple[int, str]) -> bytes | Skipped:
+def _record(reader: Reader, example: tuple[int, str]) -> bytes | SkippedItem:
     """The record of an example, by its index and id; or why it is skipped."""
     index, name = example
     try:
         batch = reader.read_batch(np.array([index], dtype=np.int64))
         return detection_example({field: values[0] for field, values in batch.items()})
     except DataError as error:
-        return Skipped(name, f"{error.what} {error.given}")
+        return SkippedItem(name, f"{error.what} {error.given}")
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from lockstep.convert.conversion_state import Skipped
+from lockstep.convert.conversion_state import SkippedItem
 from lockstep.errors import DataError
 from lockstep.images import jpeg, pillow
 from lockstep.images.decode import Decoding
@@ -68,7 +68,7 @@ class Jpeg(NamedTuple):
     width: int
 
 
-def image_record(folder: Path, image: LabelledImage) -> bytes | Skipped:
+def image_record(folder: Path, image: LabelledImage) -> bytes | SkippedItem:
     """Make the record of an image; one that cannot be decoded, and a broken link, are skipped.
 
     Raises:
@@ -79,7 +79,7 @@ def image_record(folder: Path, image: LabelledImage) -> bytes | Skipped:
         data = path.read_bytes()
     except OSError as error:
         if path.is_symlink() and not path.exists():
-            return Skipped(image.path, f"a broken link: it points to {str(path.readlink())!r}")
+            return SkippedItem(image.path, f"a broken link: it points to {str(path.readlink())!r}")
         raise DataError(
             f"{path} cannot be read.",
             given=str(error),
@@ -89,7 +89,7 @@ def image_record(folder: Path, image: LabelledImage) -> bytes | Skipped:
     try:
         encoded = colour_jpeg(data, str(path))
     except DataError as error:
-        return Skipped(image.path, str(error.given))
+        return SkippedItem(image.path, str(error.given))
     features = _image_features(image, encoded)
     if image.synset:
         features |= _synset_features(image.synset, image.label)

@@ -15,7 +15,7 @@ from lockstep.checks import Checked, NonNegativeInt, PositiveInt, check_type, ch
 from lockstep.convert.conversion_state import (
     ConversionState,
     Shard,
-    Skipped,
+    SkippedItem,
     conversion_fingerprint,
     lock_shards,
     start_or_resume,
@@ -41,7 +41,7 @@ class Summary:
     """Shards finished by an earlier start."""
     num_records: int
     num_bytes: int
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedItem, ...]
     seconds: float
 
     def __add__(self, other: Summary) -> Summary:
@@ -75,7 +75,7 @@ DEFAULT = Settings()
 
 def convert(
     items: Sequence[Item],
-    serialize: Callable[[Item], bytes | Skipped],
+    serialize: Callable[[Item], bytes | SkippedItem],
     output: Path,
     base: str,
     num_shards: int,
@@ -138,7 +138,7 @@ class _Conversion:
     """Which items become which shards."""
 
     items: Sequence[object]
-    serialize: Callable[..., bytes | Skipped]
+    serialize: Callable[..., bytes | SkippedItem]
     output: Path
     base: str
     num_shards: int
@@ -148,14 +148,14 @@ class _Conversion:
         bounds = np.linspace(0, len(self.items), self.num_shards + 1).astype(int)
         return range(*bounds[number : number + 2].tolist())
 
-    def write(self, number: int) -> Generator[Skipped | _Finished | None, None, None]:
+    def write(self, number: int) -> Generator[SkippedItem | _Finished | None, None, None]:
         """Write a shard. Yields None or `Skipped` after each item, then `_Finished`."""
         path = self.output / shard_name(self.base, number, self.num_shards)
         num_records, skipped = 0, []
         with atomic_write(path, parents=True, failure=DataError) as file:
             for index in self.range_of(number):
                 made = self.serialize(self.items[index])
-                if isinstance(made, Skipped):
+                if isinstance(made, SkippedItem):
                     skipped.append(made)
                     yield made
                 else:
@@ -200,12 +200,12 @@ def _check(num_items: int, output: Path, base: str, num_shards: int) -> None:
         )
 
 
-def _check_skipped(skipped: Sequence[Skipped], most: int | None) -> None:
+def _check_skipped(skipped: Sequence[SkippedItem], most: int | None) -> None:
     if most is not None and len(skipped) > most:
         raise _too_many(skipped, f"{len(skipped)} skipped", f"at most {most} skipped")
 
 
-def _too_many(skipped: Sequence[Skipped], given: str, expected: str) -> DataError:
+def _too_many(skipped: Sequence[SkippedItem], given: str, expected: str) -> DataError:
     last = skipped[-1]
     return DataError(
         f"Too many items cannot be converted, at last {last.name}.",

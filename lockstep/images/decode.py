@@ -51,9 +51,9 @@ class Decoding(Checked):
     """How the images of a reader are decoded."""
 
     decoder: Annotated[str, OneOf(DECODERS)] = "auto"
-    """What decodes JPEGs: "turbojpeg", "torchcodec", "pillow", or "auto" for the first of these that can be loaded. The
-    first decodes little more than the region asked for, and leaves to the next what it has doubts about; damage beyond
-    the region it does not see. Their pixels are the same as long as their versions of libjpeg-turbo compute alike."""
+    """The library for JPEGs: "turbojpeg", "torchcodec", "pillow", or "auto" for the first of these that can be loaded.
+    TurboJPEG decodes little more than the region asked for, leaves doubtful files to the next library, and does not see
+    damage beyond the region. All give the same pixels if their versions of libjpeg-turbo compute alike."""
     exif: bool = False
     """Turn images as their EXIF orientation asks for. Boxes are most often those of the raster as it is stored."""
     max_pixels: PositiveInt = 100_000_000

@@ -42,7 +42,7 @@ _ENTRY_BYTES = 12
 
 
 class JpegHeader(NamedTuple):
-    """What a JPEG says before its first scan, of the stored raster: nothing is turned yet."""
+    """The header of a JPEG: facts of the raster as it is stored, not yet turned."""
 
     size: tuple[int, int]
     """Width and height in pixels."""

@@ -53,7 +53,7 @@ def open_image(data: bytes) -> ImageFile:
 
 
 def png_bytes(image: Image) -> bytes:
-    """The image encoded as a PNG."""
+    """Encode an image as a PNG."""
     file = BytesIO()
     image.save(file, "PNG")
     return file.getvalue()

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from lockstep.checks import Checked, Decay, Fraction, Hint, PositiveFloat, PositiveInt
-from lockstep.models.common import (
+from lockstep.models.initial_weights import (
     check_images,
     clear_statistics,
     scaled_normal,

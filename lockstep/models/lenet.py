@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from lockstep.checks import Checked, Fraction, PositiveInt
-from lockstep.models.common import check_images, truncated_normal, without_memory
+from lockstep.models.initial_weights import check_images, truncated_normal, without_memory
 
 _STDDEV = 0.1
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from lockstep.errors import InputError
-from lockstep.models.common import without_memory
+from lockstep.models.initial_weights import without_memory
 
 IMAGE_SHAPE = (1, 28, 28)
 NUM_CLASSES = 10

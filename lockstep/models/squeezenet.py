@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from lockstep.checks import Checked, Fraction, PositiveInt, Range
-from lockstep.models.common import check_images, without_memory
+from lockstep.models.initial_weights import check_images, without_memory
 
 _FINAL_STDDEV = 0.01
 _NUM_FIRES = 8

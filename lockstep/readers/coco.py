@@ -29,7 +29,7 @@ from lockstep.readers.object_table import (
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.records.shards import check_local
 
-_SPANS = "spans"  # the column that says where the outline of an object is
+_SPANS = "spans"  # the column of the start and stop of each object's outline
 
 
 class Coco:
@@ -61,14 +61,9 @@ class Coco:
             which for COCO means 80 labels from 1 to 90.
         zero_based: the file numbers its categories from 0, and there is no label map: the label of a category is its
             id + 1, since 0 is the label of the background.
-        decoding: how the images are decoded once they are asked for.
-        crowd: keep the objects that are crowds; they are marked in "is_crowd".
-        empty_images: keep the images that no object is left on.
-
-    Raises:
-        InputError: an argument is of another type.
-        DataError: as `read_coco`; the label map lacks a category that an object is of, or without one an id is below 1
-            (0, if zero-based); an image is missing.
+        decoding: how images are decoded when they are asked for.
+        crowd: keep the objects that are crowds.
+        empty_images: keep the images without objects.
     """
 
     cost: Cost = "decode"
@@ -119,11 +114,7 @@ class Coco:
         return len(self._ids)
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """The images, not decoded, and what is known of the objects on them.
-
-        Raises:
-            DataError: an image cannot be read, or is not of the size that the annotations say.
-        """
+        """The images of these examples, not decoded, and the fields of their objects."""
         fields: dict[str, Any] = {
             "image": [self._files.read(index) for index in indices.tolist()],
             "source_id": [str(number) for number in self._ids[indices].tolist()],
@@ -139,9 +130,9 @@ class Coco:
         return self._files.names[index]
 
     def fingerprint(self) -> Fingerprint:
-        """The classes, the images with their objects in groups, and the outlines; each with a checksum.
+        """Checksums of the classes, of the images with their objects in groups, and of the outlines.
 
-        Of the image files it has names and sizes in pixels, and of 1024 of them, evenly spaced, the sizes in bytes.
+        Of the image files they cover names and sizes in pixels, and the sizes in bytes of 1024, evenly spaced.
         """
         outlines = {} if self._outlines is None else {"outlines": checksum(self._outlines.numbers)}
         return fingerprint_of_objects(self._files, self._objects, self.classes) | outlines
@@ -181,7 +172,7 @@ def _warn(read: CocoAnnotations, odd: Bools, path: Path, what: str) -> None:
 
 
 def _columns(read: CocoAnnotations, labels: Int64s, source: str) -> tuple[dict[str, Column], Bools]:
-    """The fields of all objects by name, and which of these have an area on their image."""
+    """The fields of all objects by name, and a mask of the objects with an area on their image."""
     sizes = read.sizes[read.images]
     left, top, width, height = read.boxes.T
     boxes, has_area = shares_of_boxes(np.stack([top, left, top + height, left + width], axis=1), sizes, source)

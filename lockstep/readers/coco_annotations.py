@@ -1,7 +1,7 @@
 """Files of annotations in COCO's format (https://cocodataset.org/#format-data), as columns of numbers.
 
-A file of 450 MB holds a million dicts. Each annotation is packed to some hundred bytes while the file is parsed, so
-that they never exist at once: beside the packed ones, memory holds the file twice while it is read, for half a minute.
+A file of 450 MB holds a million dicts. They never exist at once, as each annotation is packed to some hundred bytes
+while the file is parsed; for this half minute, memory also holds the file twice.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Outlines(NamedTuple):
     numbers: Int32s
     """As `packed_outline` makes them."""
     spans: Int64s
-    """Where each object's begin and end, (objects, 2)."""
+    """Start and stop of each object's numbers, (objects, 2)."""
 
 
 class CocoAnnotations(NamedTuple):
-    """What a file of annotations says, with the images and the objects in its order."""
+    """The content of a file of annotations, with images and objects in its order."""
 
     image_ids: Int64s
     file_names: list[str]
@@ -59,7 +59,7 @@ class CocoAnnotations(NamedTuple):
     """The name of each category by its id."""
     object_ids: Int64s
     images: Int64s
-    """For each object the index of its image."""
+    """The index of each object's image."""
     category_ids: Int64s
     boxes: Float64s
     """x and y of the upper left corner, width and height, in pixels, (objects, 4)."""
@@ -84,8 +84,8 @@ class _Packed(NamedTuple):
 def read_coco(path: Path, *, masks: bool = False, keypoints: bool = False) -> CocoAnnotations:
     """Read a file of annotations of instances or of keypoints.
 
-    Of an annotation, `id`, `image_id`, `category_id` and `bbox` are required; where they are missing or null, `iscrowd`
-    is 0 and `area` that of the box. An empty list of `keypoints` is none. What lies on the image is below 2**31 pixels.
+    An annotation needs `id`, `image_id`, `category_id` and `bbox`. If missing or null, `iscrowd` is 0 and `area` is
+    the box's. An empty list of `keypoints` counts as missing. Coordinates are below 2**31 pixels.
 
     Args:
         path: the file.
@@ -93,8 +93,8 @@ def read_coco(path: Path, *, masks: bool = False, keypoints: bool = False) -> Co
         keypoints: also read `keypoints`, which some annotations must then have, all of them equally many.
 
     Raises:
-        DataError: the file cannot be read or is of another format; an id comes twice, or is that of nothing; a number
-            is missing or none. The error names the annotation.
+        DataError: the file cannot be read or is of another format; an id is not unique or not found; a number is
+            missing or invalid. The error names the annotation.
     """
     document = _document(path, masks, keypoints)
     images, annotations, categories = (
@@ -190,7 +190,7 @@ def _integer(found: dict[str, Any], name: str) -> int:
 
 
 def _numbers(values: object, name: str, count: int, most: float = _MOST_PIXELS) -> array[float]:
-    """So many numbers, all nearer to 0 than `most`."""
+    """Exactly `count` numbers, each of a magnitude below `most`."""
     try:
         numbers = array("d", values if isinstance(values, list) else [])
     except (TypeError, OverflowError):
@@ -226,7 +226,7 @@ def _images(images: Sequence[Any], path: Path) -> tuple[Int64s, list[str], Int64
 
 
 def _categories(categories: Sequence[Any], objects: Column, path: Path) -> dict[int, str]:
-    """Names by id, with one for each category that an object is of."""
+    """Names of categories by id; an error if an object's category is not listed."""
     pairs = []
     for place, category in enumerate(categories):
         try:

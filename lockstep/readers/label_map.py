@@ -1,4 +1,4 @@
-"""Names of classes and their numbers, as files keep them: label maps, and lists of labels with one a line.
+"""Files of class names: label maps, and lists with one label a line.
 
 A label map is a `StringIntLabelMap` in protocol buffers' text format, as TensorFlow's object detection API reads it:
 
@@ -23,11 +23,21 @@ from lockstep.errors import DataError
 from lockstep.records.shards import check_local
 
 BACKGROUND = "background"
+_TOKEN = re.compile(
+    r"""(?:[\s,;]|\#[^\n]*)*
+    (?:(?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
+    |(?P<open>[{<\[])|(?P<close>[}>\]])|(?P<colon>:)|(?P<word>[\w.+-]+)|(?P<end>\Z)|(?P<other>.))""",
+    re.VERBOSE,
+)
+_CLOSING = {"{": "}", "<": ">", "[": "]"}
+_ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_LETTERS = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
+_TO_ESCAPE = re.compile(r'[\x00-\x1f\x7f"\\]')
 
 
 @dataclass(frozen=True)
 class Label:
-    """A class: its number, its name in the data, and, where that is a code, a name for people."""
+    """A class: its number, its name in the data, and a name for people if the first is a code."""
 
     id: int
     name: str
@@ -50,7 +60,7 @@ class LabelMap:
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        """The number of each class by its name, and by its display name where that is no other's."""
+        """The number of each class by its name, and by its display name if that is unique."""
         shown = Counter(label.display_name for label in self.labels)
         unique = {label.display_name: label.id for label in self.labels if shown[label.display_name] == 1}
         unique.pop("", None)
@@ -58,17 +68,12 @@ class LabelMap:
 
     @cached_property
     def names(self) -> dict[int, str]:
-        """The name of each class for people, by its number: its display name if it has one."""
+        """The display name of each class, or else its name, by its number."""
         return {label.id: label.display_name or label.name for label in self.labels}
 
 
 def read_label_map(path: str | Path) -> LabelMap:
-    """Read a label map; of an item's fields `id`, `name` and `display_name` count, and the others are skipped.
-
-    Raises:
-        InputError: the path is none.
-        DataError: the file cannot be read or is of another format, or as `LabelMap`.
-    """
+    """Read a label map: `id`, `name` and `display_name` of each item; other fields are skipped."""
     fields = parse_text_format(_read(path), str(path))
     labels = tuple(_label(item, path) for name, item in fields if name == "item" and isinstance(item, list))
     if not labels:
@@ -78,24 +83,14 @@ def read_label_map(path: str | Path) -> LabelMap:
 
 
 def write_label_map(path: str | Path, label_map: LabelMap) -> None:
-    """Write a label map, whole or not at all.
-
-    Raises:
-        InputError: the path is none.
-        DataError: the system refuses to write it.
-    """
+    """Write a label map, whole or not at all."""
     check_local(path)
     with atomic_write(Path(path), parents=True, failure=DataError) as file:
         file.write("\n".join(map(_item, label_map.labels)).encode())
 
 
 def read_labels(path: str | Path) -> tuple[str, ...]:
-    """The labels of a file that has one a line; space around them and lines after the last one do not count.
-
-    Raises:
-        InputError: the path is none.
-        DataError: the file cannot be read, has no label, an empty line between two, or a label twice.
-    """
+    """Read a file with one label a line; space around labels and empty lines at the end are ignored."""
     labels = tuple(line.strip() for line in _read(path).rstrip().splitlines())
     twice = [label for label, count in Counter(labels).items() if count > 1]
     problem = ""
@@ -184,23 +179,16 @@ Value = str | Word | list["Field"]
 """A string, a word, or the fields of a message."""
 Field = tuple[str, Value]
 
-_TOKEN = re.compile(
-    r"""(?:[\s,;]|\#[^\n]*)*
-    (?:(?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
-    |(?P<open>[{<\[])|(?P<close>[}>\]])|(?P<colon>:)|(?P<word>[\w.+-]+)|(?P<end>\Z)|(?P<other>.))""",
-    re.VERBOSE,
-)
-_CLOSING = {"{": "}", "<": ">", "[": "]"}
-_ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
-_LETTERS = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
-_TO_ESCAPE = re.compile(r'[\x00-\x1f\x7f"\\]')
-
 
 def parse_text_format(text: str, source: str) -> list[Field]:
-    """The fields of the message that a text holds; a field that is repeated comes as often as it stands there.
+    """Parse a message in protocol buffers' text format, without a schema, to fields in the order of the text.
 
-    Raises:
-        DataError: the text is of another format; `source` and the line are named.
+        name: "a" "b"  other: 'c'   # adjacent strings are one
+        number: -1.5  word: TRUE
+        message { inner: 1 }  another: < inner: 2 >
+        many: [1, 2]
+
+    Written after the language's specification at protobuf.dev, without extensions and expanded `Any`.
     """
     tokens = _Tokens(text, source)
     root = _Level([], "")
@@ -221,17 +209,17 @@ class _Token(NamedTuple):
 
 
 class _Level(NamedTuple):
-    """A message or a list that has been opened."""
+    """A message or a list that is not closed yet."""
 
     fields: list[Field]
     closing: str
-    """What closes it; "" is the end of the text."""
+    """The bracket that closes it; "" for the end of the text."""
     name: str = ""
-    """Of a list: the field that its values belong to."""
+    """The field that the values of a list belong to; "" for a message."""
 
 
 def _read_value(tokens: _Tokens, level: _Level, token: _Token) -> _Level | None:
-    """Add the field that begins with a token, or the next value of a list; a message or a list is opened, and given."""
+    """Add the field that begins with a token, or the next value of a list; return the level that it opens, if any."""
     name = level.name
     if not name:
         name, token = tokens.name(token)
@@ -275,7 +263,7 @@ class _Tokens:
         return token.text, value
 
     def string(self, token: _Token, joined: bool) -> str:
-        """A string, with those that follow it directly if they are to be joined."""
+        """A string, with the strings directly after it if `joined`."""
         if token.kind != "string":
             raise self.unexpected(token, "a value")
         content = _unescaped(token.text[1:-1])
@@ -287,7 +275,7 @@ class _Tokens:
             raise self.unexpected(token, "a string of UTF-8") from None
 
     def unexpected(self, token: _Token, expected: str) -> DataError:
-        """Make the error for a token that cannot stand where it does."""
+        """Make the error for a token in a wrong place."""
         line = self._text.count("\n", 0, token.place) + 1
         return DataError(
             f"{self._source} is not in protocol buffers' text format: line {line} cannot be read.",

@@ -1,4 +1,4 @@
-"""MNIST: its four original files, the records made of them, and the reader of these."""
+"""MNIST: its four original files, the records made of them, and their reader."""
 
 from __future__ import annotations
 
@@ -72,13 +72,9 @@ _TIMEOUT_SECONDS = 30
 
 
 def mnist_reader(split: str, folder: str | Path | None = None, records_folder: str | Path | None = None) -> Reader:
-    """The examples of `train` (55,000), `validation` (5,000) or `test` (10,000); prepared first if need be.
+    """Open `train` (55,000 examples), `validation` (5,000) or `test` (10,000); their records are made if missing.
 
     Its batches are {"image": uint8 (batch, 1, 28, 28), "label": int64 (batch,)}.
-
-    Raises:
-        InputError: there is no such split, or a folder is no path.
-        DataError: as `prepare_records`; or the records are not those of the split.
     """
     if split not in SPLITS:
         raise InputError(
@@ -103,32 +99,26 @@ def mnist_reader(split: str, folder: str | Path | None = None, records_folder: s
 
 
 def mnist_records(paths: str | Path | Sequence[str | Path], *, verify: bool = True) -> Records:
-    """A reader of records with raw pixels, 784 bytes in `image_raw`, and an integer in `label`; both are required.
+    """Open records with raw pixels, 784 bytes in `image_raw`, and an integer in `label`; both are required.
 
     Its batches are {"image": uint8 (batch, 1, 28, 28), "label": int64 (batch,)}.
-
-    Raises:
-        DataError: as `Records`.
     """
     return Records(paths, _FIELDS, verify=verify)
 
 
 def scale_image(images: Tensor) -> Tensor:
-    """Pixels 0 to 255 as float32 from -0.5 to 0.5, on their device."""
+    """Scale pixels 0 to 255 to float32 from -0.5 to 0.5, on their device."""
     return images.to(torch.float32) * (1 / 255) - 0.5
 
 
 def prepare_records(folder: Path | None = None, records_folder: Path | None = None) -> None:
-    """Write the records of all splits that are missing, the same bytes whoever does it; several may at once.
+    """Write the records of missing splits: always the same bytes, so several processes may do so at once.
 
     They are `tf.train.Example`s with the reference's features: image_raw, label, height, width, depth.
 
     Args:
         folder: of the original files; by default `default_folder()`.
         records_folder: of the records; by default `records` in that folder.
-
-    Raises:
-        DataError: the original files are damaged, or missing and cannot be fetched; or the records cannot be written.
     """
     folder = folder or default_folder()
     paths = {name: _records_path(name, folder, records_folder) for name in SPLITS}
@@ -151,10 +141,10 @@ def default_folder() -> Path:
 
 
 def ensure_files(folder: Path, mirrors: Sequence[str] = MIRRORS) -> Path:
-    """Have the four files in the folder, each verified, and return it. What is missing is fetched.
+    """Verify the four files in the folder, fetch missing ones, and return the folder.
 
     Raises:
-        DataError: a file there is not the original, which is left as it is; or one is missing and no mirror has it.
+        DataError: a file is not the original (it is left as it is), or is missing and no mirror has it.
     """
     for file in FILES:
         path = folder / file.name
@@ -173,11 +163,7 @@ def ensure_files(folder: Path, mirrors: Sequence[str] = MIRRORS) -> Path:
 
 
 def load_idx(path: Path) -> UInt8s:
-    """The array of bytes in a gzip-compressed file of the idx format: magic number, sizes, values.
-
-    Raises:
-        DataError: the file cannot be read, or is no such file.
-    """
+    """Read the array of bytes in a gzip-compressed file of the idx format: magic number, sizes, values."""
     try:
         with gzip.open(path) as file:
             shape = _idx_shape(file.read(4), file, path)
@@ -213,7 +199,7 @@ def _no_idx(path: Path, given: str) -> DataError:
 
 
 def _fetched(file: File, folder: Path, mirrors: Sequence[str]) -> bytes:
-    """The bytes of a file, from the first mirror that has it unharmed."""
+    """Fetch a file from the first mirror that has it undamaged."""
     failures = []
     for mirror in mirrors:
         log.info("Fetching %s", mirror + file.name)
@@ -258,7 +244,7 @@ def _examples(images: UInt8s, labels: UInt8s) -> Iterator[bytes]:
 
 
 def _around_image(shape: tuple[int, ...], label: int) -> tuple[bytes, bytes]:
-    """What an example holds before and after its pixels."""
+    """The bytes of an example before and after its pixels."""
     height, width = shape
     numbers = {"label": label, "height": height, "width": width, "depth": 1}
     blank = bytes(height * width)

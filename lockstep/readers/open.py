@@ -1,4 +1,4 @@
-"""The reader for a path, whatever lies there: found out by looking."""
+"""Opens data by its path: the format is found out, and the reader chosen."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _CHANNELS = "image/additional_channels/encoded"
 
 
 def open_source(path: str | Path, *, everything: bool = False, decoding: Decoding = AS_STORED) -> Reader:
-    """The reader of what a path names: known by the names in a folder, and by the first record of a file of records.
+    """Open data with the right reader, found by the names in a folder, and by the first record of a file of records.
 
     - a folder with a folder of images for each class: `ImageFolder`
     - TFRecord files, a pattern of them, or the folder of one set of shards: `ImageRecords` with an `ImageNetSchema` or
@@ -55,13 +55,9 @@ def open_source(path: str | Path, *, everything: bool = False, decoding: Decodin
 
     Args:
         path: what to open.
-        everything: also read what costs more than it is worth where nobody looks at it: masks, keypoints, additional
-            channels, and boxes and texts of images that have one class; as far as the file of annotations or the first
-            record has them.
-        decoding: how the images are decoded once they are asked for; the records of MNIST hold pixels.
-
-    Raises:
-        DataError: it is none of these; there are several sets of shards; or as the reader says.
+        everything: also read expensive fields, if the file of annotations or the first record has them: masks,
+            keypoints, additional channels, and boxes and texts of images that have one class.
+        decoding: how images are decoded when they are asked for; the records of MNIST hold pixels.
     """
     check_local(path)
     text, whole = str(path), Path(path)
@@ -76,11 +72,7 @@ def open_source(path: str | Path, *, everything: bool = False, decoding: Decodin
 
 
 def check_there(path: str | Path) -> None:
-    """Refuse a path or a pattern that leads nowhere, without a look at what is there.
-
-    Raises:
-        DataError: there is no such file or folder.
-    """
+    """Refuse a path or a pattern that leads nowhere, without opening the data."""
     check_local(path)
     file = str(path).partition(".json:")[0] + ".json" if ".json:" in str(path) else str(path)
     if not Path(file).exists():
@@ -111,7 +103,7 @@ def _open_folder(folder: Path, everything: bool, decoding: Decoding) -> Reader:
 
 
 def _one_set(folder: Path, names: Sequence[str]) -> list[Path]:
-    """All files of the one set of shards that these names belong to."""
+    """All files of the set of shards that these names belong to; an error if there are several sets."""
     patterns = sorted({_NUMBER_OF_SHARD.sub("*", glob.escape(name), count=1) for name in names})
     if len(patterns) > 1:
         raise DataError(
@@ -140,7 +132,7 @@ def _open_files(files: Sequence[Path], given: str, everything: bool, decoding: D
 
 
 def _schema_of_all(features: Mapping[str, Values]) -> DetectionSchema:
-    """The schema that reads all that a record has."""
+    """The schema that reads every feature of a record."""
     masks, points, tops, channels = (features.get(name, []) for name in (_MASK, _POINTS, _TOPS, _CHANNELS))
     return DetectionSchema(
         masks="none" if not len(masks) else "png" if isinstance(masks, list) else "numerical",
@@ -150,18 +142,18 @@ def _schema_of_all(features: Mapping[str, Values]) -> DetectionSchema:
 
 
 def _coco(annotations: Path, images: Path, everything: bool, decoding: Decoding) -> Reader:
-    """The reader of a file of annotations, with the masks and keypoints that it has for all objects."""
+    """Open a file of annotations, with masks and keypoints if all objects have them."""
     if everything:
         has_masks, has_keypoints = _words_in(annotations, b'"segmentation"', b'"keypoints"')
         options = [(has_masks, has_keypoints), (has_masks, False), (False, has_keypoints)]
         for masks, keypoints in dict.fromkeys(each for each in options if any(each)):
-            with suppress(DataError):  # a word may be one of the categories, or of some objects alone
+            with suppress(DataError):  # the word may be in a category's name, or only some objects may have it
                 return Coco(annotations, images, masks=masks, keypoints=keypoints, decoding=decoding)
     return Coco(annotations, images, decoding=decoding)
 
 
 def _words_in(path: Path, *words: bytes) -> list[bool]:
-    """Which of these words are anywhere in a file; none where it cannot be read: its reader says why."""
+    """Which of these words are in a file; none for an unreadable one, as its reader will say why."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return [content.find(word) >= 0 for word in words]
@@ -170,7 +162,7 @@ def _words_in(path: Path, *words: bytes) -> list[bool]:
 
 
 def _first_features(files: Sequence[Path], given: str) -> dict[str, Values]:
-    """The features of the first record there is."""
+    """The features of the first record in the files."""
     for file in files:
         try:
             first = next(read_all(file), None)
@@ -189,7 +181,7 @@ def _first_features(files: Sequence[Path], given: str) -> dict[str, Values]:
 
 
 def _images_beside(annotations: Path) -> Path:
-    """Where the images of COCO's instances_train2017.json are: in train2017, in images, or in its own folder."""
+    """The folder of the images of instances_train2017.json: train2017, images, or the file's own folder."""
     split = annotations.stem.rpartition("_")[2]
     here, above = annotations.parent, annotations.parent.parent
     folders = [here / split, above / split, here / "images" / split, above / "images" / split, here / "images"]

@@ -28,10 +28,7 @@ class Records:
     Args:
         paths: the files, whose records follow one another: a path, a pattern such as "train-*", or several of these.
         fields: which feature becomes which field of a batch.
-        verify: whether checksums of records are looked at.
-
-    Raises:
-        DataError: as `RecordFiles`: a file cannot be opened, is cut short, or holds something else than records.
+        verify: whether checksums of payloads are compared.
     """
 
     cost: Cost = "memory"
@@ -48,24 +45,20 @@ class Records:
         return len(self._records)
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """The fields of these examples.
-
-        Raises:
-            DataError: a record is damaged, is no example, or has not got the fields.
-        """
+        """The fields of these examples."""
         return read_by_source(self._starts, indices, self._names, lambda i, own: self._files[i].read(own))
 
     def example_id(self, index: int) -> str:
-        """Its file, and its number in there."""
+        """The name of its file, and its number in that file."""
         return self._records.example_id(index)
 
     def fingerprint(self) -> Fingerprint:
-        """Of each file the number of records, the size, and the checksum of all records."""
+        """Number of records, size and checksum of all records, for each file."""
         return named_parts((file.path.name, file.summary) for file in self._records.files)
 
 
 class _File:
-    """One of the files, and what has been found out about it."""
+    """One file, with its template and the records whose checksums were verified."""
 
     def __init__(self, records: RecordFile, fields: Mapping[str, Field], verify: bool) -> None:
         self._records = records
@@ -73,7 +66,7 @@ class _File:
         self._verified = np.full(len(records), not verify)
 
     def read(self, indices: Int64s) -> dict[str, Tensor]:
-        """The fields of these records of the file, by template if they follow it."""
+        """The fields of these records of the file, by the template if they follow it."""
         self._verify(indices)
         fields = None
         if self._rows is not None:
@@ -84,7 +77,7 @@ class _File:
         return fields
 
     def _verify(self, indices: Int64s) -> None:
-        """Check the checksums of those that are read for the first time."""
+        """Verify the checksums of records that are read for the first time."""
         for index in indices[~self._verified[indices]]:
             self._records.read(index)
             self._verified[index] = True
@@ -96,7 +89,7 @@ class _File:
 
     @cached_property
     def _rows(self) -> UInt8s | None:
-        """The payloads as an array of shape (records, length); None where their lengths differ."""
+        """The payloads as an array of shape (records, length); None if their lengths differ."""
         lengths = self._records.index.lengths
         if (lengths != lengths[0]).any():
             return None

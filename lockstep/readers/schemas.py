@@ -1,4 +1,4 @@
-"""Records of images with objects in them, as TensorFlow's object detection API writes and reads them."""
+"""Schemas of `ImageRecords` for the records that TensorFlow's models write: ImageNet, detection, MNIST."""
 
 from __future__ import annotations
 
@@ -17,24 +17,40 @@ from lockstep.readers.image_records import EDGES, ParsedExample, boxes_of, place
 from lockstep.readers.label_map import LabelMap
 from lockstep.records.example import Float32s
 
-_CLASS_TEXT = "image/class/text"
+MASKS = ("none", "numerical", "png")
+
+# Features of images with one class.
+_CLASS_LABEL, _CLASS_TEXT = "image/class/label", "image/class/text"
 _NO_LABEL = -1
 _LARGEST_OFFSET = 2**31
 _INT64 = range(-(2**63), 2**63)
+_MNIST_PIXELS = 28
+
+# Features of images with objects.
+_OBJECT = "image/object/"
+_BOXES = f"{_OBJECT}bbox/"
+_IMAGE, _SOURCE_ID, _HEIGHT, _WIDTH = "image/encoded", "image/source_id", "image/height", "image/width"
+_LABEL, _TEXT, _AREA = f"{_OBJECT}class/label", f"{_OBJECT}class/text", f"{_OBJECT}area"
+_WEIGHT, _MASK = f"{_OBJECT}weight", f"{_OBJECT}mask"
+_KEYPOINT_Y, _KEYPOINT_X, _VISIBILITY = (f"{_OBJECT}keypoint/{part}" for part in ("y", "x", "visibility"))
+_ADDITIONAL_CHANNELS = "image/additional_channels/encoded"
+_FLAGS = ("is_crowd", "difficult", "group_of")
+_OF_OBJECTS = ("boxes", "labels", "class_text", "weights", "area", *_FLAGS, "masks", "keypoints", "keypoint_visibility")
+_MOST_OF_AN_OBJECT = 1 << 16  # keypoints, or channels
+_UNKNOWN = -1
+_VISIBLE = 2  # as COCO counts: 0 is not labelled, 1 is labelled and hidden
 
 
 _Feature = Annotated[str, Hint('give the name of a feature: "image/encoded"')]
+_NumOfObject = Annotated[int, Range(ge=0, lt=_MOST_OF_AN_OBJECT)]
 
 
 @dataclass(frozen=True)
 class ImageNetSchema(Checked):
-    """A schema of `ImageRecords`: what inception's converters of ImageNet and of folders write, and slim's of flowers.
+    """Images with one class each, as inception's converters of ImageNet and folders write them, and slim's of flowers.
 
-    A batch is {"image": a list of `EncodedImage`, "label": int64 (batch,)}. The label of a record without one is -1; an
-    image it must have, where the reference systems take one of no bytes.
-
-    Raises:
-        InputError: an option is of another type, or out of range.
+    A batch is {"image": a list of `EncodedImage`, "label": int64 (batch,)}. The label of a record without one is -1. A
+    record without an image is an error, while the reference systems take an image of no bytes.
     """
 
     boxes: bool = False
@@ -43,7 +59,7 @@ class ImageNetSchema(Checked):
     text: bool = False
     """Also read "text": for each image the name of its class, "" where it has none."""
     label_offset: Annotated[int, Range(ge=-_LARGEST_OFFSET, lt=_LARGEST_OFFSET), Hint("give 0 or 1")] = 0
-    """What is taken off each label: with 1, ImageNet's labels 1 to 1000, whose 0 is the background, become 0 to 999."""
+    """Subtracted from each label: with 1, ImageNet's labels 1 to 1000, whose 0 is the background, become 0 to 999."""
     image_feature: _Feature = "image/encoded"
     label_feature: _Feature = "image/class/label"
 
@@ -54,11 +70,7 @@ class ImageNetSchema(Checked):
         return frozenset({self.image_feature, self.label_feature, *boxes, *([_CLASS_TEXT] if self.text else [])})
 
     def fields(self, examples: Sequence[ParsedExample]) -> dict[str, Any]:
-        """The fields of a batch of records.
-
-        Raises:
-            DataError: a record has no image, or a feature of another kind or number of values.
-        """
+        """The fields of a batch of records."""
         fields: dict[str, Any] = {
             "image": [example.image(self.image_feature) for example in examples],
             "label": torch.tensor(self._labels(examples), dtype=torch.int64),
@@ -82,30 +94,9 @@ class ImageNetSchema(Checked):
         return labels
 
 
-MASKS = ("none", "numerical", "png")
-
-_OBJECT = "image/object/"
-_BOXES = f"{_OBJECT}bbox/"
-_IMAGE, _SOURCE_ID, _HEIGHT, _WIDTH = "image/encoded", "image/source_id", "image/height", "image/width"
-_LABEL, _TEXT, _AREA = f"{_OBJECT}class/label", f"{_OBJECT}class/text", f"{_OBJECT}area"
-_WEIGHT, _MASK = f"{_OBJECT}weight", f"{_OBJECT}mask"
-_KEYPOINT_Y, _KEYPOINT_X, _VISIBILITY = (f"{_OBJECT}keypoint/{part}" for part in ("y", "x", "visibility"))
-_ADDITIONAL_CHANNELS = "image/additional_channels/encoded"
-_FLAGS = ("is_crowd", "difficult", "group_of")
-
-_OF_OBJECTS = ("boxes", "labels", "class_text", "weights", "area", *_FLAGS, "masks", "keypoints", "keypoint_visibility")
-
-_MOST_OF_AN_OBJECT = 1 << 16  # keypoints, or channels
-_UNKNOWN = -1
-_VISIBLE = 2  # as COCO counts: 0 is not labelled, 1 is labelled and hidden
-
-
-_NumOfObject = Annotated[int, Range(ge=0, lt=_MOST_OF_AN_OBJECT)]
-
-
 @dataclass(frozen=True)
 class DetectionSchema(Checked):
-    """A schema of `ImageRecords`, for what the converters of TensorFlow's object detection API write.
+    """Images with objects, as the converters of TensorFlow's object detection API write them.
 
     A batch is lists, with an entry for each image and n for the objects in it:
 
@@ -121,9 +112,6 @@ class DetectionSchema(Checked):
     A feature of objects that a record has must have a value for each of its boxes. The image is required, and so is a
     label or a text for each box. A height and a width must be those of the image's header. An object whose box has no
     area on the image is left out, as in the readers of COCO and VOC.
-
-    Raises:
-        InputError: an option is of another type, or out of range.
     """
 
     label_map: Annotated[LabelMap | None, Hint("read it: read_label_map(path)")] = None
@@ -148,12 +136,7 @@ class DetectionSchema(Checked):
         return frozenset(names | ({_ADDITIONAL_CHANNELS} if self.num_additional_channels else set()))
 
     def fields(self, examples: Sequence[ParsedExample]) -> dict[str, Any]:
-        """The fields of a batch of records.
-
-        Raises:
-            DataError: a record has no image or one of another size than it says, or a feature of another kind or number
-                of values, or out of range.
-        """
+        """The fields of a batch of records."""
         boxes = boxes_of(examples, _BOXES)
         objects = list(zip(examples, boxes, strict=True))
         sizes = [_size(example) for example in examples]
@@ -191,7 +174,7 @@ class DetectionSchema(Checked):
         return torch.from_numpy(labels)
 
     def _keypoints(self, example: ParsedExample, count: int) -> tuple[Tensor, Tensor]:
-        """Those of each object, and how visible they are."""
+        """The keypoints of each object, and how visible they are."""
         shape = count, self.num_keypoints
         y, x = (example.float32s(name, math.prod(shape)) for name in (_KEYPOINT_Y, _KEYPOINT_X))
         if len(x) != len(y):
@@ -248,7 +231,7 @@ def _areas(example: ParsedExample, boxes: Tensor, height: int, width: int) -> Te
 
 
 def _not_negative(example: ParsedExample, name: str, count: int) -> Float32s:
-    """The values of a feature, one for each box or none."""
+    """The values of a feature, one for each box or none, all finite and 0 or more."""
     values = example.float32s(name, count)
     if len(values) and not 0 <= values.min() <= values.max() < math.inf:  # with a NaN among them, both are NaN
         wrong = values[~((values >= 0) & (values < math.inf))][0]
@@ -257,7 +240,7 @@ def _not_negative(example: ParsedExample, name: str, count: int) -> Float32s:
 
 
 def _size(example: ParsedExample) -> tuple[int, int]:
-    """Height and width of the image, as its header says; the record must not say otherwise."""
+    """Height and width of the image by its header; an error if the record says otherwise."""
     width, height = example.image(_IMAGE).size
     for name, side in ((_HEIGHT, height), (_WIDTH, width)):
         if (told := example.integer(name, side)) != side:
@@ -275,20 +258,15 @@ def _with_area(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _selected(values: Any, places: Sequence[int]) -> Any:
-    """The values of some objects: of a tensor or a list, or masks, which a record may have none of."""
+    """Select the values of some objects, from a tensor, a list, or masks, which may be missing."""
     if isinstance(values, DenseMasks | PngMasks):
         return values.selected(places) if len(values) else values
     return values[places] if isinstance(values, Tensor) else [values[place] for place in places]
 
 
-_MNIST_PIXELS = 28
-
-_CLASS_LABEL = "image/class/label"
-
-
 @dataclass(frozen=True)
 class MnistSchema:
-    """A schema of `ImageRecords` for slim's records of MNIST, whose images are grey PNGs of 28 x 28 pixels.
+    """Slim's records of MNIST, whose images are grey PNGs of 28 x 28 pixels.
 
     The images are decoded at once: a batch is {"image": uint8 (batch, 1, 28, 28), "label": int64 (batch,)}, as of the
     records with raw pixels. Both are required: slim takes a record without a label for a zero.
@@ -300,11 +278,7 @@ class MnistSchema:
         return frozenset({_IMAGE, _CLASS_LABEL})
 
     def fields(self, examples: Sequence[ParsedExample]) -> dict[str, Any]:
-        """The fields of a batch of records.
-
-        Raises:
-            DataError: a record has no label, or no grey image of this size.
-        """
+        """The fields of a batch of records."""
         labels = torch.tensor([example.integer(_CLASS_LABEL) for example in examples], dtype=torch.int64)
         return {"image": torch.stack([_pixels_of(example) for example in examples]), "label": labels}
 

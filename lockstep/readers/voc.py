@@ -1,4 +1,7 @@
-"""The reader of data sets in PASCAL VOC's format: a file of XML for each image."""
+"""The reader of data sets in PASCAL VOC's format: an XML file for each image, as labelImg writes them, too.
+
+The format is described at http://host.robots.ox.ac.uk/pascal/VOC.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,12 @@ from lockstep.screen import log
 
 _TENSORS = ("boxes", "labels", "difficult", "truncated")
 _VIEW = "view"
+_ANNOTATIONS = ("Annotations", "annotations")
+_IMAGES = ("JPEGImages", "images")
+_EDGES = ("ymin", "xmin", "ymax", "xmax")
+_MOST_PIXELS = 2**31  # on a side
+_UNSPECIFIED = "Unspecified"  # VOC's own word for what nobody has named
+_FLAGS = {"0": False, "1": True, "false": False, "true": True, _UNSPECIFIED.lower(): False, "": False}
 
 
 class Voc:
@@ -62,15 +71,10 @@ class Voc:
         root: the folder, such as VOCdevkit/VOC2012; with a year the one above, VOCdevkit.
         split: a list in ImageSets/Main, such as "train", "val", "trainval" or "test"; None for all annotations.
         year: of the challenge, such as 2007 or 2012.
-        difficult: keep the objects that are marked so; they are marked in "difficult".
+        difficult: keep the objects that are marked as difficult.
         label_map: the label of each class, by its name or display name. Without it the names in all annotations of the
             folder, whichever split is read, are numbered from 1 on in alphabetical order.
-        decoding: how the images are decoded once they are asked for.
-
-    Raises:
-        InputError: an argument is of another type.
-        DataError: there is no such folder or split, or an annotation of it is missing or broken; the label map lacks a
-            class; or an image is missing.
+        decoding: how images are decoded when they are asked for.
     """
 
     cost: Cost = "decode"
@@ -108,11 +112,7 @@ class Voc:
         return len(self._files)
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """The images, not decoded, and what is known of the objects on them.
-
-        Raises:
-            DataError: an image cannot be read, or is not of the size that its annotation says.
-        """
+        """The images of these examples, not decoded, and the fields of their objects."""
         fields: dict[str, Any] = {
             "image": [self._files.read(index) for index in indices.tolist()],
             "source_id": [self._files.names[index] for index in indices.tolist()],
@@ -129,9 +129,9 @@ class Voc:
         return self._files.names[index]
 
     def fingerprint(self) -> Fingerprint:
-        """The classes, the views, and the images with their objects in groups; each with a checksum.
+        """Checksums of the classes, and of the images with their objects in groups; and the views.
 
-        Of the image files it has names and sizes in pixels, and of 1024 of them, evenly spaced, the sizes in bytes.
+        Of the image files they cover names and sizes in pixels, and the sizes in bytes of 1024, evenly spaced.
         """
         return fingerprint_of_objects(self._files, self._objects, self.classes) | {"views": ", ".join(self._views)}
 
@@ -149,7 +149,7 @@ def _warn_of_others(folder: Path, names: Iterable[str]) -> None:
 def _table(
     annotations: Sequence[VocAnnotation], label_map: LabelMap, difficult: bool, source: str
 ) -> tuple[ObjectTable, list[str]]:
-    """The objects on all images, and the views that "view" counts from 0 on."""
+    """The objects on all images, and the views by their number in the column "view"."""
     objects = [found for annotation in annotations for found in annotation.objects]
     images = np.repeat(np.arange(len(annotations)), [len(annotation.objects) for annotation in annotations])
     sizes = np.array([(annotation.height, annotation.width) for annotation in annotations], np.int64)[images]
@@ -170,17 +170,8 @@ def _table(
     return ObjectTable(images[kept], {name: column[kept] for name, column in columns.items()}, len(annotations)), views
 
 
-_ANNOTATIONS = ("Annotations", "annotations")
-_IMAGES = ("JPEGImages", "images")
-
-
 def folder_of_year(root: Path, year: int | None) -> Path:
-    """VOC<year> in a folder; without a year the folder itself.
-
-    Raises:
-        InputError: the year is none.
-        DataError: there is no such folder; the error names those that there are.
-    """
+    """The folder VOC<year> in a folder; without a year the folder itself."""
     if year is None:
         return root
     check_type("year", year, int, expected="a year, such as 2012", hint="write year=2012, or leave it out")
@@ -196,16 +187,12 @@ def folder_of_year(root: Path, year: int | None) -> Path:
 
 
 def image_folder(root: Path) -> Path:
-    """Where the images are: in JPEGImages, in images, or in the folder itself."""
+    """The folder of the images: JPEGImages, images, or the folder itself."""
     return _existing(root, _IMAGES)
 
 
 def annotation_files(root: Path) -> list[Path]:
-    """The annotations by name: in Annotations, in annotations, or in the folder itself.
-
-    Raises:
-        DataError: there are none.
-    """
+    """The annotations, sorted by name, in Annotations, in annotations, or in the folder itself."""
     folder = _existing(root, _ANNOTATIONS)
     there = sorted(folder.glob("*.xml"))
     if not there:
@@ -220,11 +207,7 @@ def annotation_files(root: Path) -> list[Path]:
 
 
 def split_files(root: Path, split: str, there: Sequence[Path]) -> list[Path]:
-    """The annotations that the list of a split names, in its order, of those that are there.
-
-    Raises:
-        DataError: there is no such list, it is empty, or names one twice or one that is not there.
-    """
+    """The annotations that the list of a split names, in its order."""
     names = _listed(root, split)
     paths = {path.stem: path for path in there}
     if missing := [name for name in names if name not in paths]:
@@ -264,18 +247,12 @@ def _listed(root: Path, split: str) -> list[str]:
 
 
 def _existing(root: Path, names: Sequence[str]) -> Path:
-    """The first of these folders that is there, or the root itself."""
+    """The first of these folders that exists, or the root itself."""
     return next((root / name for name in names if os.path.isdir(root / name)), root)  # noqa: PTH112 (may raise)
 
 
 def _years(root: Path) -> list[str]:
     return sorted(path.name for path in root.glob("VOC*") if path.is_dir())
-
-
-_EDGES = ("ymin", "xmin", "ymax", "xmax")
-_MOST_PIXELS = 2**31  # on a side
-_UNSPECIFIED = "Unspecified"  # VOC's own word for what nobody has named
-_FLAGS = {"0": False, "1": True, "false": False, "true": True, _UNSPECIFIED.lower(): False, "": False}
 
 
 class VocObject(NamedTuple):
@@ -285,15 +262,15 @@ class VocObject(NamedTuple):
     box: tuple[float, ...]
     """Top, left, bottom and right in pixels, as the file has them."""
     difficult: bool
-    """Marked as hard to recognise: evaluations leave it out."""
+    """Hard to recognise: evaluations leave it out."""
     truncated: bool
-    """Marked as reaching out of its box."""
+    """Reaching out of its box."""
     view: str
     """The side from which it is seen."""
 
 
 class VocAnnotation(NamedTuple):
-    """What a file says of an image."""
+    """The annotation of one image."""
 
     file_name: str
     height: int
@@ -303,7 +280,7 @@ class VocAnnotation(NamedTuple):
 
 
 def read_voc_xml(path: Path) -> VocAnnotation:
-    """Read one file. An object's parts, such as hands, are skipped.
+    """Read one annotation. Parts of objects, such as hands, are skipped.
 
     `difficult` and `truncated` are 0 or 1, or false or true as some tools write them; missing or "Unspecified" is 0.
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.convert.conversion_state import lock_shards
-from lockstep.convert.sharding import Settings, Skipped, Summary, convert
+from lockstep.convert.sharding import Settings, SkippedItem, Summary, convert
 from lockstep.errors import DataError, InputError, WorkerError
 from lockstep.records.record_files import RecordFiles
 from lockstep.records.shards import find_shards
@@ -24,18 +24,18 @@ ALONE, TWO = Settings(num_processes=1), Settings(num_processes=2)
 ITEMS = [f"item {number}" for number in range(20)]
 
 
-def serialize(item: str) -> bytes | Skipped:
-    return Skipped(item, "odd") if item.endswith("7") else item.encode()
+def serialize(item: str) -> bytes | SkippedItem:
+    return SkippedItem(item, "odd") if item.endswith("7") else item.encode()
 
 
 def fail(item: str) -> bytes:
     raise AssertionError(f"{item} is converted again")
 
 
-def failing_at(wanted: str, action: Callable[[], object]) -> Callable[[str], bytes | Skipped]:
+def failing_at(wanted: str, action: Callable[[], object]) -> Callable[[str], bytes | SkippedItem]:
     """Does what `serialize` does, and something else at one item."""
 
-    def at(item: str) -> bytes | Skipped:
+    def at(item: str) -> bytes | SkippedItem:
         if item == wanted:
             action()
         return serialize(item)
@@ -242,7 +242,7 @@ def test_conversions_of_two_names_share_a_folder(whole: Path) -> None:
 def test_what_is_skipped_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "lockstep"):
         summary = convert(ITEMS, serialize, tmp_path, "train", 5, settings=TWO)
-    assert summary.skipped == (Skipped("item 7", "odd"), Skipped("item 17", "odd"))
+    assert summary.skipped == (SkippedItem("item 7", "odd"), SkippedItem("item 17", "odd"))
     assert sorted(record.getMessage() for record in caplog.records) == ["Skipped item 17: odd", "Skipped item 7: odd"]
     assert '"name": "item 17"' in (tmp_path / ".train.conversion.json").read_text()
 
@@ -259,7 +259,7 @@ def test_no_more_are_skipped_than_allowed(tmp_path: Path) -> None:
 
 def test_something_must_be_left(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"at last b\.\n  given:    all 2 items skipped; b: odd"):
-        convert("ab", lambda item: Skipped(item, "odd"), tmp_path, "train", 1)
+        convert("ab", lambda item: SkippedItem(item, "odd"), tmp_path, "train", 1)
 
 
 def test_progress_counts_all_items(tmp_path: Path) -> None:
@@ -349,5 +349,8 @@ def test_a_folder_elsewhere_is_refused() -> None:
 
 
 def test_summaries_add_up() -> None:
-    one, two = Summary(2, 1, 10, 100, (Skipped("a", "odd"),), 1.5), Summary(3, 0, 20, 300, (Skipped("b", "odd"),), 2.0)
-    assert one + two == Summary(5, 1, 30, 400, (Skipped("a", "odd"), Skipped("b", "odd")), 3.5)
+    one, two = (
+        Summary(2, 1, 10, 100, (SkippedItem("a", "odd"),), 1.5),
+        Summary(3, 0, 20, 300, (SkippedItem("b", "odd"),), 2.0),
+    )
+    assert one + two == Summary(5, 1, 30, 400, (SkippedItem("a", "odd"), SkippedItem("b", "odd")), 3.5)

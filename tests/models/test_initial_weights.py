@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.models.common import (
+from lockstep.models.initial_weights import (
     STDDEV_OF_CUT,
     clear_statistics,
     scaled_normal,

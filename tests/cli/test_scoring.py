@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from PIL import Image
 
 from lockstep.cli import scoring
 from lockstep.cli.cards import Card
-from lockstep.cli.scoring import mistakes_sheet
+from lockstep.cli.scoring import EVALUATIONS, ScoreFiles, mistakes_sheet, write_result
 from lockstep.errors import InputError
+from lockstep.evaluation.evaluate import Evaluation
 from lockstep.metrics.worst_mistakes import Mistake
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.reader import Arrays, Reader
@@ -90,3 +92,18 @@ def test_what_has_no_images_is_refused() -> None:
     reader = Arrays({"x": torch.zeros(3, 2)})
     with pytest.raises(InputError, match=r"There is no image to show in the field 'image'\.\n.*the fields are x"):
         mistakes_sheet([Mistake(0, 2.0, 0, 1)], reader)
+
+
+def refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is no JSON")
+
+
+def test_scores_that_are_no_numbers_are_json(tmp_path: Path) -> None:
+    result = Evaluation({"top1": math.nan, "loss": math.inf, "top5": 2.0}, 4)
+    files = ScoreFiles(tmp_path)
+    files.write(result, "test")
+    files.close()
+    write_result(result, "test", tmp_path / "scores.json")
+    texts = [(tmp_path / name).read_text() for name in (EVALUATIONS, "scores.json")]
+    found = [json.loads(text, parse_constant=refuse)["scores"] for text in texts]
+    assert found == [{"top1": "nan", "loss": "inf", "top5": 0.5}] * 2

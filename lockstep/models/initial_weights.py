@@ -1,4 +1,4 @@
-"""Parts that several nets share: first weights as in the reference, and the check of their images.
+"""Initial weights of nets, as in the reference, and the check of the images that nets are given.
 
 Weights are drawn on the CPU, from one generator, in the order of the layers.
 """

@@ -1,0 +1,32 @@
+"""The commands by their help: what it lists, and that it loads no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from lockstep.cli.main import COMMANDS, main
+from lockstep.cli.train import SHIPPED_RECIPES
+from lockstep.recipes.shipped import names
+
+
+def test_the_help_of_train_lists_all_shipped_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(SHIPPED_RECIPES) == names()
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", "--help"])
+    said = capsys.readouterr().out.replace(",", " ").replace(")", " ").split()
+    assert {*SHIPPED_RECIPES} <= {*said}
+
+
+def test_the_help_of_every_command_loads_no_torch() -> None:
+    code = f"""
+import sys
+from lockstep.cli.main import main
+for command in {list(COMMANDS)}:
+    try: main([command, "--help"])
+    except SystemExit as end: assert not end.code
+assert not {{"torch", "numpy"}} & {{*sys.modules}}
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
