@@ -18,12 +18,12 @@ setup: $(SETUP) ## make or renew .venv with everything that is needed
 demo: $(SETUP) ## train the reference MNIST net on two towers, with progress on screen
 	$(BIN)/lockstep train mnist --towers 2 --workdir runs/mnist
 
-test: $(SETUP) ## run the tests
-	$(BIN)/python -m pytest
+test: $(SETUP) ## run the tests, as many at once as there are cores
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 test-oldest: ## run the tests on the oldest torch that is supported, in a virtual environment of its own
 	scripts/setup .venv-oldest torch==$(TORCH_OLDEST)
-	.venv-oldest/bin/python -m pytest
+	.venv-oldest/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 check: $(SETUP) ## formatting, lint, types, spelling
 	$(BIN)/ruff format --check .

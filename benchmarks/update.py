@@ -24,6 +24,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 
 import lockstep as ls
 from lockstep.losses.regularization import L2
+from lockstep.optim.adaptive import FTRL, Adadelta
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.optimizers import Optimizer
 from lockstep.training.attempt import Attempt
@@ -46,8 +47,8 @@ OPTIMIZERS: dict[str, tuple[Optimizer, MakeTorch | None]] = {
         ls.optim.RMSProp(**DECAYED, momentum=0.9),
         partial(torch.optim.RMSprop, **DECAYED, momentum=0.9, foreach=True),
     ),
-    "Adadelta": (ls.optim.Adadelta(**DECAYED), partial(torch.optim.Adadelta, **DECAYED, foreach=True)),
-    "FTRL": (ls.optim.FTRL(lr=LR), None),
+    "Adadelta": (Adadelta(**DECAYED), partial(torch.optim.Adadelta, **DECAYED, foreach=True)),
+    "FTRL": (FTRL(lr=LR), None),
     "LARS": (ls.optim.LARS(**DECAYED), None),
     "LAMB": (ls.optim.LAMB(**DECAYED), None),
 }

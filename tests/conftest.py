@@ -1,17 +1,56 @@
-"""What all tests share: each starts alone, on one thread."""
+"""What all tests share: each starts alone, on one thread, and none costs much unless it is marked `slow`."""
 
 from __future__ import annotations
 
 import logging
+import os
+import resource
 import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 import worker_processes
 
 from lockstep.reporting.log import LineHandler
+
+NUM_SLOWEST_SHOWN, MAX_CPU_SECONDS = 20, 20.0
+
+hypothesis.settings.register_profile("ci", max_examples=25, deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def cpu_seconds() -> float:
+    """Of this process and of the children that have ended: a busy machine does not add to it."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Note what a test costs, and refuse what is slow and does not say so."""
+    start = cpu_seconds()
+    yield
+    seconds = cpu_seconds() - start
+    item.user_properties.append(("cpu_seconds", seconds))
+    if seconds > MAX_CPU_SECONDS and not item.get_closest_marker("slow"):
+        pytest.fail(
+            f"it took {seconds:.0f} s of CPU time: make it cheaper, or mark it slow (limit {MAX_CPU_SECONDS} s)"
+        )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List the slowest tests, by CPU time."""
+    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.getreports(outcome)]
+    costs = [(dict(report.user_properties).get("cpu_seconds", 0.0), report.nodeid) for report in reports]
+    slowest = [cost for cost in sorted(costs, reverse=True)[:NUM_SLOWEST_SHOWN] if cost[0] >= 1.0]
+    if slowest:
+        terminalreporter.write_sep("=", f"slowest {len(slowest)} tests, seconds of CPU time")
+        for seconds, name in slowest:
+            terminalreporter.write_line(f"{seconds:6.1f}  {name}")
 
 
 @pytest.fixture(autouse=True, scope="session")

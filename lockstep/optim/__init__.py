@@ -1,14 +1,16 @@
-"""Optimizers, schedules, gradient transforms and averages, as values."""
+"""Optimizers, schedules, gradient transforms and averages, as values.
+
+Rarely used: Adadelta and FTRL in `optim.adaptive`; `optim.schedules.Constant`, which a number says as well.
+"""
 
 from lockstep.optim.adam import Adam, AdamW
-from lockstep.optim.adaptive import FTRL, Adadelta, Adagrad, RMSProp
+from lockstep.optim.adaptive import Adagrad, RMSProp
 from lockstep.optim.averages import MovingAverage
 from lockstep.optim.by_name import ByName
 from lockstep.optim.from_torch import FromTorch
 from lockstep.optim.layerwise import LAMB, LARS
 from lockstep.optim.resolution import ScaledByBatch
 from lockstep.optim.schedules import (
-    Constant,
     Cosine,
     Exponential,
     OneCycle,
@@ -20,11 +22,9 @@ from lockstep.optim.sgd import SGD
 from lockstep.optim.transforms import AdaptiveClip, ClipGlobalNorm, ClipNorm, ClipValue, ScaleGradients
 
 __all__ = [
-    "FTRL",
     "LAMB",
     "LARS",
     "SGD",
-    "Adadelta",
     "Adagrad",
     "Adam",
     "AdamW",
@@ -33,7 +33,6 @@ __all__ = [
     "ClipGlobalNorm",
     "ClipNorm",
     "ClipValue",
-    "Constant",
     "Cosine",
     "Exponential",
     "FromTorch",

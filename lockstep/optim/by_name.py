@@ -37,7 +37,7 @@ class ByName:
                 raise wrong_type(name, optimizer, expected="an optimizer, a value without parameters", hint=hint)
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundByName:
-        """The optimizers, each with its parameters.
+        """Bind each optimizer to the parameters that its pattern matches.
 
         Raises:
             InputError: a parameter is matched by none of the patterns or by two, or a pattern matches none.
@@ -85,17 +85,17 @@ class BoundByName:
 
     @property
     def kernels(self) -> str:
-        """Those of the optimizers, each once."""
+        """Name the implementations of all optimizers, each once."""
         return " and ".join(dict.fromkeys(part.bound.kernels for part in self._parts))
 
     def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
-        """Turn lengths in epochs into steps; says how, a line for each."""
+        """Turn lengths in epochs into steps; return a line about each."""
         return [
             f"{part.pattern}: {line}" for part in self._parts for line in part.bound.resolve(epoch_size, batch_size)
         ]
 
     def matched(self) -> Iterator[tuple[str, list[str]]]:
-        """The pattern of each optimizer, then its own."""
+        """Yield the pattern of each optimizer, then the patterns of its own."""
         for part in self._parts:
             yield part.label, part.names
             for label, names in part.bound.matched():
@@ -107,7 +107,7 @@ class BoundByName:
             part.bound.check_rows(names)
 
     def learning_rates(self, step: int) -> dict[str, float]:
-        """The rates of the update that follows `step` completed ones, by pattern."""
+        """Return the rates of the update that follows `step` completed ones, by pattern."""
         return {part.pattern: rate for part in self._parts for rate in part.bound.learning_rates(step).values()}
 
     def update(self, gradients: Gradients, step: int) -> None:
@@ -118,13 +118,13 @@ class BoundByName:
             part.bound.update(gradients.subset(part.indices), step)
 
     def slots(self) -> dict[str, Tensor]:
-        """The tensors to save, by `slot/parameter`."""
+        """Return the tensors to save, by `slot/parameter`."""
         return {name: tensor for part in self._parts for name, tensor in part.bound.slots().items()}
 
     def values(self) -> dict[str, Any]:
-        """What else has to be saved, each optimizer's beside the names of its parameters; nothing where there is none.
+        """Return the values of each optimizer that has some, beside the names of its parameters.
 
-        Not by pattern: another spelling of one would lose what was saved under the first.
+        The pattern is no key: with another spelling of it the values would be lost.
         """
         parts = [
             {"parameters": part.names, "values": values} for part in self._parts if (values := part.bound.values())
@@ -132,7 +132,7 @@ class BoundByName:
         return {"parts": parts} if parts else {}
 
     def expects(self, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """What saved slots must be like."""
+        """Return the expected slots of all optimizers."""
         return {name: tensor for part in self._parts for name, tensor in part.bound.expects(saved).items()}
 
     def check_values(self, values: Mapping[str, Any]) -> None:
@@ -145,13 +145,13 @@ class BoundByName:
             part.bound.check_values(own)
 
     def load(self, saved: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Take over slots that are as expected, and the values saved with them."""
+        """Restore slots that are as expected, and values."""
         self.check_values(values)
         for part, own in zip(self._parts, self._divided(values), strict=True):
             part.bound.load(saved, own)
 
     def _divided(self, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """The values of each part."""
+        """Split saved values into those of each part."""
         if values and "parts" not in values:
             raise of_another(", ".join(values), "those of optimizers by name")
         saved = {frozenset(entry["parameters"]): entry["values"] for entry in values.get("parts", [])}

@@ -61,7 +61,7 @@ class FromTorch:
         return f"FromTorch({self.cls.__name__}{arguments})"
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundFromTorch:
-        """The optimizer of these parameters.
+        """Build the optimizer of these parameters.
 
         Raises:
             InputError: the class refuses one of them.
@@ -102,19 +102,15 @@ class BoundFromTorch(Scheduled):
 
     @property
     def kernels(self) -> str:
-        """The class, and whose it is."""
+        """Name the class and its package."""
         return f"{self._kind} of {self._package}"
 
     def matched(self) -> Iterator[tuple[str, list[str]]]:
-        """No pattern: all parameters alike."""
+        """Yield nothing: there are no patterns."""
         return iter(())
 
     def check_rows(self, names: Collection[str]) -> None:
-        """Refuse sparse gradients of any of its parameters.
-
-        Raises:
-            InputError: naming them.
-        """
+        """Refuse sparse gradients of any of its parameters."""
         refused = [name for name in self._parameters if name in names]
         if refused:
             raise InputError(
@@ -143,7 +139,7 @@ class BoundFromTorch(Scheduled):
                 parameter.grad = None
 
     def slots(self) -> dict[str, Tensor]:
-        """What tensors it keeps, by `class.key/parameter`: most classes have none before the first update."""
+        """Return the tensors of its state, by `class.key/parameter`: most classes have none before the first update."""
         return {
             f"{self._kind}.{key}/{name}": value
             for name, parameter in self._parameters.items()
@@ -152,7 +148,7 @@ class BoundFromTorch(Scheduled):
         }
 
     def values(self) -> dict[str, Any]:
-        """What the class keeps beside tensors, and what it has changed in its groups.
+        """Return the state that is no tensor, and the changes of the parameter groups.
 
         Raises:
             InputError: something is no plain value.
@@ -167,7 +163,7 @@ class BoundFromTorch(Scheduled):
         return {"groups": groups, "state": {name: state for name, state in states.items() if state}}
 
     def expects(self, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """What saved slots must be like: of this class and for these parameters; their shapes are its own affair."""
+        """Return the saved slots of this class for these parameters: it alone knows their shapes."""
         now = self.slots()
         expected = {name: now[name] for name in self._slots_at_first}
         return expected | {f"{self._kind}.{key}/{name}": tensor for key, name, tensor in self._own(saved)}
@@ -183,7 +179,7 @@ class BoundFromTorch(Scheduled):
             raise of_another(", ".join(values) or "none", f"values of FromTorch({self._kind}, ...)")
 
     def load(self, saved: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Take over slots that are as expected, and the values saved with them."""
+        """Restore slots that are as expected, and values."""
         self.check_values(values)
         states: dict[str, dict[str, Any]] = {name: dict(state) for name, state in values["state"].items()}
         for key, name, tensor in self._own(saved):
@@ -196,7 +192,7 @@ class BoundFromTorch(Scheduled):
             group.update({**before, **changed})
 
     def _own(self, saved: Mapping[str, Tensor]) -> list[tuple[str, str, Tensor]]:
-        """Those that this class has saved for these parameters, as key, name and tensor."""
+        """List the slots that this class has saved for these parameters, as key, name and tensor."""
         split = [(*key.partition("/")[::2], tensor) for key, tensor in saved.items()]
         prefix = f"{self._kind}."
         return [
@@ -206,7 +202,7 @@ class BoundFromTorch(Scheduled):
         ]
 
     def _restored(self, key: str, tensor: Tensor, parameter: Tensor) -> Tensor:
-        """A copy with the strides of the parameter, on its device; numbers stay on the CPU where torch keeps them."""
+        """Copy a slot to the strides and device of its parameter; numbers stay where torch keeps them, on the CPU."""
         group = self._optimizer.param_groups[0]
         is_number = not tensor.ndim and (key == "step" or parameter.ndim)
         if is_number and not (group.get("capturable") or group.get("fused")):

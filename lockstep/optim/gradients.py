@@ -73,7 +73,7 @@ class Gradients:
         self._divisor *= divisor
 
     def put(self, tensors: Mapping[int, Tensor], *, owned: bool = False) -> None:
-        """Put other gradients in the place of some, by index.
+        """Replace some gradients, by index.
 
         Args:
             tensors: they are left as they are.
@@ -98,7 +98,7 @@ class Gradients:
             self._norms = [norm * abs(some.get(index, 1.0)) for index, norm in enumerate(self._norms)]
 
     def subset(self, indices: Sequence[int]) -> Gradients:
-        """Those of some parameters, in this order."""
+        """Select the gradients of some parameters, in this order."""
         return Gradients(
             [self.names[i] for i in indices],
             [self._tensors[i] for i in indices],
@@ -130,7 +130,7 @@ class Gradients:
         return changed
 
     def _divided(self) -> tuple[Tensor | None, ...]:
-        """The gradients with the division made that was kept back."""
+        """Make the pending division, and return the gradients."""
         if self._divisor != 1.0:
             present = {i: g for i, g in enumerate(self._tensors) if g is not None}
             divided = torch._foreach_div(list(present.values()), self._divisor) if present else ()
@@ -147,7 +147,7 @@ class Gradients:
 
 
 def _versions(tensors: Sequence[Tensor | None]) -> list[int]:
-    """How often torch has changed each in place; of what was made in inference mode it does not know."""
+    """Return torch's counts of in-place changes; tensors made in inference mode have none."""
     return [0 if g is None or g.is_inference() else g._version for g in tensors]
 
 

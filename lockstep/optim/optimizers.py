@@ -1,4 +1,4 @@
-"""Optimizers as values: what to do, bound once to the parameters it is done to."""
+"""Optimizers as values: the protocol of an optimizer, and of one that is bound to its parameters."""
 
 from __future__ import annotations
 
@@ -28,80 +28,62 @@ class BoundOptimizer(Protocol):
 
     @property
     def kernels(self) -> str:
-        """What computes the update, in a word: another kernel rounds otherwise."""
+        """Name the implementation of the update, for the run's choices: another one rounds otherwise."""
         ...
 
     def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
-        """Turn lengths in epochs into steps, once the stream is known; says how, a line for each.
+        """Turn lengths in epochs into steps, once the stream is known; return a line about each.
 
         A stream of other sizes may be next: lengths are resolved anew, from what the optimizer was given.
         """
         ...
 
     def matched(self) -> Iterator[tuple[str, list[str]]]:
-        """Its patterns in words, each with the names of the parameters that it matches."""
+        """Describe each pattern, with the names of the parameters that it matches."""
         ...
 
     def check_rows(self, names: Collection[str]) -> None:
-        """Refuse sparse gradients of these parameters, as far as they are its own, if it cannot take them.
-
-        Raises:
-            InputError: naming them.
-        """
+        """Refuse sparse gradients of those of these parameters that it cannot update by rows."""
         ...
 
     def learning_rates(self, step: int) -> dict[str, float]:
-        """The rates of the update that follows `step` completed ones: by pattern, or that of all under "".
-
-        Raises:
-            InputError: a schedule gives what is no rate.
-        """
+        """Return the rates of the update that follows `step` completed ones: by pattern, or that of all under ""."""
         ...
 
     def update(self, gradients: Gradients, step: int) -> None:
         """Make the update that follows `step` completed ones, in place.
 
         Parameters whose gradient is None stay untouched, slots included. The gradients are used up.
-
-        Raises:
-            InputError: what `learning_rates` and `check_rows` refuse is refused here too.
+        It refuses what `learning_rates` and `check_rows` refuse.
         """
         ...
 
     def slots(self) -> dict[str, Tensor]:
-        """The tensors to save, by `slot/parameter`: the optimizer's own, not copies."""
+        """Return the tensors to save, by `slot/parameter`: the optimizer's own, not copies."""
         ...
 
     def values(self) -> dict[str, Any]:
-        """The rest of what has to be saved, as JSON."""
+        """Return what else has to be saved, as JSON."""
         ...
 
     def expects(self, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """What slots that were saved must be like, in name, shape and dtype, for `load` to take them."""
+        """Return tensors of the names, shapes and dtypes that saved slots must have for `load`."""
         ...
 
     def check_values(self, values: Mapping[str, Any]) -> None:
-        """Refuse values that `load` could not take over.
-
-        Raises:
-            CheckpointError: they were saved by another optimizer, or for other parameters.
-        """
+        """Refuse values that another optimizer has saved, or this one for other parameters."""
         ...
 
     def load(self, saved: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Take over slots that are as expected, and the values saved with them.
-
-        Raises:
-            CheckpointError: as `check_values`, before anything has changed.
-        """
+        """Restore slots that are as expected, and values; `check_values` is called before anything changes."""
         ...
 
 
 class Optimizer(Protocol):
-    """What `TrainState` wants of an optimizer."""
+    """An optimizer as `TrainState` takes it."""
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundOptimizer:
-        """The same optimizer, ready to update these parameters in place."""
+        """Bind the optimizer to these parameters, which it updates in place."""
         ...
 
 
@@ -122,7 +104,7 @@ class Scheduled:
         """The last step that was asked for, and its rate: both the report and the update ask for it."""
 
     def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
-        """Turn lengths in epochs into steps; says how, a line for each."""
+        """Turn lengths in epochs into steps; return a line about each."""
         lines = describe_schedule(self._given, epoch_size, batch_size)
         self._schedule = resolve_schedule(self._given, epoch_size, batch_size)
         self._latest = None

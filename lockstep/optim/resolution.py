@@ -14,7 +14,7 @@ from lockstep.progress import Epochs
 
 @dataclass(frozen=True)
 class ScaledByBatch(Checked):
-    """A rate that was found for batches of `base_batch_size`, for the batches of the run.
+    """A rate that was tuned for batches of `base_batch_size`, scaled to the batches of the run.
 
     The linear scaling rule: batches k times as large learn k times as fast (Goyal et al.: Accurate, Large Minibatch
     SGD, 2017). The batch size is known once the schedule is resolved.
@@ -39,7 +39,7 @@ class ScaledByBatch(Checked):
         )
 
     def factor(self, batch_size: int) -> float:
-        """What rates are multiplied by for batches of `batch_size`."""
+        """Return the factor of rates for batches of `batch_size`."""
         return batch_size / self.base_batch_size
 
 
@@ -56,7 +56,7 @@ class Scaled(Checked):
 
 
 class _Sizes(NamedTuple):
-    """What epochs and scaled rates are resolved with, in examples."""
+    """The sizes, in examples, by which epochs and scaled rates are resolved."""
 
     epoch_size: int
     batch_size: int
@@ -66,7 +66,7 @@ class _Sizes(NamedTuple):
 
 
 def resolve_schedule(schedule: float | Schedule, epoch_size: int, batch_size: int) -> Schedule:
-    """The same schedule with all lengths in steps and all rates for this batch size.
+    """Return the schedule with all lengths in steps and all rates for this batch size.
 
     Schedules are looked at as dataclasses, nested ones too, those of one's own likewise; any other callable stays as it
     is. A number becomes `Constant`. What is resolved already does not change.
@@ -83,13 +83,13 @@ def resolve_schedule(schedule: float | Schedule, epoch_size: int, batch_size: in
 
 
 def describe_schedule(schedule: float | Schedule, epoch_size: int, batch_size: int) -> list[str]:
-    """How `resolve_schedule` understands the schedule, one line for each thing that it settles, if any."""
+    """Describe in a line each length or rate that `resolve_schedule` converts."""
     sizes = _checked_sizes(epoch_size, batch_size)
     return list(dict.fromkeys(_lines("schedule", schedule, sizes)))
 
 
 def _in_steps(name: str, length: int | Epochs, sizes: _Sizes) -> int:
-    """The length in steps: whole batches in that many epochs, truncated."""
+    """Return the length in steps: whole batches in that many epochs, truncated."""
     if isinstance(length, int):
         return length
     steps = length.steps(sizes.epoch_size, sizes.batch_size)

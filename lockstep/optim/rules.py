@@ -1,4 +1,8 @@
-"""Update rules: optimizers that say how lists of tensors change, and leave the rest to `BoundRule`."""
+"""Update rules: arithmetic on lists of tensors; `BoundRule` groups the parameters and keeps slots and schedule.
+
+16-bit parameters are updated in 32 bits, from slots of 32 bits: in 16 bits an epsilon of 1e-8 is 0, the square of a
+small gradient is 0 and that of a large one infinite, and a mean that decays by a thousandth at a time stands still.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +34,12 @@ class Chunk(NamedTuple):
     slots: Mapping[str, list[Tensor]]
     weight_decay: float
     fused: bool
-    """Torch's fused kernel is right for them."""
+    """Whether torch's fused kernel may update them."""
     divisor: float = 1.0
-    """What the gradients are still to be divided by; other than 1 only where the rule is fused."""
+    """Divides the gradients on the way; other than 1 only where the rule is fused."""
 
     def decayed(self) -> list[Tensor]:
-        """The gradients with weight_decay * parameter added: new tensors, if there is a decay."""
+        """Add weight_decay * parameter to the gradients: new tensors, if there is a decay."""
         if not self.weight_decay:
             return self.gradients
         return list(torch._foreach_add(self.gradients, self.parameters, alpha=self.weight_decay))
@@ -49,7 +53,7 @@ class Rule(Checked, ABC):
     kernel: ClassVar[str | None] = None
     """The name of torch's fused kernel, if `apply` can use one."""
     takes_complex: ClassVar[bool] = False
-    """It is right for complex parameters too: it takes no squares of gradients."""
+    """Whether it is right for complex parameters too: it takes no squares of gradients."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr", plain(self.lr))
@@ -62,7 +66,7 @@ class Rule(Checked, ABC):
 
     @abstractmethod
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
-        """The slots of a parameter before the first update."""
+        """Make the slots of a parameter before the first update."""
 
     @abstractmethod
     def apply(self, chunk: Chunk, lr: float, step: int) -> None:
@@ -76,7 +80,7 @@ class Rule(Checked, ABC):
         """
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundRule:
-        """The rule with these parameters and their slots.
+        """Bind the rule to these parameters, and make their slots.
 
         Raises:
             InputError: a parameter is complex and the rule is not right for it, or a pattern of the weight decay
@@ -95,7 +99,7 @@ class _Group:
         self.all = everything
 
     def chunk(self, gradients: Sequence[Tensor | None], divisor: float, rows: Mapping[int, Tensor]) -> Chunk:
-        """Those that have a gradient, and a dense one."""
+        """Select the parameters that have a dense gradient."""
         mine = [gradients[i] for i in self.indices]
         given = [g for g in mine if g is not None]
         whole = self.all
@@ -127,11 +131,11 @@ class BoundRule(Scheduled):
 
     @property
     def kernels(self) -> str:
-        """Torch's fused kernel, or foreach operations."""
+        """Return "fused" for torch's kernel, else "foreach"."""
         return "fused" if self._fused else "foreach"
 
     def matched(self) -> Iterator[tuple[str, list[str]]]:
-        """The patterns of the weight decay."""
+        """Yield the patterns of the weight decay."""
         decays = self._rule.weight_decay
         for pattern, decay in decays.items() if isinstance(decays, Mapping) else ():
             label = f"{type(self._rule).__name__} weight_decay {pattern!r} = {decay}"
@@ -170,7 +174,7 @@ class BoundRule(Scheduled):
             self._update_rows(index, rows, gradients.tensors[index], lr, step + 1)
 
     def slots(self) -> dict[str, Tensor]:
-        """The tensors to save, by `slot/parameter`."""
+        """Return the tensors to save, by `slot/parameter`."""
         return {
             f"{slot}/{name}": tensor
             for slot, tensors in self._slots.items()
@@ -178,11 +182,11 @@ class BoundRule(Scheduled):
         }
 
     def values(self) -> dict[str, Any]:
-        """Nothing else has to be saved."""
+        """Return nothing: a rule has slots alone."""
         return {}
 
     def expects(self, saved: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The slots there are."""
+        """Return its slots."""
         return self.slots()
 
     def check_values(self, values: Mapping[str, Any]) -> None:
@@ -195,13 +199,13 @@ class BoundRule(Scheduled):
             raise of_another(", ".join(values), f"those of {type(self._rule).__name__}, which has slots alone")
 
     def load(self, saved: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Take over slots that are as expected."""
+        """Restore slots that are as expected."""
         self.check_values(values)
         for name, tensor in self.slots().items():
             tensor.copy_(saved[name])
 
     def _blocks(self) -> list[list[int]]:
-        """The indices of the parameters that are updated together: of one weight decay.
+        """Group the indices of parameters that are updated together: those of one weight decay.
 
         On a CPU an update takes few parameters at a time, which stay in the cache between its operations.
         """
@@ -253,13 +257,13 @@ def _decay_of_each(weight_decay: WeightDecay, names: Sequence[str]) -> list[floa
 
 
 def slot(parameter: Tensor, value: float = 0.0) -> Tensor:
-    """A slot of the parameter's shape and memory format, float32 or wider, filled with a value."""
+    """Make a slot of the parameter's shape and memory format, float32 or wider, filled with a value."""
     return torch.full_like(parameter, value, dtype=torch.promote_types(parameter.dtype, torch.float32))
 
 
 @contextmanager
 def in_float32(chunk: Chunk) -> Iterator[Chunk]:
-    """The chunk with float32 copies of 16-bit parameters and gradients; the parameters are rounded back at the end."""
+    """Yield a chunk with float32 copies of 16-bit tensors; the parameters are rounded back at the end."""
     if all(p.dtype.itemsize >= 4 for p in chunk.parameters):
         yield chunk
         return

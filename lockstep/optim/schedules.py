@@ -153,7 +153,7 @@ class Polynomial(Checked):
     initial: NonNegativeFloat
     steps: Length
     final: NonNegativeFloat = 1e-4
-    power: Annotated[float, Range(gt=0), Hint("give power=1.0 for a straight line, or use Constant")] = 1.0
+    power: Annotated[float, Range(gt=0), Hint("give power=1.0 for a straight line, or a number as the rate")] = 1.0
     cycle: bool = False
 
     def __call__(self, step: int) -> float:

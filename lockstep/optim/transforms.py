@@ -1,4 +1,4 @@
-"""What is done to the gradients before the update, as a list of small values: clips, and multipliers by name."""
+"""Gradient transforms between the backward pass and the optimizer, as values: clips, and multipliers by name."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class GradientTransform(Protocol):
     """One stage between the backward pass and the optimizer, as a value."""
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
-        """The transform of the gradients of these parameters, in their order."""
+        """Bind the transform to these parameters; gradients come in their order."""
         ...
 
 
 def bind_transform(transform: GradientTransform | BoundTransform, parameters: Mapping[str, Tensor]) -> BoundTransform:
-    """A transform ready to use: values are bound, a function of one's own `(gradients, step)` is used as it is.
+    """Bind a transform that is a value; a function `(gradients, step)` is used as it is.
 
     It raises an InputError where it has changed a gradient in place instead of putting another one.
     """
@@ -64,7 +64,7 @@ def _watched(function: BoundTransform, name: str, gradients: Gradients, step: in
 
 _Limit = Annotated[float, Range(gt=0, finite=False), Hint("give the largest allowed, or leave the transform out")]
 _SMALL = 4096
-"""Tensors of at most so many elements are sooner copied into one than measured each alone."""
+"""The elements up to which tensors are faster joined and measured at once than measured one by one."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class ClipGlobalNorm(Checked):
     max_norm: _Limit
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
-        """The same for any parameters."""
+        """Return the clip, which is the same for any parameters."""
         return self._clip
 
     def _clip(self, gradients: Gradients, step: int) -> None:
@@ -98,7 +98,7 @@ class ClipNorm(Checked):
     """The parameters it is for, by regular expression or exact name; None: all."""
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
-        """The clip of those that the pattern matches.
+        """Bind the clip to the parameters that the pattern matches.
 
         Raises:
             InputError: it matches none.
@@ -117,7 +117,7 @@ class ClipValue(Checked):
     max_value: _Limit
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
-        """The same for any parameters."""
+        """Return the clip, which is the same for any parameters."""
         return self._clip
 
     def _clip(self, gradients: Gradients, step: int) -> None:
@@ -216,7 +216,7 @@ def _unit_norms(tensors: Mapping[int, Tensor], runs: Sequence[Sequence[int]]) ->
 
 
 def _divided(tensors: Mapping[int, Tensor], divisors: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """The tensors, each divided by a number for each unit."""
+    """Divide tensors by a number for each unit."""
     shaped = [divisors[i].view(-1, *[1] * (t.ndim - 1)) for i, t in tensors.items()]
     divided = torch._foreach_div(list(tensors.values()), shaped)
     return {i: new.to(old.dtype) for (i, old), new in zip(tensors.items(), divided, strict=True)}
@@ -273,7 +273,7 @@ class ScaleGradients(Checked):
                 _check_multiplier(pattern, multiplier)
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
-        """The multiplication, with each parameter's pattern looked up.
+        """Look up the pattern of each parameter.
 
         Raises:
             InputError: a pattern matches nothing, or two of them the same parameter.

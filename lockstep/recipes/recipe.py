@@ -17,11 +17,9 @@ from lockstep.errors import InputError
 from lockstep.losses.regularization import L1, L2
 from lockstep.models import InceptionV3, LeNet, Mnist, SqueezeNet, Timm, Torchvision
 from lockstep.optim import (
-    FTRL,
     LAMB,
     LARS,
     SGD,
-    Adadelta,
     Adagrad,
     Adam,
     AdamW,
@@ -30,7 +28,6 @@ from lockstep.optim import (
     ClipGlobalNorm,
     ClipNorm,
     ClipValue,
-    Constant,
     Cosine,
     Exponential,
     MovingAverage,
@@ -42,8 +39,9 @@ from lockstep.optim import (
     ScaleGradients,
     Warmup,
 )
+from lockstep.optim.adaptive import FTRL, Adadelta
 from lockstep.optim.optimizers import Optimizer
-from lockstep.optim.schedules import Schedule
+from lockstep.optim.schedules import Constant, Schedule
 from lockstep.optim.transforms import GradientTransform
 from lockstep.parallel.exchange import AllReduce, Alone
 from lockstep.parallel.towers import Towers

@@ -26,7 +26,6 @@ from lockstep.optim import (
     ClipGlobalNorm,
     ClipNorm,
     ClipValue,
-    Constant,
     Cosine,
     Exponential,
     MovingAverage,
@@ -36,6 +35,7 @@ from lockstep.optim import (
     ScaleGradients,
     Warmup,
 )
+from lockstep.optim.schedules import Constant
 from lockstep.parallel.exchange import AllReduce, Alone
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Hours, Interval, Steps

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lockstep as ls
+from lockstep.optim.adaptive import FTRL, Adadelta
 
 NUM_TOWERS, STEPS = 4, 5
 
@@ -22,8 +23,8 @@ OPTIMIZERS: Mapping[str, Any] = {
     "adam": ls.optim.Adam(0.01, epsilon_hat=True),
     "adamw": ls.optim.AdamW(0.01),
     "adagrad": ls.optim.Adagrad(0.1),
-    "adadelta": ls.optim.Adadelta(1.0),
-    "ftrl": ls.optim.FTRL(0.1, l1=1e-3, l2=1e-3),
+    "adadelta": Adadelta(1.0),
+    "ftrl": FTRL(0.1, l1=1e-3, l2=1e-3),
     "lars": ls.optim.LARS(1.0),
     "lamb": ls.optim.LAMB(0.01),
     "by name": {r"^0\.": ls.optim.SGD(0.1), r"^[1-9]": ls.optim.Adam(0.01)},

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 import lockstep as ls
-from lockstep.optim import SGD, AdamW, ByName, ClipGlobalNorm, Constant, Cosine, FromTorch
+from lockstep.optim import SGD, AdamW, ByName, ClipGlobalNorm, Cosine, FromTorch
 from lockstep.optim.gradients import Gradients
+from lockstep.optim.schedules import Constant
 from lockstep.training.attempt import Attempt
 
 SHAPES = {"stem.weight": (3, 2), "stem.bias": (3,), "head.weight": (2, 3), "head.bias": (2,)}

@@ -9,6 +9,7 @@ import torch
 import lockstep as ls
 from lockstep.optim import kernels
 from lockstep.optim.gradients import Gradients
+from lockstep.optim.schedules import Constant
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -66,7 +67,7 @@ def test_a_parameter_that_is_not_dense_trains_as_a_dense_one() -> None:
         (lambda: ls.optim.SGD(0.1, weight_decay=-1.0), "weight_decay is out of range"),
         (lambda: ls.optim.SGD(0.1, weight_decay={"bias$": -1.0}), r"weight_decay of 'bias\$' is out of range"),
         (lambda: ls.optim.Cosine(-1.0, 10), "initial is out of range"),
-        (lambda: ls.optim.Constant(math.inf), r"value is out of range.*\n.*\n.*finite"),
+        (lambda: Constant(math.inf), r"value is out of range.*\n.*\n.*finite"),
     ],
 )
 def test_numbers_out_of_range_are_refused(make: Callable[[], object], message: str) -> None:

@@ -675,7 +675,7 @@ HINTS = {
     "factor=0.0": "give what the rate is multiplied by, such as 0.94",
     "factor=1.5": "give what the rate is multiplied by, such as 0.94",
     "The rate would start below its floor.": "lower final, or leave it out",
-    "power=0.0": "give power=1.0 for a straight line, or use Constant",
+    "power=0.0": "give power=1.0 for a straight line, or a number as the rate",
     "The warm-up is longer than the whole schedule.": "raise steps or lower warmup_steps",
     "The warm-up would fall instead of rise.": "lower warmup_initial, or leave the warm-up out",
     "There is one value before the first boundary, and one after each.": (

@@ -6,7 +6,8 @@ import pytest
 
 from lockstep.errors import RecipeError
 from lockstep.images.augment import RandomShift
-from lockstep.optim import SGD, ByName, ClipGlobalNorm, Constant, Cosine, MovingAverage
+from lockstep.optim import SGD, ByName, ClipGlobalNorm, Cosine, MovingAverage
+from lockstep.optim.schedules import Constant
 from lockstep.parallel.exchange import Alone
 from lockstep.progress import Epochs, Interval, Steps
 from lockstep.recipes.recipe import Recipe

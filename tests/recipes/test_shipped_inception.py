@@ -16,8 +16,9 @@ from lockstep.evaluation.evaluate import Weights
 from lockstep.losses.regularization import L2
 from lockstep.models.inception_v3 import InceptionV3, InceptionV3Net
 from lockstep.models.torchvision_models import Torchvision
-from lockstep.optim import Constant, Exponential, MovingAverage, RMSProp
+from lockstep.optim import Exponential, MovingAverage, RMSProp
 from lockstep.optim.resolution import resolve_schedule
+from lockstep.optim.schedules import Constant
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Interval, Steps
 from lockstep.recipes.data import ImageData

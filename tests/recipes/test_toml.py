@@ -11,8 +11,8 @@ from typing import Any, Literal
 import pytest
 
 from lockstep.errors import RecipeError
-from lockstep.optim import SGD, Constant, Cosine
-from lockstep.optim.schedules import Schedule
+from lockstep.optim import SGD, Cosine
+from lockstep.optim.schedules import Constant, Schedule
 from lockstep.progress import Epochs, Hours, Interval, Steps
 from lockstep.recipes.parts import Monitoring
 from lockstep.recipes.recipe import Recipe

@@ -11,6 +11,7 @@ from torch import Tensor
 from toy import NUM_ROWS, Logistic, loss_after, losses, make_loader
 
 import lockstep as ls
+from lockstep.optim.schedules import Constant
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
@@ -110,7 +111,7 @@ def test_the_losses_of_a_report_are_those_before_its_update() -> None:
 
 
 RATES: Mapping[str, tuple[str, Any]] = {
-    "constant": ('optimizer.lr={kind="constant", value=0.004}', ls.optim.Constant(0.004)),
+    "constant": ('optimizer.lr={kind="constant", value=0.004}', Constant(0.004)),
     "exponential": (
         'optimizer.lr={kind="exponential", initial=0.004, decay_steps=99999, factor=0.85, staircase=false}',
         ls.optim.Exponential(0.004, 99999, 0.85, staircase=False),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.losses import L1, L2
+from lockstep.optim.schedules import Constant
 from lockstep.readers.reader import Arrays
 from lockstep.training.attempt import LossAverage
 
@@ -218,7 +219,7 @@ def test_freezing_everything_is_refused() -> None:
 
 
 def test_optimizers_by_name_have_rates_of_their_own() -> None:
-    optimizer = {r"^0\.": ls.optim.SGD(ls.optim.Constant(0.5)), r"^2\.": ls.optim.Adam(0.25)}
+    optimizer = {r"^0\.": ls.optim.SGD(Constant(0.5)), r"^2\.": ls.optim.Adam(0.25)}
     last = train(ls.TrainState(make_model(), optimizer), steps=1)
     assert last.learning_rates == {r"^0\.": 0.5, r"^2\.": 0.25}
     assert last.learning_rate == 0.5
