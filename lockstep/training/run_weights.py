@@ -14,7 +14,7 @@ from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError
 from lockstep.screen import log
 from lockstep.weights.name_maps import AVERAGE
-from lockstep.weights.open import open_file, unknown
+from lockstep.weights.open import open_weights_file, unknown
 from lockstep.weights.safetensors_file import SafetensorsFile
 from lockstep.weights.source import TensorInfo, WeightSource
 
@@ -132,7 +132,7 @@ def open_weights(path: str | Path, *, slots: bool = False, newest: int | None = 
 
     Args:
         path: a checkpoint of a run; a run's workdir, for its newest checkpoint that is intact, or `WORKDIR@STEP`; or
-            what `lockstep.weights.open.open_file` opens.
+            what `lockstep.weights.open.open_weights_file` opens.
         slots: list the slots of our own optimizers too.
         newest: the step whose checkpoint is taken for a workdir's newest, where that has been found out already.
 
@@ -149,7 +149,7 @@ def open_weights(path: str | Path, *, slots: bool = False, newest: int | None = 
         return RunWeights(_at(store, step), slots=slots)
     if (path / CHECKPOINTS).is_dir():
         raise unknown(path, "a run without a checkpoint")
-    return open_file(path)
+    return open_weights_file(path)
 
 
 def run_at_step(text: str) -> tuple[Path, int | None]:

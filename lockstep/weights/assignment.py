@@ -28,7 +28,7 @@ from lockstep.weights.matching import (
 from lockstep.weights.name_maps import best_name_map
 from lockstep.weights.names import matched
 from lockstep.weights.source import WeightSource
-from lockstep.weights.warm_start import Loaded, Mismatch, Skipped, Target, WarmStart, WarmStartReport
+from lockstep.weights.warm_start import Loaded, Mismatch, NotLoaded, Target, WarmStart, WarmStartReport
 
 # Torch counts the batches that a batch norm has seen; no other system does, nor did torch before 0.4.1.
 _MAY_LACK = (r"(^|\.)num_batches_tracked$",)
@@ -158,10 +158,10 @@ def _check_fits(source: WeightSource, pair: Pair, used: Pair, found: Loaded | Mi
     return found
 
 
-def _by_reason(reasons: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[Skipped, ...]]:
+def _by_reason(reasons: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[NotLoaded, ...]]:
     """The names without a reason, and those with one."""
     without = tuple(name for name, why in reasons.items() if not why)
-    return without, tuple(Skipped(name, why) for name, why in reasons.items() if why)
+    return without, tuple(NotLoaded(name, why) for name, why in reasons.items() if why)
 
 
 def _why_lacking(name: str, mapping: WarmStart) -> str:

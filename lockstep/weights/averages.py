@@ -9,7 +9,7 @@ from lockstep.errors import InputError
 from lockstep.weights.name_maps import AVERAGE, bookkeeping
 from lockstep.weights.names import find_prefixes, swap_prefix
 from lockstep.weights.source import WeightSource
-from lockstep.weights.warm_start import Skipped
+from lockstep.weights.warm_start import NotLoaded
 
 AVERAGED_PARTS = ("ema", "ema_state_dict", "state_dict_ema", "model_ema", "ema_model", "averaged_model")
 """What training scripts call the averaged model, in a dict that they save or as a module of theirs."""
@@ -22,7 +22,7 @@ _BELOW_A_PART = re.compile(rf"(?:(?:module|_orig_mod)\.)*(?:{'|'.join(AVERAGED_P
 _COUNT = re.compile(r"(.*\.)?n_averaged")
 
 
-def select_variables(source: WeightSource, *, prefer_average: bool) -> tuple[dict[str, str], list[Skipped]]:
+def select_variables(source: WeightSource, *, prefer_average: bool) -> tuple[dict[str, str], list[NotLoaded]]:
     """The tensor to load for each variable of the file, and the tensors that are none or are not to be loaded.
 
     Averages that are preferred have the names of the weights that they are averages of, even where a wrapper's prefix
@@ -47,12 +47,12 @@ def select_variables(source: WeightSource, *, prefer_average: bool) -> tuple[dic
     raw = {name: name for name in names if name not in averaged}
     if not prefer_average:
         left = dict.fromkeys(averages.values(), "moving average")
-        return raw, [Skipped(*each) for each in (own | left).items()]
+        return raw, [NotLoaded(*each) for each in (own | left).items()]
     left = {tensor: "count of averaged models" for name, tensor in averages.items() if _COUNT.fullmatch(name)}
     strip, add = find_prefixes(averages, raw)
     averages = {swap_prefix(name, strip, add): tensor for name, tensor in averages.items() if tensor not in left}
     left |= {name: ITS_AVERAGE_IS_LOADED for name in raw if name in averages}
-    return raw | averages, [Skipped(*each) for each in (own | left).items()]
+    return raw | averages, [NotLoaded(*each) for each in (own | left).items()]
 
 
 def _by_ending(names: Sequence[str]) -> dict[str, str]:

@@ -42,7 +42,7 @@ class _Look(NamedTuple):
     num_bytes: int
 
 
-def open_file(path: str | Path) -> WeightSource:
+def open_weights_file(path: str | Path) -> WeightSource:
     """The weights of another system, known by what is in the file; its name and ending mean nothing.
 
     The folder of a TensorFlow checkpoint, its prefix and any of its files stand for the checkpoint.

@@ -138,7 +138,7 @@ class Mismatch:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class NotLoaded:
     """What was left alone on purpose."""
 
     name: str
@@ -170,12 +170,12 @@ class WarmStartReport:
     loaded: tuple[Loaded, ...]
     missing: tuple[str, ...]
     """Parameters and buffers that the file has no tensor for."""
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[NotLoaded, ...]
     """Parameters and buffers that were not to be loaded."""
     mismatched: tuple[Mismatch, ...]
     unexpected: tuple[str, ...]
     """Tensors of the file that nothing in the model is called like."""
-    ignored: tuple[Skipped, ...]
+    ignored: tuple[NotLoaded, ...]
     """Tensors of the file that were not to be loaded: steps, slots, averages, and what was skipped."""
     num_values: int
     """Of all parameters of the model, without its buffers."""
@@ -243,6 +243,6 @@ def _nonfinite(name: str, tensor: Tensor) -> NonFinite | None:
     return NonFinite(name, num_nan, num_infinite) if num_nan or num_infinite else None
 
 
-def _by_reason(left: Sequence[Skipped]) -> str:
+def _by_reason(left: Sequence[NotLoaded]) -> str:
     counts = Counter(each.reason for each in left)
     return "; ".join(f"{reason}: {shorten([each.name for each in left if each.reason == reason])}" for reason in counts)

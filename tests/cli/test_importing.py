@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from lockstep.checkpoints.store import Store
 from lockstep.cli.main import main
 from lockstep.weights.name_maps import AVERAGE
-from lockstep.weights.open import open_file
+from lockstep.weights.open import open_weights_file
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RESNET = FIXTURES / "weights" / "resnet20-12fca82f.th"
@@ -38,7 +38,7 @@ def archive(folder: Path, **arrays: Any) -> Path:
 
 
 def test_names_and_layouts_stay_as_they_are(made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tensors, source = made(RESNET), open_file(RESNET)
+    tensors, source = made(RESNET), open_weights_file(RESNET)
     assert tensors.keys() == source.tensors.keys()
     assert all(torch.equal(tensor, source.read(name)) for name, tensor in tensors.items())
     lines = capsys.readouterr().out.splitlines()

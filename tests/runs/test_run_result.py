@@ -109,7 +109,7 @@ def test_without_either_nothing_is_scored(tmp_path: Path, caplog: pytest.LogCapt
     caplog.set_level(logging.INFO)
     result = start(tmp_path, make_recipe("stop"), splits=())
     assert (result.split, result.evaluation, written(tmp_path)["evaluations"]) == (None, None, {})
-    training._tell(result)
+    training._log_result(result)
     assert caplog.messages[-1] == "nothing was scored: the recipe names neither test nor validation examples"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from lockstep.errors import CheckpointError
-from lockstep.weights.open import open_file
+from lockstep.weights.open import open_weights_file
 from lockstep.weights.source import WeightSource
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "weights"
@@ -47,12 +47,12 @@ def count_refused(
 ) -> int:
     """How often damage was refused; nothing but a CheckpointError may come of it, and where there are checksums of all
     tensors, never another tensor."""
-    exact, whole, generator = contents(open_file(path)), path.read_bytes(), random.Random(path.name)
+    exact, whole, generator = contents(open_weights_file(path)), path.read_bytes(), random.Random(path.name)
     refused = []
     for _ in range(tries):
         path.write_bytes(damage(generator, whole))
         try:
-            found = contents(open_file(path))
+            found = contents(open_weights_file(path))
         except CheckpointError as error:
             refused.append(str(error))
         else:

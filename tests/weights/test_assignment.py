@@ -19,7 +19,7 @@ from lockstep.weights.matching import can_convert
 from lockstep.weights.name_maps import NameMap
 from lockstep.weights.names import Rename
 from lockstep.weights.source import MemorySource, TensorInfo
-from lockstep.weights.warm_start import Skipped, Target, WarmStart
+from lockstep.weights.warm_start import NotLoaded, Target, WarmStart
 
 
 class Listing:
@@ -166,14 +166,14 @@ def test_two_tensors_for_one_parameter_are_refused() -> None:
 def test_skipping_one_of_two_tensors_leaves_the_other() -> None:
     found = given_names("old/weight", "new/weight", "a.bias", "b.weight", skip="^old/", rename=(Rename("^.*/", "a."),))
     assert loaded(found)["a.weight"] == "new/weight"
-    assert found.report.ignored == (Skipped("old/weight", "skip"),)
+    assert found.report.ignored == (NotLoaded("old/weight", "skip"),)
 
 
 @pytest.mark.parametrize("pattern", ["^b", "b.weight", "^head/"])
 def test_what_is_skipped_by_its_name_in_the_file_or_the_model_stays_as_it_is(pattern: str) -> None:
     found = given_names("a.weight", "a.bias", "head/weight", skip=pattern, rename=(Rename("^head/", "b."),))
-    assert found.report.skipped == (Skipped("b.weight", "skip"),)
-    assert found.report.ignored == (Skipped("head/weight", "skip"),)
+    assert found.report.skipped == (NotLoaded("b.weight", "skip"),)
+    assert found.report.ignored == (NotLoaded("head/weight", "skip"),)
     assert found.report.missing == found.report.unexpected == ()
 
 
@@ -186,7 +186,7 @@ def test_what_is_skipped_may_be_missing_or_of_another_shape() -> None:
 def test_only_what_is_included_is_loaded_and_skip_wins() -> None:
     found = given_names(*OURS, include=r"^a\.", skip="bias")
     assert loaded(found) == {"a.weight": "a.weight"}
-    assert found.report.skipped == (Skipped("a.bias", "skip"), Skipped("b.weight", "not in include"))
+    assert found.report.skipped == (NotLoaded("a.bias", "skip"), NotLoaded("b.weight", "not in include"))
 
 
 def test_all_that_is_missing_is_named_with_what_is_close_to_it() -> None:
@@ -313,11 +313,11 @@ def test_averages_are_left_unless_they_are_preferred() -> None:
     )
     raw = assign_tensors(source, wanted(a=(1,), b=(1,)))
     assert [value.item() for _, value in raw.tensors(source)] == [0, 0]
-    assert raw.report.ignored == tuple(Skipped(f"{name}/ExponentialMovingAverage", "moving average") for name in "ac")
+    assert raw.report.ignored == tuple(NotLoaded(f"{name}/ExponentialMovingAverage", "moving average") for name in "ac")
     averaged = assign_tensors(source, wanted(a=(1,), b=(1,), c=(1,)), WarmStart(prefer_average=True))
     assert [value.item() for _, value in averaged.tensors(source)] == [1, 0, 1]
     assert [each.averaged for each in averaged.report.loaded] == [True, False, True]
-    assert averaged.report.ignored == (Skipped("a", "its moving average is loaded"),)
+    assert averaged.report.ignored == (NotLoaded("a", "its moving average is loaded"),)
 
 
 def test_patterns_and_renames_see_the_variable_of_an_average() -> None:
@@ -332,8 +332,8 @@ def test_the_step_and_slots_are_never_loaded() -> None:
     source = Listing({"a": (), "global_step": (), "a/Momentum": ()})
     found = assign_tensors(source, {"a": Target((), "float32")})
     assert found.report.ignored == (
-        Skipped("global_step", "count of steps"),
-        Skipped("a/Momentum", "slot of an optimizer"),
+        NotLoaded("global_step", "count of steps"),
+        NotLoaded("a/Momentum", "slot of an optimizer"),
     )
     with pytest.raises(CheckpointError, match="missing: global_step"):
         assign_tensors(source, wanted(a=(), global_step=()))
@@ -345,8 +345,8 @@ def test_counts_of_batches_and_scales_that_a_system_has_not_may_be_missing() -> 
     }
     found = assign_tensors(Listing({"conv0/BatchNorm/beta": (1,)}), targets, WarmStart(name_map="tensorflow"))
     assert found.report.skipped == (
-        Skipped("conv0.bn.weight", "not in such files"),
-        Skipped("conv0.bn.num_batches_tracked", "not in such files"),
+        NotLoaded("conv0.bn.weight", "not in such files"),
+        NotLoaded("conv0.bn.num_batches_tracked", "not in such files"),
     )
 
 
@@ -516,7 +516,7 @@ def test_a_tied_parameter_may_come_under_several_names_with_the_same_values() ->
     source = MemorySource({"c": tied, "a": tied.double().float(), "d": values(2)})
     found = assign_tensors(source, TIED)
     assert dict(found.tensors(source)).keys() == {"a", "d"}
-    assert found.report.ignored == (Skipped("a", "another name of a"),)
+    assert found.report.ignored == (NotLoaded("a", "another name of a"),)
 
 
 def test_two_values_for_a_tied_parameter_are_refused() -> None:

@@ -14,7 +14,7 @@ from lockstep.errors import CheckpointError, InputError
 from lockstep.weights.assignment import assign_tensors
 from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.names import Rename
-from lockstep.weights.open import open_file
+from lockstep.weights.open import open_weights_file
 from lockstep.weights.source import MemorySource, WeightSource
 from lockstep.weights.warm_start import Target, WarmStart
 
@@ -54,7 +54,7 @@ COUNT = {"n_averaged": torch.tensor(5)}
 def test_averages_are_loaded_whatever_stands_before_their_names(tmp_path: Path, content: dict[str, Any]) -> None:
     torch.save(content, tmp_path / "weights")
     fields = {"strip_prefix": "net."} if "net" in content else {}
-    assert loaded(open_file(tmp_path / "weights"), **fields) == [AVERAGED] * len(NAMES)
+    assert loaded(open_weights_file(tmp_path / "weights"), **fields) == [AVERAGED] * len(NAMES)
 
 
 @pytest.mark.parametrize("averaged", ["", "module.", "ema.module."])
@@ -75,7 +75,7 @@ def test_the_averaged_model_of_torch_is_taken_as_one(tmp_path: Path) -> None:
         model[0].weight.fill_(RAW)
     averaged.update_parameters(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     torch.save({"model": model.state_dict(), "ema": averaged.state_dict()}, tmp_path / "weights")
-    source = open_file(tmp_path / "weights")
+    source = open_weights_file(tmp_path / "weights")
     targets = {
         name: Target(tuple(value.shape), str(value.dtype).removeprefix("torch."))
         for name, value in model.state_dict().items()

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from lockstep.errors import CheckpointError
 from lockstep.records.tfrecord import write_records
-from lockstep.weights.open import KNOWN, open_file
+from lockstep.weights.open import KNOWN, open_weights_file
 
 TENSORFLOW = FIXTURES.parent / "tf_ckpt"
 MADE = TENSORFLOW / "made"
@@ -60,7 +60,7 @@ def test_files_are_known_by_what_is_in_them(
     tmp_path: Path, write: Callable[[Path], object], kind: str, name: str
 ) -> None:
     write(tmp_path / name)
-    source = open_file(str(tmp_path / name))
+    source = open_weights_file(str(tmp_path / name))
     assert source.kind == kind
     assert source.path == tmp_path / name
     for tensor, info in source.tensors.items():
@@ -80,21 +80,21 @@ def test_files_are_known_by_what_is_in_them(
     ],
 )
 def test_tensorflow_checkpoints_by_folder_prefix_and_file(path: str) -> None:
-    source = open_file(MADE / path)
+    source = open_weights_file(MADE / path)
     assert source.kind.startswith("TensorFlow checkpoint")
     for name in source.tensors:
         source.read(name)
 
 
 def test_real_files() -> None:
-    assert len(open_file(RESNET).tensors) == 97
-    assert len(open_file(SQUEEZENET).tensors) == 50
+    assert len(open_weights_file(RESNET).tensors) == 97
+    assert len(open_weights_file(SQUEEZENET).tensors) == 50
 
 
 def test_an_archive_of_no_arrays(tmp_path: Path) -> None:
     with (tmp_path / "empty").open("wb") as file:
         np.savez(file)
-    assert open_file(tmp_path / "empty").tensors == {}
+    assert open_weights_file(tmp_path / "empty").tensors == {}
 
 
 def unknown_things(folder: Path) -> dict[str, str]:
@@ -126,7 +126,7 @@ def unknown_things(folder: Path) -> dict[str, str]:
 def test_what_holds_no_weights_is_described(tmp_path: Path) -> None:
     for name, found in unknown_things(tmp_path).items():
         with pytest.raises(CheckpointError) as error:
-            open_file(tmp_path / name)
+            open_weights_file(tmp_path / name)
         assert error.value.what == f"{tmp_path / name} holds no weights that are known."
         assert error.value.given == found
         assert error.value.expected == KNOWN
@@ -135,14 +135,14 @@ def test_what_holds_no_weights_is_described(tmp_path: Path) -> None:
 def test_a_prefix_that_other_files_begin_with(tmp_path: Path) -> None:
     (tmp_path / "model.ckpt-1.meta").touch()
     with pytest.raises(CheckpointError, match=r"There is no TensorFlow checkpoint .*model.ckpt-1"):
-        open_file(tmp_path / "model.ckpt-1")
+        open_weights_file(tmp_path / "model.ckpt-1")
 
 
 @pytest.mark.parametrize("content", [b"\x80\x04\x95", pickle.dumps({"a": 1})], ids=["cut short", "whole"])
 def test_other_pickles_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "weights.pkl").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"weights.pkl holds more than tensors") as error:
-        open_file(tmp_path / "weights.pkl")
+        open_weights_file(tmp_path / "weights.pkl")
     assert error.value.given == "a pickle that is none of torch.save, and names nothing"
 
 
@@ -150,8 +150,8 @@ def test_a_damaged_file_is_called_damaged_by_its_kind(tmp_path: Path) -> None:
     whole = SQUEEZENET.read_bytes()
     (tmp_path / "cut").write_bytes(whole[:5000])
     with pytest.raises(CheckpointError, match=r"cut is no file of safetensors, or is damaged or cut short"):
-        open_file(tmp_path / "cut")
+        open_weights_file(tmp_path / "cut")
     index = (MADE / "big_endian.index").read_bytes()
     (tmp_path / "model.index").write_bytes(index[:-3])
     with pytest.raises(CheckpointError, match=r"model.index"):
-        open_file(tmp_path / "model.index")
+        open_weights_file(tmp_path / "model.index")
