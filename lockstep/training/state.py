@@ -154,7 +154,9 @@ class TrainState:
         finite = attempt.has_finite_statistics and math.isfinite(norm) and all(map(math.isfinite, losses.values()))
         if not finite and (self.nonfinite != "off" or self._has_overflowed(attempt, losses)):
             return self._skipped(Outcome(rates, norm, losses), gradients, attempt)
-        changes = [change for update in self._updates for change in self._changes(update)]
+        changes: list[tuple[Tensor, Tensor]] = []
+        for update in self._updates:
+            changes += self._changes(update)
         for transform in self._transforms:
             transform(gradients, self.step)
         for hook in self.gradient_hooks:
