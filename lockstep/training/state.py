@@ -293,11 +293,7 @@ class TrainState:
         return [(parameter.stride(), parameter.dtype) for parameter in self.parameters.values()]
 
     def averaged(self) -> dict[str, Tensor]:
-        """The moving averages of the parameters, and of the statistics where they are averaged, by name.
-
-        Raises:
-            InputError: the state keeps none.
-        """
+        """The moving averages by name, of the parameters and, if asked for, of the statistics; an error if none is kept."""
         if self._average is None:
             raise InputError(
                 "This state keeps no moving average.",
@@ -385,11 +381,7 @@ class TrainState:
 
 
 def _optimizer(given: Any) -> Optimizer:
-    """Return the optimizer; several by pattern become one.
-
-    Raises:
-        InputError: it is none.
-    """
+    """Return the optimizer; several by pattern become one."""
     for each in given.values() if isinstance(given, Mapping) else [given]:
         if isinstance(each, type) or not hasattr(each, "bind"):
             raise wrong_type(
