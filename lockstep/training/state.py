@@ -293,7 +293,7 @@ class TrainState:
         return [(parameter.stride(), parameter.dtype) for parameter in self.parameters.values()]
 
     def averaged(self) -> dict[str, Tensor]:
-        """The moving averages by name, of the parameters and, if asked for, of the statistics; an error if none is kept."""
+        """The moving averages by name; an error where the state keeps none."""
         if self._average is None:
             raise InputError(
                 "This state keeps no moving average.",
