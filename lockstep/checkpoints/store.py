@@ -83,11 +83,7 @@ class Store:
         return self.folder / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
-        """The steps there are checkpoints of, ascending; they may turn out to be damaged.
-
-        Raises:
-            CheckpointError: the folder cannot be read.
-        """
+        """The steps there are checkpoints of, ascending; they may turn out to be damaged."""
         try:
             matches = [_NAME.fullmatch(path.name) for path in self.folder.iterdir() if path.is_dir()]
         except FileNotFoundError:
