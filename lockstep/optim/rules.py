@@ -53,7 +53,7 @@ class Rule(Checked, ABC):
     kernel: ClassVar[str | None] = None
     """The name of torch's fused kernel, if `apply` can use one."""
     takes_complex: ClassVar[bool] = False
-    """Whether it is right for complex parameters too: it takes no squares of gradients."""
+    """True if the rule is right for complex parameters too: it takes no squares of gradients."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr", plain(self.lr))
@@ -61,7 +61,7 @@ class Rule(Checked, ABC):
 
     @property
     def takes_rows(self) -> bool:
-        """Whether it takes sparse gradients: rows without a gradient stay as they are, and so do their slots."""
+        """True if the rule takes sparse gradients: rows without a gradient stay as they are, and so do their slots."""
         return False
 
     @abstractmethod
@@ -73,19 +73,10 @@ class Rule(Checked, ABC):
         """Update parameters and slots in place; `step` counts this update too, so the first is 1."""
 
     def check_rate(self, lr: float, step: int) -> None:
-        """Refuse a rate that the update that makes `step` cannot use, though it is finite and 0 or more.
-
-        Raises:
-            InputError: naming the step.
-        """
+        """Refuse a rate that the update that makes `step` cannot use, though it is finite and 0 or more."""
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundRule:
-        """Bind the rule to these parameters, and make their slots.
-
-        Raises:
-            InputError: a parameter is complex and the rule is not right for it, or a pattern of the weight decay
-                matches nothing, or two of them the same parameter.
-        """
+        """Bind the rule to these parameters, and make their slots."""
         if not self.takes_complex:
             _refuse_complex(self, parameters)
         return BoundRule(self, parameters)
@@ -144,11 +135,7 @@ class BoundRule(Scheduled):
             yield label, selected("weight_decay", pattern, self._names)
 
     def check_rows(self, names: Collection[str]) -> None:
-        """Refuse sparse gradients of these parameters if the rule, or a weight decay, would move the other rows.
-
-        Raises:
-            InputError: naming them.
-        """
+        """Refuse sparse gradients of these parameters if the rule, or a weight decay, would move the other rows."""
         decay_of = dict(zip(self._names, self._decays, strict=True))
         refused = [n for n in decay_of if n in names and (decay_of[n] or not self._rule.takes_rows)]
         if refused:
@@ -193,11 +180,7 @@ class BoundRule(Scheduled):
         return self.slots()
 
     def check_values(self, values: Mapping[str, Any]) -> None:
-        """Refuse any: a rule has none.
-
-        Raises:
-            CheckpointError: there are some.
-        """
+        """Refuse any values: a rule has none."""
         if values:
             raise of_another(", ".join(values), f"those of {type(self._rule).__name__}, which has slots alone")
 
