@@ -118,7 +118,9 @@ class BoundRule(Scheduled):
         self._decays = _decay_of_each(rule.weight_decay, self._names)
         self._fused = rule.kernel is not None and kernels.can_fuse(self._parameters, rule.kernel)
         self._divides = self._fused and all(p.dtype == torch.float32 for p in self._parameters)
-        self._groups = [self._group(block) for block in self._blocks()]
+        in_cache = self._parameters[0].device.type == "cpu"
+        self._small_groups = [self._group(block) for block in self._blocks(_CACHED_ELEMENTS if in_cache else math.inf)]
+        self._groups = [self._group(block) for block in self._blocks(math.inf)] if self._fused else self._small_groups
 
     @property
     def kernels(self) -> str:
@@ -151,9 +153,10 @@ class BoundRule(Scheduled):
             self.check_rows([self._names[index] for index in gradients.rows])
         divides = self._divides and not gradients.rows
         tensors, divisor, owned = gradients.to_divide() if divides else (gradients.tensors, 1.0, False)
-        for group in self._groups:
+        needs_quotients = divisor != 1.0 and not owned  # in small groups: they stay in the cache
+        for group in self._small_groups if needs_quotients else self._groups:
             chunk = group.chunk(tensors, divisor, gradients.rows)
-            if divisor != 1.0 and not owned:  # block by block: the quotients stay in the cache
+            if needs_quotients:
                 chunk = chunk._replace(gradients=list(torch._foreach_div(chunk.gradients, divisor)), divisor=1.0)
             if chunk.gradients:
                 self._rule.apply(chunk, lr, step + 1)
@@ -187,12 +190,11 @@ class BoundRule(Scheduled):
         for name, tensor in self.slots().items():
             tensor.copy_(saved[name])
 
-    def _blocks(self) -> list[list[int]]:
-        """Group the indices of parameters that are updated together: those of one weight decay.
+    def _blocks(self, full: float) -> list[list[int]]:
+        """The indices of the parameters that are updated together: of one weight decay, about `full` elements.
 
-        On a CPU an update takes few parameters at a time, which stay in the cache between its operations.
+        On a CPU an update of several operations takes few parameters at a time, which stay in the cache in between.
         """
-        full = _CACHED_ELEMENTS if self._parameters[0].device.type == "cpu" else math.inf
         blocks: list[list[int]] = []
         for decay in dict.fromkeys(self._decays):
             size = full
