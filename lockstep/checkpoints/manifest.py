@@ -82,6 +82,16 @@ class Manifest:
         body = {"format": FORMAT, **asdict(self)}
         return (json.dumps(body | {"sha256": _hash(body)}, indent=1) + "\n").encode()
 
+    def read_files(self, folder: Path) -> dict[str, bytes]:
+        """The bytes of all files by name, which are those that were written; the sizes of all are compared first.
+
+        Raises:
+            DamagedError: a file is not what was written, or cannot be read.
+        """
+        for file in self.files:
+            file.check_size(folder)
+        return {file.name: file.read(folder) for file in self.files}
+
     @classmethod
     def read(cls, folder: Path) -> Manifest:
         """Read the manifest of a checkpoint."""
