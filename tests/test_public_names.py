@@ -25,6 +25,7 @@ def test_each_name_loads_once_and_is_documented(package: ModuleType) -> None:
         assert vars(package)[name] is getattr(package, name)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("package", [lockstep, lockstep.recipes], ids=lambda package: package.__name__)
 def test_the_names_are_listed_before_they_are_loaded(package: ModuleType) -> None:
     script = f"import {package.__name__} as package; print(*package.__all__); print(*dir(package))"
@@ -59,15 +60,18 @@ def modules_after(statement: str) -> set[str]:
     return set(run_script(f"import sys; {statement}; print(*sys.modules)")[-1].split())
 
 
+@pytest.mark.process
 def test_importing_loads_no_torch() -> None:
     assert not {"torch", "numpy", "pydantic", "rich"} & modules_after("import lockstep")
 
 
+@pytest.mark.process
 def test_help_loads_no_torch() -> None:
     loaded = modules_after("from lockstep.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass")
     assert not {"torch", "numpy", "pydantic"} & loaded
 
 
+@pytest.mark.process
 def test_importing_does_nothing() -> None:
     code = """
 import logging, os, signal, threading

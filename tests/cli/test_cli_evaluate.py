@@ -405,6 +405,7 @@ def follow(workdir: Path, *words: str) -> list[str]:
 SCORED = r"average weights of step (\d+), from "
 
 
+@pytest.mark.process
 def test_one_process_trains_and_another_follows_to_the_end(start: Start, tmp_path: Path) -> None:
     workdir, result = tmp_path / "run", tmp_path / "result.json"
     training = start(train(workdir, "--forever"))
@@ -425,6 +426,7 @@ def test_one_process_trains_and_another_follows_to_the_end(start: Start, tmp_pat
     assert steps[-1] == last == json.loads(result.read_text())["step"]
 
 
+@pytest.mark.process
 def test_it_waits_on_all_workers_until_a_signal_ends_it(start: Start, workdir: Path) -> None:
     (workdir / "checkpoints").rename(workdir / "aside")
     following = start(follow(unfinished(workdir), "--workers", "2"))

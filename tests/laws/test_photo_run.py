@@ -71,6 +71,7 @@ def test_it_says_every_loss_and_score(undisturbed: dict[str, bytes]) -> None:
     assert [line["step"] for line in lines if "top2" in str(line)] == [2, 4]
 
 
+@pytest.mark.process
 def test_two_workers_learn_the_same_bytes(
     undisturbed: dict[str, bytes], photos: Path, tmp_path: Path, run_workers: Callable[..., list[Any]]
 ) -> None:

@@ -127,6 +127,7 @@ def test_rolled_back_equals_told_from_the_start(told: dict[str, bytes], tmp_path
     assert contents(tmp_path) == told
 
 
+@pytest.mark.process
 def test_on_two_workers_with_loader_processes(
     told: dict[str, bytes], tmp_path: Path, run_workers: Callable[..., list[Any]]
 ) -> None:
@@ -257,6 +258,7 @@ def test_the_rest_of_the_stream_stays_as_it_is(skipped: set[int], start: int, de
     assert stream(loader, dealing) == expected[:8]
 
 
+@pytest.mark.process
 def test_processes_that_read_ahead_skip_too() -> None:
     plain, ahead = make_loader(), make_loader(cost="decode", num_processes=2, prefetch=3)
     for position in BAD:

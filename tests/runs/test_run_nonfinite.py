@@ -179,6 +179,7 @@ def on_two_workers(workdir: Path) -> list[int]:
     return parts[0].loader.skipped
 
 
+@pytest.mark.process
 def test_all_workers_go_back_together(
     told: dict[str, bytes], tmp_path: Path, run_workers: Callable[..., list[Any]]
 ) -> None:

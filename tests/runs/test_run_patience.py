@@ -188,6 +188,7 @@ def on_two_workers(workdir: Path) -> list[Any]:
     return [first.reason, second.reason, second.step]
 
 
+@pytest.mark.process
 def test_all_workers_end_together(
     tmp_path: Path, undisturbed: dict[str, bytes], run_workers: Callable[..., list[Any]]
 ) -> None:
