@@ -152,7 +152,7 @@ def infer_layout(system: System, given: Shape, wanted: Shape) -> Layout | None:
     """The layout that brings a tensor of `system` from one shape into the other; None where it fits as it lies, or not.
 
     The shapes decide between the layouts of a system, never whose layouts they are: a square matrix has the same shape
-    in both. Nor do they tell that a dense layer follows a flattening; there, name its layout (`of_flattened`).
+    in both. Nor do they tell that a dense layer follows a flattening; there, name its layout (`flattened_layout`).
     """
     layouts = _OF_TENSORFLOW if system == "tensorflow" else ()
     return next((layout for layout in layouts if layout.shape(given) == wanted), None)
