@@ -62,7 +62,7 @@ def test_every_package_has_a_layer() -> None:
 
 @pytest.mark.parametrize("package", sorted(LAYER_OF))
 def test_test_files_are_named_after_modules(package: str) -> None:
-    """`test_step.py`, or `test_step_buffers.py`, or `test_training_step.py` where names meet, for `training/step.py`."""
+    """For `training/step.py`: `test_step.py`, `test_step_buffers.py`, or `test_training_step.py` where names meet."""
     modules = {path.stem for path in (PACKAGE / package).glob("*.py")}
     files = {path.stem.removeprefix("test_") for path in (TESTS / package).glob("test_*.py")}
 

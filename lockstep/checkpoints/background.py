@@ -85,11 +85,7 @@ class BackgroundWriter:
             hooks.append(self.copied)
 
     def copied(self) -> None:
-        """Wait until everything is copied.
-
-        Raises:
-            CheckpointError: the checkpoint could not be written.
-        """
+        """Wait until everything is copied."""
         if not self._may_change.is_set():
             with _saving(), interruptible():  # nothing has changed yet
                 self._may_change.wait()
@@ -97,11 +93,7 @@ class BackgroundWriter:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the checkpoint in flight is on the disk.
-
-        Raises:
-            CheckpointError: it could not be written.
-        """
+        """Wait until the checkpoint in flight is on the disk."""
         if self._thread is None:
             return
         with _saving():
@@ -140,11 +132,7 @@ class BackgroundWriter:
 
 
 def wait_for_writers() -> None:
-    """Wait until the checkpoints of all writers of this process are on the disk.
-
-    Raises:
-        CheckpointError: one could not be written.
-    """
+    """Wait until the checkpoints of all writers of this process are on the disk."""
     for writer in _in_flight.copy():
         writer.wait()
 

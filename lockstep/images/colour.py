@@ -90,9 +90,6 @@ def distort(images: Tensor, numbers: Tensor, orders: tuple[Order, ...] = INCEPTI
         images: uint8 of shape (batch, 3, height, width), or floats in [0, 1].
         numbers: as `ColourDraws` draws them, on the same device.
         orders: the operations of each order; all of the same length. See `in_chosen_orders`.
-
-    Raises:
-        InputError: the shapes do not fit, an order names no operation, or is shorter than another.
     """
     return in_chosen_orders(images, numbers, orders, OPERATIONS, drawn_by="ColourDraws").clamp_(0, 1)
 
@@ -163,9 +160,6 @@ def in_chosen_orders(
         orders: names of operations; all of the same length.
         operations: as the columns of the numbers are ordered.
         drawn_by: the augmentation that draws such numbers, for an error.
-
-    Raises:
-        InputError: the shapes do not fit, an order names no operation, or is shorter than another.
     """
     _check(images, numbers, orders, operations, drawn_by)
     values = as_floats(images)

@@ -11,9 +11,8 @@ from functools import partial
 
 from torch import Tensor
 
-from lockstep.errors import CheckpointError
+from lockstep.errors import CheckpointError, InputError
 from lockstep.listing import shorten
-from lockstep.weights.averages import ITS_AVERAGE_IS_LOADED, select_variables
 from lockstep.weights.matching import (
     Pair,
     convert_tensor,
@@ -25,8 +24,8 @@ from lockstep.weights.matching import (
     rename_hint,
     tied_conflict,
 )
-from lockstep.weights.name_maps import best_name_map
-from lockstep.weights.names import matched
+from lockstep.weights.name_maps import AVERAGE, AVERAGED_PARTS, best_name_map, bookkeeping
+from lockstep.weights.names import find_prefixes, matched, swap_prefix
 from lockstep.weights.source import WeightSource
 from lockstep.weights.warm_start import Loaded, Mismatch, NotLoaded, Target, WarmStart, WarmStartReport
 
@@ -121,11 +120,7 @@ def assign_tensors(
 
 
 def _choice(names: Sequence[str], mapping: WarmStart) -> Callable[..., str]:
-    """Why what has these names, in the file or in the model, is not to be loaded, as a function; "" where it is.
-
-    Raises:
-        InputError: a pattern matches none of all the names.
-    """
+    """Why what has these names, in the file or in the model, is not to be loaded, as a function; "" where it is."""
     include = matched("include", mapping.include, names) if mapping.include else None
     skip = matched("skip", mapping.skip, names) if mapping.skip else set()
 
@@ -148,11 +143,7 @@ def _refusals(pairs: Iterable[Pair], why_not: Callable[..., str]) -> dict[Pair, 
 
 
 def _check_fits(source: WeightSource, pair: Pair, used: Pair, found: Loaded | Mismatch) -> Loaded:
-    """The second tensor of a tied parameter, which must fit as well as the first.
-
-    Raises:
-        CheckpointError: it does not.
-    """
+    """The second tensor of a tied parameter, which must fit as well as the first."""
     if isinstance(found, Mismatch):
         raise tied_conflict(source, pair.target, used.tensor, f"{pair.tensor!r}, which does not fit: {found.reason}")
     return found
@@ -175,11 +166,7 @@ def _num_values(targets: Mapping[str, Target], names: Iterable[str]) -> int:
 
 
 def _check_averages(source: WeightSource, report: WarmStartReport, unused: Sequence[str]) -> None:
-    """Refuse to load raw weights alone where averages are preferred and the file has some, under other names.
-
-    Raises:
-        CheckpointError: naming them.
-    """
+    """Refuse to load raw weights alone where averages are preferred and the file has some, under other names."""
     if unused and report.loaded and not any(each.averaged for each in report.loaded):
         raise CheckpointError(
             f"The moving averages of {source.path} have other names than its weights, which would be loaded instead.",
@@ -216,9 +203,6 @@ def _check(report: WarmStartReport, mapping: WarmStart, guesses: Mapping[str, st
         mapping: what was asked for.
         guesses: tensors that are not used, by the name they would have in the model.
         hint: what to give so that what is missing is found; "" if nothing is known.
-
-    Raises:
-        CheckpointError: naming the parameters at fault.
     """
     missing = [] if mapping.ignore_missing else report.missing
     mismatched = report.mismatched if mapping.mismatch == "error" else []
@@ -256,3 +240,68 @@ def _missing_in_words(missing: Sequence[str], guesses: Mapping[str, str]) -> str
         if close := difflib.get_close_matches(name, guesses, n=1):
             words[index] = f"{name} (close to {guesses[close[0]]!r} in the file)"
     return f"missing: {shorten(words, len(words) if len(words) <= _MOST_NAMED else _MOST_GUESSES) or 'nothing'}"
+
+
+ITS_AVERAGE_IS_LOADED = "its moving average is loaded"
+"""Why a weight is not."""
+
+_BELOW_A_PART = re.compile(rf"(?:(?:module|_orig_mod)\.)*(?:{'|'.join(AVERAGED_PARTS)})\.")
+# torch.optim.swa_utils.AveragedModel has this buffer beside its "module".
+_COUNT = re.compile(r"(.*\.)?n_averaged")
+
+
+def select_variables(source: WeightSource, *, prefer_average: bool) -> tuple[dict[str, str], list[NotLoaded]]:
+    """The tensor to load for each variable of the file, and the tensors that are none or are not to be loaded.
+
+    Averages that are preferred have the names of the weights that they are averages of, even where a wrapper's prefix
+    stands before one of the two.
+    """
+    own = bookkeeping(source.tensors)
+    names = [name for name in source.tensors if name not in own]
+    ways = _WAYS if prefer_average else (_by_ending,)
+    averages = next(filter(None, (find(names) for find in ways)), {})
+    if prefer_average and not averages:
+        raise InputError(
+            f"{source.path} holds no moving averages.",
+            given="prefer_average=True",
+            expected=f"names that end with {AVERAGE}, names that begin with {', '.join(AVERAGED_PARTS)} and a dot, "
+            "or the n_averaged and module of an AveragedModel",
+            hint="leave prefer_average out to load the raw weights",
+        )
+    averaged = {*averages.values()}
+    raw = {name: name for name in names if name not in averaged}
+    if not prefer_average:
+        left = dict.fromkeys(averages.values(), "moving average")
+        return raw, [NotLoaded(*each) for each in (own | left).items()]
+    left = {tensor: "count of averaged models" for name, tensor in averages.items() if _COUNT.fullmatch(name)}
+    strip, add = find_prefixes(averages, raw)
+    averages = {swap_prefix(name, strip, add): tensor for name, tensor in averages.items() if tensor not in left}
+    left |= {name: ITS_AVERAGE_IS_LOADED for name in raw if name in averages}
+    return raw | averages, [NotLoaded(*each) for each in (own | left).items()]
+
+
+def _by_ending(names: Sequence[str]) -> dict[str, str]:
+    """The averages of TensorFlow and of our own runs, by the names of their weights."""
+    return {name.removesuffix(AVERAGE): name for name in names if name.endswith(AVERAGE)}
+
+
+def _by_part(names: Sequence[str]) -> dict[str, str]:
+    """The tensors of a module that is called as an average is, by their names in it."""
+    parts = {name: _BELOW_A_PART.match(name) for name in names}
+    return {name[part.end() :]: name for name, part in parts.items() if part}
+
+
+def _by_count(names: Sequence[str]) -> dict[str, str]:
+    """The tensors of the AveragedModels of torch, by their names in the model that each averages."""
+    averages = {}
+    for wrapper in [name.removesuffix("n_averaged") for name in names if _COUNT.fullmatch(name)]:
+        for name in names:
+            if name.startswith(f"{wrapper}module."):
+                averages[wrapper + name.removeprefix(f"{wrapper}module.")] = name
+            elif name == f"{wrapper}n_averaged":
+                averages[name] = name
+    return averages
+
+
+_WAYS: tuple[Callable[[Sequence[str]], dict[str, str]], ...] = (_by_ending, _by_part, _by_count)
+"""How averages are told from other tensors; the first way that finds any counts."""

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
-from lockstep.weights.files import damaged_file, damaged_tensor, no_tensor, not_numbers, unreadable_file
 from lockstep.weights.numpy_files import tensor_of, torch_name
-from lockstep.weights.source import TensorInfo
+from lockstep.weights.source import TensorInfo, damaged_file, damaged_tensor, no_tensor, not_numbers, unreadable_file
 
 if TYPE_CHECKING:
     import h5py
@@ -39,9 +38,6 @@ class KerasH5:
 
     Args:
         path: of the file.
-
-    Raises:
-        CheckpointError: h5py is not installed; the file cannot be read, or is damaged.
     """
 
     kind = "HDF5"
@@ -59,11 +55,7 @@ class KerasH5:
             }
 
     def read(self, name: str) -> Tensor:
-        """A tensor, whole and contiguous, in Keras' layout.
-
-        Raises:
-            CheckpointError: there is no such tensor, it is damaged or not in this file, or torch has no such kind.
-        """
+        """A tensor, whole and contiguous, in Keras' layout."""
         if name not in self._places:
             raise no_tensor(name, self.path, len(self._places))
         with self._opened() as file:

@@ -45,11 +45,7 @@ class Pair(NamedTuple):
 def pairs_of(
     source: WeightSource, variables: Mapping[str, str], firsts: Mapping[str, str], mapping: WarmStart
 ) -> list[Pair]:
-    """Every tensor that may be loaded with every name that it gets.
-
-    Raises:
-        InputError: the prefix is on none of the names, or a rename or the name map matches none.
-    """
+    """Every tensor that may be loaded with every name that it gets."""
     if mapping.strip_prefix and not any(name.startswith(mapping.strip_prefix) for name in variables):
         raise _matches_nothing(source, f"strip_prefix={mapping.strip_prefix!r}", variables)
     stripped = {name: [Destination(name.removeprefix(mapping.strip_prefix))] for name in variables}
@@ -72,11 +68,7 @@ def pairs_of(
 
 
 def one_each(source: WeightSource, pairs: Sequence[Pair]) -> list[Pair]:
-    """The pair of each place, which is one name of a parameter.
-
-    Raises:
-        InputError: a place has two.
-    """
+    """The pair of each place, which is one name of a parameter."""
     taken: dict[str, Pair] = {}
     for pair in pairs:
         other = taken.setdefault(pair.place.name, pair)
@@ -200,11 +192,7 @@ def can_convert(given: str, wanted: str) -> bool:
 
 
 def convert_tensor(tensor: Tensor, use: Loaded, target: Target, source: WeightSource) -> Tensor:
-    """A tensor of the file as the value of a parameter: in its layout, shape and dtype.
-
-    Raises:
-        CheckpointError: the tensor is not what the plan was made for, or a value is too large for the dtype.
-    """
+    """A tensor of the file as the value of a parameter: in its layout, shape and dtype."""
     dtype = getattr(torch, target.dtype)
     if tuple(tensor.shape) != use.shape:
         raise CheckpointError(

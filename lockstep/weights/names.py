@@ -18,11 +18,7 @@ _EXAMPLE = r"""write Rename(r"^(.*)/weights$", r"\1.weight")"""
 
 @dataclass(frozen=True)
 class Rename(Checked):
-    r"""Every place of a name where a regular expression is found becomes something else.
-
-    Raises:
-        InputError: the pattern is no regular expression, or there is nothing to become.
-    """
+    r"""Every place of a name where a regular expression is found becomes something else."""
 
     pattern: Annotated[str, Hint(_EXAMPLE)]
     to: str | tuple[str, ...]
@@ -49,11 +45,7 @@ class Rename(Checked):
         return re.search(self.pattern, name) is not None
 
     def ends(self, name: str) -> list[str]:
-        """What a name that it matches becomes.
-
-        Raises:
-            InputError: `to` refers to parentheses that the pattern has not.
-        """
+        """What a name that it matches becomes."""
         try:
             return [re.sub(self.pattern, end, name) for end in self._ends]
         except (re.error, IndexError) as error:
@@ -81,11 +73,7 @@ Places = Mapping[str, Sequence[Destination]]
 
 
 def apply_renames(places: Places, renames: Sequence[Rename]) -> tuple[dict[str, list[Destination]], list[Rename]]:
-    """The places after all renames, each applied to what those before it made; and the renames that matched nothing.
-
-    Raises:
-        InputError: a rename cannot be used.
-    """
+    """The places after all renames, each applied to what those before it made; and the renames that matched nothing."""
     unmatched = []
     for rename in renames:
         matched = [place.name for each in places.values() for place in each if rename.matches(place.name)]
@@ -101,31 +89,14 @@ def _ends(place: Destination, rename: Rename) -> list[Destination]:
     return [Destination(end, rename.layout or place.layout) for end in rename.ends(place.name)]
 
 
-def filtered(
-    names: Iterable[str], include: Patterns = (), exclude: Patterns = (), *, from_start: bool = False
-) -> list[str]:
-    """The names that a pattern of `include` matches and none of `exclude`, once each, in their order.
+def matched(field: str, patterns: Patterns, names: Iterable[str], *, from_start: bool = False) -> set[str]:
+    """The names that at least one of the patterns matches, each of which must match some.
 
     Args:
+        field: what the user calls the patterns.
+        patterns: regular expressions, or exact names.
         names: what is chosen from.
-        include: regular expressions, or exact names; none of them means every name.
-        exclude: the same; these win.
-        from_start: the patterns must match from the first letter on, so that scopes can be given as they are.
-
-    Raises:
-        InputError: a pattern matches nothing, or is no regular expression.
-    """
-    names = list(dict.fromkeys(names))
-    chosen = matched("include", include, names, from_start=from_start) if include else {*names}
-    chosen -= matched("exclude", exclude, names, from_start=from_start)
-    return [name for name in names if name in chosen]
-
-
-def matched(field: str, patterns: Patterns, names: Iterable[str], *, from_start: bool = False) -> set[str]:
-    """The names that at least one of the patterns matches; `field` is what the user calls the patterns.
-
-    Raises:
-        InputError: a pattern matches nothing, or is no regular expression.
+        from_start: match from the first letter on, so that scopes can be given as they are.
     """
     if from_start:
         patterns = [rf"\A(?:{pattern})" for pattern in ([patterns] if isinstance(patterns, str) else patterns)]

@@ -16,8 +16,9 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
-from lockstep.weights.files import (
+from lockstep.weights.source import (
     ZIP_FAULTS,
+    TensorInfo,
     check_zip_count,
     damaged_file,
     damaged_tensor,
@@ -25,7 +26,6 @@ from lockstep.weights.files import (
     not_numbers,
     unreadable_file,
 )
-from lockstep.weights.source import TensorInfo
 
 ENDING = ".npy"
 
@@ -52,11 +52,7 @@ class _Header(NamedTuple):
 
 
 class NumpyFile:
-    """One array, whose name is that of the file without its ending. It has no checksum.
-
-    Raises:
-        CheckpointError: the file cannot be read, is cut short or damaged, or holds Python objects.
-    """
+    """One array, whose name is that of the file without its ending. It has no checksum."""
 
     kind = "NumPy array"
 
@@ -67,11 +63,7 @@ class NumpyFile:
             self.tensors: Mapping[str, TensorInfo] = {self._name: self._header(file).info}
 
     def read(self, name: str) -> Tensor:
-        """The array, contiguous.
-
-        Raises:
-            CheckpointError: it has another name, is cut short, or torch has no such kind.
-        """
+        """The array, contiguous."""
         if name != self._name:
             raise no_tensor(name, self.path, 1)
         with _faults(self.path), self.path.open("rb") as file:
@@ -85,11 +77,7 @@ class NumpyFile:
 
 
 class NumpyArchive:
-    """An archive of arrays by name; the checksum of each is verified when it is read.
-
-    Raises:
-        CheckpointError: the archive cannot be read, is cut short or damaged, or holds Python objects.
-    """
+    """An archive of arrays by name; the checksum of each is verified when it is read."""
 
     kind = "NumPy archive"
 
@@ -104,11 +92,7 @@ class NumpyArchive:
             self.tensors: Mapping[str, TensorInfo] = {name: self._header(archive, name) for name in self._entries}
 
     def read(self, name: str) -> Tensor:
-        """An array, contiguous, its checksum verified.
-
-        Raises:
-            CheckpointError: there is no such array, it is damaged, or torch has no such kind.
-        """
+        """An array, contiguous, its checksum verified."""
         if name not in self._entries:
             raise no_tensor(name, self.path, len(self._entries))
         entry = self._entries[name]

@@ -13,11 +13,10 @@ from typing import NamedTuple
 from lockstep.errors import CheckpointError
 from lockstep.listing import shorten
 from lockstep.records.tfrecord import HEAD_BYTES, is_head
-from lockstep.weights.files import EMPTY_ZIP, ZIP_FAULTS, ZIP_MAGIC, check_present, unreadable_file
 from lockstep.weights.keras_h5 import KerasH5
 from lockstep.weights.numpy_files import ENDING, NumpyArchive, NumpyFile
 from lockstep.weights.safetensors_file import SafetensorsFile
-from lockstep.weights.source import WeightSource
+from lockstep.weights.source import EMPTY_ZIP, ZIP_FAULTS, ZIP_MAGIC, WeightSource, check_present, unreadable_file
 from lockstep.weights.tf_bundle import INDEX, TensorBundle
 from lockstep.weights.tf_table import TABLE_MAGIC
 from lockstep.weights.tf_v1 import TensorTables
@@ -46,9 +45,6 @@ def open_weights_file(path: str | Path) -> WeightSource:
     """The weights of another system, known by what is in the file; its name and ending mean nothing.
 
     The folder of a TensorFlow checkpoint, its prefix and any of its files stand for the checkpoint.
-
-    Raises:
-        CheckpointError: there is no such file, it holds no weights that are known, or they are damaged.
     """
     path = Path(path)
     if path.is_dir():
@@ -167,9 +163,6 @@ def open_tensorflow(path: Path) -> WeightSource:
             another machine, only the last part of that path counts); or a prefix such as "model.ckpt-5000"; or one of
             the files of that prefix (.index, .data-00000-of-00001, .meta), which stands for all. Of version 1, the
             file; of several their prefix, one of them, or their pattern "model.ckpt-?????-of-00004".
-
-    Raises:
-        CheckpointError: there is no checkpoint, or it is damaged.
     """
     prefix = latest_checkpoint(path) if path.is_dir() else path
     try:
@@ -209,11 +202,7 @@ def _opened_latest(folder: Path, named: Path) -> WeightSource | None:
 
 
 def latest_checkpoint(folder: Path) -> Path:
-    """The prefix of a folder's latest checkpoint, as its file `checkpoint` has it: absolute, or within the folder.
-
-    Raises:
-        CheckpointError: there is no such file, or it names no checkpoint.
-    """
+    """The prefix of a folder's latest checkpoint, as its file `checkpoint` has it: absolute, or within the folder."""
     state = folder / STATE
     try:
         with state.open("rb") as file:

@@ -13,8 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
-from lockstep.weights.files import damaged_file, no_tensor, unreadable_file
-from lockstep.weights.source import TensorInfo
+from lockstep.weights.source import TensorInfo, damaged_file, no_tensor, unreadable_file
 
 _DTYPES = {
     "BOOL": torch.bool,
@@ -41,9 +40,6 @@ class SafetensorsFile:
 
     Args:
         path: of the file.
-
-    Raises:
-        CheckpointError: it cannot be read, is cut short or is damaged.
     """
 
     kind = "safetensors"
@@ -58,11 +54,7 @@ class SafetensorsFile:
             self.metadata: Mapping[str, str] = self._file.metadata() or {}
 
     def read(self, name: str) -> Tensor:
-        """A tensor of its own, whole and contiguous.
-
-        Raises:
-            CheckpointError: there is no such tensor, or torch has no such kind.
-        """
+        """A tensor of its own, whole and contiguous."""
         if name not in self.tensors:
             raise no_tensor(name, self.path, len(self.tensors))
         with self._faults():

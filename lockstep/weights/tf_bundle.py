@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lockstep.records.protobuf import MalformedError
 from lockstep.records.tfrecord import masked_crc32c
-from lockstep.weights.files import (
+from lockstep.weights.source import (
+    TensorInfo,
     check_present,
     damaged_file,
     damaged_tensor,
@@ -19,11 +20,9 @@ from lockstep.weights.files import (
     not_numbers,
     unreadable_file,
 )
-from lockstep.weights.source import TensorInfo
 from lockstep.weights.tf_messages import BundleEntry, BundleHeader, Message, check_reader_version, text_of
-from lockstep.weights.tf_slices import NotWholeError, join_slices, slice_key, slice_ranges
 from lockstep.weights.tf_table import Table
-from lockstep.weights.tf_values import data_type, from_bytes
+from lockstep.weights.tf_tensors import NotWholeError, data_type, from_bytes, join_slices, slice_key, slice_ranges
 
 INDEX = ".index"
 
@@ -44,9 +43,6 @@ class TensorBundle:
 
     Args:
         prefix: the path of its files without their endings.
-
-    Raises:
-        CheckpointError: the index cannot be read or is damaged, or is of a later version.
     """
 
     kind = "TensorFlow checkpoint (V2)"
@@ -83,12 +79,7 @@ class TensorBundle:
         return self._values(name, entry, kind.dtype).reshape(entry.shape)
 
     def _read_header(self, value: memoryview | None) -> BundleHeader:
-        """What the bundle is as a whole.
-
-        Raises:
-            MalformedError: it is no header.
-            CheckpointError: there is none, or it is of a later version.
-        """
+        """What the bundle is as a whole."""
         header = BundleHeader.of(Message(value or b""))
         if header.num_shards < 1:
             raise damaged_file(
@@ -101,11 +92,7 @@ class TensorBundle:
         return header
 
     def _by_text(self, keys: Sequence[bytes]) -> dict[str, bytes]:
-        """The keys by name.
-
-        Raises:
-            CheckpointError: two have the same, once what is no text in them is escaped.
-        """
+        """The keys by name."""
         names: dict[str, bytes] = {}
         for key in keys:
             other = names.setdefault(text_of(key), key)

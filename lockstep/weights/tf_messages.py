@@ -120,11 +120,7 @@ class BundleEntry:
 
     @classmethod
     def of(cls, message: Message) -> BundleEntry:
-        """From a BundleEntryProto.
-
-        Raises:
-            MalformedError: it has a shape or a place that cannot be.
-        """
+        """From a BundleEntryProto."""
         shard, offset, size = map(message.integer, (3, 4, 5))
         if min(shard, offset, size) < 0:
             raise MalformedError(f"shard {shard}, offset {offset} and size {size}", 0)
@@ -143,11 +139,7 @@ class SavedTensor:
 
     @classmethod
     def of(cls, message: Message) -> SavedTensor:
-        """From a SavedSliceMeta.
-
-        Raises:
-            MalformedError: it has a shape that cannot be.
-        """
+        """From a SavedSliceMeta."""
         slices = tuple(map(slice_of, message.messages(4)))
         return cls(message.text(1), message.integer(3), shape_of(message.message(2)), slices)
 
@@ -180,11 +172,7 @@ def text_of(data: Buffer) -> str:
 
 
 def check_reader_version(least: int, path: Path) -> None:
-    """Refuse a file for readers of a later version of the format.
-
-    Raises:
-        CheckpointError: naming the file and the version.
-    """
+    """Refuse a file for readers of a later version of the format."""
     if least > _VERSION:
         raise CheckpointError(
             f"{path} is of a later version of the format.",

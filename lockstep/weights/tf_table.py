@@ -23,7 +23,7 @@ from typing import BinaryIO, NamedTuple
 
 from lockstep.records.protobuf import MalformedError, Span, read_varint
 from lockstep.records.tfrecord import masked_crc32c
-from lockstep.weights.files import damaged_file, unreadable_file
+from lockstep.weights.source import damaged_file, unreadable_file
 
 # A copy of 64 bytes takes 3: nothing expands to more than this.
 _MOST_EXPANSION = 22
@@ -114,9 +114,6 @@ class Table:
 
     Args:
         path: of the file.
-
-    Raises:
-        CheckpointError: the file cannot be read, or is no table; or its index is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -133,11 +130,7 @@ class Table:
         self._places: dict[int, dict[bytes, Span]] = {}
 
     def get(self, key: bytes) -> memoryview | None:
-        """The value of a key, if there is one.
-
-        Raises:
-            CheckpointError: its block is damaged.
-        """
+        """The value of a key, if there is one."""
         number = bisect_left(self._last_keys, key)
         if number == len(self._handles):
             return None
@@ -148,11 +141,7 @@ class Table:
         return None if span is None else memoryview(block)[slice(*span)]
 
     def items(self) -> Iterator[tuple[bytes, memoryview]]:
-        """Yield all keys and their values, in order.
-
-        Raises:
-            CheckpointError: a block is damaged.
-        """
+        """Yield all keys and their values, in order."""
         for number in range(len(self._handles)):
             block = self._block(number)
             view = memoryview(block)
@@ -227,11 +216,7 @@ def _handle(data: bytes, start: int, end: int) -> tuple[Handle, int]:
 
 
 def _entries(block: bytes) -> dict[bytes, Span]:
-    """Where the value of each key starts and stops.
-
-    Raises:
-        MalformedError: these are no entries.
-    """
+    """Where the value of each key starts and stops."""
     end = _end_of_entries(block)
     entries: dict[bytes, Span] = {}
     key, place, key_bytes = b"", 0, 0

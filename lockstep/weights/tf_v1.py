@@ -12,12 +12,10 @@ from torch import Tensor
 
 from lockstep.errors import CheckpointError
 from lockstep.records.protobuf import MalformedError
-from lockstep.weights.files import damaged_file, damaged_tensor, no_tensor, not_numbers
-from lockstep.weights.source import TensorInfo
+from lockstep.weights.source import TensorInfo, damaged_file, damaged_tensor, no_tensor, not_numbers
 from lockstep.weights.tf_messages import Message, SavedTensor, Slice, check_reader_version, least_version
-from lockstep.weights.tf_slices import NotWholeError, join_slices, slice_key, slice_ranges
 from lockstep.weights.tf_table import Table
-from lockstep.weights.tf_values import data_type, proto_values
+from lockstep.weights.tf_tensors import NotWholeError, data_type, join_slices, proto_values, slice_key, slice_ranges
 
 _CONTENTS_KEY = b""
 
@@ -41,9 +39,6 @@ class TensorTables:
     Args:
         path: of its file, or the pattern of several.
         files: all of them.
-
-    Raises:
-        CheckpointError: a file cannot be read or is damaged, or is of a later version; or two files disagree.
     """
 
     kind = "TensorFlow checkpoint (V1)"
@@ -58,11 +53,7 @@ class TensorTables:
         self.tensors: Mapping[str, TensorInfo] = {name: _info(stored) for name, stored in self._stored.items()}
 
     def read(self, name: str) -> Tensor:
-        """A tensor, whole and contiguous, the checksums of its blocks verified.
-
-        Raises:
-            CheckpointError: there is no such tensor, it is damaged or not whole, or torch has no such kind.
-        """
+        """A tensor, whole and contiguous, the checksums of its blocks verified."""
         if name not in self._stored:
             raise no_tensor(name, self.path, len(self._stored))
         stored = self._stored[name]

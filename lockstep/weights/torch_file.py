@@ -18,19 +18,18 @@ from torch import Tensor
 
 from lockstep.errors import CheckpointError
 from lockstep.listing import shorten
-from lockstep.weights.averages import AVERAGED_PARTS
-from lockstep.weights.files import (
+from lockstep.weights.name_maps import AVERAGE, AVERAGED_PARTS
+from lockstep.weights.names import find_prefixes, swap_prefix
+from lockstep.weights.source import (
     ZIP_FAULTS,
     ZIP_MAGIC,
+    TensorInfo,
     damaged_file,
     damaged_tensor,
     no_tensor,
     not_numbers,
     unreadable_file,
 )
-from lockstep.weights.name_maps import AVERAGE
-from lockstep.weights.names import find_prefixes, swap_prefix
-from lockstep.weights.source import TensorInfo
 
 _PROTOCOL = b"\x80\x02"
 _RAW = ("state_dict", "model_state_dict", "model")
@@ -83,11 +82,7 @@ class TorchFile:
         """What stands beside the weights: the epoch, the best accuracy."""
 
     def read(self, name: str) -> Tensor:
-        """A tensor of its own, whole and contiguous, its checksum verified.
-
-        Raises:
-            CheckpointError: there is no such tensor, it is damaged, or not of plain values.
-        """
+        """A tensor of its own, whole and contiguous, its checksum verified."""
         if name not in self._tensors:
             raise no_tensor(name, self.path, len(self._tensors))
         if self._records:
@@ -122,11 +117,7 @@ def _loaded(path: Path, *, mapped: bool) -> object:
 
 
 def _tensors(content: object) -> dict[str, Tensor]:
-    """The tensors to be listed, by name.
-
-    Raises:
-        ValueError: there are too many, or two of one name.
-    """
+    """The tensors to be listed, by name."""
     raw, averaged = _first(content, _RAW), _first(content, AVERAGED_PARTS)
     if averaged and not raw and isinstance(content, Mapping):
         raw = _weights_beside(averaged, content)
@@ -241,9 +232,6 @@ class TorchRecords:
 
     A file that was written without checksums (`torch.serialization.set_crc32_options(False)`) has zeros in their place,
     and nothing is verified.
-
-    Raises:
-        CheckpointError: the archive is cut short or damaged, holds more than it can, or is a program.
     """
 
     def __init__(self, path: Path) -> None:
@@ -252,11 +240,7 @@ class TorchRecords:
         self._check(whole=False)
 
     def verify(self) -> None:
-        """Verify the values of all tensors, the first time that this is called.
-
-        Raises:
-            CheckpointError: they are damaged.
-        """
+        """Verify the values of all tensors, the first time that this is called."""
         if not self._is_verified:
             self._check(whole=True)
             self._is_verified = True

@@ -64,9 +64,6 @@ class WarmStart(Checked):
 
     A name loses `strip_prefix`, goes through the name map and then through `rename`, in order, and gets `add_prefix`.
     Steps, slots and the like are never loaded, moving averages only instead of what they are averages of.
-
-    Raises:
-        InputError: a field cannot be as given.
     """
 
     rename: Annotated[tuple[Rename, ...], Hint(r'write rename=(Rename(r"^net\.", "backbone."),)')] = ()
