@@ -1,4 +1,7 @@
-"""Running the towers of one worker: losses, gradients and new statistics of each, added up in the order of the tree."""
+"""Running the towers of one worker: losses, gradients and new statistics of each, added up in the order of the tree.
+
+More towers than workers is gradient accumulation, in bits that do not depend on the number of workers.
+"""
 
 from __future__ import annotations
 

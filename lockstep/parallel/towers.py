@@ -1,4 +1,4 @@
-"""Towers: the logical copies of the computation over which the global batch is split."""
+"""Towers: the logical copies of the computation over which the global batch is split; and their mixed precision."""
 
 from __future__ import annotations
 
