@@ -111,12 +111,7 @@ class ScoredRun:
 
 
 def scored_run(arguments: argparse.Namespace) -> ScoredRun:
-    """Decide what is to be scored.
-
-    Raises:
-        InputError: there is no run, it lacks what is to be scored, the flags contradict each other, or a file that they
-            name cannot be written.
-    """
+    """Decide what is to be scored."""
     from lockstep.runs.workdir import Workdir
 
     path, polling = Path(arguments.workdir), _polling(arguments)

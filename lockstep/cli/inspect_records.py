@@ -38,11 +38,7 @@ class _RecordFile:
 
 
 def find_record_files(path: str) -> list[Path]:
-    """Find the files of records that a path names, as a file, a pattern or a folder; none if it names no records.
-
-    Raises:
-        DataError: a pattern matches nothing, or shards are missing.
-    """
+    """Find the files of records that a path names, as a file, a pattern or a folder; none if it names no records."""
     whole = Path(path)
     if whole.is_dir():
         return [each for each in sorted(whole.iterdir()) if each.is_file() and _has_records(each)]

@@ -41,8 +41,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.reporting.append import append_line
 from lockstep.reporting.events import EventFile, scalar_summary
 from lockstep.reporting.jsonl import without_nonfinite
-from lockstep.runs.build import Examples, build_state, prepared, task
-from lockstep.runs.classification import CONFUSION, MISTAKES, Classification
+from lockstep.runs.build import CONFUSION, MISTAKES, Classification, Examples, build_state, prepared, task
 from lockstep.runs.stages import recipe_at, recipe_at_start
 from lockstep.runs.workdir import Workdir
 from lockstep.screen import log
@@ -261,9 +260,6 @@ class Details:
 
         Args:
             open_reader: opens the examples that were scored; called if there is a file to write.
-
-        Raises:
-            InputError: a file cannot be written.
         """
         if not self.metrics:
             return
@@ -291,9 +287,6 @@ def mistakes_sheet(mistakes: Sequence[Mistake], reader: Reader, names: ClassName
         mistakes: the result of `lockstep.metrics.WorstMistakes`.
         reader: the examples that were scored; one that cannot be read any more is shown with the reason.
         names: names of the classes; a class without one appears as its number.
-
-    Raises:
-        InputError: the examples have no images.
     """
     shown = examples(reader, [mistake.example_index for mistake in mistakes], order="sequential")
     cards = [_mistake_card(mistake, example, names) for mistake, example in zip(mistakes, shown, strict=True)]

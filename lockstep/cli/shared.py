@@ -60,9 +60,6 @@ def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: 
         what: a sentence for the message: what is written, as which kind of file.
         overwrite: an existing file may be overwritten.
         flag: the flag that names the file.
-
-    Raises:
-        InputError: the file has another ending, its folder does not exist, or it must not be overwritten.
     """
     if path.suffix not in endings:
         raise InputError(
@@ -103,9 +100,6 @@ def choose_num_workers(wanted: int | None, device: str | None, num_towers: int |
     """The number of workers to start on this host.
 
     Without a number wanted: one an accelerator, or on a CPU one a tower, at most one a core. Never more than towers.
-
-    Raises:
-        InputError: the number wanted is below 1, or above that of the accelerators, if there are some.
     """
     from lockstep.workers.devices import num_accelerators
 

@@ -52,10 +52,6 @@ def example_stream(
         size: height and width of the images of a preset; None: the preset's own.
         order: "shuffled" or "sequential"; None: that of the source, if it is a recipe, else "shuffled".
         seed: None: that of the source, if it is a recipe, else 0.
-
-    Raises:
-        InputError: there is no such source or augmentation, or a size is given without a preset.
-        DataError: the data cannot be read.
     """
     recipe = find(source) if is_recipe(source) else None
     if recipe:

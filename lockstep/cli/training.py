@@ -17,9 +17,8 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
 from lockstep.runs.build import check_complete
-from lockstep.runs.result import Result
 from lockstep.runs.run import Run, check_needs_no_files
-from lockstep.runs.workdir import Workdir
+from lockstep.runs.workdir import Result, Workdir
 from lockstep.screen import log
 from lockstep.workers.rank import Worker
 

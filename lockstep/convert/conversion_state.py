@@ -132,9 +132,6 @@ def lock_shards(folder: Path, base: str) -> Iterator[None]:
     """Lock the shards of this name against a second conversion, until this one and all its processes have ended.
 
     Nothing is locked where the system has no `flock`.
-
-    Raises:
-        DataError: another conversion holds the lock, or the folder cannot be written.
     """
     path = folder / f".{base}.lock"
     try:

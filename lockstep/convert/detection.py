@@ -66,10 +66,6 @@ def convert_voc(
         base: the name before the number of a shard; by default that of the split.
         num_shards: by default one for each 1000 examples.
         settings: how the conversion runs.
-
-    Raises:
-        DataError: as `Voc` and `convert`; or there is another label map.
-        WorkerError: as `convert`.
     """
     if year is not None:
         check_one_of("year", year, [*YEARS])
@@ -117,10 +113,6 @@ def convert_coco(
         base: the name before the number of a shard; by default that of the file of annotations.
         num_shards: by default one for each 1000 examples.
         settings: how the conversion runs.
-
-    Raises:
-        DataError: as `Coco` and `convert`; or there is another label map.
-        WorkerError: as `convert`.
     """
     reader = Coco(annotations, images, masks=masks, keypoints=keypoints, label_map=label_map, zero_based=zero_based)
     path = Path(annotations)

@@ -69,11 +69,7 @@ class Jpeg(NamedTuple):
 
 
 def image_record(folder: Path, image: LabelledImage) -> bytes | SkippedItem:
-    """Make the record of an image; one that cannot be decoded, and a broken link, are skipped.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """Make the record of an image; one that cannot be decoded, and a broken link, are skipped."""
     path = folder / image.path
     try:
         data = path.read_bytes()
@@ -101,9 +97,6 @@ def colour_jpeg(data: bytes, source: str) -> Jpeg:
 
     A JPEG of four inks (CMYK) and any other format, known by its content and not by its name, become a JPEG of quality
     100. The raster is not turned: a JPEG that stays keeps its EXIF orientation, that of another image is lost.
-
-    Raises:
-        DataError: the image cannot be decoded.
     """
     raster = DECODING.decode(data, source)
     _, height, width = raster.shape

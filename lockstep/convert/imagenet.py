@@ -45,9 +45,6 @@ def imagenet_sets(
             out, and a synset without a folder keeps its number; both are logged.
         metadata: a file with a readable name for each synset, after a tab.
         boxes: a file written by `write_boxes`; by default no image has a box.
-
-    Raises:
-        DataError: a file cannot be read or has another form, a synset has no name, or there are no images.
     """
     names = read_labels(synsets)
     texts = _read_metadata(metadata)
@@ -175,11 +172,7 @@ def write_boxes(
 
 
 def read_boxes(path: Path) -> dict[str, tuple[Box, ...]]:
-    """Read the boxes of each image, by the name of its file.
-
-    Raises:
-        DataError: the file cannot be read, or a line is no box; it is named.
-    """
+    """Read the boxes of each image, by the name of its file."""
     boxes: dict[str, tuple[Box, ...]] = {}
     try:
         with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
@@ -243,9 +236,6 @@ def sort_validation(
         output: the folder above those of the classes, made if need be.
         how: "link" makes hard links, which take no room; "copy" copies; "move" leaves nothing behind.
         progress: called after each image with the numbers of images done and of all images.
-
-    Raises:
-        DataError: the labels cannot be read, an image is missing, another file is in its place, or the system refuses.
     """
     check_one_of("how", how, tuple(_PLACING))
     synsets = _read_classes(labels)

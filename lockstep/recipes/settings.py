@@ -32,9 +32,6 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     The order of the settings does not matter, but that of two settings of the same field does: the last one holds.
     A setting of a part's field brings the part into being, one of another `kind` starts it afresh, and a number in
     the path counts the items of a list from 0 (one past the last adds an item).
-
-    Raises:
-        RecipeError: a setting has no `=`, or makes no recipe; the message names the field.
     """
     parsed = sorted(map(_parsed, settings), key=lambda setting: setting.rank)
     changed: Recipe = _changed(Recipe, recipe, parsed, FieldPath("--set")) if parsed else recipe

@@ -59,9 +59,6 @@ def from_toml(text: str, source: str) -> Recipe:
     Args:
         text: TOML.
         source: where it comes from, for messages.
-
-    Raises:
-        RecipeError: it is not TOML, or describes no recipe; the message names the field.
     """
     try:
         tables = tomllib.loads(text)
@@ -112,11 +109,7 @@ class FieldPath(NamedTuple):
 
 
 def read(hint: Any, value: Any, path: FieldPath) -> Any:
-    """Convert a plain value of TOML to the type of a field.
-
-    Raises:
-        RecipeError: it is not of this type, or the part itself refuses it.
-    """
+    """Convert a plain value of TOML to the type of a field."""
     field = field_type(hint)
     if isinstance(value, dict) and field.classes:
         return _read_part(field, value, path)
@@ -132,11 +125,7 @@ def read(hint: Any, value: Any, path: FieldPath) -> Any:
 
 
 def write(hint: Any, value: Any, path: FieldPath) -> Any:
-    """Convert the value of a field to the plain one that `read` takes for it.
-
-    Raises:
-        RecipeError: a recipe cannot say it.
-    """
+    """Convert the value of a field to the plain one that `read` takes for it."""
     field = field_type(hint)
     if type(value) in field.classes.values():
         return _write_part(field, value, path)

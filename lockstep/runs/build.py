@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from lockstep.checks import check_one_of
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError, InputError
+from lockstep.evaluation.evaluate import example_indices
 from lockstep.listing import shorten
+from lockstep.losses import softmax_cross_entropy
+from lockstep.metrics import in_top_k
 from lockstep.optim import Cosine
 from lockstep.optim.resolution import resolve_schedule
 from lockstep.parallel.towers import Towers
@@ -19,9 +23,10 @@ from lockstep.progress import Epochs, Steps
 from lockstep.readers.combine import Subset
 from lockstep.readers.reader import Reader, reader_of
 from lockstep.recipes.data import ImageData
+from lockstep.recipes.parts import CrossEntropy
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs.classification import Classification
 from lockstep.training.state import TrainState
+from lockstep.types import Batch
 from lockstep.workers.rank import Worker
 
 SCORED = ("validation", "test")
@@ -61,12 +66,7 @@ class Examples:
         return self._loader(reader, order="sequential", augment=self._recipe.data.evaluation())
 
     def check_held_out(self) -> None:
-        """Open all splits that are scored, so that errors come now and not after the first epoch, or the last.
-
-        Raises:
-            DataError: a split cannot be read, has fewer examples than are to be scored, or numbers its classes in
-                another way than the training examples.
-        """
+        """Open all splits that are scored, so that errors come now and not after the first epoch, or the last."""
         for split in SCORED:
             if self.has(split):
                 self.held_out(split)
@@ -166,10 +166,6 @@ def build(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) 
         recipe: with its number of towers.
         worker: this worker.
         reader: gives the examples, in place of the recipe's paths.
-
-    Raises:
-        InputError: the recipe is not complete, or something that it names cannot be used.
-        WorkerError: the workers have different examples.
     """
     check_complete(recipe, reader)
     towers = recipe.towers_for(worker.num_workers)
@@ -183,12 +179,7 @@ def build(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) 
 
 
 def check_complete(recipe: Recipe, reader: ReaderFunction | None = None) -> None:
-    """Refuse a recipe that lacks the path of its data or of its first weights.
-
-    Raises:
-        InputError: no path to weights is given; the message says how to give it.
-        DataError: a path to data is missing, or leads nowhere.
-    """
+    """Refuse a recipe that lacks the path of its data or of its first weights."""
     if reader is None:
         recipe.data.check_complete()
         _check_scored(recipe, Examples(recipe))
@@ -271,3 +262,67 @@ def schedule_mismatch(recipe: Recipe, epoch_size: int, what: str = "the run") ->
         return None
     after = f"stays at {schedule.final:g} from there on" if last > int(str(schedule.steps)) else "is still on its way"
     return f"the learning rate ends at step {schedule.steps}, {what} at step {last}: it {after} (optimizer.lr.steps)"
+
+
+CONFUSION, MISTAKES = "confusion", "mistakes"
+"""Outputs of `score_in_detail`: the inputs of a confusion matrix, and of a list of the worst mistakes."""
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The loss and the scores of a classifier."""
+
+    inputs: Callable[[Mapping[str, Any]], Tensor]
+    """Makes the input of the model from a batch."""
+    loss: CrossEntropy
+    top: Sequence[int] = (1,)
+    """The k of each top-k score."""
+    flip: bool = False
+    """Whether an example is scored by the mean of the logits of its image and the mirror image."""
+
+    @property
+    def score_names(self) -> list[str]:
+        """Names of the scores: "top1", and the others."""
+        return [f"top{k}" for k in self.top]
+
+    def losses(self, model: nn.Module, batch: Batch) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        """Compute the cross entropy of each head, and as a metric the share of examples that the model gets right."""
+        outputs, labels = model(self.inputs(batch)), batch["label"]
+        smoothing = self.loss.label_smoothing
+        logits, auxiliary = _heads(outputs)
+        losses = {"cross_entropy": softmax_cross_entropy(logits, labels, label_smoothing=smoothing)}
+        if auxiliary:
+            each = [softmax_cross_entropy(head, labels, label_smoothing=smoothing) for head in auxiliary]
+            losses["auxiliary_cross_entropy"] = self.loss.auxiliary_weight * torch.stack(each).sum()
+        return losses, {"top1": in_top_k(logits.detach(), labels).mean()}
+
+    def score(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
+        """Score each example: whether its class is among the k with the highest logits."""
+        return self._scores(self._logits(model, batch), batch["label"])
+
+    def score_in_detail(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
+        """Score each example, and return the inputs of a confusion matrix and of a list of the worst mistakes, too."""
+        logits, labels = self._logits(model, batch), batch["label"]
+        predicted = logits.argmax(1)
+        loss = softmax_cross_entropy(logits, labels, reduction="none")
+        more = {CONFUSION: (predicted, labels), MISTAKES: (loss, predicted, labels, example_indices(batch))}
+        return {**self._scores(logits, labels), **more}
+
+    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        images = self.inputs(batch)
+        logits, _ = _heads(model(images))
+        if not self.flip:
+            return logits
+        mirrored, _ = _heads(model(images.flip(3)))
+        return (logits + mirrored) / 2
+
+    def _scores(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {name: in_top_k(logits, labels, k) for name, k in zip(self.score_names, self.top, strict=True)}
+
+
+def _heads(outputs: Any) -> tuple[Tensor, list[Tensor]]:
+    """Split the outputs into the logits of the last layer and those of the auxiliary heads, which only training has."""
+    if isinstance(outputs, Tensor):
+        return outputs, []
+    logits, *auxiliary = outputs
+    return logits, [head for head in auxiliary if head is not None]

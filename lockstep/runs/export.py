@@ -66,10 +66,6 @@ def trained_model(run: str, *, average: bool) -> Trained:
     Args:
         run: the workdir, for its newest checkpoint that is intact; or `WORKDIR@STEP`.
         average: take the moving averages of parameters, and of statistics if the run averages them.
-
-    Raises:
-        InputError: this is no run, or it keeps no averages.
-        CheckpointError: the checkpoint is missing or damaged, or is not of the model of the recipe.
     """
     source, recipe = _opened(run)
     model = recipe.model.build(recipe.seed)
@@ -86,12 +82,7 @@ def _at_stage(recipe: Recipe, source: RunWeights) -> Recipe:
 
 
 def take_weights(model: nn.Module, source: WeightSource, *, average: bool) -> None:
-    """Load parameters and buffers from a checkpoint of the model's own run.
-
-    Raises:
-        InputError: there are no averages to take.
-        CheckpointError: a tensor is missing, left over, damaged, or of another shape or dtype.
-    """
+    """Load parameters and buffers from a checkpoint of the model's own run."""
     averaged = {name.removesuffix(AVERAGE) for name in source.tensors if name.endswith(AVERAGE)} if average else set()
     if average and not averaged:
         raise InputError(

@@ -42,11 +42,7 @@ class MetricsLogger:
         return [write, self._summaries]
 
     def observe(self, state: TrainState, towers: Towers, start: Progress, batch_size: int) -> Sequence[Hook]:
-        """Make hooks that write histograms of gradients, variables and activations, as far as the recipe asks for them.
-
-        Raises:
-            InputError: activations are asked for, and the towers are compiled.
-        """
+        """Make hooks that write histograms of gradients, variables and activations, as far as the recipe asks for them."""
         watch = self._watch
         sources: list[tuple[Interval, Source]] = []
         if watch.gradients.amount:

@@ -21,12 +21,11 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import to_toml
 from lockstep.reporting.throughput import InputTotals, Throughput
 from lockstep.runs.build import ReaderFunction, check_complete
-from lockstep.runs.result import Best, Reason, Result
 from lockstep.runs.segment import Files, Segment
 from lockstep.runs.stages import Stages
 from lockstep.runs.start import resolve_choices, start
 from lockstep.runs.validation import SPLIT, score_split
-from lockstep.runs.workdir import Workdir
+from lockstep.runs.workdir import Best, Reason, Result, Workdir
 from lockstep.screen import log
 from lockstep.training.rollback import check_may_roll_back, go_back, last_checkpoint
 from lockstep.training.saving import Saver, save
@@ -121,10 +120,6 @@ class Run:
         accept_data_change: go on although the data has changed since the run was saved.
         fork_from: another run's workdir, or RUN@STEP, whose full state a run without checkpoints begins with.
         reader: gives the examples, in place of the recipe's paths.
-
-    Raises:
-        WorkdirError: the workdir cannot be used, or the recipe asks for files and there is none.
-        WorkerError: the workers were given different recipes.
     """
 
     def __init__(

@@ -13,11 +13,10 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import to_toml
 from lockstep.reporting.console import Console
 from lockstep.runs.metrics_logger import MetricsLogger
-from lockstep.runs.result import Reason
 from lockstep.runs.skipped import KeptBatches, QuarantineList
 from lockstep.runs.stages import Stages
 from lockstep.runs.validation import SPLIT, Validation
-from lockstep.runs.workdir import Workdir
+from lockstep.runs.workdir import Reason, Workdir
 from lockstep.screen import log
 from lockstep.training.loop import Hook, every, train_steps
 from lockstep.training.saving import Saver

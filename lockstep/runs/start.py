@@ -56,11 +56,6 @@ def start(
         fork_from: another run's workdir, or RUN@STEP.
         worker: this worker.
         accept_data_change: go on although the data has changed since the checkpoint was saved.
-
-    Raises:
-        CheckpointError: the checkpoint is missing or damaged, or does not fit.
-        InputError: the checkpoint is of another stream, or of other data.
-        WorkerError: the workers read different data.
     """
     check_data(stages.parts.loader, worker)
     own = read_checkpoint(store) if store else None
@@ -106,9 +101,6 @@ def resolve_choices(recipe: Recipe, parts: Parts, worker: Worker, workdir: Workd
 
     Returns:
         The choices of the first start, and a line for each that differs now.
-
-    Raises:
-        WorkdirError: some differ, and the run is exact.
     """
     exact = getattr(recipe.exchange, "exact", False)
     saved = worker.group.broadcast(workdir.saved_choices() if workdir and worker.is_chief else None)

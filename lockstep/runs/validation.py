@@ -67,9 +67,6 @@ class Validation:
 
         Returns:
             Whether it was done, and not left off because a worker is asked to stop.
-
-        Raises:
-            InputError: there is no score of the name by which checkpoints are kept.
         """
         result, step = score_split(self._recipe, self._parts, SPLIT), self._parts.state.step
         if result is None:

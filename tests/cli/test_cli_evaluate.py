@@ -32,7 +32,7 @@ from lockstep.progress import Interval
 from lockstep.recipes.parts import Evaluate, Stage
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
-from lockstep.runs.classification import CONFUSION, MISTAKES
+from lockstep.runs.build import CONFUSION, MISTAKES
 from lockstep.runs.workdir import Workdir
 
 ROOT = Path(__file__).parent.parent.parent
