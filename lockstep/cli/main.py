@@ -47,7 +47,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+    """Make the parser of all commands."""
     top = _Parser(
         prog="lockstep",
         description="Train vision models on many devices as if they were one.",

@@ -117,7 +117,7 @@ def _pipeline_of_recipe(recipe: Recipe) -> Pipeline:
 
 
 def _pipeline_of_preset(name: str, size: int | None, reader: Reader) -> Pipeline:
-    """The pipeline of a preset for images of one class; that of Inception crops by boxes where there are some."""
+    """Return the pipeline of a preset for images of one class; Inception's crops by boxes where there are some."""
     if name == _CROP:
         crop = RandomResizedCrop(_CROP_PIXELS if size is None else size)
         return Pipeline((crop, HorizontalFlip()), fields=(_IMAGE,))
@@ -130,7 +130,7 @@ def _pipeline_of_preset(name: str, size: int | None, reader: Reader) -> Pipeline
 
 
 def _has_boxes(reader: Reader) -> bool:
-    """Whether the first readable example has boxes."""
+    """Return whether the first readable example has boxes."""
     for index in range(min(_MOST_TRIED, len(reader))):
         try:
             return _BOXES in read_examples(reader, Rows(np.array([index]), np.array([index])), seed=0)

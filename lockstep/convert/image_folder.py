@@ -104,14 +104,14 @@ def find_sets(folder: Path) -> dict[str, Path]:
 
 
 def shuffled(images: Sequence[LabelledImage]) -> list[LabelledImage]:
-    """The images in the order in which the reference writes them, run by Python 3."""
+    """Shuffle the images into the order in which the reference writes them, run by Python 3."""
     order = list(range(len(images)))
     random.Random(_SEED).shuffle(order)
     return [images[index] for index in order]
 
 
 def labelled(folder: Path, path: Path, label: int, text: str, synset: Synset | None = None) -> LabelledImage:
-    """The image in a file below the folder that is converted."""
+    """Describe the image in a file below the folder that is converted."""
     try:
         status = path.stat()
         version = status.st_size, status.st_mtime_ns

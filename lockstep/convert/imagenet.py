@@ -20,6 +20,7 @@ from pathlib import Path
 from lockstep.checks import check_one_of
 from lockstep.convert.image_folder import find_sets, labelled, shuffled
 from lockstep.convert.image_record import Box, LabelledImage, Synset
+from lockstep.convert.sharding import Progress
 from lockstep.durable import atomic_write
 from lockstep.errors import DataError
 from lockstep.listing import shorten
@@ -28,8 +29,6 @@ from lockstep.readers.voc import VocAnnotation, VocObject, read_voc_xml
 from lockstep.screen import log
 
 _ENDING = ".JPEG"
-
-Progress = Callable[[int, int], None]
 
 
 def imagenet_sets(
@@ -64,7 +63,7 @@ def imagenet_sets(
 def _list_images(
     root: Path, folder: Path, classes: Mapping[str, tuple[int, str]], boxes: Mapping[str, tuple[Box, ...]]
 ) -> list[LabelledImage]:
-    """The images of a set, sorted by synset and name."""
+    """List the images of a set, sorted by synset and name."""
     present = {path.name for path in folder.iterdir() if path.is_dir()}
     if missing := [name for name in classes if name not in present]:
         log.warning("No folder in %s for %s", folder, shorten(missing))
@@ -85,7 +84,7 @@ def _list_images(
 
 
 def _read_metadata(path: Path) -> dict[str, str]:
-    """The readable name of each synset."""
+    """Read the readable name of each synset."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         parts = [line.strip().split("\t") for line in lines if line.strip()]
@@ -137,8 +136,7 @@ def write_boxes(
         progress: called after each file with the numbers of files done and of all files.
 
     Raises:
-        DataError: there are no such files, one cannot be read, declares a document type or lacks a value; or the CSV
-            file exists, or cannot be written.
+        DataError: a file cannot be read, declares a document type or lacks a value; or the CSV file exists.
     """
     if output.exists() and not overwrite:
         raise DataError(
@@ -199,7 +197,7 @@ def _wanted_boxes(annotation: VocAnnotation, synset: str, synsets: Collection[st
 
 
 def _relative_box(found: VocObject, width: int, height: int) -> Box:
-    """Whole pixels as shares of the size at which the image was shown."""
+    """Convert whole pixels to shares of the size at which the image was shown."""
     top, left, bottom, right = (int(edge) for edge in found.box)
     xmin, xmax = sorted(min(max(edge / width, 0.0), 1.0) for edge in (left, right))
     ymin, ymax = sorted(min(max(edge / height, 0.0), 1.0) for edge in (top, bottom))
@@ -261,7 +259,7 @@ def sort_validation(
 
 
 def _read_classes(labels: Path) -> list[str]:
-    """The class of each validation image, in the order of their numbers."""
+    """Read the class of each validation image, in the order of their numbers."""
     try:
         synsets = [line.strip() for line in labels.read_text(encoding="utf-8").rstrip().splitlines()]
         wrong = [number for number, name in enumerate(synsets, 1) if name in ("", ".", "..") or "/" in name]
@@ -291,7 +289,7 @@ def _check_none_missing(folder: Path, names: Sequence[str], targets: Sequence[Pa
 
 
 def _is_placed(source: Path, target: Path) -> bool:
-    """Whether an earlier call has put the image in its place; another file there is an error."""
+    """Return whether an earlier call has put the image in its place; another file there is an error."""
     if not target.exists():
         return False
     if source.exists() and not (target.samefile(source) or target.read_bytes() == source.read_bytes()):

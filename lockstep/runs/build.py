@@ -16,10 +16,7 @@ from lockstep.evaluation.evaluate import example_indices
 from lockstep.listing import shorten
 from lockstep.losses import softmax_cross_entropy
 from lockstep.metrics import in_top_k
-from lockstep.optim import Cosine
-from lockstep.optim.resolution import resolve_schedule
 from lockstep.parallel.towers import Towers
-from lockstep.progress import Epochs, Steps
 from lockstep.readers.combine import Subset
 from lockstep.readers.reader import Reader, reader_of
 from lockstep.recipes.data import ImageData
@@ -28,6 +25,9 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.training.state import TrainState
 from lockstep.types import Batch
 from lockstep.workers.rank import Worker
+
+CONFUSION, MISTAKES = "confusion", "mistakes"
+"""Outputs of `score_in_detail`: the inputs of a confusion matrix, and of a list of the worst mistakes."""
 
 SCORED = ("validation", "test")
 
@@ -62,7 +62,14 @@ class Examples:
         """Make the loader of a split that is scored: in order, not augmented; the data must be prepared."""
         reader, wanted = self.reader(split), self._recipe.evaluate.examples
         if wanted is not None:
-            reader = Subset(reader, slice(_checked(wanted, len(reader), split)))
+            if wanted > (there := len(reader)):
+                raise DataError(
+                    f"There are fewer {split} examples than are to be scored.",
+                    given=f"{there} examples, {wanted} asked for",
+                    expected=f"at most {there}",
+                    hint=f"set evaluate.examples to {there} or less, or leave it out to score all of them",
+                )
+            reader = Subset(reader, slice(wanted))
         return self._loader(reader, order="sequential", augment=self._recipe.data.evaluation())
 
     def check_held_out(self) -> None:
@@ -102,7 +109,12 @@ class Examples:
         if self._function is not None and isinstance(data, ImageData):
             given = self._function(split)
             if given is None:
-                raise _not_given(split)
+                raise DataError(
+                    f"The function of this run gives no {split} examples.",
+                    given=f"reader({split!r}) is None",
+                    expected="a reader",
+                    hint=f"return a reader for {split!r}",
+                )
             return data.labelled(reader_of(given), num_classes, to_train=to_train)
         return data.reader(split, num_classes, to_train=to_train)
 
@@ -126,26 +138,6 @@ class Examples:
             timeout_seconds=self._recipe.watch.hang_seconds,
             **more,
         )
-
-
-def _not_given(split: str) -> DataError:
-    return DataError(
-        f"The function of this run gives no {split} examples.",
-        given=f"reader({split!r}) is None",
-        expected="a reader",
-        hint=f"return a reader for {split!r}",
-    )
-
-
-def _checked(wanted: int, there: int, split: str) -> int:
-    if wanted > there:
-        raise DataError(
-            f"There are fewer {split} examples than are to be scored.",
-            given=f"{there} examples, {wanted} asked for",
-            expected=f"at most {there}",
-            hint=f"set evaluate.examples to {there} or less, or leave it out to score all of them",
-        )
-    return wanted
 
 
 @dataclass(frozen=True)
@@ -221,11 +213,6 @@ def task(recipe: Recipe) -> Classification:
     return Classification(recipe.data.inputs, recipe.loss, recipe.evaluate.top, recipe.evaluate.flip)
 
 
-def example_input(recipe: Recipe, num_examples: int) -> Tensor:
-    """Make an input of the recipe's model from blank images, for its shape and dtype; no data is needed."""
-    return recipe.data.blank(num_examples)
-
-
 def build_state(recipe: Recipe, worker: Worker) -> TrainState:
     """Build the training state of a recipe."""
     return TrainState(
@@ -242,30 +229,6 @@ def build_state(recipe: Recipe, worker: Worker) -> TrainState:
         nonfinite=recipe.nonfinite,
         nonfinite_budget=recipe.nonfinite_budget,
     )
-
-
-def schedule_mismatch(recipe: Recipe, epoch_size: int, what: str = "the run") -> str | None:
-    """Describe a learning rate that comes to its end at another step than the run; None if they end together.
-
-    Args:
-        recipe: of the run, or of a stage of it.
-        epoch_size: examples in an epoch.
-        what: the name of the run or stage in the text.
-    """
-    given, end = getattr(recipe.optimizer, "lr", None), recipe.end
-    if not isinstance(given, Cosine) or not isinstance(end, Steps | Epochs):
-        return None
-    schedule = resolve_schedule(given, epoch_size, recipe.batch_size)
-    assert isinstance(schedule, Cosine), "it stays one"
-    last = end.count if isinstance(end, Steps) else end.steps(epoch_size, recipe.batch_size)
-    if schedule.steps == last:
-        return None
-    after = f"stays at {schedule.final:g} from there on" if last > int(str(schedule.steps)) else "is still on its way"
-    return f"the learning rate ends at step {schedule.steps}, {what} at step {last}: it {after} (optimizer.lr.steps)"
-
-
-CONFUSION, MISTAKES = "confusion", "mistakes"
-"""Outputs of `score_in_detail`: the inputs of a confusion matrix, and of a list of the worst mistakes."""
 
 
 @dataclass(frozen=True)

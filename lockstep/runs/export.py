@@ -22,7 +22,6 @@ from lockstep.checkpoints.store import Store
 from lockstep.errors import InputError
 from lockstep.evaluation.evaluate import Weights
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs.build import example_input
 from lockstep.runs.stages import recipe_at
 from lockstep.runs.workdir import RECIPE, Workdir
 from lockstep.training.run_weights import RunWeights, open_weights
@@ -71,18 +70,14 @@ def trained_model(run: str, *, average: bool) -> Trained:
     model = recipe.model.build(recipe.seed)
     take_weights(model, source, average=average)
     weights: Weights = "average" if average else "raw"
-    example = example_input(_at_stage(recipe, source), _EXAMPLES_TRACED)
+    checkpoint = Store(source.path.parent).read(source.step) if recipe.stages else None
+    at_stage = recipe_at(recipe, checkpoint) if checkpoint else recipe  # its images may have another size
+    example = at_stage.data.blank(_EXAMPLES_TRACED)
     return Trained(model.eval(), example, source.step, recipe.name, weights)
 
 
-def _at_stage(recipe: Recipe, source: RunWeights) -> Recipe:
-    """Return the recipe of the stage of the checkpoint, whose images may have another size."""
-    checkpoint = Store(source.path.parent).read(source.step) if recipe.stages else None
-    return recipe_at(recipe, checkpoint) if checkpoint else recipe
-
-
 def take_weights(model: nn.Module, source: WeightSource, *, average: bool) -> None:
-    """Load parameters and buffers from a checkpoint of the model's own run."""
+    """Load all parameters and buffers from a checkpoint of the model's own run, which must have no others."""
     averaged = {name.removesuffix(AVERAGE) for name in source.tensors if name.endswith(AVERAGE)} if average else set()
     if average and not averaged:
         raise InputError(

@@ -14,11 +14,13 @@ from functools import cache
 
 from lockstep.checkpoints.store import Checkpoint
 from lockstep.errors import DataError, InputError
+from lockstep.optim import Cosine
+from lockstep.optim.resolution import resolve_schedule
 from lockstep.progress import End, Epochs, Hours, Steps
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.parts import Stage
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs.build import Parts, ReaderFunction, build, build_state, schedule_mismatch
+from lockstep.runs.build import Parts, ReaderFunction, build, build_state
 from lockstep.training.resume import load_run
 from lockstep.workers.rank import Worker
 
@@ -134,7 +136,7 @@ class Stages:
         lines = [self._out_of_reach()]
         for each in self.spans:
             what = "the run" if each.last_step is None else f"stage {each.number}, counted from its first step,"
-            lines.append(schedule_mismatch(each.recipe, self.parts.loader.epoch_size, what))
+            lines.append(_schedule_mismatch(each.recipe, self.parts.loader.epoch_size, what))
         return [line for line in lines if line]
 
     def _out_of_reach(self) -> str | None:
@@ -172,6 +174,20 @@ def _end_of(recipe: Recipe, last: int | None, epoch_size: int) -> End | None:
     if last is None or isinstance(end, Hours):
         return end
     return end if end and _num_updates(end, recipe, epoch_size) < last else Steps(last)
+
+
+def _schedule_mismatch(recipe: Recipe, epoch_size: int, what: str) -> str | None:
+    """Describe a learning rate that ends at another step than the run or stage called `what`; None if both agree."""
+    given, end = getattr(recipe.optimizer, "lr", None), recipe.end
+    if not isinstance(given, Cosine) or not isinstance(end, Steps | Epochs):
+        return None
+    schedule = resolve_schedule(given, epoch_size, recipe.batch_size)
+    assert isinstance(schedule, Cosine), "it stays one"
+    last = end.count if isinstance(end, Steps) else end.steps(epoch_size, recipe.batch_size)
+    if schedule.steps == last:
+        return None
+    after = f"stays at {schedule.final:g} from there on" if last > int(str(schedule.steps)) else "is still on its way"
+    return f"the learning rate ends at step {schedule.steps}, {what} at step {last}: it {after} (optimizer.lr.steps)"
 
 
 def _num_updates(end: Steps | Epochs, recipe: Recipe, epoch_size: int) -> int:

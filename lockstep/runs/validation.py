@@ -60,14 +60,10 @@ class Validation:
         if self._logger is None:
             return None
         name = str(self._retention.best).removeprefix(f"{SPLIT}/")
-        return [[step, scores[name]] for step, scores in self._logger.evaluations(SPLIT) if name in scores]
+        return [[step, scores[name]] for step, scores in self._logger.metrics.evaluations(SPLIT) if name in scores]
 
     def run(self) -> bool:
-        """Score the validation examples, and write the scores to the metrics.
-
-        Returns:
-            Whether it was done, and not left off because a worker is asked to stop.
-        """
+        """Score the validation examples, and write the scores; False if left off because a worker is asked to stop."""
         result, step = score_split(self._recipe, self._parts, SPLIT), self._parts.state.step
         if result is None:
             return False
@@ -113,7 +109,7 @@ class Validation:
         is_due = self._recipe.evaluate.every.passed(before, start)
         if not (start.step and is_due and self._parts.examples.has(SPLIT)):
             return False
-        is_made = self._logger is not None and self._logger.is_evaluated(start.step, SPLIT)
+        is_made = self._logger is not None and self._logger.metrics.is_evaluated(start.step, SPLIT)
         return not self._worker.group.broadcast(is_made)
 
 
