@@ -179,7 +179,7 @@ def write_result(result: Evaluation, split: str, path: Path) -> None:
 
 
 class ScoreFiles:
-    """The files of a workdir that keep all evaluations. One that cannot be written is logged, and no reason to end."""
+    """The files of a workdir that keep all evaluations; one that cannot be written is a warning in the log."""
 
     def __init__(self, workdir: Path) -> None:
         self._workdir = workdir
@@ -252,12 +252,9 @@ def class_names(reader: Reader) -> Mapping[int, str]:
 
 
 def mistakes_sheet(mistakes: Sequence[Mistake], reader: Reader, names: ClassNames = ()) -> Image.Image:
-    """Draw a contact sheet of examples, each with its index, its loss, what was predicted and what it is.
+    """Draw a contact sheet of examples, each with its index, its loss, the predicted class and its own.
 
-    Args:
-        mistakes: the result of `lockstep.metrics.WorstMistakes`.
-        reader: the examples that were scored; one that cannot be read any more is shown with the reason.
-        names: names of the classes; a class without one appears as its number.
+    An example that cannot be read any more is shown with the reason, a class without a name as its number.
     """
     shown = examples(reader, [mistake.example_index for mistake in mistakes], order="sequential")
     cards = [_mistake_card(mistake, example, names) for mistake, example in zip(mistakes, shown, strict=True)]

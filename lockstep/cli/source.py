@@ -48,10 +48,10 @@ def example_stream(
 
     Args:
         source: a recipe, a file.toml, or a path to data.
-        augment: a preset, or a recipe whose augmentation is taken; None: that of the source, if it is a recipe.
-        size: height and width of the images of a preset; None: the preset's own.
-        order: "shuffled" or "sequential"; None: that of the source, if it is a recipe, else "shuffled".
-        seed: None: that of the source, if it is a recipe, else 0.
+        augment: a preset, or a recipe whose augmentation is taken; by default the source's, if it is a recipe.
+        size: height and width of the images of a preset; by default the preset's own.
+        order: "shuffled" or "sequential"; by default the recipe's, else "shuffled".
+        seed: by default the recipe's, else 0.
     """
     recipe = find(source) if is_recipe(source) else None
     if recipe:

@@ -170,7 +170,7 @@ def prepared_record(record: bytes, preparation: Preparation, source: str = "The 
 
 
 def _image_of(features: Features, source: str) -> bytes:
-    """Return the encoded image of a record, which must have one image, and not be prepared already."""
+    """Return the encoded image of a record, which must have one, and not be prepared already."""
     if PREPARED in features:
         raise _error(source, f"{PREPARED}: {features[PREPARED]!r}", "a record that was not", "prepare the originals")
     others = [name for name in features if name.endswith("/encoded") and name != _IMAGE and any(features[name])]

@@ -32,7 +32,7 @@ class MnistData:
     """MNIST: 55,000 examples to train on, 5,000 to validate and 10,000 to test."""
 
     folder: str | None = None
-    """The folder of the four files; None: those that come with the project."""
+    """The folder of the four files; None: the files that come with the project."""
     augment: tuple[RandomShift, ...] = ()
     """Augmentations of the training images, in this order."""
     split: Split = "train"

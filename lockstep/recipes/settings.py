@@ -22,7 +22,7 @@ class _Setting(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, bool]:
-        """A part comes before its fields, and its kind is the first of them."""
+        """Sort a part before its fields, and its kind before the others."""
         return len(self.keys), self.keys[-1] != "kind"
 
 
@@ -86,7 +86,7 @@ def _value(text: str) -> Any:
 
 
 def _with(node: Any, keys: Sequence[str], value: Any, path: FieldPath) -> Any:
-    """The plain value of a node with one value in it set; tables on the way are made where there are none."""
+    """Return the plain value of a node with one value in it set; missing tables on the way are made."""
     if not keys:
         return value
     key, *rest = keys

@@ -39,9 +39,7 @@ where there are none."""
 class Examples:
     """The examples of a run by split, and their loaders; each source is opened once.
 
-    Args:
-        recipe: whose data it is.
-        function: gives the examples in place of the recipe's paths.
+    A function gives the examples in place of the recipe's paths.
     """
 
     def __init__(self, recipe: Recipe, function: ReaderFunction | None = None) -> None:
@@ -85,7 +83,7 @@ class Examples:
         return counts | {split: len(self.reader(split)) for split in SCORED if self.has(split)}
 
     def _check_classes(self, split: str) -> None:
-        """Refuse a folder that numbers its classes in its own way, since it lacks one of those to train on."""
+        """Refuse folders that number their classes in another way than those to train on, as one is missing there."""
         trained = getattr(self.reader(self._recipe.data.split, to_train=True), "classes", ())
         scored = getattr(self.reader(split), "classes", ())
         for label, (theirs, ours) in enumerate(zip(scored, trained, strict=False)):
@@ -152,13 +150,7 @@ class Parts:
 
 
 def build(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) -> Parts:
-    """Build the parts of a run; the chief prepares the data, the others wait for it.
-
-    Args:
-        recipe: with its number of towers.
-        worker: this worker.
-        reader: gives the examples, in place of the recipe's paths.
-    """
+    """Build the parts of a run, whose recipe has its number of towers; the chief prepares the data, the others wait."""
     check_complete(recipe, reader)
     towers = recipe.towers_for(worker.num_workers)
     towers.check(recipe.batch_size, worker.num_workers)

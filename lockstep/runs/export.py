@@ -50,7 +50,7 @@ class Trained:
     """An input of the model; its first dimension is the batch, of any size."""
     step: int
     recipe: str
-    """The name of the recipe."""
+    """Its name."""
     weights: Weights
 
     @property

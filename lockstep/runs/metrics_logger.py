@@ -44,15 +44,16 @@ class MetricsLogger:
     def observe(self, state: TrainState, towers: Towers, batch_size: int) -> Sequence[Hook]:
         """Make the hooks that write the histograms that the recipe asks for; compiled towers have no activations."""
         watch = self._watch
-        sources: list[tuple[Interval, Callable[[], Source]]] = [
+        possible: list[tuple[Interval, Callable[[], Source]]] = [
             (watch.gradients, lambda: GradientSource(state)),
             (watch.variables, lambda: VariableSource(state)),
             (watch.activations, lambda: ActivationSource(state, towers)),
         ]
-        for interval, source in sources:
-            if interval.amount:
-                observer = Observer(source(), interval, self._summaries, start=self._start, batch_size=batch_size)
-                self._observers.append(observer)
+        # All sources are made before the first observer hooks into the state: making one may fail.
+        wanted = [(interval, make()) for interval, make in possible if interval.amount]
+        for interval, source in wanted:
+            observer = Observer(source, interval, self._summaries, start=self._start, batch_size=batch_size)
+            self._observers.append(observer)
         return self._observers
 
     def describe(self, recipe_toml: str, model: str, step: int) -> None:

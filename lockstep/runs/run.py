@@ -116,10 +116,7 @@ class Run:
         recipe: complete, with its number of towers.
         path: the workdir; None writes nothing.
         worker: this worker.
-        accept_changes: go on although the recipe is not the one the run began with.
-        accept_data_change: go on although the data has changed since the run was saved.
-        fork_from: another run's workdir, or RUN@STEP, whose full state a run without checkpoints begins with.
-        reader: gives the examples, in place of the recipe's paths.
+        accept_changes, accept_data_change, fork_from, reader: as in `run`.
     """
 
     def __init__(
@@ -151,11 +148,7 @@ class Run:
         return self._stages.parts.state.step
 
     def run(self, *, conclude: bool = True) -> Result:
-        """Train to the end of the recipe, or until stopped, with a checkpoint at the start and at the end.
-
-        Args:
-            conclude: score the final weights, and write the result of the run.
-        """
+        """Train to the end of the recipe, or until stopped; if `conclude`, score the weights and write the result."""
         began = time.perf_counter()
         self._worker.pulse.ended = False  # of an earlier run of the same script
         with ExitStack() as stack:
@@ -204,7 +197,7 @@ class Run:
         )
 
     def _start(self) -> tuple[str, dict[str, Any]]:
-        """Load what the run starts from, write its recipe and choices; returns an event and facts for the history."""
+        """Load the state to start from, write recipe and choices; returns an event and facts for the history."""
         stages, recipe, worker, files = self._stages, self._recipe, self._worker, self._files
         choices, changed = resolve_choices(recipe, stages.parts, worker, files.workdir if files else None)
         if worker.is_chief:

@@ -40,9 +40,9 @@ class Segment:
         recipe: of the run.
         stages: in the state that the segment begins with.
         worker: this worker.
-        files: None writes nothing.
+        files: of the run; None writes nothing.
         end: of the run.
-        totals: hooks that see each report first.
+        totals: hooks that see each report before the others.
         saves_first_step: after a rollback: no checkpoint says yet which examples are skipped.
         history: of the segments before, by step: the score by which checkpoints are the best.
     """

@@ -1,4 +1,4 @@
-"""The stages of a run: what each trains, and how one continues from the one before.
+"""The stages of a run: the steps and the recipe of each, and the change from one to the next.
 
 The number of updates of a stage is known from the start, so the stage of a checkpoint follows from its step alone. A
 checkpoint at the boundary of two stages belongs to the first; the second continues from it.
@@ -60,7 +60,7 @@ def span_at(spans: list[StageSpan], step: int) -> StageSpan:
 
 
 def recipe_at(recipe: Recipe, checkpoint: Checkpoint) -> Recipe:
-    """Return the recipe of the stage that a checkpoint belongs to, which is what has to be built to score it."""
+    """Return the recipe of the stage that a checkpoint belongs to: its model is the one to score."""
     epoch_size = checkpoint.values["loader"]["epoch_size"]
     return span_at(stage_spans(recipe, epoch_size), checkpoint.step).recipe
 
@@ -71,20 +71,14 @@ def recipe_at_start(recipe: Recipe) -> Recipe:
 
 
 class Stages:
-    """The stages of a run and the parts of the present one, on one worker; the others make the same calls.
-
-    Args:
-        recipe: of the run, with its number of towers.
-        worker: this worker.
-        reader: gives the examples, in place of the recipe's paths.
-    """
+    """The stages of a run and the parts of the present one, on one worker; the others make the same calls."""
 
     def __init__(self, recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) -> None:
         self._recipe, self._worker = recipe, worker
         self._reader = cache(reader) if reader else None  # asked once a split, and not again by each stage
         with _errors_name_stage(1 if recipe.stages else None):
             self.parts: Parts = build(recipe_at_start(recipe), worker, self._reader)
-        """Of the present stage."""
+        """The parts of the present stage."""
         self.spans = stage_spans(recipe, self.parts.loader.epoch_size)
         self.now = self.spans[0]
         """The present stage."""

@@ -38,7 +38,7 @@ class Validation:
         parts: of the run; the weights of its state are scored.
         worker: this worker.
         logger: the chief's, where there is a workdir.
-        history: of the run so far, by step: the score by which checkpoints are the best; metrics.jsonl goes before it.
+        history: scores, by step, by which checkpoints are the best; metrics.jsonl goes before it.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Validation:
         self._latest: Evaluation | None = None
         written = worker.group.broadcast(self._written()) if recipe.evaluate.patience else None
         self.history: dict[int, float] = dict(history if written is None else written)
-        """The same, with the evaluations of this segment."""
+        """The scores by step, with those of this segment."""
 
     def _written(self) -> list[list[float]] | None:
         """Steps and scores of the evaluations in metrics.jsonl; None on workers that do not write it."""

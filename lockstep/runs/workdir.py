@@ -1,4 +1,4 @@
-"""The folder of a run: its recipe, choices and history, and who holds it.
+"""The folder of a run: its recipe, choices, history and result, and the process that holds it.
 
 recipe.toml           the complete recipe, as it runs now
 choices.json          threads, kernels, versions: what can change bits
@@ -162,8 +162,7 @@ class Workdir:
     def check_held(self, *, closely: bool = True) -> None:
         """Check that this process still holds the folder, if it ever did.
 
-        Args:
-            closely: look at the disk; else only if there is a reason to, which costs nothing.
+        If not `closely`, it looks at the disk only where there is a reason to, and so costs nothing at every step.
         """
         if self._lease:
             with self._accessed():
