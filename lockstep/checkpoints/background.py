@@ -1,10 +1,8 @@
 """Saving while the run goes on.
 
-A thread copies the tensors and writes the copy. The run computes meanwhile, and waits only before it changes what is
-not copied yet: as long as a checkpoint is in flight, the writer is among what its states call before a change. Forward
-and backward passes take longer than the copy, so most often nobody waits.
-
-A writer has at most one checkpoint in flight: the next one waits for it.
+A thread copies the tensors and writes the copy. The run computes meanwhile, and waits only before it changes tensors
+that are not copied yet: the states call `copied` before each change. Forward and backward passes take longer than the
+copy, so the run rarely waits. A writer has at most one checkpoint in flight: the next one waits for it.
 """
 
 from __future__ import annotations
@@ -30,11 +28,7 @@ any of them waits, whoever holds the writer."""
 
 
 class BackgroundWriter:
-    """Writes the checkpoints of one store in a thread.
-
-    Args:
-        store: where they go.
-    """
+    """Writes the checkpoints of one store in a thread."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -85,11 +79,7 @@ class BackgroundWriter:
             hooks.append(self.copied)
 
     def copied(self) -> None:
-        """Wait until everything is copied.
-
-        Raises:
-            CheckpointError: the checkpoint could not be written.
-        """
+        """Wait until everything is copied."""
         if not self._may_change.is_set():
             with _saving(), interruptible():  # nothing has changed yet
                 self._may_change.wait()
@@ -97,11 +87,7 @@ class BackgroundWriter:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the checkpoint in flight is on the disk.
-
-        Raises:
-            CheckpointError: it could not be written.
-        """
+        """Wait until the checkpoint in flight is on the disk."""
         if self._thread is None:
             return
         with _saving():
@@ -140,11 +126,7 @@ class BackgroundWriter:
 
 
 def wait_for_writers() -> None:
-    """Wait until the checkpoints of all writers of this process are on the disk.
-
-    Raises:
-        CheckpointError: one could not be written.
-    """
+    """Wait until the checkpoints of all writers of this process are on the disk."""
     for writer in _in_flight.copy():
         writer.wait()
 

@@ -48,11 +48,7 @@ _DTYPES = {
 
 
 def check_saveable(tensors: Tensors) -> None:
-    """See whether all of it can be saved.
-
-    Raises:
-        CheckpointError: the name of a section or tensor, or a kind of tensor, that the files cannot hold.
-    """
+    """See whether all of it can be saved."""
     for section, members in tensors.items():
         if not _SECTION.fullmatch(section):
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""What a checkpoint consists of, and whether that is what lies on the disk."""
+"""The manifest of a checkpoint: its files with sizes and hashes, and how they are verified."""
 
 from __future__ import annotations
 
@@ -48,11 +48,7 @@ class FileEntry:
         return cls(path.name, size_bytes, sha256.hexdigest())
 
     def check_size(self, folder: Path) -> None:
-        """Compare the file's size, without reading it.
-
-        Raises:
-            DamagedError: the file is missing or of another size.
-        """
+        """Compare the file's size, without reading it."""
         try:
             size_bytes = (folder / self.name).stat().st_size
         except OSError as error:
@@ -61,11 +57,7 @@ class FileEntry:
             raise damaged(folder / self.name, f"{size_bytes:,} bytes", f"{self.size_bytes:,} bytes")
 
     def read(self, folder: Path) -> bytes:
-        """The file's bytes, which are those that were written; its size is checked already.
-
-        Raises:
-            DamagedError: they are not, or cannot be read.
-        """
+        """Read the file's bytes and verify their hash; its size is checked already."""
         data = read_bytes(folder / self.name, self.size_bytes)
         found = hashlib.sha256(data).hexdigest()
         if found != self.sha256:
@@ -90,14 +82,19 @@ class Manifest:
         body = {"format": FORMAT, **asdict(self)}
         return (json.dumps(body | {"sha256": _hash(body)}, indent=1) + "\n").encode()
 
-    @classmethod
-    def read(cls, folder: Path) -> Manifest:
-        """Read the manifest of a checkpoint.
+    def read_files(self, folder: Path) -> dict[str, bytes]:
+        """The bytes of all files by name, which are those that were written; the sizes of all are compared first.
 
         Raises:
-            DamagedError: it is missing, or not what was written.
-            CheckpointError: a later version of Lockstep wrote it in another format.
+            DamagedError: a file is not what was written, or cannot be read.
         """
+        for file in self.files:
+            file.check_size(folder)
+        return {file.name: file.read(folder) for file in self.files}
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Read the manifest of a checkpoint."""
         path = folder / MANIFEST
         body = _read_object(path)
         given, expected = body.pop("sha256", None), _hash(body)
@@ -135,11 +132,7 @@ def unreadable(path: Path, error: OSError) -> DamagedError:
 
 
 def read_bytes(path: Path, size_bytes: int) -> bytes:
-    """The first `size_bytes` of a file, or all of it if it is shorter.
-
-    Raises:
-        DamagedError: the disk refuses.
-    """
+    """The first `size_bytes` of a file, or all of it if it is shorter."""
     try:
         with path.open("rb") as file:
             return file.read(size_bytes)

@@ -48,7 +48,7 @@ _NAME = re.compile(r"step-(\d{8,})")
 _USUAL = Retention()
 _writing = threading.Lock()
 ABANDONED_SECONDS = 3600.0
-"""What nobody has touched for so long is nobody's, where the process itself cannot be seen (on another host)."""
+"""An unfinished folder of another host, whose processes cannot be seen, is abandoned if untouched for so long."""
 
 _UNFINISHED = re.compile(r"\.step-\d{8,}\.(?:new|old)\.(?P<host>[^.]+)\.(?P<pid>\d+)\.(?P<started>\d+)")
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -56,7 +56,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved at one step; the tensors are contiguous, on the CPU, and nobody else's."""
+    """A checkpoint in memory; its tensors are contiguous, on the CPU, and share memory with none."""
 
     step: int
     path: Path
@@ -83,11 +83,7 @@ class Store:
         return self.folder / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
-        """The steps there are checkpoints of, ascending; they may turn out to be damaged.
-
-        Raises:
-            CheckpointError: the folder cannot be read.
-        """
+        """The steps there are checkpoints of, ascending; they may turn out to be damaged."""
         try:
             matches = [_NAME.fullmatch(path.name) for path in self.folder.iterdir() if path.is_dir()]
         except FileNotFoundError:
@@ -148,7 +144,7 @@ class Store:
             )
         encoded_values = encode_values(values)
         finite = {name: float(score) for name, score in (scores or {}).items() if math.isfinite(score)}
-        # Of one process one thread writes: its unfinished folders go by the process.
+        # One thread of a process writes at a time: unfinished folders are named after the process.
         with _writing:
             try:
                 make_folder(self.folder)
@@ -217,11 +213,19 @@ class Store:
         manifest = Manifest.read(folder)
         if manifest.step != step:
             raise damaged(folder / MANIFEST, f"step {manifest.step}", f"step {step}, as the folder's name says")
-        for file in manifest.files:
-            file.check_size(folder)
-        contents = {file.name: _decode(folder / file.name, file.read(folder)) for file in manifest.files}
-        values = contents.pop(VALUES)
-        return Checkpoint(step, folder, {name.removesuffix(SUFFIX): t for name, t in contents.items()}, values)
+        tensors: dict[str, dict[str, Tensor]] = {}
+        values: dict[str, Any] = {}
+        contents = manifest.read_files(folder)
+        for name in list(contents):
+            data = contents.pop(name)  # only the file at hand is in memory twice
+            try:
+                if name == VALUES:
+                    values = decode_values(data)
+                else:
+                    tensors[name.removesuffix(SUFFIX)] = decode_tensors(data)
+            except ValueError as error:
+                raise damaged(folder / name, f"content that cannot be read ({error})", "what was written") from error
+        return Checkpoint(step, folder, tensors, values)
 
     def _load_finite(self, step: int) -> Checkpoint:
         checkpoint = self._load(step)
@@ -263,7 +267,7 @@ class Store:
             raise
 
     def _set_aside(self, step: int) -> None:
-        """Take a checkpoint away in one move, so that a kill cannot leave a half of it under its name."""
+        """Rename a checkpoint, then delete it: a kill cannot leave half of it under its name."""
         aside = unfinished_path(self.path(step), "old")
         self.path(step).rename(aside)
         delete(aside)
@@ -294,13 +298,6 @@ class Store:
             expected=f"a folder that can be written, with room for {needed_bytes:,} bytes",
             hint=f"{hint}; older checkpoints are as they were",
         )
-
-
-def _decode(path: Path, data: bytes) -> dict[str, Any]:
-    try:
-        return decode_values(data) if path.name == VALUES else decode_tensors(data)
-    except ValueError as error:
-        raise damaged(path, f"content that cannot be read ({error})", "what was written") from error
 
 
 def _write_files(folder: Path, draft: Manifest, tensors: Tensors, encoded_values: bytes) -> None:

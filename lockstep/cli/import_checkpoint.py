@@ -62,7 +62,7 @@ def targets(source: WeightSource, mapping: WarmStart) -> dict[str, Target]:
     """Return the parameters of a model that takes all weights of a file: named by the map, in torch's shapes."""
     import torch
 
-    from lockstep.weights.averages import select_variables
+    from lockstep.weights.assignment import select_variables
     from lockstep.weights.names import Destination, apply_renames
 
     tensors, _ = select_variables(source, prefer_average=mapping.prefer_average)

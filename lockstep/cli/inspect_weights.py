@@ -22,8 +22,7 @@ from lockstep.norms import norms_of
 from lockstep.records.shards import check_local
 from lockstep.screen import write_json, write_lines
 from lockstep.training.run_weights import RunWeights, open_weights, store_of_run
-from lockstep.weights.files import MissingFileError
-from lockstep.weights.source import TensorInfo, WeightSource
+from lockstep.weights.source import MissingFileError, TensorInfo, WeightSource
 
 _GLOBAL_STEP = re.compile(r"(^|/)global_step$")
 _STEPS = ("step", "global_step", "iteration")

@@ -118,7 +118,7 @@ class _Scoring:
         recipe = recipe_at(self._run.recipe, checkpoint)
         if recipe != self._recipe:
             self._build(recipe)
-        load_states(checkpoint, self._state)
+        load_states(checkpoint, {"": self._state})
         how = self._run.recipe.evaluate
         result = evaluate_unless_stopped(
             self._state,

@@ -141,7 +141,7 @@ class _Conversion:
         return range(*bounds[number : number + 2].tolist())
 
     def write(self, number: int) -> Generator[SkippedItem | _Finished | None, None, None]:
-        """Write a shard. Yields None or `Skipped` after each item, then `_Finished`."""
+        """Write a shard. Yields None or `SkippedItem` after each item, then `_Finished`."""
         path = self.output / shard_name(self.base, number, self.num_shards)
         num_records, skipped = 0, []
         with atomic_write(path, parents=True, failure=DataError) as file:

@@ -72,9 +72,6 @@ def append_line(path: Path, line: str) -> None:
     """Add a line to a file of lines, made if need be; the line is on the disk when this returns.
 
     What a loss of power has left of a line at the end of the file goes first: the new one would be glued to it.
-
-    Raises:
-        WorkdirError: the disk refuses.
     """
     is_new = not path.exists()
     with closing(AppendOnly(path)) as file:

@@ -101,7 +101,7 @@ class Stages:
             InputError: it is of another stream.
         """
         self.enter_stage_of(checkpoint)
-        return load_run(checkpoint, self.parts.state, self.parts.loader, accept_data_change=accept_data_change)
+        return load_run(checkpoint, {"": self.parts.state}, self.parts.loader, accept_data_change=accept_data_change)
 
     def enter_stage_of(self, checkpoint: Checkpoint) -> None:
         """Build the parts of the stage of a checkpoint, without loading it."""

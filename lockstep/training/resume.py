@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from lockstep.checkpoints.background import wait_for_writers
 from lockstep.checkpoints.store import Checkpoint, Store
+from lockstep.checks import check_all
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError
 from lockstep.screen import log
 from lockstep.training.preflight import check_data
 from lockstep.training.saved_state import EXTRA, ExtraState, check_extra_state, set_extra_state
 from lockstep.training.saving import States, named_states, store_of
+from lockstep.training.state import TrainState
 from lockstep.training.trained_with import compare_trained_with
 from lockstep.workers.rank import join
 from lockstep.workers.signals import uninterrupted
@@ -53,12 +55,14 @@ def resume(
             trained with. Towers and exchange are refused by the first step.
         WorkerError: the workers' loaders read different data.
     """
+    check_all("changed", changed, str, hint='write changed=("optimizer.lr",), a tuple of paths')
     check_data(loader, join())
     checkpoint = read_checkpoint(workdir)
     if checkpoint is None:
         return None
-    lines = compare_trained_with(checkpoint, named_states(states), loader, changed)
-    load_run(checkpoint, states, loader, accept_data_change=accept_data_change)
+    named = named_states(states)
+    lines = compare_trained_with(checkpoint, named, loader, changed)
+    load_run(checkpoint, named, loader, accept_data_change=accept_data_change)
     if join().is_chief:
         for line in lines:
             log.info("changed since the checkpoint: %s", line)
@@ -72,18 +76,17 @@ def read_checkpoint(workdir: str | Path | Store, step: int | None = None) -> Che
     Raises:
         CheckpointError: there are checkpoints and none is intact, or that of the step is missing or damaged.
     """
-    worker, store = join(), store_of(workdir)
     wait_for_writers()
-    found = store.read(step) if worker.is_chief else None
+    worker = join()
+    found = store_of(workdir).read(step) if worker.is_chief else None
     newest = worker.group.broadcast(found.step if found else None)
-    return found if found or newest is None else store.read(int(str(newest)))
+    return found if found or newest is None else store_of(workdir).read(int(newest))
 
 
-def load_run(checkpoint: Checkpoint, states: States, loader: Loader, *, accept_data_change: bool = False) -> list[str]:
-    """Set states and a loader to where a checkpoint was saved.
-
-    Returns:
-        What has changed in the data, a line each.
+def load_run(
+    checkpoint: Checkpoint, states: Mapping[str, TrainState], loader: Loader, *, accept_data_change: bool = False
+) -> list[str]:
+    """Set states, by name, and a loader to where a checkpoint was saved; returns a line for each change of the data.
 
     Raises:
         CheckpointError: it does not fit the states.
@@ -98,29 +101,28 @@ def load_run(checkpoint: Checkpoint, states: States, loader: Loader, *, accept_d
     return changed
 
 
-def load_states(checkpoint: Checkpoint, states: States) -> None:
-    """Set states to those of a checkpoint; its place in the stream is left out.
+def load_states(checkpoint: Checkpoint, states: Mapping[str, TrainState]) -> None:
+    """Set states, by name, to those of a checkpoint; its place in the stream is left out.
 
     Raises:
         CheckpointError: it holds other states, or does not fit them.
     """
-    named, saved = named_states(states), checkpoint.values["states"]
-    if saved.keys() != named.keys():
+    saved = checkpoint.values["states"]
+    if saved.keys() != states.keys():
         raise CheckpointError(
             f"{checkpoint.path} holds other states.",
             given=_list_states(saved),
-            expected=_list_states(named),
+            expected=_list_states(states),
             hint="resume with the same dict of states, or one state alone, as it was saved",
         )
-    sections: dict[str, dict[str, Mapping[str, Tensor]]] = {name: {} for name in named}
+    sections: dict[str, dict[str, Mapping[str, Tensor]]] = defaultdict(dict)
     for path, tensors in checkpoint.tensors.items():
         name, _, section = path.rpartition(".")
-        sections.setdefault(name, {})[section] = tensors
-    for name, state in named.items():
-        values: Mapping[str, Any] = saved[name]
-        extra = ExtraState(sections[name].pop(EXTRA, {}), values.get(EXTRA, {}))
+        sections[name][section] = tensors
+    for name, state in states.items():
+        extra = ExtraState(sections[name].pop(EXTRA, {}), saved[name].get(EXTRA, {}))
         check_extra_state(state.model, extra)
-        state.load(sections[name], values)
+        state.load(sections[name], saved[name])
         set_extra_state(state.model, extra)
 
 

@@ -80,7 +80,7 @@ def go_back(checkpoint: Checkpoint, states: States, loader: Loader, error: NonFi
     """
     nonfinite = _refusal(error)
     # The data was compared when the run began: it may have been accepted that the checkpoint is of other data.
-    load_run(checkpoint, states, loader, accept_data_change=True)
+    load_run(checkpoint, named_states(states), loader, accept_data_change=True)
     loader.skip(nonfinite.position)
     if join().is_chief:
         log.warning(

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from lockstep.checks import check_all
 from lockstep.description import Change, changes, described, paths
 from lockstep.errors import InputError
 from lockstep.optim.by_name import ByName
@@ -84,7 +83,6 @@ def compare_trained_with(
     Raises:
         InputError: something else differs, or `changed` names a path that neither of the two has.
     """
-    check_all("changed", changed, str, hint='write changed=("optimizer.lr",), a tuple of paths')
     saved_with = checkpoint.values.get("trained_with", {"states": {}, "loader": {}})
     saved, given = _by_path("loader", saved_with["loader"]), _by_path("loader", loader.made_with)
     for name, state in states.items():
@@ -95,9 +93,11 @@ def compare_trained_with(
         state.trained_with = now | {part: before[part] for part in _OF_STEP if part in before}
         state.resumed = Resumed(str(checkpoint.path), name, changed)
     found = _differences(saved, given)
-    known = {"loader", *filter(None, states), *(f"{name}.{part}".lstrip(".") for name in states for part in _OF_STEP)}
-    known |= {inner for each in (saved, given) for path, value in each.items() for inner in paths(path, value)}
-    _check_known(changed, known, found)
+    if changed:
+        known = {"loader", *filter(None, states)}
+        known |= {path for name in states for path in _by_path(name, dict.fromkeys(_OF_STEP))}
+        known |= {inner for each in (saved, given) for path, value in each.items() for inner in paths(path, value)}
+        _check_known(changed, known, found)
     return _check_allowed(str(checkpoint.path), found, changed)
 
 

@@ -141,9 +141,6 @@ def fill(initializer: Initializer, name: str, tensor: Tensor, seed: int) -> None
         name: of the parameter.
         tensor: changed in place.
         seed: of the run.
-
-    Raises:
-        InputError: the initialiser returns what does not fit, or the tensor is none that could be filled.
     """
     if tensor.is_meta or not tensor.is_floating_point():
         raise InputError(

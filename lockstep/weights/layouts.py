@@ -33,9 +33,6 @@ class Layout(Checked):
     An axis is a letter, and 1 an axis of length 1. Axes in parentheses lie in one, the last of them fastest; the length
     of all but one of these is given on the left: "(h=7 w=7 i) o -> o (i h w)" is the dense layer after the flattening
     of 7x7 features, whose channels come last in TensorFlow and first in torch.
-
-    Raises:
-        InputError: this is no such pattern.
     """
 
     pattern: Annotated[str, Hint('write Layout("h w i o -> o i h w")')]
@@ -54,11 +51,7 @@ class Layout(Checked):
         return None if lengths is None else tuple(_product(group, lengths) for group in self._sides[1])
 
     def apply(self, tensor: Tensor) -> Tensor:
-        """The tensor with its axes in the new order, contiguous; a copy, unless nothing moves.
-
-        Raises:
-            InputError: it has not the axes on the left.
-        """
+        """The tensor with its axes in the new order, contiguous; a copy, unless nothing moves."""
         lengths = self._measured(tuple(tensor.shape))
         if lengths is None:
             raise InputError(
@@ -152,7 +145,7 @@ def infer_layout(system: System, given: Shape, wanted: Shape) -> Layout | None:
     """The layout that brings a tensor of `system` from one shape into the other; None where it fits as it lies, or not.
 
     The shapes decide between the layouts of a system, never whose layouts they are: a square matrix has the same shape
-    in both. Nor do they tell that a dense layer follows a flattening; there, name its layout (`of_flattened`).
+    in both. Nor do they tell that a dense layer follows a flattening; there, name its layout (`flattened_layout`).
     """
     layouts = _OF_TENSORFLOW if system == "tensorflow" else ()
     return next((layout for layout in layouts if layout.shape(given) == wanted), None)

@@ -17,6 +17,9 @@ from lockstep.weights.names import Destination, Rename, apply_renames
 AVERAGE = "/ExponentialMovingAverage"
 """What TensorFlow adds to the name of a variable for its moving average, the shadow."""
 
+AVERAGED_PARTS = ("ema", "ema_state_dict", "state_dict_ema", "model_ema", "ema_model", "averaged_model")
+"""What training scripts call the averaged model, in a dict that they save or as a module of theirs."""
+
 
 @dataclass(frozen=True)
 class NameMap:
@@ -214,11 +217,7 @@ SHIPPED = {
 
 
 def get_name_map(name: str) -> NameMap:
-    """The map of that name.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The map of that name."""
     if name not in SHIPPED:
         close = difflib.get_close_matches(str(name), SHIPPED, n=1)
         raise InputError(

@@ -1,8 +1,12 @@
-"""What every file of weights is to the rest: names, shapes, and tensors that are read when asked for."""
+"""Sources of named tensors: the interface, tensors in memory, and the errors and checks that readers of files share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -14,6 +18,7 @@ from torch import Tensor
 
 from lockstep.checks import check_type, wrong_type
 from lockstep.errors import CheckpointError, InputError
+from lockstep.listing import shorten
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,11 @@ class TensorInfo:
     num_bytes: int
     """Of its content, in memory."""
 
+    @classmethod
+    def of(cls, shape: Sequence[int], dtype: torch.dtype) -> TensorInfo:
+        """What is known of a tensor of this shape and dtype."""
+        return cls(tuple(shape), str(dtype).removeprefix("torch."), math.prod(shape) * dtype.itemsize)
+
 
 @runtime_checkable
 class WeightSource(Protocol):
@@ -33,7 +43,7 @@ class WeightSource(Protocol):
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """The file, or what the files have in common."""
         ...
 
     @property
@@ -66,9 +76,6 @@ class MemorySource:
     Args:
         values: dense ones; the mapping is copied, the values are not.
         name: what messages call them.
-
-    Raises:
-        InputError: a value is neither, or of a kind that torch has not.
     """
 
     kind = "values in memory"
@@ -80,11 +87,7 @@ class MemorySource:
         self.tensors: Mapping[str, TensorInfo] = {name: _info(name, value) for name, value in values.items()}
 
     def read(self, name: str) -> Tensor:
-        """A tensor of its own, contiguous, on the CPU.
-
-        Raises:
-            CheckpointError: there is no such value.
-        """
+        """A tensor of its own, contiguous, on the CPU."""
         if name not in self._values:
             raise CheckpointError(
                 f"There is no tensor {name!r} in {self.path}.",
@@ -95,7 +98,7 @@ class MemorySource:
         value = self._values[name]
         if isinstance(value, Tensor):
             return value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        return torch.from_numpy(_native(value))
+        return tensor_of(value)
 
 
 def _info(name: str, value: object) -> TensorInfo:
@@ -104,19 +107,26 @@ def _info(name: str, value: object) -> TensorInfo:
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_meta or value.is_quantized:
             raise _unusable(name, f"{value.layout}, on {value.device}, {value.dtype}")
-        return TensorInfo(tuple(value.shape), str(value.dtype).removeprefix("torch."), value.nbytes)
+        return TensorInfo.of(value.shape, value.dtype)
     if not isinstance(value, np.ndarray):
         raise wrong_type(f"values[{name!r}]", value, expected="a tensor or a NumPy array", hint=_HINT)
+    if (dtype := torch_name(value.dtype)) is None:
+        raise _unusable(name, f"dtype {value.dtype}")
+    return TensorInfo(value.shape, dtype, value.nbytes)
+
+
+def torch_name(dtype: np.dtype[Any]) -> str | None:
+    """The name that torch has for a dtype of NumPy, in either byte order; None where it has none."""
     try:
-        dtype = torch.from_numpy(_native(value[:0] if value.ndim else value)).dtype
-    except TypeError as error:
-        raise _unusable(name, f"dtype {value.dtype}") from error
-    return TensorInfo(value.shape, str(dtype).removeprefix("torch."), value.nbytes)
+        same = torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype
+    except TypeError:
+        return None
+    return str(same).removeprefix("torch.")
 
 
-def _native(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A copy that is contiguous and in the byte order of this machine."""
-    return np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
+def tensor_of(array: npt.NDArray[Any]) -> Tensor:
+    """Copy an array into a tensor, contiguous and in the byte order of this machine."""
+    return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
 
 
 def _unusable(name: str, given: str) -> InputError:
@@ -126,3 +136,94 @@ def _unusable(name: str, given: str) -> InputError:
         expected="numbers, all there, in memory",
         hint="give a dense tensor or an array of numbers",
     )
+
+
+class MissingFileError(CheckpointError):
+    """One of the files of a checkpoint is not there."""
+
+
+def damaged_file(path: Path, what: str, *, given: str, expected: str) -> CheckpointError:
+    """The error for a file of which `what` is true: "is cut short"."""
+    return CheckpointError(f"{path} {what}.", given=given, expected=expected, hint="copy the checkpoint again")
+
+
+def damaged_tensor(name: str, path: Path, *, given: str, expected: str) -> CheckpointError:
+    """The error for a tensor that is not what was written."""
+    return CheckpointError(
+        f"The tensor {name!r} of {path} is damaged.",
+        given=given,
+        expected=expected,
+        hint="copy the checkpoint again, or leave this tensor out",
+    )
+
+
+def unreadable_file(path: Path, error: OSError) -> CheckpointError:
+    """The error for a file that cannot be opened or read."""
+    return CheckpointError(
+        f"{path} cannot be read.",
+        given=f"{type(error).__name__}: {error.strerror or error}",
+        expected="a file of the checkpoint",
+        hint="copy all files of the checkpoint, and see that they may be read",
+    )
+
+
+def check_present(checkpoint: Path, files: Sequence[Path], count: int) -> None:
+    """Refuse a checkpoint of `count` files of which some of these are not there.
+
+    Raises:
+        MissingFileError: naming them.
+    """
+    if missing := [file.name for file in files if not file.exists()]:
+        raise MissingFileError(
+            f"The checkpoint {checkpoint} is not whole.",
+            given=f"no file {shorten(missing)}",
+            expected=f"all of its {count} files of values" if count > 1 else "its file of values",
+            hint="copy what is missing from where the checkpoint was written",
+        )
+
+
+def no_tensor(name: str, path: Path, count: int) -> CheckpointError:
+    """The error for a name that is not in a checkpoint."""
+    return CheckpointError(
+        f"{path} has no tensor {name!r}.",
+        given=repr(name),
+        expected=f"the name of one of its {count} tensors",
+        hint="list its tensors, and name one of these",
+    )
+
+
+def not_numbers(name: str, path: Path, kind: str) -> CheckpointError:
+    """The error for a tensor whose dtype torch does not have."""
+    return CheckpointError(
+        f"The tensor {name!r} of {path} holds what torch has no kind for.",
+        given=f"values of type {kind}",
+        expected="floating-point numbers, integers, complex numbers or booleans",
+        hint="leave this tensor out",
+    )
+
+
+ZIP_MAGIC, EMPTY_ZIP = b"PK\x03\x04", b"PK\x05\x06"
+
+MOST_EXPANSION = 1032
+"""The most bytes that deflate makes of one (zlib's technical details)."""
+
+ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, RuntimeError)
+"""What `zipfile` raises for a damaged archive, beside OSError."""
+
+# The record at the end of an archive (APPNOTE.TXT, 4.3.16), which a comment may follow.
+_END, _MOST_COMMENT_BYTES = struct.Struct("<4s4H2LH"), (1 << 16) - 1
+_UNCOUNTED = 0xFFFF
+"""The count that the record has for so many files or more."""
+
+
+def check_zip_count(archive: zipfile.ZipFile, path: Path) -> None:
+    """Compare the number of files that are listed with the number that the end of the archive has.
+
+    The library does not: an entry of the list whose length is damaged hides those that follow it.
+    """
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _END.size - _MOST_COMMENT_BYTES))
+        tail = file.read()
+    count, found = _END.unpack_from(tail, tail.rindex(EMPTY_ZIP))[4], len(archive.infolist())
+    if count not in (found, _UNCOUNTED):
+        raise zipfile.BadZipFile(f"its end says that it has {count} files, and {found} are found")

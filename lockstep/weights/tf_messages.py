@@ -36,7 +36,7 @@ Extent = tuple[int, int]
 """Start and length along a dimension; a length of -1 is all of it."""
 Slice = tuple[Extent, ...]
 
-# Of both of its formats, as TensorFlow has had them from the start.
+# The version of both formats, the same from the start.
 _VERSION = 1
 
 WHOLE: Extent = (0, -1)
@@ -91,12 +91,12 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class BundleHeader:
-    """What a bundle is as a whole."""
+    """The header of a bundle."""
 
     num_shards: int
     is_big_endian: bool
     least_version: int
-    """Of the readers that may read it."""
+    """The least version of a reader that may read it."""
 
     @classmethod
     def of(cls, message: Message) -> BundleHeader:
@@ -106,7 +106,7 @@ class BundleHeader:
 
 @dataclass(frozen=True, slots=True)
 class BundleEntry:
-    """One tensor of a bundle, or a slice of one. Of a tensor with slices only the kind and the shape mean anything."""
+    """A tensor of a bundle, or a slice of one. With slices, only the data type and the shape mean anything."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -120,11 +120,7 @@ class BundleEntry:
 
     @classmethod
     def of(cls, message: Message) -> BundleEntry:
-        """From a BundleEntryProto.
-
-        Raises:
-            MalformedError: it has a shape or a place that cannot be.
-        """
+        """From a BundleEntryProto."""
         shard, offset, size = map(message.integer, (3, 4, 5))
         if min(shard, offset, size) < 0:
             raise MalformedError(f"shard {shard}, offset {offset} and size {size}", 0)
@@ -134,7 +130,7 @@ class BundleEntry:
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """One tensor in the contents of a V1 file, and which of its slices are there."""
+    """A tensor that a V1 file lists, and its slices in that file."""
 
     name: str
     dtype: int
@@ -143,11 +139,7 @@ class SavedTensor:
 
     @classmethod
     def of(cls, message: Message) -> SavedTensor:
-        """From a SavedSliceMeta.
-
-        Raises:
-            MalformedError: it has a shape that cannot be.
-        """
+        """From a SavedSliceMeta."""
         slices = tuple(map(slice_of, message.messages(4)))
         return cls(message.text(1), message.integer(3), shape_of(message.message(2)), slices)
 
@@ -180,11 +172,7 @@ def text_of(data: Buffer) -> str:
 
 
 def check_reader_version(least: int, path: Path) -> None:
-    """Refuse a file for readers of a later version of the format.
-
-    Raises:
-        CheckpointError: naming the file and the version.
-    """
+    """Refuse a file for readers of a later version of the format."""
     if least > _VERSION:
         raise CheckpointError(
             f"{path} is of a later version of the format.",

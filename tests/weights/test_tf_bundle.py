@@ -10,8 +10,8 @@ from tf_fuzz import MADE, check_damage, cut, flip_a_bit
 
 from lockstep.errors import CheckpointError
 from lockstep.weights.tf_bundle import TensorBundle
-from lockstep.weights.tf_slices import slice_key
 from lockstep.weights.tf_table import Table
+from lockstep.weights.tf_tensors import slice_key
 
 FLOAT, INT8, BOOL, BFLOAT16 = 1, 6, 10, 14
 HUGE = 1 << 50

@@ -9,8 +9,8 @@ from tf_files import extents, field, shape, table, varint
 from tf_fuzz import MADE, check_damage, cut, flip_a_bit
 
 from lockstep.errors import CheckpointError
-from lockstep.weights.tf_slices import slice_key
 from lockstep.weights.tf_table import Table
+from lockstep.weights.tf_tensors import slice_key
 from lockstep.weights.tf_v1 import TensorTables
 
 FLOAT, INT32, UINT8, BOOL, BFLOAT16 = 1, 3, 4, 10, 14

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.weights.tf_slices import NotWholeError, join_slices, slice_key, slice_ranges
+from lockstep.weights.tf_tensors import NotWholeError, join_slices, slice_key, slice_ranges
 
 INT64S = st.integers(-(2**63), 2**63 - 1)
 
