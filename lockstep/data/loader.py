@@ -102,11 +102,7 @@ class Loader:
         self.pool.check(self.reader, self.augment)
         self.quarantine = Quarantine(bad_examples, bad_budget)
         """The bad examples that were found so far."""
-        self.made_with = {
-            "batch_size": batch_size,
-            "order": described(self.order),
-            "augment": described(self.augment),
-        }
+        self.made_with = {"batch_size": batch_size, "order": described(self.order), "augment": described(self.augment)}
         """The description that checkpoints hold; taken now, since an augmentation may count or cache later on."""
         self._moves = 0
         self.position = 0

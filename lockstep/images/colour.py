@@ -94,10 +94,6 @@ def distort(images: Tensor, numbers: Tensor, orders: tuple[Order, ...] = INCEPTI
     return in_chosen_orders(images, numbers, orders, OPERATIONS, drawn_by="ColourDraws").clamp_(0, 1)
 
 
-def _brightened(values: Tensor, delta: Tensor) -> Tensor:
-    return values + delta
-
-
 def _contrasted(values: Tensor, factor: Tensor) -> Tensor:
     mean = values.mean(dim=(2, 3), keepdim=True)
     return torch.lerp(mean, values, factor)
@@ -131,7 +127,7 @@ def _bounds(red: Tensor, green: Tensor, blue: Tensor) -> tuple[Tensor, Tensor]:
 
 
 OPERATIONS: Operations = {
-    "brightness": _brightened,
+    "brightness": torch.add,
     "contrast": _contrasted,
     "saturation": _saturated,
     "hue": turned_hue,

@@ -36,7 +36,6 @@ class Adam(Rule):
     betas: Betas = (0.9, 0.999)
     eps: NonNegativeFloat = 1e-8
     weight_decay: WeightDecay = 0.0
-    """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
     epsilon_hat: bool = False
     """Add eps to the root of exp_avg_sq as it is, not corrected: TensorFlow's form, in section 2 of the paper."""
 

@@ -28,7 +28,6 @@ class Adagrad(Rule):
 
     lr: LearningRate
     weight_decay: WeightDecay = 0.0
-    """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
     initial_accumulator_value: NonNegativeFloat = 0.0
     """What the sums start at."""
     eps: NonNegativeFloat = 1e-10
@@ -80,7 +79,6 @@ class Adadelta(Rule):
     """The decay of both means."""
     eps: Annotated[PositiveFloat, Hint("set eps=1e-6: the first update is as large as the root of eps")] = 1e-6
     weight_decay: WeightDecay = 0.0
-    """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
         """Make the mean squares of gradients and updates, at 0."""
@@ -120,7 +118,6 @@ class RMSProp(Rule):
     eps: NonNegativeFloat = 1e-10
     """Inside the root, so its size is that of a squared gradient."""
     weight_decay: WeightDecay = 0.0
-    """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
     momentum: Fraction = 0.0
     centered: bool = False
     """Divide by the root of the variance: the running mean of the gradients, squared, is taken off `square_avg`."""
@@ -188,7 +185,6 @@ class FTRL(Rule):
     l2_shrinkage: NonNegativeFloat = 0.0
     """L2 on the size of the parameters as they are; `l2` stabilises, and acts on the solution."""
     weight_decay: WeightDecay = 0.0
-    """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

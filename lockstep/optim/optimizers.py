@@ -20,7 +20,9 @@ def _check_weight_decay(name: str, decay: object) -> None:
 
 
 WeightDecay = Annotated[float | Mapping[str, float], _check_weight_decay]
-"""One number for all parameters, or one a pattern: those that no pattern matches have none."""
+"""One number for all parameters, or one a pattern: those that no pattern matches have none.
+
+Unless an optimizer says otherwise, weight_decay * parameter is added to the gradient, after the gradient transforms."""
 
 
 class BoundOptimizer(Protocol):

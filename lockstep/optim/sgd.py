@@ -31,7 +31,6 @@ class SGD(Rule):
     momentum: Fraction = 0.0
     nesterov: bool = False
     weight_decay: WeightDecay = 0.0
-    """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

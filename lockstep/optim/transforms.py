@@ -275,16 +275,10 @@ class ScaleGradients(Checked):
     def _scale(self, indices_of: Mapping[str, Sequence[int]], gradients: Gradients, step: int) -> None:
         factors: dict[int, float] = {}
         for pattern, multiplier in self.multipliers.items():
-            factor = _factor(pattern, multiplier, step)
+            factor = rate_at(multiplier, step, name=_called(pattern), low=-math.inf)
             if factor != 1:
                 factors.update(dict.fromkeys(indices_of[pattern], factor))
         gradients.multiply(factors)
-
-
-def _factor(pattern: str, multiplier: Multiplier, step: int) -> float:
-    if not callable(multiplier):
-        return multiplier
-    return rate_at(multiplier, step, name=_called(pattern), low=-math.inf)
 
 
 def _check_multiplier(pattern: str, factor: object) -> None:

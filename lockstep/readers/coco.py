@@ -130,10 +130,7 @@ class Coco:
         return self._files.names[index]
 
     def fingerprint(self) -> Fingerprint:
-        """Compute checksums of the classes, of the images with their objects in groups, and of the outlines.
-
-        Of the image files they cover names and sizes in pixels, and the sizes in bytes of 1024, evenly spaced.
-        """
+        """Describe classes, images and objects as `fingerprint_of_objects` does, and the outlines by a checksum."""
         outlines = {} if self._outlines is None else {"outlines": checksum(self._outlines.numbers)}
         return fingerprint_of_objects(self._files, self._objects, self.classes) | outlines
 

@@ -129,10 +129,7 @@ class Voc:
         return self._files.names[index]
 
     def fingerprint(self) -> Fingerprint:
-        """Compute checksums of the classes, and of the images with their objects in groups; and the views.
-
-        Of the image files they cover names and sizes in pixels, and the sizes in bytes of 1024, evenly spaced.
-        """
+        """Describe classes, images and objects as `fingerprint_of_objects` does, and the views."""
         return fingerprint_of_objects(self._files, self._objects, self.classes) | {"views": ", ".join(self._views)}
 
 
