@@ -1,4 +1,4 @@
-"""Towers: the logical copies of the computation over which the global batch is split; and their mixed precision."""
+"""Towers: logical copies of the computation that split the global batch; precision, mixed precision among it."""
 
 from __future__ import annotations
 
