@@ -1,10 +1,8 @@
 """Saving while the run goes on.
 
-A thread copies the tensors and writes the copy. The run computes meanwhile, and waits only before it changes what is
-not copied yet: as long as a checkpoint is in flight, the writer is among what its states call before a change. Forward
-and backward passes take longer than the copy, so most often nobody waits.
-
-A writer has at most one checkpoint in flight: the next one waits for it.
+A thread copies the tensors and writes the copy. The run computes meanwhile, and waits only before it changes tensors
+that are not copied yet: the states call `copied` before each change. Forward and backward passes take longer than the
+copy, so the run rarely waits. A writer has at most one checkpoint in flight: the next one waits for it.
 """
 
 from __future__ import annotations
@@ -30,11 +28,7 @@ any of them waits, whoever holds the writer."""
 
 
 class BackgroundWriter:
-    """Writes the checkpoints of one store in a thread.
-
-    Args:
-        store: where they go.
-    """
+    """Writes the checkpoints of one store in a thread."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

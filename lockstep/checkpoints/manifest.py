@@ -1,4 +1,4 @@
-"""What a checkpoint consists of, and whether that is what lies on the disk."""
+"""The manifest of a checkpoint: its files with sizes and hashes, and how they are verified."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class FileEntry:
             raise damaged(folder / self.name, f"{size_bytes:,} bytes", f"{self.size_bytes:,} bytes")
 
     def read(self, folder: Path) -> bytes:
-        """The file's bytes, which are those that were written; its size is checked already."""
+        """Read the file's bytes and verify their hash; its size is checked already."""
         data = read_bytes(folder / self.name, self.size_bytes)
         found = hashlib.sha256(data).hexdigest()
         if found != self.sha256:

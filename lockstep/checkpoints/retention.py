@@ -15,8 +15,6 @@ from lockstep.durable import atomic_write
 from lockstep.errors import CheckpointError
 
 _NO_SCORES: Mapping[int, float] = {}
-
-
 _HOURS = "give the hours between two of them, or None to keep the newest alone"
 
 
@@ -96,22 +94,17 @@ PINNED = "pinned"
 
 @dataclass(frozen=True)
 class CheckpointRatings:
-    """What some checkpoints say, by step."""
+    """When checkpoints were saved, their scores and pins, by step."""
 
     saved_seconds: Mapping[int, float]
-    """In seconds since 1970. One that cannot say counts as far from all others: where hours count, it is kept."""
+    """In seconds since 1970; 0 if unreadable, so that `every_hours` keeps the checkpoint."""
     best_scores: Mapping[int, float]
-    """Of those that were among the best when they were written, by the score that counts."""
+    """Of checkpoints that were among the best when written, by the score that counts."""
     pinned: Collection[int]
 
     @classmethod
     def read(cls, folders: Mapping[int, Path], best: str | None) -> CheckpointRatings:
-        """Ask the checkpoints in these folders, by step.
-
-        Args:
-            folders: where they are.
-            best: the score that counts; None where none does.
-        """
+        """Read the checkpoints in these folders, by step; `best` is the score that counts."""
         manifests: dict[int, Manifest] = {}
         for step, folder in folders.items():
             with contextlib.suppress(CheckpointError):

@@ -48,7 +48,7 @@ _NAME = re.compile(r"step-(\d{8,})")
 _USUAL = Retention()
 _writing = threading.Lock()
 ABANDONED_SECONDS = 3600.0
-"""What nobody has touched for so long is nobody's, where the process itself cannot be seen (on another host)."""
+"""An unfinished folder of another host, whose processes cannot be seen, is abandoned if untouched for so long."""
 
 _UNFINISHED = re.compile(r"\.step-\d{8,}\.(?:new|old)\.(?P<host>[^.]+)\.(?P<pid>\d+)\.(?P<started>\d+)")
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -56,7 +56,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved at one step; the tensors are contiguous, on the CPU, and nobody else's."""
+    """A checkpoint in memory; its tensors are contiguous, on the CPU, and share memory with none."""
 
     step: int
     path: Path
@@ -144,7 +144,7 @@ class Store:
             )
         encoded_values = encode_values(values)
         finite = {name: float(score) for name, score in (scores or {}).items() if math.isfinite(score)}
-        # Of one process one thread writes: its unfinished folders go by the process.
+        # One thread of a process writes at a time: unfinished folders are named after the process.
         with _writing:
             try:
                 make_folder(self.folder)
@@ -267,7 +267,7 @@ class Store:
             raise
 
     def _set_aside(self, step: int) -> None:
-        """Take a checkpoint away in one move, so that a kill cannot leave a half of it under its name."""
+        """Rename a checkpoint, then delete it: a kill cannot leave half of it under its name."""
         aside = unfinished_path(self.path(step), "old")
         self.path(step).rename(aside)
         delete(aside)

@@ -123,11 +123,7 @@ class _SkippingReader:
                     raise
 
     def _try_alone(self, rows: Rows, only: Collection[int] | None = None) -> bool:
-        """Read rows one by one, all or those of certain examples; returns whether more of them are bad than known.
-
-        Raises:
-            DataError: they are more than the budget and a batch can hold.
-        """
+        """Read rows one by one, all or those of certain examples; returns whether more of them are bad than known."""
         found = False
         for row, place in enumerate(zip(rows.positions.tolist(), rows.indices.tolist(), strict=True)):
             if place not in self._reasons and (only is None or place[1] in only):
@@ -163,12 +159,7 @@ class _SkippingReader:
 
 
 def read_examples(reader: Reader, rows: Rows, seed: int) -> Fields:
-    """Read the examples of some rows, by field.
-
-    Raises:
-        DataError: an example cannot be read, or a field has another length than there are rows.
-        LockstepError: raised by the reader itself.
-    """
+    """Read the examples of some rows, by field; any other error of the reader becomes a DataError."""
     try:
         fields = _read_seeded(reader, rows, seed) if draws_globally(reader) else reader.read_batch(rows.indices)
         return _checked(fields, len(rows), reader)

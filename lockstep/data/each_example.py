@@ -54,12 +54,7 @@ class EachExample:
         _check_function("function", self.function)
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
-        """Call the function for each example, and stack the results.
-
-        Raises:
-            DataError: the function failed, or returned something else than a dict that fits the first one; the position
-                is named.
-        """
+        """Call the function for each example, and stack the results."""
         examples = [
             _made(self.function, position, example, ExampleDraws(draws.seed, position))
             for example, position in zip(_examples(batch), draws.positions.tolist(), strict=True)
@@ -89,12 +84,7 @@ class Seeded:
         _check_function("transform", self.transform)
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
-        """Transform the field of each example.
-
-        Raises:
-            InputError: the batch has no such field.
-            DataError: an image cannot be decoded, the transform failed, or two results do not fit each other.
-        """
+        """Transform the field of each example."""
         if self.field not in batch:
             raise InputError(
                 f"{_name(self.transform)} finds no field {self.field!r}.",

@@ -7,7 +7,7 @@ again: all parts see the same files, with warm caches.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -120,7 +120,9 @@ def measure(
     pace = None
     if step is not None:
         tell("the training step alone")
-        pace = time_step(step, _one_batch(loader, device, num_towers), _STEP * seconds)
+        with closing(_copy(loader, loader.order).batches(range(num_towers), num_towers, device)) as batches:
+            batch = next(batches)
+        pace = time_step(step, batch, _STEP * seconds)
     return Measured(
         first_read=first_read,
         read=read,
@@ -141,9 +143,8 @@ def time_reading(loader: Loader, seconds: float) -> tuple[Timing, Int64s]:
     order = loader.order, size, loader.seed
     leave = SkipBad(ReplaceBad(*order), size) if loader.quarantine.policy == "skip" else None
     first, whole = (TrainingRows(*order, batch_size, np.arange(rows)) for rows in (1, batch_size))
-    BatchReader(loader.reader, [], loader.seed, first, leave)(
-        BatchRequest(0)
-    )  # What is created at first use is created now.
+    # What is created at first use is created now.
+    BatchReader(loader.reader, [], loader.seed, first, leave)(BatchRequest(0))
     reading = BatchReader(loader.reader, [], loader.seed, whole, leave)
     read: list[Int64s] = []
     passed = cpu_passed = 0.0
@@ -167,7 +168,8 @@ def time_loader(loader: Loader, seconds: float, device: torch.device = _CPU, num
     fills: list[float] = []
     num_batches = 0
     with closing(loader.batches(range(1), 1, device)) as batches:
-        _used_up(islice(batches, size))
+        for _ in islice(batches, size):
+            pass
         started, cpu_started = time.perf_counter(), time.process_time()
         while not num_batches or time.perf_counter() < started + seconds:
             for batch in islice(batches, size):
@@ -209,16 +211,6 @@ def _copy(loader: Loader, order: Order, **changes: Any) -> Loader:
             **changes,
         },
     )
-
-
-def _one_batch(loader: Loader, device: torch.device, num_towers: int) -> Batch:
-    with closing(_copy(loader, loader.order).batches(range(num_towers), num_towers, device)) as batches:
-        return next(batches)
-
-
-def _used_up(batches: Iterable[Batch]) -> None:
-    for _ in batches:
-        pass
 
 
 @dataclass(frozen=True, eq=False)

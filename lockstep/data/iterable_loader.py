@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import torch
+from typing import Any, ClassVar, NoReturn
 
 from lockstep.checks import PositiveInt, check_value, wrong_type
-from lockstep.data.loader import EvaluationBatch, Loader
+from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s
 from lockstep.errors import DataError, InputError, LockstepError
 from lockstep.images.augment import Augment
@@ -20,7 +18,6 @@ from lockstep.screen import log
 from lockstep.types import Batch
 from lockstep.workers.rank import join
 
-_CPU = torch.device("cpu")
 _END = object()
 
 
@@ -71,32 +68,13 @@ class IterableLoader(Loader):
         self._start_anew()
         return changed
 
-    def batches(
-        self,
-        towers: range,
-        num_towers: int,
-        device: torch.device = _CPU,
-        stop: Callable[[int], bool] | None = None,
-        workers_on_host: int | None = None,
-    ) -> Generator[Batch, None, None]:
-        """Yield batches as `Loader.batches` does; the dataset starts anew if items were read that no attempt used.
-
-        Raises:
-            DataError: an item, named by its number in the stream, cannot be used; or the dataset has none.
-        """
+    def batches(self, *args: Any, **kwargs: Any) -> Generator[Batch, None, None]:
+        """Yield batches as `Loader.batches` does; the dataset starts anew if items were read that no attempt used."""
         if self._iteration.next_number > self.position:
             self._start_anew()
-        return super().batches(towers, num_towers, device, stop, workers_on_host)
+        return super().batches(*args, **kwargs)
 
-    def evaluation_batches(
-        self,
-        micro_batch: int,
-        rank: int = 0,
-        num_workers: int = 1,
-        device: torch.device = _CPU,
-        *,
-        drop_last: bool = False,
-    ) -> Generator[EvaluationBatch, None, None]:
+    def evaluation_batches(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise InputError: an iterable dataset cannot be evaluated."""
         raise InputError(
             "An iterable dataset cannot be evaluated: each example has to be scored once, whoever scores it.",

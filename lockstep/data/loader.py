@@ -62,11 +62,6 @@ class Loader:
     A loader process or thread that hangs, for instance on a network disk, is named with its batch and its example once
     the trainer has waited 10 s for it, or ten times as long as ever before; after `timeout_seconds` (0: never) the run
     ends.
-
-    Raises:
-        InputError: a parameter is out of range, the order is unknown or made for another number of examples, or threads
-            would run an augmentation that needs a process of its own.
-        DataError: the reader holds no examples.
     """
 
     def __init__(
@@ -107,11 +102,7 @@ class Loader:
         self.pool.check(self.reader, self.augment)
         self.quarantine = Quarantine(bad_examples, bad_budget)
         """The bad examples that were found so far."""
-        self.made_with = {
-            "batch_size": batch_size,
-            "order": described(self.order),
-            "augment": described(self.augment),
-        }
+        self.made_with = {"batch_size": batch_size, "order": described(self.order), "augment": described(self.augment)}
         """The description that checkpoints hold; taken now, since an augmentation may count or cache later on."""
         self._moves = 0
         self.position = 0
@@ -126,9 +117,6 @@ class Loader:
 
         Later calls of `batches` jump over it; everything else stays as it is. If the batch size changes afterwards,
         perhaps no batch starts there any more: then none is left out.
-
-        Raises:
-            InputError: no batch of the stream starts there.
         """
         check_type("position", position, int, expected="a place in the stream", hint="give the position of a batch")
         if position < 0 or (position - self.position) % self.batch_size:
@@ -142,7 +130,7 @@ class Loader:
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """What the examples are made of, according to their reader; computed once, when first needed."""
+        """The reader's fingerprint of its examples; computed once, when first needed."""
         return fingerprint_of(self.reader, len(self.reader))
 
     def state(self) -> dict[str, Any]:
@@ -166,9 +154,6 @@ class Loader:
 
         Returns:
             What has changed in the examples, a line each.
-
-        Raises:
-            InputError: the state is of another stream.
         """
         changed = _check_same_stream(state, self.state(), accept_data_change=accept_data_change)
         self.position = state["position"]
@@ -199,8 +184,6 @@ class Loader:
             workers_on_host: workers that share this host's cores; by default all workers of the run.
 
         Raises:
-            InputError: the batch size does not divide by the towers.
-            DataError: an example cannot be read.
             WorkerError: a loader process or thread hangs, or a loader process died.
         """
         offsets = offsets_of(self.batch_size, towers, num_towers)
@@ -313,13 +296,13 @@ class Loader:
         return BadExample(found.position, name, found.reason, instead)
 
     def _starts(self) -> Iterator[int]:
-        """Positions of all batches from now on."""
+        """Yield the positions of all batches from now on."""
         return filterfalse(frozenset(self.skipped).__contains__, count(self.position, self.batch_size))
 
     def _source(
         self, rows_of: RowsOf, choose: ChooseRows, starts: Iterator[int], num_workers: int
     ) -> Generator[TimedResult[ReadRows], None, None]:
-        """Read the batches that start there; prefetch them if the reader has to decode."""
+        """Read the batches that start at these positions; prefetch them if the reader has to decode."""
         quarantine, pool = self.quarantine, self.pool
         skip_bad = SkipBad(choose, quarantine.budget, {*quarantine.reasons}) if quarantine.policy == "skip" else None
         read = BatchReader(self.reader, self.augment, self.seed, rows_of, skip_bad)

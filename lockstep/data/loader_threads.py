@@ -43,9 +43,6 @@ def read_in_threads(
 
     The threads end when the generator is closed, each after its current job; one that hangs is left behind. Errors of
     `read` are raised here. `names_of` names the examples of a job, for messages.
-
-    Raises:
-        WorkerError: a job takes longer than `stall_timeout`.
     """
     most, threads_of_caller = num_threads * prefetch, torch.get_num_threads()
     pool = _LoaderThreads(read, num_threads, names_of, stall_timeout)

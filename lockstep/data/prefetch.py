@@ -32,11 +32,7 @@ _END_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class LoaderPool(Checked):
-    """The loader processes or threads of each worker: how many, and how many batches each prefetches.
-
-    Raises:
-        InputError: a number is out of range, both are asked for, or processes where the system has no memfd.
-    """
+    """The loader processes or threads of each worker: how many, and how many batches each prefetches."""
 
     num_processes: NonNegativeInt | None = None
     """0 for none; None: the worker's share of the cores that are left over, 1 to 8."""
@@ -65,12 +61,7 @@ class LoaderPool(Checked):
             )
 
     def check(self, reader: Reader, augment: Sequence[object]) -> None:
-        """Refuse readers and augmentations that this pool cannot run.
-
-        Raises:
-            InputError: an augmentation cannot be called; or threads would run one that draws from the generators that
-                all threads of a process share.
-        """
+        """Refuse readers and augmentations that this pool cannot run."""
         expected, hint = "functions of a batch and its draws", "give values of ls.images, or ls.data.EachExample"
         for each in augment:
             check_type("augment", each, Callable, expected=expected, hint=hint)  # type: ignore[arg-type]
@@ -154,14 +145,11 @@ class StallTimeout:
         """How long to wait for a process or thread to end."""
 
     def wait(self, ready: Callable[[float], Ready], status: Callable[[], LoaderStatus]) -> Ready:
-        """Wait until `ready` returns something true, and return that.
+        """Wait until `ready` returns something true, and return that; raises WorkerError after the timeout.
 
         Args:
             ready: waits for at most the given seconds.
             status: describes the process or thread that is waited for.
-
-        Raises:
-            WorkerError: the timeout has passed.
         """
         waited, limit = 0.0, self._timeout_seconds or math.inf
         warn_at = max(self._warn_seconds, _WARN_FACTOR * self._longest_seconds)

@@ -99,10 +99,6 @@ def examples(
         seed: of the order and of the augmentations.
         pipeline: applied to each example.
         num_draws: how often each is augmented: as at its position, and as at the same place of later epochs.
-
-    Raises:
-        InputError: a parameter is out of range, the examples have no images, or the augmentations do not suit them.
-        DataError: the reader holds no examples.
     """
     check_value("num_draws", num_draws, PositiveInt)
     order = order_of(order)

@@ -102,11 +102,7 @@ class RandomShift(Checked):
 
 
 def encoded_images(batch: dict[str, Any], field: str, wanted_by: object) -> list[EncodedImage]:
-    """Look up the encoded images in a field of a batch.
-
-    Raises:
-        InputError: there are none; the class of `wanted_by` is named.
-    """
+    """Look up the encoded images in a field of a batch."""
     images = batch.get(field)
     if isinstance(images, list) and all(isinstance(image, EncodedImage) for image in images):
         return images
@@ -120,11 +116,7 @@ def encoded_images(batch: dict[str, Any], field: str, wanted_by: object) -> list
 
 
 def image_tensor(batch: dict[str, Any], field: str, wanted_by: object) -> Tensor:
-    """Look up the images in a field of a batch: shape (batch, channels, height, width), any dtype.
-
-    Raises:
-        InputError: there are none; the class of `wanted_by` is named.
-    """
+    """Look up the images in a field of a batch: shape (batch, channels, height, width), any dtype."""
     images = batch.get(field)
     if isinstance(images, Tensor) and images.ndim == 4:
         return images
@@ -132,11 +124,7 @@ def image_tensor(batch: dict[str, Any], field: str, wanted_by: object) -> Tensor
 
 
 def colour_images(batch: dict[str, Any], field: str, wanted_by: object) -> Tensor:
-    """Look up the decoded images in a field of a batch: uint8 of shape (batch, 3, height, width).
-
-    Raises:
-        InputError: there are none; the class of `wanted_by` is named.
-    """
+    """Look up the decoded images in a field of a batch: uint8 of shape (batch, 3, height, width)."""
     images = batch.get(field)
     if isinstance(images, Tensor) and images.dtype == torch.uint8 and images.ndim == 4 and images.shape[1] == 3:
         return images
@@ -166,7 +154,7 @@ def describe_field(batch: dict[str, Any], field: str) -> str:
 
 
 def check_no_locations(batch: dict[str, Any], moved_by: object, consumed: str | None = None) -> None:
-    """Refuse locations of objects, which would be wrong after an augmentation that moves what is on the images.
+    """Refuse a batch with locations of objects: they would be wrong after an augmentation that moves the images.
 
     Fields that only say that an object is there may stay, and so may fields of one number for each image.
 
@@ -174,9 +162,6 @@ def check_no_locations(batch: dict[str, Any], moved_by: object, consumed: str | 
         batch: given to the augmentation.
         moved_by: the augmentation.
         consumed: a field that the augmentation takes out of the batch.
-
-    Raises:
-        InputError: the fields and the class of `moved_by` are named.
     """
     wrong = [name for name in LOCATION_FIELDS if name in batch and name != consumed and not _one_each(batch[name])]
     if wrong:

@@ -90,15 +90,8 @@ def distort(images: Tensor, numbers: Tensor, orders: tuple[Order, ...] = INCEPTI
         images: uint8 of shape (batch, 3, height, width), or floats in [0, 1].
         numbers: as `ColourDraws` draws them, on the same device.
         orders: the operations of each order; all of the same length. See `in_chosen_orders`.
-
-    Raises:
-        InputError: the shapes do not fit, an order names no operation, or is shorter than another.
     """
     return in_chosen_orders(images, numbers, orders, OPERATIONS, drawn_by="ColourDraws").clamp_(0, 1)
-
-
-def _brightened(values: Tensor, delta: Tensor) -> Tensor:
-    return values + delta
 
 
 def _contrasted(values: Tensor, factor: Tensor) -> Tensor:
@@ -134,7 +127,7 @@ def _bounds(red: Tensor, green: Tensor, blue: Tensor) -> tuple[Tensor, Tensor]:
 
 
 OPERATIONS: Operations = {
-    "brightness": _brightened,
+    "brightness": torch.add,
     "contrast": _contrasted,
     "saturation": _saturated,
     "hue": turned_hue,
@@ -163,9 +156,6 @@ def in_chosen_orders(
         orders: names of operations; all of the same length.
         operations: as the columns of the numbers are ordered.
         drawn_by: the augmentation that draws such numbers, for an error.
-
-    Raises:
-        InputError: the shapes do not fit, an order names no operation, or is shorter than another.
     """
     _check(images, numbers, orders, operations, drawn_by)
     values = as_floats(images)

@@ -113,12 +113,7 @@ class ShortSideCrop(Checked):
             )
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
-        """Return the batch with its images decoded, resized and cropped.
-
-        Raises:
-            DataError: an image cannot be decoded, or is so thin that, resized, it had more pixels than the `max_pixels`
-                of its `Decoding`.
-        """
+        """Return the batch with its images decoded, resized and cropped."""
         images = _images(batch, self.field, self)
         check_no_locations(batch, self)
         column = f"ShortSideCrop {self.field}"

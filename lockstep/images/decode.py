@@ -92,10 +92,6 @@ class Decoding(Checked):
             at_least: height and width. A JPEG may then be decoded at a half, a quarter or an eighth, as long as the
                 region does not become smaller than this: faster, but other pixels than those of a full decode and a
                 resize. The region's edges move outwards to the next pixel.
-
-        Raises:
-            DataError: the data is damaged, of no known format, or larger than `max_pixels`.
-            InputError: the region does not lie within the image, or `at_least` is below 1.
         """
         header = self._header(data, source)
         part = top, left, height, width = _within(region, header.size, source)

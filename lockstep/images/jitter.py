@@ -89,9 +89,6 @@ def jittered(images: Tensor, numbers: Tensor, orders: tuple[Order, ...] = JITTER
         numbers: as `JitterDraws` draws them, on the same device.
         orders: the operations of each order; all of the same length. An accelerator computes each operation once a
             step where all orders agree, as `JITTER_ORDERS[:1]` does, instead of all that stand there in one of them.
-
-    Raises:
-        InputError: the shapes do not fit, an order names no operation, or is shorter than another.
     """
     return in_chosen_orders(images, numbers, orders, _OPERATIONS, drawn_by="JitterDraws")
 

@@ -60,9 +60,7 @@ class PngMasks:
     def decode(self) -> Tensor:
         """Decode to uint8 of shape (masks, height, width), 1 where a pixel is not black, else 0.
 
-        Raises:
-            DataError: one is damaged, of no known format, or its header announces another size, or they take more than
-                2 GiB; sizes are checked before memory is taken.
+        Sizes are checked before memory is taken.
         """
         sources = [f"{self.source.removesuffix(',')}, mask {number}," for number in range(len(self.data))]
         for data, source in zip(self.data, sources, strict=True):
@@ -138,10 +136,6 @@ class MaskOutlines:
         """Draw to uint8 of shape (objects, height, width), 0 or 1; in memory column after column.
 
         A pixel is 1 if it lies in any polygon of the object. The pixels are those that pycocotools gives.
-
-        Raises:
-            DataError: an outline belongs to an image of another size, or is too long to be real; or they take more than
-                2 GiB.
         """
         _check_memory(len(self), self.height, self.width, self.source)
         masks = np.zeros((len(self), self.width * self.height), np.uint8)
@@ -183,13 +177,10 @@ def _check_memory(count: int, height: int, width: int, source: str) -> None:
 
 
 def packed_outline(segmentation: object) -> Int32s:
-    """Pack a `segmentation` as numbers: for each part their count, then the numbers.
+    """Pack a `segmentation` as numbers: for each part their count, then the numbers; a ValueError says what is wrong.
 
     Those of a polygon are x and y in fifths of a pixel. Those of runs are height, width and lengths; their count is
     negative. Polygons of fewer than three corners enclose nothing, and are left out.
-
-    Raises:
-        ValueError: it is no segmentation; the message says why.
     """
     if isinstance(segmentation, list):
         polygons = [_packed_polygon(numbers) for numbers in segmentation]
@@ -295,11 +286,7 @@ class _Walk(NamedTuple):
 
 
 def _walk(x: _Int64s, y: _Int64s) -> _Walk:
-    """Walk all points along a closed polygon's edges, each edge from its left or its upper end.
-
-    Raises:
-        ValueError: the outline is longer than any real one, and would take too much memory.
-    """
+    """Walk all points along a closed polygon's edges, each edge from its left or its upper end; refuse one too long."""
     next_x, next_y = np.roll(x, -1), np.roll(y, -1)
     flat = np.abs(next_x - x) >= np.abs(next_y - y)
     length = np.maximum(np.abs(next_x - x), np.abs(next_y - y))

@@ -107,9 +107,6 @@ def mixed(images: Tensor, labels: Tensor, numbers: Tensor, num_classes: int) -> 
 
     Returns:
         float32 of the shape of the images, and float32 (batch, num_classes).
-
-    Raises:
-        InputError: the shapes do not fit; or, on a CPU, a label is the number of no class.
     """
     _check(images, labels, numbers, num_classes)
     values = as_floats(images)

@@ -1,4 +1,4 @@
-"""From pixels to the floats that networks expect, over a whole batch on its device."""
+"""Converts pixels to the floats that networks expect, over a whole batch on its device."""
 
 from __future__ import annotations
 

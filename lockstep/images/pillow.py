@@ -60,7 +60,7 @@ def png_bytes(image: Image) -> bytes:
 
 
 def shrunk(image: ImageFile, factor: int) -> ImageFile:
-    """Have a JPEG decoded at 1 / factor of its size, rounded up; a factor of 1, 2, 4 or 8, and at most its size."""
+    """Decode a JPEG at 1 / factor of its size, rounded up; a factor of 1, 2, 4 or 8, and at most its size."""
     # Pillow takes the largest factor whose result is not below the size asked for: for this size that is `factor`.
     image.draft(None, (image.width // factor, image.height // factor))
     return image

@@ -324,11 +324,7 @@ def _sizes(images: Sequence[EncodedImage]) -> tuple[Int64s, Int64s]:
 
 
 def _objects(boxes: Sequence[Tensor], images: Sequence[EncodedImage], height: Int64s, width: Int64s) -> Objects:
-    """Convert boxes to pixels, rounded down.
-
-    Raises:
-        DataError: one does not lie within its image.
-    """
+    """Convert boxes to pixels, rounded down."""
     owner = np.repeat(np.arange(len(boxes)), np.array([len(each) for each in boxes], dtype=np.int64))
     shares = torch.cat([torch.empty(0, 4), *boxes]).numpy().astype(np.float32)
     if not (inside := (shares >= 0) & (shares <= 1)).all():

@@ -1,4 +1,4 @@
-"""The preprocessing of tf-slim's networks as values: one part for the loader, one for the device of the batch.
+"""Preprocessing of tf-slim's networks as values: one part for the loader, one for the device of the batch.
 
 Pixels are whole numbers from 0 to 255 until they are on their device: a resize is rounded there, where slim keeps
 fractions. All that comes after it is computed in floats, as in slim.

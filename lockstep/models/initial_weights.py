@@ -50,7 +50,7 @@ def scaled_normal(tensor: Tensor, generator: Generator | None = None) -> None:
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Have torch draw no first weights, and move no random stream: modules made inside have shapes alone.
+    """Keep torch from drawing first weights and moving a random stream: modules made inside have shapes alone.
 
     `nn.Module.to_empty` gives them memory, whose values are still to be written, buffers too.
     """

@@ -77,11 +77,7 @@ class Torchvision(Checked):
         return InceptionV3.image_size if self.options.get("aux_logits", True) else InceptionV3.smallest_image
 
     def build(self, seed: int) -> nn.Module:
-        """Make the net; its initial weights depend on the seed alone, and no random stream of torch's is touched.
-
-        Raises:
-            InputError: torchvision cannot be imported, has no classifier of that name, or refuses the options.
-        """
+        """Make the net; its initial weights depend on the seed alone, and no random stream of torch's is touched."""
         models = _torchvision_models()
         _check_known("torchvision", self.name, models.list_models(module=models), models.list_models())
         options = {**_DEFAULTS.get(self.name, {}), **self.options}
@@ -102,11 +98,7 @@ class Timm(Checked):
     num_classes: PositiveInt = 1000
 
     def build(self, seed: int) -> nn.Module:
-        """Make the net; its initial weights depend on the seed alone, and no random stream of torch's is touched.
-
-        Raises:
-            InputError: timm cannot be imported, or has no model of that name.
-        """
+        """Make the net; its initial weights depend on the seed alone, and no random stream of torch's is touched."""
         timm = _timm()
         # Names such as hf-hub:... are none of the list: they would fetch what they name.
         _check_known("timm", self.name.partition(".")[0], timm.list_models(include_tags=False))

@@ -36,31 +36,19 @@ class Adam(Rule):
     betas: Betas = (0.9, 0.999)
     eps: NonNegativeFloat = 1e-8
     weight_decay: WeightDecay = 0.0
-    """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
     epsilon_hat: bool = False
     """Add eps to the root of exp_avg_sq as it is, not corrected: TensorFlow's form, in section 2 of the paper."""
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Both means, at 0."""
+        """Make both means, at 0."""
         return {"exp_avg": slot(parameter), "exp_avg_sq": slot(parameter)}
 
     def apply(self, chunk: Chunk, lr: float, step: int) -> None:
         """Update parameters and slots in place."""
         correction1, correction2 = corrections(self.betas, step)
         if chunk.fused:
-            fused_adam(
-                chunk.parameters,
-                chunk.gradients,
-                chunk.slots["exp_avg"],
-                chunk.slots["exp_avg_sq"],
-                step=step,
-                lr=lr,
-                betas=self.betas,
-                eps=self.eps / math.sqrt(correction2) if self.epsilon_hat else self.eps,
-                weight_decay=chunk.weight_decay,
-                decoupled=self.decoupled,
-                divisor=chunk.divisor,
-            )
+            eps = self.eps / math.sqrt(correction2) if self.epsilon_hat else self.eps
+            fused_adam(chunk, lr, step, betas=self.betas, eps=eps, decoupled=self.decoupled)
             return
         # With both corrections in the rate, eps is the uncorrected root's: one pass over the parameters less.
         eps = self.eps if self.epsilon_hat else self.eps * math.sqrt(correction2)
@@ -90,7 +78,7 @@ class AdamW(Adam):
 
 
 def corrections(betas: tuple[float, float], step: int) -> tuple[float, float]:
-    """What the means that `step` updates have moved, from 0, are to be divided by."""
+    """Compute the divisors that correct both means for their start at 0, after `step` updates."""
     return 1.0 - betas[0] ** step, 1.0 - betas[1] ** step
 
 

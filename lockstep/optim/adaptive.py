@@ -18,7 +18,7 @@ from lockstep.optim.schedules import LearningRate
 
 @dataclass(frozen=True)
 class Adagrad(Rule):
-    """Each gradient is divided by the root of the sum of its squares so far (Duchi et al., 2011).
+    """Divide each gradient by the root of the sum of its squares so far (Duchi et al., 2011).
 
     sum += gradient ** 2; parameter -= lr * gradient / (sqrt(sum) + eps). The defaults are torch's;
     tf.train.AdagradOptimizer is initial_accumulator_value=0.1, eps=0. It takes sparse gradients.
@@ -28,7 +28,6 @@ class Adagrad(Rule):
 
     lr: LearningRate
     weight_decay: WeightDecay = 0.0
-    """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
     initial_accumulator_value: NonNegativeFloat = 0.0
     """What the sums start at."""
     eps: NonNegativeFloat = 1e-10
@@ -49,21 +48,13 @@ class Adagrad(Rule):
         return True
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
-        """The sums."""
+        """Make the sum of squares."""
         return {"sum": slot(parameter, self.initial_accumulator_value)}
 
     def apply(self, chunk: Chunk, lr: float, step: int) -> None:
         """Update parameters and sums in place."""
         if chunk.fused:
-            fused_adagrad(
-                chunk.parameters,
-                chunk.gradients,
-                chunk.slots["sum"],
-                lr=lr,
-                eps=self.eps,
-                weight_decay=chunk.weight_decay,
-                divisor=chunk.divisor,
-            )
+            fused_adagrad(chunk, lr, self.eps)
             return
         with in_float32(chunk) as wide:
             gradients, sums = wide.decayed(), wide.slots["sum"]
@@ -75,7 +66,7 @@ class Adagrad(Rule):
 
 @dataclass(frozen=True)
 class Adadelta(Rule):
-    """Each gradient is divided by the root of its mean square, and multiplied by that of the updates (Zeiler, 2012).
+    """Divide each gradient by the root of its mean square, and multiply it by that of the updates (Zeiler, 2012).
 
     square_avg = rho * square_avg + (1 - rho) * gradient ** 2;
     delta = sqrt(acc_delta + eps) / sqrt(square_avg + eps) * gradient; acc_delta = rho * acc_delta +
@@ -88,10 +79,9 @@ class Adadelta(Rule):
     """The decay of both means."""
     eps: Annotated[PositiveFloat, Hint("set eps=1e-6: the first update is as large as the root of eps")] = 1e-6
     weight_decay: WeightDecay = 0.0
-    """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
-        """The mean squares of gradients and updates, at 0."""
+        """Make the mean squares of gradients and updates, at 0."""
         return {"square_avg": slot(parameter), "acc_delta": slot(parameter)}
 
     def apply(self, chunk: Chunk, lr: float, step: int) -> None:
@@ -113,7 +103,7 @@ class Adadelta(Rule):
 
 @dataclass(frozen=True)
 class RMSProp(Rule):
-    """Each gradient is divided by the root of a running mean of its squares (Tieleman, Hinton: lecture 6.5, 2012).
+    """Divide each gradient by the root of a running mean of its squares (Tieleman, Hinton: lecture 6.5, 2012).
 
     The rule of tf.train.RMSPropOptimizer: square_avg = alpha * square_avg + (1 - alpha) * gradient ** 2, then
     buffer = momentum * buffer + lr * gradient / sqrt(square_avg + eps), then parameter -= buffer. Torch's differs in
@@ -128,7 +118,6 @@ class RMSProp(Rule):
     eps: NonNegativeFloat = 1e-10
     """Inside the root, so its size is that of a squared gradient."""
     weight_decay: WeightDecay = 0.0
-    """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
     momentum: Fraction = 0.0
     centered: bool = False
     """Divide by the root of the variance: the running mean of the gradients, squared, is taken off `square_avg`."""
@@ -136,7 +125,7 @@ class RMSProp(Rule):
     """What `square_avg` starts at: with 1 the first updates are small, with 0 they are large."""
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
-        """The mean of the squares, and where they are used the momentum buffer and the mean of the gradients."""
+        """Make the mean of the squares, and where they are used the momentum buffer and the mean of the gradients."""
         slots = {"square_avg": slot(parameter, self.initial_accumulator_value)}
         if self.momentum:
             slots["momentum_buffer"] = slot(parameter)
@@ -158,7 +147,7 @@ class RMSProp(Rule):
             torch._foreach_sub_(wide.parameters, buffers)
 
     def _root(self, chunk: Chunk, gradients: list[Tensor]) -> tuple[Tensor, ...]:
-        """What the gradients are divided by, from the means that these gradients move."""
+        """Move the means by these gradients, and return the roots to divide the gradients by."""
         squares = chunk.slots["square_avg"]
         torch._foreach_mul_(squares, self.alpha)
         torch._foreach_addcmul_(squares, gradients, gradients, value=1.0 - self.alpha)
@@ -196,7 +185,6 @@ class FTRL(Rule):
     l2_shrinkage: NonNegativeFloat = 0.0
     """L2 on the size of the parameters as they are; `l2` stabilises, and acts on the solution."""
     weight_decay: WeightDecay = 0.0
-    """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -204,7 +192,7 @@ class FTRL(Rule):
             raise _rate_of_zero("")
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
-        """The sums of squared gradients, and the linear terms at 0."""
+        """Make the sums of squared gradients, and the linear terms at 0."""
         sums = slot(parameter, self.initial_accumulator_value)
         return {"accumulator": sums, "linear": slot(parameter)}
 

@@ -28,11 +28,11 @@ class MovingAverage(Checked):
     A buffer that is not finite at the start, such as a mask of -inf, has no average: its values are copied."""
 
     def decay_at(self, step: int) -> float:
-        """The decay used by the update that makes `step`."""
+        """Return the decay used by the update that makes `step`."""
         return min(self.decay, (1 + step) / (10 + step)) if self.dynamic else self.decay
 
     def bind(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> BoundAverage:
-        """The averages, starting at the present values, kept in float32 or wider."""
+        """Start the averages at the present values, kept in float32 or wider."""
         candidates = buffers.items() if self.statistics else ()
         floating = {name: buffer for name, buffer in candidates if buffer.is_floating_point() and buffer.itemsize > 1}
         copied = {name for name, buffer in floating.items() if not buffer.isfinite().all()}
@@ -40,7 +40,7 @@ class MovingAverage(Checked):
 
 
 class BoundAverage:
-    """The averages of some tensors, by name; of those named in `copied` the present values."""
+    """Averages of some tensors, by name; of those named in `copied` the present values."""
 
     def __init__(self, value: MovingAverage, sources: Mapping[str, Tensor], copied: Collection[str]) -> None:
         self._value = value

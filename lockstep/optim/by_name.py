@@ -17,7 +17,7 @@ from lockstep.selection import pattern_of_each
 
 @dataclass(frozen=True)
 class ByName:
-    """Each parameter is updated by the optimizer whose pattern matches its name: exactly one.
+    """Updates each parameter by the one optimizer whose pattern matches its name.
 
     A pattern is a regular expression that is searched for in the name, or the exact name.
     """
@@ -37,11 +37,7 @@ class ByName:
                 raise wrong_type(name, optimizer, expected="an optimizer, a value without parameters", hint=hint)
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundByName:
-        """Bind each optimizer to the parameters that its pattern matches.
-
-        Raises:
-            InputError: a parameter is matched by none of the patterns or by two, or a pattern matches none.
-        """
+        """Bind each optimizer to the parameters that its pattern matches."""
         optimizer_of = pattern_of_each("optimizer", self.optimizers, parameters)
         forgotten = [name for name in parameters if name not in optimizer_of]
         if forgotten:
@@ -136,11 +132,7 @@ class BoundByName:
         return {name: tensor for part in self._parts for name, tensor in part.bound.expects(saved).items()}
 
     def check_values(self, values: Mapping[str, Any]) -> None:
-        """Refuse values that are not those of optimizers with the same parameters.
-
-        Raises:
-            CheckpointError: some optimizer's are missing or left over, or one of them cannot take its own.
-        """
+        """Refuse values that are not those of optimizers with the same parameters."""
         for part, own in zip(self._parts, self._divided(values), strict=True):
             part.bound.check_values(own)
 

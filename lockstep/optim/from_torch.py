@@ -32,9 +32,6 @@ class FromTorch:
     Args:
         cls: the class; its `step` must work without a closure, on dense gradients.
         arguments: those of the class, without the parameters.
-
-    Raises:
-        InputError: it is no such class, or refuses the arguments.
     """
 
     cls: type[TorchOptimizer]
@@ -61,11 +58,7 @@ class FromTorch:
         return f"FromTorch({self.cls.__name__}{arguments})"
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundFromTorch:
-        """Build the optimizer of these parameters.
-
-        Raises:
-            InputError: the class refuses one of them.
-        """
+        """Build the optimizer of these parameters."""
         hint = "give it those it takes, and the others another optimizer: ls.optim.ByName({pattern: optimizer, ...})"
         built = self._built(list(parameters.values()), hint=hint)
         lr = self.arguments.get("lr", built.defaults["lr"])
@@ -121,11 +114,7 @@ class BoundFromTorch(Scheduled):
             )
 
     def update(self, gradients: Gradients, step: int) -> None:
-        """Make the update that follows `step` completed ones, in place.
-
-        Raises:
-            InputError: a gradient is sparse, or the schedule gives what is no rate.
-        """
+        """Make the update that follows `step` completed ones, in place."""
         rate = self.rate(step)
         self.check_rows([gradients.names[index] for index in gradients.rows])
         for group in self._optimizer.param_groups:
@@ -148,11 +137,7 @@ class BoundFromTorch(Scheduled):
         }
 
     def values(self) -> dict[str, Any]:
-        """Return the state that is no tensor, and the changes of the parameter groups.
-
-        Raises:
-            InputError: something is no plain value.
-        """
+        """Return the state that is no tensor, and the changes of the parameter groups; refuse all but plain values."""
         states = {
             name: {k: v for k, v in self._optimizer.state.get(parameter, {}).items() if not isinstance(v, Tensor)}
             for name, parameter in self._parameters.items()
@@ -169,11 +154,7 @@ class BoundFromTorch(Scheduled):
         return expected | {f"{self._kind}.{key}/{name}": tensor for key, name, tensor in self._own(saved)}
 
     def check_values(self, values: Mapping[str, Any]) -> None:
-        """Refuse values that are not this class's, for some of these parameters.
-
-        Raises:
-            CheckpointError: they are another optimizer's.
-        """
+        """Refuse values that are not this class's, for some of these parameters."""
         own = values.keys() == {"groups", "state"} and len(values["groups"]) == len(self._groups)
         if not own or not values["state"].keys() <= self._parameters.keys():
             raise of_another(", ".join(values) or "none", f"values of FromTorch({self._kind}, ...)")
@@ -212,7 +193,7 @@ class BoundFromTorch(Scheduled):
         return tensor.to(parameter.device, copy=True)
 
     def _check_keys(self) -> None:
-        """Slots have the key in their names, and JSON has text for keys."""
+        """Refuse keys that cannot be part of a slot's name, or keys of JSON."""
         keys = [key for state in self._optimizer.state.values() for key in state]
         for key in keys:
             if not isinstance(key, str) or "/" in key:
@@ -237,7 +218,7 @@ class BoundFromTorch(Scheduled):
 
 
 def _changed(group: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries that the class has changed since it was built."""
+    """Return the entries that the class has changed since it was built."""
     return {
         key: value
         for key, value in group.items()

@@ -1,4 +1,4 @@
-"""The gradients of one attempt on their way through the transforms to the optimizer."""
+"""Gradients of one attempt on their way through the transforms to the optimizer."""
 
 from __future__ import annotations
 
@@ -78,9 +78,6 @@ class Gradients:
         Args:
             tensors: they are left as they are.
             owned: nobody else holds them, and no two share memory: they may be used up instead.
-
-        Raises:
-            InputError: there is no gradient in a place, or one of another shape, dtype or device.
         """
         current = self._divided()
         self._replace({i: _in_place_of(current[i], g, self.names[i]) for i, g in tensors.items()}, owned=owned)
@@ -119,7 +116,7 @@ class Gradients:
         self._is_watched = True
 
     def changed(self) -> list[str]:
-        """The parameters whose gradients were changed in place after they were read; the watch ends."""
+        """Return the parameters whose gradients were changed in place after they were read; the watch ends."""
         changed = [
             name
             for tensors, versions in self._read

@@ -1,15 +1,19 @@
 """Torch's fused update kernels.
 
 The entry points are private names of torch, stable over many releases; only this module knows them. Each makes one
-update in place of dense parameters of one device; `divisor` divides the gradients on the way, which are used up.
+update in place of a chunk's dense parameters, of one device; gradients are divided on the way, and used up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from lockstep.optim.rules import Chunk
 
 # The kernels want slots of the parameters' dtype, for which 16 bits are too few.
 _DTYPES = {torch.float32, torch.float64}
@@ -18,7 +22,7 @@ _DEVICES = {"sgd": {"cpu", "cuda"}, "adam": {"cpu", "cuda"}, "adamw": {"cpu", "c
 
 
 def can_fuse(parameters: Sequence[Tensor], kernel: str = "sgd") -> bool:
-    """Whether torch has a fused kernel that is right for these parameters: by device, dtype and memory."""
+    """Check that torch has a fused kernel that is right for these parameters: by device, dtype and memory."""
     if not hasattr(torch, f"_fused_{kernel}_") or len({(p.device, p.dtype) for p in parameters}) != 1:
         return False
     device, dtype = parameters[0].device.type, parameters[0].dtype
@@ -28,7 +32,7 @@ def can_fuse(parameters: Sequence[Tensor], kernel: str = "sgd") -> bool:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill a stretch of memory: the kernels walk memory, not indices."""
+    """Check that the elements fill a stretch of memory: the kernels walk memory, not indices."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:
@@ -37,97 +41,67 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def fused_sgd(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    momentum_buffers: list[Tensor],
-    *,
-    lr: float,
-    momentum: float,
-    nesterov: bool,
-    weight_decay: float,
-    divisor: float,
-) -> None:
-    """Torch's SGD; the list of momentum buffers is empty where momentum is 0."""
+def fused_sgd(chunk: Chunk, lr: float, momentum: float, nesterov: bool) -> None:
+    """Update as torch's SGD does; there are momentum buffers unless momentum is 0."""
     torch._fused_sgd_(
-        parameters,
-        gradients,
-        momentum_buffers,
-        weight_decay=weight_decay,
+        chunk.parameters,
+        chunk.gradients,
+        chunk.slots.get("momentum_buffer", []),
+        weight_decay=chunk.weight_decay,
         momentum=momentum,
         lr=lr,
         dampening=0.0,
         nesterov=nesterov,
         maximize=False,
         is_first_step=False,
-        grad_scale=_scale(divisor, parameters[0]),
+        grad_scale=_scale(chunk),
     )
 
 
-def fused_adam(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    *,
-    step: int,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    decoupled: bool,
-    divisor: float,
-) -> None:
-    """Torch's Adam, or AdamW where the weight decay is decoupled; `step` counts this update too."""
+def fused_adam(chunk: Chunk, lr: float, step: int, *, betas: tuple[float, float], eps: float, decoupled: bool) -> None:
+    """Update as torch's Adam does, or AdamW where the weight decay is decoupled; `step` counts this update too."""
     update = torch._fused_adamw_ if decoupled else torch._fused_adam_
     update(
-        parameters,
-        gradients,
-        exp_avgs,
-        exp_avg_sqs,
+        chunk.parameters,
+        chunk.gradients,
+        chunk.slots["exp_avg"],
+        chunk.slots["exp_avg_sq"],
         [],
-        _steps(step, parameters),
+        _steps(step, chunk),
         lr=lr,
         beta1=betas[0],
         beta2=betas[1],
-        weight_decay=weight_decay,
+        weight_decay=chunk.weight_decay,
         eps=eps,
         amsgrad=False,
         maximize=False,
-        grad_scale=_scale(divisor, parameters[0]),
+        grad_scale=_scale(chunk),
     )
 
 
-def fused_adagrad(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    sums: list[Tensor],
-    *,
-    lr: float,
-    eps: float,
-    weight_decay: float,
-    divisor: float,
-) -> None:
-    """Torch's Adagrad, without a decay of the learning rate."""
+def fused_adagrad(chunk: Chunk, lr: float, eps: float) -> None:
+    """Update as torch's Adagrad does, without a decay of the learning rate."""
     torch._fused_adagrad_(
-        parameters,
-        gradients,
-        sums,
-        _steps(1, parameters),
+        chunk.parameters,
+        chunk.gradients,
+        chunk.slots["sum"],
+        _steps(1, chunk),
         lr=lr,
         lr_decay=0.0,
-        weight_decay=weight_decay,
+        weight_decay=chunk.weight_decay,
         eps=eps,
         maximize=False,
-        grad_scale=_scale(divisor, parameters[0]),
+        grad_scale=_scale(chunk),
     )
 
 
-def _steps(step: int, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """One tensor for all: the kernels read it and leave it as it is."""
-    return [torch.full((), step, dtype=torch.float32, device=parameters[0].device)] * len(parameters)
+def _steps(step: int, chunk: Chunk) -> list[Tensor]:
+    """Make one tensor of the step for all parameters: the kernels only read it."""
+    return [torch.full((), step, dtype=torch.float32, device=chunk.parameters[0].device)] * len(chunk.parameters)
 
 
-def _scale(divisor: float, like: Tensor) -> Tensor | None:
+def _scale(chunk: Chunk) -> Tensor | None:
     # Filled on the device: a copy from the host would wait for all that the device still has to do.
-    return None if divisor == 1.0 else torch.full((), divisor, dtype=torch.float32, device=like.device)
+    if chunk.divisor == 1.0:
+        return None
+    return torch.full((), chunk.divisor, dtype=torch.float32, device=chunk.parameters[0].device)

@@ -33,7 +33,7 @@ class LARS(Rule):
     """Parameters of one dimension or none (biases, the scales of batch norm) have the trust 1."""
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
-        """A momentum buffer of zeros, if there is a momentum."""
+        """Make a momentum buffer of zeros, if there is a momentum."""
         return {"momentum_buffer": slot(parameter)} if self.momentum else {}
 
     def apply(self, chunk: Chunk, lr: float, step: int) -> None:
@@ -74,7 +74,7 @@ class LAMB(Rule):
     """Parameters of one dimension or none (biases, the scales of batch norm) have the trust 1."""
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Both means, at 0."""
+        """Make both means, at 0."""
         return {"exp_avg": slot(parameter), "exp_avg_sq": slot(parameter)}
 
     def apply(self, chunk: Chunk, lr: float, step: int) -> None:
@@ -102,7 +102,7 @@ def _trusted(
     coefficient: float = 1.0,
     weight_decay: float = 0.0,
 ) -> list[Tensor]:
-    """Updates times their trust: coefficient * |parameter| / (|measured| + weight_decay * |parameter|)."""
+    """Multiply updates by their trust: coefficient * |parameter| / (|measured| + weight_decay * |parameter|)."""
     chosen = [index for index, p in enumerate(parameters) if p.ndim > 1 or not skip_vectors]
     if not chosen:
         return updates

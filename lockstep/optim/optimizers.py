@@ -20,7 +20,9 @@ def _check_weight_decay(name: str, decay: object) -> None:
 
 
 WeightDecay = Annotated[float | Mapping[str, float], _check_weight_decay]
-"""One number for all parameters, or one a pattern: those that no pattern matches have none."""
+"""One number for all parameters, or one a pattern: those that no pattern matches have none.
+
+Unless an optimizer says otherwise, weight_decay * parameter is added to the gradient, after the gradient transforms."""
 
 
 class BoundOptimizer(Protocol):
@@ -88,7 +90,7 @@ class Optimizer(Protocol):
 
 
 class Scheduled:
-    """The part of a bound optimizer that follows one schedule.
+    """Base of bound optimizers that follow one schedule.
 
     Args:
         lr: a rate, or a schedule of it.
@@ -111,11 +113,7 @@ class Scheduled:
         return lines
 
     def rate(self, step: int) -> float:
-        """The rate of the update that follows `step` completed ones.
-
-        Raises:
-            InputError: the schedule gives what is no rate, or none that the optimizer can use.
-        """
+        """Return the rate of the update that follows `step` completed ones."""
         if self._latest is None or (self._latest[0] != step and not self._is_constant):
             rate = rate_at(self._schedule, step)
             self._check_rate(rate, step + 1)
@@ -123,12 +121,12 @@ class Scheduled:
         return self._latest[1]
 
     def learning_rates(self, step: int) -> dict[str, float]:
-        """The rate of the update that follows `step` completed ones, under ""."""
+        """Return the rate of the update that follows `step` completed ones, under ""."""
         return {"": self.rate(step)}
 
 
 def of_another(given: str, expected: str) -> CheckpointError:
-    """The error for values that another optimizer has saved."""
+    """Make the error for values that another optimizer has saved."""
     return CheckpointError(
         "The checkpoint holds values of another optimizer.",
         given=given,

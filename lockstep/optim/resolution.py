@@ -26,11 +26,7 @@ class ScaledByBatch(Checked):
     """Examples an update, over all towers."""
 
     def __call__(self, step: int) -> float:
-        """The rate is not known yet.
-
-        Raises:
-            InputError: always; the schedule that `resolve_schedule` makes of this one has rates.
-        """
+        """Return the rate is not known yet."""
         raise InputError(
             "This schedule is scaled by the batch size, and was asked for the rate without one.",
             given=f"base_batch_size={self.base_batch_size}",
@@ -51,7 +47,7 @@ class Scaled(Checked):
     factor: NonNegativeFloat
 
     def __call__(self, step: int) -> float:
-        """The rate after `step` completed updates."""
+        """Return the rate after `step` completed updates."""
         return self.factor * rate_at(self.schedule, step)
 
 
@@ -123,7 +119,7 @@ def _resolved(name: str, part: Any, sizes: _Sizes) -> Any:
 
 
 def _with(part: Any, changes: dict[str, Any], sizes: _Sizes) -> Any:
-    """The part with these fields; errors say what the epochs were resolved with."""
+    """Replace fields of a part; errors say what the epochs were resolved with."""
     try:
         return replace(part, **changes)
     except InputError as error:
@@ -132,7 +128,7 @@ def _with(part: Any, changes: dict[str, Any], sizes: _Sizes) -> Any:
 
 
 def _fields(part: Any) -> dict[str, Any]:
-    """The fields that a part was made with; none where it is no dataclass."""
+    """Return the fields that a part was made with; none where it is no dataclass."""
     if not is_dataclass(part) or isinstance(part, type):
         return {}
     return {field.name: getattr(part, field.name) for field in fields(part) if field.init}

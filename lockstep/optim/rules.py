@@ -53,7 +53,7 @@ class Rule(Checked, ABC):
     kernel: ClassVar[str | None] = None
     """The name of torch's fused kernel, if `apply` can use one."""
     takes_complex: ClassVar[bool] = False
-    """Whether it is right for complex parameters too: it takes no squares of gradients."""
+    """True if the rule is right for complex parameters too: it takes no squares of gradients."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr", plain(self.lr))
@@ -61,7 +61,7 @@ class Rule(Checked, ABC):
 
     @property
     def takes_rows(self) -> bool:
-        """Whether it takes sparse gradients: rows without a gradient stay as they are, and so do their slots."""
+        """True if the rule takes sparse gradients: rows without a gradient stay as they are, and so do their slots."""
         return False
 
     @abstractmethod
@@ -73,19 +73,10 @@ class Rule(Checked, ABC):
         """Update parameters and slots in place; `step` counts this update too, so the first is 1."""
 
     def check_rate(self, lr: float, step: int) -> None:
-        """Refuse a rate that the update that makes `step` cannot use, though it is finite and 0 or more.
-
-        Raises:
-            InputError: naming the step.
-        """
+        """Refuse a rate that the update that makes `step` cannot use, though it is finite and 0 or more."""
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundRule:
-        """Bind the rule to these parameters, and make their slots.
-
-        Raises:
-            InputError: a parameter is complex and the rule is not right for it, or a pattern of the weight decay
-                matches nothing, or two of them the same parameter.
-        """
+        """Bind the rule to these parameters, and make their slots."""
         if not self.takes_complex:
             _refuse_complex(self, parameters)
         return BoundRule(self, parameters)
@@ -127,7 +118,9 @@ class BoundRule(Scheduled):
         self._decays = _decay_of_each(rule.weight_decay, self._names)
         self._fused = rule.kernel is not None and kernels.can_fuse(self._parameters, rule.kernel)
         self._divides = self._fused and all(p.dtype == torch.float32 for p in self._parameters)
-        self._groups = [self._group(block) for block in self._blocks()]
+        in_cache = self._parameters[0].device.type == "cpu"
+        self._small_groups = [self._group(block) for block in self._blocks(_CACHED_ELEMENTS if in_cache else math.inf)]
+        self._groups = [self._group(block) for block in self._blocks(math.inf)] if self._fused else self._small_groups
 
     @property
     def kernels(self) -> str:
@@ -142,11 +135,7 @@ class BoundRule(Scheduled):
             yield label, selected("weight_decay", pattern, self._names)
 
     def check_rows(self, names: Collection[str]) -> None:
-        """Refuse sparse gradients of these parameters if the rule, or a weight decay, would move the other rows.
-
-        Raises:
-            InputError: naming them.
-        """
+        """Refuse sparse gradients of these parameters if the rule, or a weight decay, would move the other rows."""
         decay_of = dict(zip(self._names, self._decays, strict=True))
         refused = [n for n in decay_of if n in names and (decay_of[n] or not self._rule.takes_rows)]
         if refused:
@@ -164,9 +153,10 @@ class BoundRule(Scheduled):
             self.check_rows([self._names[index] for index in gradients.rows])
         divides = self._divides and not gradients.rows
         tensors, divisor, owned = gradients.to_divide() if divides else (gradients.tensors, 1.0, False)
-        for group in self._groups:
+        needs_quotients = divisor != 1.0 and not owned  # in small groups: they stay in the cache
+        for group in self._small_groups if needs_quotients else self._groups:
             chunk = group.chunk(tensors, divisor, gradients.rows)
-            if divisor != 1.0 and not owned:  # block by block: the quotients stay in the cache
+            if needs_quotients:
                 chunk = chunk._replace(gradients=list(torch._foreach_div(chunk.gradients, divisor)), divisor=1.0)
             if chunk.gradients:
                 self._rule.apply(chunk, lr, step + 1)
@@ -190,11 +180,7 @@ class BoundRule(Scheduled):
         return self.slots()
 
     def check_values(self, values: Mapping[str, Any]) -> None:
-        """Refuse any: a rule has none.
-
-        Raises:
-            CheckpointError: there are some.
-        """
+        """Refuse any values: a rule has none."""
         if values:
             raise of_another(", ".join(values), f"those of {type(self._rule).__name__}, which has slots alone")
 
@@ -204,12 +190,11 @@ class BoundRule(Scheduled):
         for name, tensor in self.slots().items():
             tensor.copy_(saved[name])
 
-    def _blocks(self) -> list[list[int]]:
-        """Group the indices of parameters that are updated together: those of one weight decay.
+    def _blocks(self, full: float) -> list[list[int]]:
+        """The indices of the parameters that are updated together: of one weight decay, about `full` elements.
 
-        On a CPU an update takes few parameters at a time, which stay in the cache between its operations.
+        On a CPU an update of several operations takes few parameters at a time, which stay in the cache in between.
         """
-        full = _CACHED_ELEMENTS if self._parameters[0].device.type == "cpu" else math.inf
         blocks: list[list[int]] = []
         for decay in dict.fromkeys(self._decays):
             size = full

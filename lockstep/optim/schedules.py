@@ -22,21 +22,18 @@ class Schedule(Protocol):
     """A learning rate as a function of completed updates."""
 
     def __call__(self, step: int) -> float:
-        """The rate after `step` completed updates."""
+        """Return the rate after `step` completed updates."""
         ...
 
 
 def rate_at(schedule: float | Schedule, step: int, *, name: str = "The learning rate", low: float = 0.0) -> float:
-    """The value of a schedule after `step` completed updates, checked: a user's own function may return anything.
+    """Compute and check a schedule's value after `step` completed updates: a user's function may return anything.
 
     Args:
         schedule: in steps by now.
         step: completed updates.
         name: of what is scheduled, for errors.
         low: the least it may be.
-
-    Raises:
-        InputError: it is no number, not finite or below `low`, or the schedule raises an error.
     """
     if isinstance(schedule, int | float):
         return schedule
@@ -63,7 +60,7 @@ def _unusable(schedule: Schedule, step: int, name: str, low: float, result: str)
 
 
 def check_schedule(name: str, schedule: object) -> None:
-    """Refuse what is neither a rate nor a schedule."""
+    """Refuse anything but a rate or a schedule."""
     if isinstance(schedule, int | float):
         check_value(name, schedule, NonNegativeFloat)
     elif not callable(schedule) or isinstance(schedule, type):
@@ -98,7 +95,7 @@ class Constant(Checked):
     value: NonNegativeFloat
 
     def __call__(self, step: int) -> float:
-        """The rate after `step` completed updates."""
+        """Return the rate after `step` completed updates."""
         return self.value
 
 
@@ -133,7 +130,7 @@ class Exponential(Checked):
             )
 
     def __call__(self, step: int) -> float:
-        """The rate after `step` completed updates."""
+        """Return the rate after `step` completed updates."""
         elapsed = step - _steps_of("burn_in_steps", self.burn_in_steps)
         decay_steps = _steps_of("decay_steps", self.decay_steps)
         if elapsed < 0:
@@ -157,7 +154,7 @@ class Polynomial(Checked):
     cycle: bool = False
 
     def __call__(self, step: int) -> float:
-        """The rate after `step` completed updates."""
+        """Return the rate after `step` completed updates."""
         steps = _steps_of("steps", self.steps)
         rounds = max(1, math.ceil(step / steps)) if self.cycle else 1
         share = min(1.0, step / (steps * rounds))
@@ -198,7 +195,7 @@ class Cosine(Checked):
             )
 
     def __call__(self, step: int) -> float:
-        """The rate after `step` completed updates."""
+        """Return the rate after `step` completed updates."""
         steps = _steps_of("steps", self.steps)
         warmup_steps = _steps_of("warmup_steps", self.warmup_steps)
         held_until = warmup_steps + _steps_of("hold_steps", self.hold_steps)
@@ -233,7 +230,7 @@ class PiecewiseConstant(Checked):
         self._check_counts()
 
     def __call__(self, step: int) -> float:
-        """The rate after `step` completed updates."""
+        """Return the rate after `step` completed updates."""
         boundaries = [_steps_of("boundaries", boundary) for boundary in self.boundaries]
         if self.warmup and step < boundaries[0]:
             return _linear(self.values[0], self.values[1], step / boundaries[0])
@@ -284,7 +281,7 @@ class OneCycle(Checked):
     """The form of both halves."""
 
     def __call__(self, step: int) -> float:
-        """The rate after `step` completed updates."""
+        """Return the rate after `step` completed updates."""
         steps = _steps_of("steps", self.steps)
         start = self.peak / self.div_factor
         final = start / self.final_div_factor
@@ -310,7 +307,7 @@ class Warmup(Checked):
     initial: NonNegativeFloat = 0.0
 
     def __call__(self, step: int) -> float:
-        """The rate after `step` completed updates."""
+        """Return the rate after `step` completed updates."""
         steps = _steps_of("steps", self.steps)
         if step >= steps:
             return rate_at(self.schedule, step)
@@ -318,14 +315,14 @@ class Warmup(Checked):
 
 
 def _longer(first: int | Epochs, second: int | Epochs) -> bool:
-    """Whether `first` is known to be longer: steps and epochs compare only among themselves, until resolved."""
+    """Tell whether `first` is known to be longer: until resolved, steps and epochs compare only among themselves."""
     if isinstance(first, Epochs) and isinstance(second, Epochs):
         return first.count > second.count
     return isinstance(first, int) and isinstance(second, int) and first > second
 
 
 def _steps_of(name: str, length: int | Epochs) -> int:
-    """A length that has to be in steps by now."""
+    """Return a length that has to be in steps by now."""
     if isinstance(length, int):
         return length
     raise InputError(
@@ -337,10 +334,10 @@ def _steps_of(name: str, length: int | Epochs) -> int:
 
 
 def _linear(start: float, end: float, share: float) -> float:
-    """The rate at `share` (0 to 1) of a straight line."""
+    """Compute the rate at `share` (0 to 1) of a straight line."""
     return start + (end - start) * share
 
 
 def _half_cosine(start: float, end: float, share: float) -> float:
-    """The rate at `share` (0 to 1) of half a cosine, flat at both ends."""
+    """Compute the rate at `share` (0 to 1) of half a cosine, flat at both ends."""
     return end + (start - end) * 0.5 * (1.0 + math.cos(math.pi * share))

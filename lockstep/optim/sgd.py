@@ -31,7 +31,6 @@ class SGD(Rule):
     momentum: Fraction = 0.0
     nesterov: bool = False
     weight_decay: WeightDecay = 0.0
-    """Added to the gradient as weight_decay * parameter, after the gradient transforms; one number, or by pattern."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,27 +48,18 @@ class SGD(Rule):
         return not self.momentum
 
     def start(self, parameter: Tensor) -> dict[str, Tensor]:
-        """A momentum buffer of zeros, if there is a momentum."""
+        """Make a momentum buffer of zeros, if there is a momentum."""
         return {"momentum_buffer": slot(parameter)} if self.momentum else {}
 
     def apply(self, chunk: Chunk, lr: float, step: int) -> None:
         """Update parameters and buffers in place."""
-        buffers = chunk.slots.get("momentum_buffer", [])
         if chunk.fused:
-            fused_sgd(
-                chunk.parameters,
-                chunk.gradients,
-                buffers,
-                lr=lr,
-                momentum=self.momentum,
-                nesterov=self.nesterov,
-                weight_decay=chunk.weight_decay,
-                divisor=chunk.divisor,
-            )
+            fused_sgd(chunk, lr, self.momentum, self.nesterov)
             return
         with in_float32(chunk) as wide:
             update = wide.decayed()
             if self.momentum:
+                buffers = wide.slots["momentum_buffer"]
                 torch._foreach_mul_(buffers, self.momentum)
                 torch._foreach_add_(buffers, update)
                 update = list(torch._foreach_add(update, buffers, alpha=self.momentum)) if self.nesterov else buffers

@@ -98,11 +98,7 @@ class ClipNorm(Checked):
     """The parameters it is for, by regular expression or exact name; None: all."""
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
-        """Bind the clip to the parameters that the pattern matches.
-
-        Raises:
-            InputError: it matches none.
-        """
+        """Bind the clip to the parameters that the pattern matches."""
         return partial(self._clip, _indices("ClipNorm", self.pattern, parameters))
 
     def _clip(self, indices: Sequence[int], gradients: Gradients, step: int) -> None:
@@ -148,11 +144,7 @@ class AdaptiveClip(Checked):
     """The parameters it is for, by regular expression or exact name; None: all."""
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
-        """The clip of those that the pattern matches, by their weights as they are at each update.
-
-        Raises:
-            InputError: it matches none.
-        """
+        """Bind the clip to the parameters that the pattern matches, and to their weights as they are at each update."""
         tensors = list(parameters.values())
         return _UnitClip(self, {i: tensors[i] for i in _indices("AdaptiveClip", self.pattern, parameters)})
 
@@ -198,7 +190,7 @@ class _UnitClip:
 
 
 def _runs(tensors: Mapping[int, Tensor]) -> list[list[int]]:
-    """The indices of small tensors with units of one shape together, to be joined; those of large ones alone."""
+    """Group the indices of small tensors with units of one shape, to be joined; large tensors stay alone."""
     runs: dict[object, list[int]] = {}
     for index, tensor in tensors.items():
         runs.setdefault(tensor.shape[1:] if tensor.numel() <= _SMALL else index, []).append(index)
@@ -206,7 +198,7 @@ def _runs(tensors: Mapping[int, Tensor]) -> list[list[int]]:
 
 
 def _unit_norms(tensors: Mapping[int, Tensor], runs: Sequence[Sequence[int]]) -> Tensor:
-    """The 2-norms of all units of the tensors in the order of the runs, in float32 or wider, shape (units,)."""
+    """Compute the 2-norms of all units in the order of the runs, in float32 or wider, shape (units,)."""
     norms = []
     for run in runs:
         joined = torch.cat([tensors[i] for i in run]) if len(run) > 1 else tensors[run[0]]
@@ -273,11 +265,7 @@ class ScaleGradients(Checked):
                 _check_multiplier(pattern, multiplier)
 
     def bind(self, parameters: Mapping[str, Tensor]) -> BoundTransform:
-        """Look up the pattern of each parameter.
-
-        Raises:
-            InputError: a pattern matches nothing, or two of them the same parameter.
-        """
+        """Look up the pattern of each parameter."""
         pattern_of = pattern_of_each("ScaleGradients", self.multipliers, parameters)
         return partial(
             self._scale,
@@ -287,16 +275,10 @@ class ScaleGradients(Checked):
     def _scale(self, indices_of: Mapping[str, Sequence[int]], gradients: Gradients, step: int) -> None:
         factors: dict[int, float] = {}
         for pattern, multiplier in self.multipliers.items():
-            factor = _factor(pattern, multiplier, step)
+            factor = rate_at(multiplier, step, name=_called(pattern), low=-math.inf)
             if factor != 1:
                 factors.update(dict.fromkeys(indices_of[pattern], factor))
         gradients.multiply(factors)
-
-
-def _factor(pattern: str, multiplier: Multiplier, step: int) -> float:
-    if not callable(multiplier):
-        return multiplier
-    return rate_at(multiplier, step, name=_called(pattern), low=-math.inf)
 
 
 def _check_multiplier(pattern: str, factor: object) -> None:

@@ -80,13 +80,14 @@ class TowerHost:
         self._model: nn.Module = torch.compile(model) if towers.compile else model  # type: ignore[assignment]
         self._names, self._parameters = list(parameters), tuple(parameters.values())
         self._towers, self._transforms = towers, transforms
+        self._is_joined = towers.joined
         self._stream_key = key_of(name)
         device = self._parameters[0].device
         self._streams = RandomStreams(device)
         dtype = _AUTOCAST.get(towers.precision)
         self._precision: AbstractContextManager[object] = torch.autocast(device.type, dtype) if dtype else nullcontext()
         self._batch_norm = around_towers(model, towers, worker, still)
-        hosted = len(assign_towers(towers.count, worker.num_workers)[worker.rank]) if towers.joined else 1
+        hosted = len(assign_towers(towers.count, worker.num_workers)[worker.rank]) if self._is_joined else 1
         self._share = hosted / towers.count
         # With nothing to add to it, the update gets what the backward pass made, and may use it up once what is held
         # elsewhere is copied: to look for that costs more than it saves where there is little to use up.
@@ -108,8 +109,9 @@ class TowerHost:
         self.values.clear()
         self.leaves.clear()
         factors = {name: 1.0 / (count * self._share) if count else 0.0 for name, count in inputs.counts.items()}
+        parts = self.parts(batch)
         with self._restored():
-            for leaf, tower, part in self.parts(batch):
+            for leaf, tower, part in parts:
                 if sums.nodes:
                     self.statistics.restore()
                 self._seed(part, tower)
@@ -139,25 +141,26 @@ class TowerHost:
 
         with self._restored():
             # Joined towers sum over the workers as they run, and the others do not run again.
-            run = None if self._towers.joined else run_again
+            run = None if self._is_joined else run_again
             words, rows = first_nonfinite(self._plain_model, part, run, found)
         size = batch.batch_size // self._towers.count
         first = batch.position + tower * size
         return Finding(words, tower, range(first, first + size * len(part.towers)), rows)
 
-    def parts(self, batch: Batch) -> Iterator[tuple[int, int, Batch]]:
-        """Each slice that runs at once: its leaf of the tree, its first tower, its examples."""
+    def parts(self, batch: Batch) -> list[tuple[int, int, Batch]]:
+        """The slices that run one after the other: the leaf of the tree, the first tower, the examples of each."""
         if self._towers.channels_last:
             _to_channels_last(batch)
         towers = batch.towers
-        if self._towers.joined:
-            yield self._rank, towers.start, batch
-        elif len(towers) == 1:
-            yield towers.start, towers.start, batch
-        else:
-            size = batch.batch_size // self._towers.count
-            for index, tower in enumerate(towers):
-                yield tower, tower, batch.rows(slice(index * size, (index + 1) * size), range(tower, tower + 1))
+        if self._is_joined:
+            return [(self._rank, towers.start, batch)]
+        if len(towers) == 1:
+            return [(towers.start, towers.start, batch)]
+        size = batch.batch_size // self._towers.count
+        return [
+            (tower, tower, batch.rows(slice(index * size, (index + 1) * size), range(tower, tower + 1)))
+            for index, tower in enumerate(towers)
+        ]
 
     @contextmanager
     def _restored(self) -> Iterator[None]:
@@ -189,17 +192,14 @@ class TowerHost:
             named, metrics = self.outputs.checked(returned, factors)
             total = objective(named)
             found, owned = self._backward(total, inputs.loss_scale or 1.0)
-        absent = [index for index, gradient in enumerate(found) if gradient is None]
-        if absent:
-            if not self._is_reentrant and is_reentrant(total):
-                raise _NowReentrant
-            self.absent.update({index: self.absent.get(index, 0) + 1 for index in absent})
-        tensors = self.outputs.laid_out(found)
+        tensors, numbers, values, absent = self.outputs.packed(named, metrics, found, self._share)
+        if absent and not self._is_reentrant and is_reentrant(total):
+            raise _NowReentrant
+        for index in absent:
+            self.absent[index] = self.absent.get(index, 0) + 1
         if self._transforms:
             tensors, owned = self._transformed(tensors, inputs), False
-        self.leaves[tower] = leaf
-        values = self.values[tower] = _read((*named.values(), *metrics.values()))
-        numbers = [*[value * self._share for value in values], float(len(absent))]
+        self.leaves[tower], self.values[tower] = leaf, values
         return PartialSum(tensors + self.statistics.shares(leaf, self._share), numbers, owned=owned)
 
     def _backward(self, total: Tensor, loss_scale: float) -> tuple[Sequence[Tensor | None], bool]:
@@ -228,7 +228,7 @@ class TowerHost:
     def _expect_reentrant(self) -> None:
         """From now on compute gradients as reentrant checkpointing, which began after the first tower, needs it."""
         # The towers of other workers wait for this one, which would have to run again alone.
-        if self._towers.joined and self._num_workers > 1:
+        if self._is_joined and self._num_workers > 1:
             raise InputError(
                 "Reentrant checkpointing begins after the first step, and batch norm is synchronised.",
                 given="torch.utils.checkpoint.checkpoint(..., use_reentrant=True)",
@@ -250,14 +250,6 @@ class TowerHost:
 
 class _NowReentrant(Exception):  # noqa: N818 (no error)
     """A tower uses reentrant checkpointing, and those before it did not."""
-
-
-def _read(scalars: Sequence[Tensor]) -> list[float]:
-    # On a CPU a read costs nothing; elsewhere it waits for the device, so it is one read.
-    if scalars[0].device.type == "cpu":
-        return [scalar.item() for scalar in scalars]
-    values: list[float] = torch.stack(list(scalars)).tolist()
-    return values
 
 
 def _to_channels_last(batch: Batch) -> None:

@@ -33,6 +33,18 @@ class ScalarNames(NamedTuple):
     metrics: tuple[str, ...]
 
 
+class Packed(NamedTuple):
+    """What one tower returned, ready for the sum."""
+
+    tensors: list[Tensor]
+    """Gradients and row marks; statistics follow."""
+    numbers: list[float]
+    values: list[float]
+    """The losses and metrics of this tower alone."""
+    absent: list[int]
+    """The indices of the parameters without a gradient."""
+
+
 class Totals(NamedTuple):
     """The sum over all towers, taken apart."""
 
@@ -91,24 +103,12 @@ class TowerOutputs:
             losses = {name: value * factors.get(name, 1.0) for name, value in losses.items()}
         return losses, metrics
 
-    def laid_out(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
-        """Dense gradients in the memory layout of their parameters, zeros for those absent; then the marks."""
-        filled = [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, self._parameters, strict=True)]
-        marks: list[Tensor] = []
-        for index in self._sparse:
-            filled[index], mark = densified(filled[index])
-            marks.append(mark if gradients[index] is not None else torch.zeros_like(mark))
-        try:
-            if [g.stride() for g in filled] != self._strides:
-                # The fused kernels walk memory, not indices: a gradient must have the strides of its parameter.
-                filled = [
-                    g if g.stride() == strides else torch.empty_like(p).copy_(g)
-                    for g, strides, p in zip(filled, self._strides, self._parameters, strict=True)
-                ]
-        except RuntimeError:
-            self._check_dense(filled)
-            raise
-        return filled + marks if marks else filled
+    def packed(self, losses: Scalars, metrics: Scalars, gradients: Sequence[Tensor | None], share: float) -> Packed:
+        """Pack what a tower returned, which is a `share` of the mean; the gradients are multiplied by it already."""
+        values = _read([*losses.values(), *metrics.values()])
+        absent = [index for index, gradient in enumerate(gradients) if gradient is None]
+        numbers = [*[value * share for value in values], float(len(absent))]
+        return Packed(self._laid_out(gradients), numbers, values, absent)
 
     def unpacked(self, total: PartialSum) -> Totals:
         """The sum over all towers, taken apart."""
@@ -129,6 +129,25 @@ class TowerOutputs:
             numbers[first_extra],
             numbers[first_extra + 1 :],
         )
+
+    def _laid_out(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
+        """Dense gradients in the memory layout of their parameters, zeros for those absent; then the marks."""
+        filled = [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, self._parameters, strict=True)]
+        marks: list[Tensor] = []
+        for index in self._sparse:
+            filled[index], mark = densified(filled[index])
+            marks.append(mark if gradients[index] is not None else torch.zeros_like(mark))
+        try:
+            if [g.stride() for g in filled] != self._strides:
+                # The fused kernels walk memory, not indices: a gradient must have the strides of its parameter.
+                filled = [
+                    g if g.stride() == strides else torch.empty_like(p).copy_(g)
+                    for g, strides, p in zip(filled, self._strides, self._parameters, strict=True)
+                ]
+        except RuntimeError:
+            self._check_dense(filled)
+            raise
+        return filled + marks if marks else filled
 
     def _check_dense(self, gradients: Sequence[Tensor]) -> None:
         sparse = [n for n, g in zip(self._parameter_names, gradients, strict=True) if g.layout != torch.strided]
@@ -172,6 +191,14 @@ def densified(gradient: Tensor) -> tuple[Tensor, Tensor]:
     marks = torch.zeros(len(gradient), dtype=gradient.dtype, device=gradient.device)
     marks[rows.indices()[0]] = 1.0
     return rows.to_dense(), marks
+
+
+def _read(scalars: Sequence[Tensor]) -> list[float]:
+    # On a CPU a read costs nothing; elsewhere it waits for the device, so it is one read.
+    if scalars[0].device.type == "cpu":
+        return [scalar.item() for scalar in scalars]
+    values: list[float] = torch.stack(list(scalars)).tolist()
+    return values
 
 
 def rows_of(gradient: Tensor, marks: Tensor) -> tuple[Tensor, Tensor]:

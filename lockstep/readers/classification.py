@@ -41,7 +41,7 @@ class ClassificationReader(ReaderWrapper):
         self.offset = offset
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """The fields of these examples; an error names one whose label is none of the classes."""
+        """Return the fields of these examples; an error names one whose label is none of the classes."""
         fields = self._reader.read_batch(indices)
         given = self._labels_of(fields, indices)
         labels = given - self.offset

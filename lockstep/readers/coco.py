@@ -1,4 +1,4 @@
-"""The reader of data sets in COCO's format: a file of annotations, and a folder of images."""
+"""Reads data sets in COCO's format: a file of annotations, and a folder of images."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Coco:
         return len(self._ids)
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """The images of these examples, not decoded, and the fields of their objects."""
+        """Return the images of these examples, not decoded, and the fields of their objects."""
         fields: dict[str, Any] = {
             "image": [self._files.read(index) for index in indices.tolist()],
             "source_id": [str(number) for number in self._ids[indices].tolist()],
@@ -126,14 +126,11 @@ class Coco:
         return fields
 
     def example_id(self, index: int) -> str:
-        """The file name of the image, as the annotations have it."""
+        """Return the file name of the image, as the annotations have it."""
         return self._files.names[index]
 
     def fingerprint(self) -> Fingerprint:
-        """Checksums of the classes, of the images with their objects in groups, and of the outlines.
-
-        Of the image files they cover names and sizes in pixels, and the sizes in bytes of 1024, evenly spaced.
-        """
+        """Describe classes, images and objects as `fingerprint_of_objects` does, and the outlines by a checksum."""
         outlines = {} if self._outlines is None else {"outlines": checksum(self._outlines.numbers)}
         return fingerprint_of_objects(self._files, self._objects, self.classes) | outlines
 
@@ -148,7 +145,7 @@ class Coco:
 def _labels(
     read: CocoAnnotations, label_map: LabelMap | None, zero_based: bool, path: Path
 ) -> tuple[Int64s, dict[int, str]]:
-    """The label of each object, and the names of all classes by label."""
+    """Return the label of each object, and the names of all classes by label."""
     used, places = np.unique(read.category_ids, return_inverse=True)
     names = [read.categories[number] for number in used.tolist()]
     if label_map is None:
@@ -172,7 +169,7 @@ def _warn(read: CocoAnnotations, odd: Bools, path: Path, what: str) -> None:
 
 
 def _columns(read: CocoAnnotations, labels: Int64s, source: str) -> tuple[dict[str, Column], Bools]:
-    """The fields of all objects by name, and a mask of the objects with an area on their image."""
+    """Return the fields of all objects by name, and a mask of the objects with an area on their image."""
     sizes = read.sizes[read.images]
     left, top, width, height = read.boxes.T
     boxes, has_area = shares_of_boxes(np.stack([top, left, top + height, left + width], axis=1), sizes, source)

@@ -91,10 +91,6 @@ def read_coco(path: Path, *, masks: bool = False, keypoints: bool = False) -> Co
         path: the file.
         masks: also read `segmentation`, which every annotation must then have.
         keypoints: also read `keypoints`, which some annotations must then have, all of them equally many.
-
-    Raises:
-        DataError: the file cannot be read or is of another format; an id is not unique or not found; a number is
-            missing or invalid. The error names the annotation.
     """
     document = _document(path, masks, keypoints)
     images, annotations, categories = (
@@ -123,7 +119,7 @@ def read_coco(path: Path, *, masks: bool = False, keypoints: bool = False) -> Co
 
 
 def _document(path: Path, masks: bool, keypoints: bool) -> dict[str, Any]:
-    """The file's content, with its annotations packed."""
+    """Parse the file, with its annotations packed."""
     pack = partial(_packed, path=path, masks=masks, keypoints=keypoints)
     try:
         document = json.loads(path.read_bytes().decode(), object_hook=pack)
@@ -140,7 +136,7 @@ def _document(path: Path, masks: bool, keypoints: bool) -> dict[str, Any]:
 
 
 def _packed(found: dict[str, Any], path: Path, masks: bool, keypoints: bool) -> object:
-    """An annotation, packed; any other dict as it is: images and attributes may have an image_id, too."""
+    """Pack an annotation; return any other dict as it is: images and attributes may have an image_id, too."""
     if "image_id" not in found or "bbox" not in found:
         return found
     try:
@@ -190,7 +186,7 @@ def _integer(found: dict[str, Any], name: str) -> int:
 
 
 def _numbers(values: object, name: str, count: int, most: float = _MOST_PIXELS) -> array[float]:
-    """Exactly `count` numbers, each of a magnitude below `most`."""
+    """Return exactly `count` numbers, each of a magnitude below `most`."""
     try:
         numbers = array("d", values if isinstance(values, list) else [])
     except (TypeError, OverflowError):
@@ -208,7 +204,7 @@ def _list_in(document: dict[str, Any], name: str, path: Path) -> list[Any]:
 
 
 def _images(images: Sequence[Any], path: Path) -> tuple[Int64s, list[str], Int64s]:
-    """Ids, names, and heights and widths."""
+    """Return the ids, the names, and the heights and widths of all images."""
     if not images:
         raise _unusable(path, "no images")
     rows = np.empty((len(images), 3), np.int64)
@@ -226,7 +222,7 @@ def _images(images: Sequence[Any], path: Path) -> tuple[Int64s, list[str], Int64
 
 
 def _categories(categories: Sequence[Any], objects: Column, path: Path) -> dict[int, str]:
-    """Names of categories by id; an error if an object's category is not listed."""
+    """Return the names of categories by id; an error if an object's category is not listed."""
     pairs = []
     for place, category in enumerate(categories):
         try:
@@ -257,7 +253,7 @@ def _check_unique(ids: Int64s, what: str, path: Path) -> None:
 
 
 def _indices_of_images(objects: Column, image_ids: Int64s, path: Path) -> Int64s:
-    """For each object the index of its image."""
+    """Return the index of each object's image."""
     order = np.argsort(image_ids)
     places = np.searchsorted(image_ids, objects["image_id"], sorter=order).clip(max=len(image_ids) - 1)
     indices: Int64s = order[places]

@@ -63,16 +63,16 @@ class Concatenated:
         return int(self._starts[-1])
 
     def read_batch(self, indices: Int64s) -> Fields:
-        """The fields of these examples; an error if the sources give different ones."""
+        """Return the fields of these examples; an error if the sources give different ones."""
         return read_by_source(self._starts, indices, self._names, lambda i, own: self._readers[i].read_batch(own))
 
     def example_id(self, index: int) -> str:
-        """The name of its source, and its own name in there."""
+        """Return the name of its source, and its own name in there."""
         source = int(_source_of(self._starts, np.array([index]))[0])
         return f"{self._names[source]}:{self._readers[source].example_id(index - int(self._starts[source]))}"
 
     def fingerprint(self) -> Fingerprint:
-        """The fingerprint of each source, by its name."""
+        """Return the fingerprint of each source, by its name."""
         return {
             name: fingerprint_of(reader, len(reader)) for name, reader in zip(self._names, self._readers, strict=True)
         }
@@ -99,15 +99,15 @@ class Subset(ReaderWrapper):
         return len(self.indices)
 
     def read_batch(self, indices: Int64s) -> Fields:
-        """The fields of these examples of the subset."""
+        """Return the fields of these examples of the subset."""
         return self._reader.read_batch(self.indices[indices])
 
     def example_id(self, index: int) -> str:
-        """The name of the example in the reader."""
+        """Return the name of the example in the reader."""
         return super().example_id(int(self.indices[index]))
 
     def fingerprint(self) -> Fingerprint:
-        """The indices, and the fingerprint of the reader."""
+        """Return the indices, and the fingerprint of the reader."""
         return fingerprint_of_some(super().fingerprint(), self.indices)
 
 
@@ -126,7 +126,7 @@ class OnlyFields(ReaderWrapper):
         self._names = list(names)
 
     def read_batch(self, indices: Int64s) -> Fields:
-        """The kept fields of these examples."""
+        """Return the kept fields of these examples."""
         fields = self._reader.read_batch(indices)
         if absent := [name for name in self._names if name not in fields]:
             raise DataError(
@@ -162,7 +162,7 @@ def split(reader: Reader, fractions: Mapping[str, float], seed: int = 0) -> dict
 
 
 def one_of(reader: Reader, n: int) -> Subset:
-    """The first of every `n` examples: those at 0, n, 2 n, ..."""
+    """Keep the first of every `n` examples: those at 0, n, 2 n, ..."""
     check_type("n", n, int, expected="a whole number", hint="give n a whole number above 0")
     check_value("n", n, PositiveInt)
     return Subset(reader, slice(None, None, n))
@@ -198,12 +198,12 @@ def read_by_source(
 
 
 def _source_of(starts: Int64s, indices: Int64s) -> npt.NDArray[np.intp]:
-    """The number of each example's source."""
+    """Find the number of each example's source."""
     return np.searchsorted(starts, indices, side="right") - 1
 
 
 def _assembled(parts: Sequence[_Part]) -> Fields:
-    """The fields of the whole batch, with each row in its place."""
+    """Join the parts to the fields of the whole batch, with each row in its place."""
     for part in parts:
         _check_entries(part)
         _check_like(parts[0], part)
@@ -226,7 +226,7 @@ def _assembled_field(parts: Sequence[tuple[npt.NDArray[np.intp], Any]]) -> Tenso
 
 
 def _bytes_of_rows(values: Tensor) -> npt.NDArray[np.uint8]:
-    """The bytes of a tensor, shape (rows, bytes of a row); a contiguous one's own memory."""
+    """View a tensor as bytes, shape (rows, bytes of a row); a contiguous one's own memory."""
     # numpy moves whole rows, where torch's index_copy_ moves one value after another: five times as long for images.
     array: npt.NDArray[np.uint8] = values.unsqueeze(-1).flatten(1).view(torch.uint8).numpy()
     return array
@@ -257,7 +257,7 @@ def _check_like(first: _Part, other: _Part) -> None:
 
 
 def _described(fields: Fields) -> dict[str, str]:
-    """The dtype and shape that all sources must share, by field."""
+    """Describe for each field the dtype and shape that all sources must share."""
     return {
         name: f"{values.dtype} of shape {('rows', *values.shape[1:])}" if isinstance(values, Tensor) else "a list"
         for name, values in fields.items()

@@ -34,7 +34,7 @@ _MOST_CHANGES = 10
 
 
 def fingerprint_of(source: object, num_examples: int | None = None) -> Fingerprint:
-    """The fingerprint of a reader or a dataset: its own `fingerprint()`, or without one its class and length.
+    """Identify the examples of a reader or dataset: by its `fingerprint()`, or without one by its class and length.
 
     One of more than a million characters is kept as its checksum. A method that needs arguments does not count.
 
@@ -66,7 +66,7 @@ def fingerprint_of(source: object, num_examples: int | None = None) -> Fingerpri
 
 
 def fingerprint_of_dataset(dataset: Any) -> Fingerprint:
-    """The fingerprint of a map-style dataset: its own, or that of the content of torch's own classes."""
+    """Identify the examples of a map-style dataset: by its own fingerprint, or by the content of torch's classes."""
     if _own_of(dataset) is None:
         if isinstance(dataset, TensorDataset):
             return fingerprint_of_tensors({str(number): values for number, values in enumerate(dataset.tensors)})
@@ -78,7 +78,7 @@ def fingerprint_of_dataset(dataset: Any) -> Fingerprint:
 
 
 def _own_of(source: object) -> Callable[[], Any] | None:
-    """The source's `fingerprint`, if it can be called without arguments."""
+    """Return the source's method `fingerprint`, if it can be called without arguments."""
     own: Callable[[], Any] | None = getattr(source, "fingerprint", None)
     if not callable(own):
         return None
@@ -92,18 +92,18 @@ def _own_of(source: object) -> Callable[[], Any] | None:
 
 
 def fingerprint_of_tensors(fields: Mapping[str, Tensor]) -> Fingerprint:
-    """Dtype, shape and checksum of each field; above 1 GiB the checksum is of evenly spaced rows."""
+    """Describe each field by dtype, shape and checksum; above 1 GiB the checksum is of evenly spaced rows."""
     return {name: _described(values.detach()) for name, values in fields.items()}
 
 
 def fingerprint_of_some(whole: Fingerprint, indices: Sequence[int] | npt.NDArray[np.int64]) -> Fingerprint:
-    """The fingerprint of some examples of a source, by their indices in it."""
+    """Identify some examples of a source, by their indices and the fingerprint of the whole."""
     numbers = np.asarray(indices, dtype="<i8")
     return {"indices": f"{len(numbers)}, {checksum(numbers)}", "source": whole}
 
 
 def named_parts(parts: Iterable[tuple[str, str]], most: int = MOST_PARTS) -> Fingerprint:
-    """The parts of a source by name; if there are more than `most`, neighbours are put together."""
+    """Collect the parts of a source by name; if there are more than `most`, put neighbours together."""
     parts = list(parts)
     size = max(1, -(-len(parts) // most))
     found: Fingerprint = {}
@@ -121,7 +121,7 @@ def named_parts(parts: Iterable[tuple[str, str]], most: int = MOST_PARTS) -> Fin
 
 
 def checksum(*blocks: bytes | npt.NDArray[Any]) -> str:
-    """CRC-32C of blocks of bytes, or of arrays, one after the other."""
+    """Compute the CRC-32C of blocks of bytes, or of arrays, one after the other."""
     crc = 0
     for block in blocks:
         data = block if isinstance(block, bytes) else np.ascontiguousarray(block).reshape(-1).view(np.uint8)
@@ -130,12 +130,12 @@ def checksum(*blocks: bytes | npt.NDArray[Any]) -> str:
 
 
 def lines_of(fingerprint: Fingerprint) -> list[str]:
-    """A line for each part, with its name and text."""
+    """Return a line for each part, with its name and text."""
     return [f"{name}: {value}" for name, value in _flat(fingerprint)]
 
 
 def fingerprint_changes(saved: Fingerprint, now: Fingerprint) -> list[str]:
-    """A line for each part that has changed, is gone or is new, for at most ten of them."""
+    """Return a line for each part that has changed, is gone or is new, for at most ten of them."""
     before, after = dict(_flat(saved)), dict(_flat(now))
     lines = [
         f"{name} was {before.get(name, 'not there')}, and is {after.get(name, 'gone')}"

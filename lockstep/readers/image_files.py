@@ -29,9 +29,6 @@ class ImageFiles:
         names: their paths within it.
         sizes: height and width that the annotations give them, (files, 2).
         decoding: how they are decoded when they are asked for; they are not turned, as their annotations are not.
-
-    Raises:
-        DataError: a name leads out of the folder; the folder cannot be listed, or a file is missing.
     """
 
     def __init__(self, folder: Path, names: Sequence[str], sizes: Int64s, decoding: Decoding) -> None:
@@ -75,15 +72,15 @@ class FileNames:
         return len(self._ends) - 1
 
     def __getitem__(self, index: int) -> str:
-        """The path of a file within the folder."""
+        """Return the path of a file within the folder."""
         return os.fsdecode(self._names[self._ends[index] : self._ends[index + 1]])
 
     def path(self, index: int) -> str:
-        """The path of a file."""
+        """Return the path of a file."""
         return f"{self._folder}/{self[index]}"
 
     def blocks(self, bounds: Int64s) -> list[tuple[bytes, Int64s, Int64s]]:
-        """Blocks for the checksums of groups of files that follow one another, without reading the files.
+        """Make the blocks to checksum for groups of files that follow one another, without reading the files.
 
         Args:
             bounds: the index of the first file of each group, and at the end the number of all files.
@@ -145,7 +142,7 @@ def bytes_of(path: str) -> bytes:
 
 
 def check_not_turned(decoding: Decoding) -> None:
-    """Refuse to turn images that have boxes or masks, as these would stay where they are."""
+    """Refuse to turn images that have boxes or masks, which would not be turned with them."""
     if decoding.exif:
         raise InputError(
             "Images cannot be turned as EXIF asks for, and their boxes be left where they are.",

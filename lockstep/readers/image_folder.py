@@ -1,4 +1,4 @@
-"""The reader of folders of images, one folder a class."""
+"""Reads folders of images, one folder a class."""
 
 from __future__ import annotations
 
@@ -61,17 +61,17 @@ class ImageFolder:
         return len(self._labels)
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """The images of these examples, not decoded, and their labels."""
+        """Return the images of these examples, not decoded, and their labels."""
         paths = [self._names.path(index) for index in indices.tolist()]
         images = [EncodedImage(bytes_of(path), path, self._decoding) for path in paths]
         return {"image": images, "label": torch.from_numpy(self._labels[indices])}
 
     def example_id(self, index: int) -> str:
-        """Its path within the folder."""
+        """Return the path of the image within the folder."""
         return self._names[index]
 
     def fingerprint(self) -> Fingerprint:
-        """Label, number of images, and checksum of their names and sizes in bytes, for each class.
+        """Return the label, number of images, and checksum of their names and sizes in bytes, for each class.
 
         Of more than 1024 images, the sizes of 1024 are looked at, evenly spaced.
         """
@@ -86,7 +86,7 @@ class ImageFolder:
 
 
 def _files_by_class(path: Path, labels: tuple[str, ...] | None) -> dict[str, list[str]]:
-    """The images of each class, as paths within the folder."""
+    """Return the images of each class, as paths within the folder."""
     try:
         folders, others = _entries(path)
         classes = folders if labels is None else labels
@@ -105,14 +105,14 @@ def _files_by_class(path: Path, labels: tuple[str, ...] | None) -> dict[str, lis
 
 
 def _entries(path: Path) -> tuple[list[str], list[str]]:
-    """The names of the folders in a folder, and of everything else in it."""
+    """Return the names of the folders in a folder, and of everything else in it."""
     entries = sorted(path.iterdir())
     is_class = {entry.name: entry.is_dir() and not entry.name.startswith(".") for entry in entries}
     return [name for name in is_class if is_class[name]], [name for name in is_class if not is_class[name]]
 
 
 def _files_below(folder: Path, others: list[str]) -> list[str]:
-    """The images in a folder and below, by path. Names of other files, and of linked folders, are added to `others`."""
+    """List the images in a folder and below; add other files and linked folders to `others`."""
     above = len(os.fspath(folder)) - len(folder.name)
     files = []
     for at, folders, names in os.walk(folder, onerror=_raise):

@@ -1,4 +1,4 @@
-"""The reader of images in TFRecord files, by a schema: features of records become fields of a batch."""
+"""Reads images in TFRecord files, by a schema: features of records become fields of a batch."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ImageRecords:
         return len(self._records)
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """The schema's fields of these examples; images are not decoded unless it does so."""
+        """Return the schema's fields of these examples; images are not decoded unless it does so."""
         numbers = indices.tolist()
         examples = [
             ParsedExample(
@@ -77,11 +77,11 @@ class ImageRecords:
         return self._schema.fields(examples)
 
     def example_id(self, index: int) -> str:
-        """The name of its file, and its number in that file."""
+        """Return the name of its file, and its number in that file."""
         return self._records.example_id(index)
 
     def fingerprint(self) -> Fingerprint:
-        """Number of records, size and checksum of all records, for each file."""
+        """Return the number of records, size and checksum of all records, for each file."""
         return named_parts((file.path.name, file.summary) for file in self._records.files)
 
 
@@ -94,7 +94,7 @@ class Schema(Protocol):
         ...
 
     def fields(self, examples: Sequence[ParsedExample]) -> dict[str, Any]:
-        """The fields of a batch: tensors with the batch first, or lists of its length."""
+        """Return the fields of a batch: tensors with the batch first, or lists of its length."""
         ...
 
 
@@ -111,18 +111,18 @@ class ParsedExample:
     """Reads the record again, for errors that list its features: keeping it would keep its images twice."""
 
     def image(self, name: str) -> EncodedImage:
-        """The only image of a feature."""
+        """Return the only image of a feature."""
         return self.images(name, 1)[0]
 
     def images(self, name: str, count: int) -> list[EncodedImage]:
-        """The images of a feature, `count` of them."""
+        """Return the images of a feature, `count` of them."""
         values = self.byte_strings(name)
         if len(values) != count:
             raise self.unusable(name, f"{count} encoded image{'s' * (count > 1)}")
         return [EncodedImage(value, self.source, self.decoding) for value in values]
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """The only int64 of a feature; `default`, if there is one, for a record without the feature."""
+        """Return the only int64 of a feature; `default`, if there is one, for a record without the feature."""
         if default is not None and name not in self.features:
             return default
         values = self.int64s(name)
@@ -131,7 +131,7 @@ class ParsedExample:
         return int(values[0])
 
     def text(self, name: str) -> str:
-        """The only text of a feature; "" if it is missing."""
+        """Return the only text of a feature; "" if it is missing."""
         if name not in self.features:
             return ""
         values = self.texts(name)
@@ -140,23 +140,23 @@ class ParsedExample:
         return values[0]
 
     def texts(self, name: str) -> list[str]:
-        """The texts of a feature, none if it is missing; bytes that are not UTF-8 become the replacement character."""
+        """Return the texts of a feature, none if it is missing; bytes that are not UTF-8 are replaced."""
         return [value.decode(errors="replace") for value in self.byte_strings(name)]
 
     def byte_strings(self, name: str) -> list[bytes]:
-        """The byte strings of a feature, none if it is missing."""
+        """Return the byte strings of a feature, none if it is missing."""
         values = self.features.get(name, [])
         if not isinstance(values, list):
             raise self.unusable(name, "byte strings")
         return values
 
     def int64s(self, name: str, count: int | None = None) -> Int64s:
-        """The int64 values of a feature: none if it is missing, else `count` of them, if given."""
+        """Return the int64 values of a feature: none if it is missing, else `count` of them, if given."""
         values: Int64s = self._numbers(name, count, np.dtype(np.int64))
         return values
 
     def float32s(self, name: str, count: int | None = None) -> Float32s:
-        """The float32 values of a feature: none if it is missing, else `count` of them, if given."""
+        """Return the float32 values of a feature: none if it is missing, else `count` of them, if given."""
         values: Float32s = self._numbers(name, count, np.dtype(np.float32))
         return values
 
@@ -188,13 +188,12 @@ class ParsedExample:
 
 
 def boxes_of(examples: Sequence[ParsedExample], prefix: str) -> list[Tensor]:
-    """The boxes of each example: float32 (boxes, 4) of top, left, bottom and right as shares of height and width.
+    """Read each example's boxes: float32 (boxes, 4) of top, left, bottom and right as shares of height and width.
 
     They come from the features `ymin`, `xmin`, `ymax` and `xmax`, missing for an example without boxes. Boxes that
     reach out of the image by up to a tenth of it are clipped; `places_with_area` finds those that have an area then.
-
-    Raises:
-        DataError: the four features differ in length; or a box is no number, upside down, or farther outside (pixels).
+    A DataError names an example whose features differ in length, and a box that is no number, upside down, or farther
+    outside, as boxes in pixels are.
     """
     boxes = [_boxes_of(example, prefix) for example in examples]
     joined = np.concatenate([np.empty((0, 4), np.float32), *boxes])
@@ -214,7 +213,7 @@ def boxes_of(examples: Sequence[ParsedExample], prefix: str) -> list[Tensor]:
 
 
 def places_with_area(boxes: Sequence[Tensor]) -> dict[int, list[int]]:
-    """The indices of the boxes with an area, by the row of their example, for examples that also have others.
+    """Find the boxes with an area: their indices by the row of their example, if it has boxes without area.
 
     Every reader leaves out an object whose box has no area on its image.
     """
@@ -232,7 +231,7 @@ def check_decoding(features: Iterable[str], decoding: Decoding) -> None:
 
 
 def _boxes_of(example: ParsedExample, prefix: str) -> Float32s:
-    """The boxes of a record, unchecked, shape (boxes, 4)."""
+    """Return the boxes of a record, unchecked, shape (boxes, 4)."""
     edges = [example.float32s(prefix + edge) for edge in EDGES]
     count = max(map(len, edges))
     for edge, values in zip(EDGES, edges, strict=True):

@@ -246,13 +246,13 @@ class _Tokens:
         self._place = 0
 
     def take(self) -> _Token:
-        """The next token; the last one is the end of the text."""
+        """Take the next token; the last one is the end of the text."""
         token = self._tokens[self._place]
         self._place += 1
         return token
 
     def name(self, token: _Token) -> tuple[str, _Token]:
-        """The name of a field, and the first token of its value."""
+        """Take the name of a field and the first token of its value."""
         if token.kind != "word":
             raise self.unexpected(token, "the name of a field")
         value = self.take()
@@ -263,7 +263,7 @@ class _Tokens:
         return token.text, value
 
     def string(self, token: _Token, joined: bool) -> str:
-        """A string, with the strings directly after it if `joined`."""
+        """Take a string, with the strings directly after it if `joined`."""
         if token.kind != "string":
             raise self.unexpected(token, "a value")
         content = _unescaped(token.text[1:-1])
@@ -286,7 +286,7 @@ class _Tokens:
 
 
 def quoted(text: str) -> str:
-    """A string as the text format writes it."""
+    """Quote a string as the text format writes it."""
     return '"' + _TO_ESCAPE.sub(lambda match: f"\\{ord(match[0]):03o}", text) + '"'
 
 

@@ -134,18 +134,14 @@ def prepare_records(folder: Path | None = None, records_folder: Path | None = No
 
 
 def default_folder() -> Path:
-    """`data/mnist` in the current directory if it is there, else the user's cache."""
+    """Return `data/mnist` in the current directory if it is there, else the user's cache."""
     here = Path("data/mnist")
     cached = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep" / "mnist"
     return here if here.is_dir() else cached
 
 
 def ensure_files(folder: Path, mirrors: Sequence[str] = MIRRORS) -> Path:
-    """Verify the four files in the folder, fetch missing ones, and return the folder.
-
-    Raises:
-        DataError: a file is not the original (it is left as it is), or is missing and no mirror has it.
-    """
+    """Verify the four files in the folder (another file is left as it is), fetch missing ones, return the folder."""
     for file in FILES:
         path = folder / file.name
         if not path.exists():
@@ -244,7 +240,7 @@ def _examples(images: UInt8s, labels: UInt8s) -> Iterator[bytes]:
 
 
 def _around_image(shape: tuple[int, ...], label: int) -> tuple[bytes, bytes]:
-    """The bytes of an example before and after its pixels."""
+    """Serialize an example, and return its bytes before and after its pixels."""
     height, width = shape
     numbers = {"label": label, "height": height, "width": width, "depth": 1}
     blank = bytes(height * width)

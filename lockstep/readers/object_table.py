@@ -1,4 +1,4 @@
-"""The objects on the images of a data set for detection, as columns of numbers: a few bytes for each object."""
+"""Objects on the images of a detection data set, as columns of numbers: a few bytes for each object."""
 
 from __future__ import annotations
 
@@ -47,21 +47,24 @@ class ObjectTable:
         self._starts = np.searchsorted(images[order], np.arange(num_images + 1))
 
     def rows(self, name: str, index: int) -> Column:
-        """The values of the objects on an image: a view, not to be changed."""
+        """Return one column's values of the objects on an image: a view, not to be changed."""
         return self._columns[name][self._starts[index] : self._starts[index + 1]]
 
     def columns(self, first: int, stop: int) -> list[Column]:
-        """All columns of the objects on images `first` to `stop` - 1, after the starts of each image's objects."""
+        """Return the starts of each image's objects, then all columns, for images `first` to `stop` - 1."""
         starts = self._starts[first : stop + 1]
         return [starts - starts[0], *(values[starts[0] : starts[-1]] for values in self._columns.values())]
 
     def tensors(self, name: str, indices: Int64s) -> list[Tensor]:
-        """Copies of the values of the objects, a tensor for each image."""
+        """Copy one column's values of the objects, a tensor for each image."""
         return [torch.from_numpy(self.rows(name, index).copy()) for index in indices.tolist()]
 
 
 def fingerprint_of_objects(files: ImageFiles, objects: ObjectTable, classes: Mapping[int, str]) -> Fingerprint:
-    """A checksum of the classes, and one of the images and objects for each of at most 64 groups of images."""
+    """Compute a checksum of the classes, and of images and objects for each of at most 64 groups of images.
+
+    Of the image files it covers names and sizes in pixels, and the sizes in bytes of 1024, evenly spaced.
+    """
     bounds = np.linspace(0, len(files), min(len(files), _MOST_GROUPS) + 1).astype(np.int64)
     found = {"classes": f"{len(classes)}, {checksum(json.dumps(classes).encode())}"}
     for (first, stop), block in zip(pairwise(bounds.tolist()), files.names.blocks(bounds), strict=True):
@@ -73,7 +76,7 @@ def fingerprint_of_objects(files: ImageFiles, objects: ObjectTable, classes: Map
 
 
 def shares_of_boxes(boxes: Float64s, sizes: Int64s, source: str) -> tuple[Float32s, Bools]:
-    """Boxes as shares of height and width, clipped to their image, and a mask of those that have an area there.
+    """Convert boxes to shares of height and width, clipped to their image; also return which have an area there.
 
     Args:
         boxes: (objects, 4) top, left, bottom, right, in pixels.
@@ -98,7 +101,7 @@ def check_label_map(label_map: object) -> None:
 
 
 def labels_of_names(names: Sequence[str], label_map: LabelMap, source: str) -> Int64s:
-    """The labels of objects by the names of their classes; an error if the label map lacks one of `source`."""
+    """Look up the labels of objects by class name; an error if the label map lacks a class of `source`."""
     if missing := sorted({*names} - {*label_map.ids}):
         raise DataError(
             f"The label map lacks classes of {source}.",

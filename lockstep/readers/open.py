@@ -103,7 +103,7 @@ def _open_folder(folder: Path, everything: bool, decoding: Decoding) -> Reader:
 
 
 def _one_set(folder: Path, names: Sequence[str]) -> list[Path]:
-    """All files of the set of shards that these names belong to; an error if there are several sets."""
+    """Find all files of the set of shards that these names belong to; an error if there are several sets."""
     patterns = sorted({_NUMBER_OF_SHARD.sub("*", glob.escape(name), count=1) for name in names})
     if len(patterns) > 1:
         raise DataError(
@@ -132,7 +132,7 @@ def _open_files(files: Sequence[Path], given: str, everything: bool, decoding: D
 
 
 def _schema_of_all(features: Mapping[str, Values]) -> DetectionSchema:
-    """The schema that reads every feature of a record."""
+    """Make the schema that reads every feature of a record."""
     masks, points, tops, channels = (features.get(name, []) for name in (_MASK, _POINTS, _TOPS, _CHANNELS))
     return DetectionSchema(
         masks="none" if not len(masks) else "png" if isinstance(masks, list) else "numerical",
@@ -153,7 +153,7 @@ def _coco(annotations: Path, images: Path, everything: bool, decoding: Decoding)
 
 
 def _words_in(path: Path, *words: bytes) -> list[bool]:
-    """Which of these words are in a file; none for an unreadable one, as its reader will say why."""
+    """Tell for each word whether it is in a file; no for an unreadable one, as its reader will say why."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return [content.find(word) >= 0 for word in words]
@@ -162,7 +162,7 @@ def _words_in(path: Path, *words: bytes) -> list[bool]:
 
 
 def _first_features(files: Sequence[Path], given: str) -> dict[str, Values]:
-    """The features of the first record in the files."""
+    """Parse the first record in the files."""
     for file in files:
         try:
             first = next(read_all(file), None)
@@ -181,7 +181,7 @@ def _first_features(files: Sequence[Path], given: str) -> dict[str, Values]:
 
 
 def _images_beside(annotations: Path) -> Path:
-    """The folder of the images of instances_train2017.json: train2017, images, or the file's own folder."""
+    """Find the images' folder of instances_train2017.json: train2017, images, or the file's own folder."""
     split = annotations.stem.rpartition("_")[2]
     here, above = annotations.parent, annotations.parent.parent
     folders = [here / split, above / split, here / "images" / split, above / "images" / split, here / "images"]

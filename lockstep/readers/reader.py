@@ -32,7 +32,7 @@ class Reader(Protocol):
 
     @property
     def cost(self) -> Cost:
-        """Who reads: the trainer's own process reads from "memory"; loader processes "decode"."""
+        """Cost of reading: "memory" for the trainer's own process, "decode" for loader processes."""
         ...
 
     def __len__(self) -> int:
@@ -40,16 +40,16 @@ class Reader(Protocol):
         ...
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """The fields of these examples: tensors with the batch first, or lists of its length."""
+        """Return the fields of these examples: tensors with the batch first, or lists of its length."""
         ...
 
     def example_id(self, index: int) -> str:
-        """The name of an example, for people."""
+        """Return the name of an example, for people."""
         ...
 
 
 class ExampleReader(Protocol):
-    """The least that a reader of the user's needs: a length, and single examples.
+    """The minimal reader that a user may write: a length, and single examples.
 
     It may also have `cost`, `example_id`, `decoder` and `fingerprint`, as a `Reader`, and `draws_globally`: unless that
     is False, the random generators of the process are seeded for each example, and threads do not read them.
@@ -60,12 +60,12 @@ class ExampleReader(Protocol):
         ...
 
     def read(self, index: int) -> Any:
-        """The fields of an example by name, or a pair (image, label)."""
+        """Return the fields of an example by name, or a pair (image, label)."""
         ...
 
 
 def reader_of(reader: Reader | ExampleReader) -> Reader:
-    """The reader itself, or a reader of batches around one of single examples."""
+    """Return a reader of batches: the reader itself, or a wrapper around a reader of single examples."""
     if not isinstance(reader, type) and hasattr(reader, "__len__"):
         if hasattr(reader, "read_batch") and hasattr(reader, "cost"):
             return reader  # type: ignore[return-value]
@@ -84,13 +84,13 @@ NO_DECODER = "none"
 
 
 def decoder_of(reader: Reader) -> str:
-    """The library that decodes a reader's images, with its version, for it can change bits; "none" without decoding."""
+    """Name the library that decodes a reader's images, and its version; both can change bits. "none": no decoding."""
     decoder: str = getattr(reader, "decoder", NO_DECODER)
     return decoder
 
 
 def draws_globally(reader: Reader) -> bool:
-    """Whether reading may draw from the random generators of the process, which are then seeded for each example."""
+    """Tell whether reading may draw from the process's random generators, to be seeded for each example."""
     return bool(getattr(reader, "draws_globally", False))
 
 
@@ -107,11 +107,11 @@ class ReaderWrapper:
         return len(self._reader)
 
     def example_id(self, index: int) -> str:
-        """The name of the example in the wrapped reader."""
+        """Return the name of the example in the wrapped reader."""
         return self._reader.example_id(index)
 
     def fingerprint(self) -> Fingerprint:
-        """The fingerprint of the wrapped reader."""
+        """Return the fingerprint of the wrapped reader."""
         return fingerprint_of(self._reader, len(self._reader))
 
 
@@ -128,16 +128,16 @@ class Arrays:
         return self._length
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """The rows of these indices."""
+        """Return the rows of these indices."""
         rows = torch.from_numpy(indices)
         return {name: values.index_select(0, rows) for name, values in self._fields.items()}
 
     def example_id(self, index: int) -> str:
-        """The index as text."""
+        """Return the index as text."""
         return str(index)
 
     def fingerprint(self) -> Fingerprint:
-        """The dtype, the shape and the checksum of each field; above 1 GiB the checksum is of evenly spaced rows."""
+        """Describe the fields as `fingerprint_of_tensors` does."""
         return fingerprint_of_tensors(self._fields)
 
 
@@ -201,15 +201,15 @@ class TorchDataset:
         return len(cast(Any, self._dataset))
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """The items of these indices as one batch; an error names an item that fails or differs from the first one."""
+        """Collate the items of these indices; an error names an item that fails or differs from the first one."""
         return self._collation.batch_of([self._item(index) for index in indices.tolist()], indices)
 
     def example_id(self, index: int) -> str:
-        """The index as text."""
+        """Return the index as text."""
         return str(index)
 
     def fingerprint(self) -> Fingerprint:
-        """The dataset's own, if it has `fingerprint()`; else class and length, with the content of torch's classes."""
+        """Return the dataset's own fingerprint, or that of `fingerprint_of_dataset`."""
         return fingerprint_of_dataset(self._dataset)
 
     def _item(self, index: int) -> Any:
@@ -240,16 +240,16 @@ class OneByOne:
         return len(self._reader)
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """The examples of these indices as one batch; an error names one that differs from the first one."""
+        """Collate the examples of these indices; an error names one that differs from the first one."""
         return self._collation.batch_of([self._read(index) for index in indices.tolist()], indices)
 
     def example_id(self, index: int) -> str:
-        """Its name in the reader, or its index."""
+        """Return the example's name in the reader, or its index."""
         named = getattr(self._reader, "example_id", str)
         return str(named(index))
 
     def fingerprint(self) -> Fingerprint:
-        """That of the reader."""
+        """Return the reader's fingerprint."""
         return fingerprint_of(self._reader, len(self))
 
     def _read(self, index: int) -> Any:
@@ -318,12 +318,12 @@ class Collation:
 
 
 def _kind(value: Tensor | None) -> str:
-    """The dtype and shape that all items of a batch must share."""
+    """Describe the dtype and shape that all items of a batch must share."""
     return "no tensor" if value is None else dtype_and_shape(value)
 
 
 def _as_tensor(value: Any) -> Tensor | None:
-    """The value as a tensor if it is numbers, else None."""
+    """Convert a value to a tensor if it is numbers, else return None."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, bool | int | float):

@@ -1,4 +1,4 @@
-"""The reader of small examples in TFRecord files."""
+"""Reads small examples in TFRecord files."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class Records:
         return len(self._records)
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """The fields of these examples."""
+        """Return the fields of these examples."""
         return read_by_source(self._starts, indices, self._names, lambda i, own: self._files[i].read(own))
 
     def example_id(self, index: int) -> str:
-        """The name of its file, and its number in that file."""
+        """Return the name of its file, and its number in that file."""
         return self._records.example_id(index)
 
     def fingerprint(self) -> Fingerprint:
-        """Number of records, size and checksum of all records, for each file."""
+        """Return the number of records, size and checksum of all records, for each file."""
         return named_parts((file.path.name, file.summary) for file in self._records.files)
 
 
@@ -66,7 +66,7 @@ class _File:
         self._verified = np.full(len(records), not verify)
 
     def read(self, indices: Int64s) -> dict[str, Tensor]:
-        """The fields of these records of the file, by the template if they follow it."""
+        """Return the fields of these records of the file, by the template if they follow it."""
         self._verify(indices)
         fields = None
         if self._rows is not None:

@@ -70,7 +70,7 @@ class ImageNetSchema(Checked):
         return frozenset({self.image_feature, self.label_feature, *boxes, *([_CLASS_TEXT] if self.text else [])})
 
     def fields(self, examples: Sequence[ParsedExample]) -> dict[str, Any]:
-        """The fields of a batch of records."""
+        """Return the fields of a batch of records."""
         fields: dict[str, Any] = {
             "image": [example.image(self.image_feature) for example in examples],
             "label": torch.tensor(self._labels(examples), dtype=torch.int64),
@@ -136,7 +136,7 @@ class DetectionSchema(Checked):
         return frozenset(names | ({_ADDITIONAL_CHANNELS} if self.num_additional_channels else set()))
 
     def fields(self, examples: Sequence[ParsedExample]) -> dict[str, Any]:
-        """The fields of a batch of records."""
+        """Return the fields of a batch of records."""
         boxes = boxes_of(examples, _BOXES)
         objects = list(zip(examples, boxes, strict=True))
         sizes = [_size(example) for example in examples]
@@ -174,7 +174,7 @@ class DetectionSchema(Checked):
         return torch.from_numpy(labels)
 
     def _keypoints(self, example: ParsedExample, count: int) -> tuple[Tensor, Tensor]:
-        """The keypoints of each object, and how visible they are."""
+        """Return the keypoints of each object, and how visible they are."""
         shape = count, self.num_keypoints
         y, x = (example.float32s(name, math.prod(shape)) for name in (_KEYPOINT_Y, _KEYPOINT_X))
         if len(x) != len(y):
@@ -204,7 +204,7 @@ class DetectionSchema(Checked):
 
 
 def _texts(example: ParsedExample, count: int) -> list[str]:
-    """The names of the objects' classes."""
+    """Return the class name of each object."""
     texts = example.texts(_TEXT)
     if len(texts) not in (0, count):
         raise example.unusable(_TEXT, f"{count} texts, one for each box, or none")
@@ -231,7 +231,7 @@ def _areas(example: ParsedExample, boxes: Tensor, height: int, width: int) -> Te
 
 
 def _not_negative(example: ParsedExample, name: str, count: int) -> Float32s:
-    """The values of a feature, one for each box or none, all finite and 0 or more."""
+    """Return the values of a feature, one for each box or none, all finite and 0 or more."""
     values = example.float32s(name, count)
     if len(values) and not 0 <= values.min() <= values.max() < math.inf:  # with a NaN among them, both are NaN
         wrong = values[~((values >= 0) & (values < math.inf))][0]
@@ -249,7 +249,7 @@ def _size(example: ParsedExample) -> tuple[int, int]:
 
 
 def _with_area(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields without the objects whose boxes have no area."""
+    """Leave out the objects whose boxes have no area."""
     for row, places in places_with_area(fields["boxes"]).items():
         for name in _OF_OBJECTS:
             if name in fields:
@@ -278,13 +278,13 @@ class MnistSchema:
         return frozenset({_IMAGE, _CLASS_LABEL})
 
     def fields(self, examples: Sequence[ParsedExample]) -> dict[str, Any]:
-        """The fields of a batch of records."""
+        """Return the fields of a batch of records."""
         labels = torch.tensor([example.integer(_CLASS_LABEL) for example in examples], dtype=torch.int64)
         return {"image": torch.stack([_pixels_of(example) for example in examples]), "label": labels}
 
 
 def _pixels_of(example: ParsedExample) -> Tensor:
-    """Shape (1, 28, 28)."""
+    """Decode to shape (1, 28, 28)."""
     image = example.image(_IMAGE)
     if image.size != (_MNIST_PIXELS, _MNIST_PIXELS):
         width, height = image.size

@@ -1,4 +1,4 @@
-"""The reader of WebDataset's shards: tar archives in which the files of one sample follow one another."""
+"""Reads WebDataset's shards: tar archives in which the files of one sample follow one another."""
 
 from __future__ import annotations
 
@@ -84,17 +84,17 @@ class TarShards:
         return self._starts[-1]
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """The fields of these samples, images not decoded."""
+        """Return the fields of these samples, images not decoded."""
         samples = [self._sample(index) for index in indices.tolist()]
         return {field.name: self._column(field, samples) for field in self._fields}
 
     def example_id(self, index: int) -> str:
-        """The name of its archive, and its key: "train-000.tar: 0001"."""
+        """Return the name of its archive, and its key: "train-000.tar: 0001"."""
         sample = self._sample(index)
         return f"{sample.shard.path.name}: {sample.key}"
 
     def fingerprint(self) -> Fingerprint:
-        """Number of samples, size and checksum of all headers, for each archive; contents have no checksum."""
+        """Return the number of samples, size and checksum of all headers, by archive; contents have no checksum."""
         return named_parts((shard.path.name, shard.summary) for shard in self._shards)
 
     def _sample(self, index: int) -> _Sample:
@@ -158,7 +158,7 @@ class _Shard:
         return f"{len(self)} samples, {index.version.size_bytes} bytes, {checksum(*numbers, index.names)}"
 
     def sample(self, number: int) -> _Sample:
-        """A sample by its number; its members are not read."""
+        """Return a sample by its number; its members are not read."""
         members = self.index.members(number)
         parts = [key_and_ending(self.index.name(member)) for member in members]
         endings = [readable_name(ending) for _, ending in parts]
@@ -189,7 +189,7 @@ class _Sample(NamedTuple):
     """The numbers of its members in the archive, by their endings."""
 
     def member_of(self, field: _Field) -> int:
-        """The number of the member that holds a field."""
+        """Return the number of the member that holds a field."""
         for ending in field.endings:
             if ending in self.members:
                 return self.members[ending]
@@ -216,7 +216,7 @@ def _chosen_fields(fields: Mapping[str, str]) -> tuple[_Field, ...]:
 
 
 def _default_fields(sample: _Sample) -> tuple[_Field, ...]:
-    """The fields of the first sample, when none are chosen; images of other samples may have another format."""
+    """Return the fields of the first sample, when none are chosen; images of other samples may have another format."""
     endings: dict[str, str] = {}
     for ending in sample.members:
         name = _DEFAULT_NAMES.get(ending, ending)

@@ -1,4 +1,4 @@
-"""The reader of data sets in PASCAL VOC's format: an XML file for each image, as labelImg writes them, too.
+"""Reads data sets in PASCAL VOC's format: an XML file for each image, as labelImg writes them, too.
 
 The format is described at http://host.robots.ox.ac.uk/pascal/VOC.
 """
@@ -112,7 +112,7 @@ class Voc:
         return len(self._files)
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """The images of these examples, not decoded, and the fields of their objects."""
+        """Return the images of these examples, not decoded, and the fields of their objects."""
         fields: dict[str, Any] = {
             "image": [self._files.read(index) for index in indices.tolist()],
             "source_id": [self._files.names[index] for index in indices.tolist()],
@@ -125,14 +125,11 @@ class Voc:
         return fields
 
     def example_id(self, index: int) -> str:
-        """The file name of the image, as its annotation has it."""
+        """Return the file name of the image, as its annotation has it."""
         return self._files.names[index]
 
     def fingerprint(self) -> Fingerprint:
-        """Checksums of the classes, and of the images with their objects in groups; and the views.
-
-        Of the image files they cover names and sizes in pixels, and the sizes in bytes of 1024, evenly spaced.
-        """
+        """Describe classes, images and objects as `fingerprint_of_objects` does, and the views."""
         return fingerprint_of_objects(self._files, self._objects, self.classes) | {"views": ", ".join(self._views)}
 
 
@@ -149,7 +146,7 @@ def _warn_of_others(folder: Path, names: Iterable[str]) -> None:
 def _table(
     annotations: Sequence[VocAnnotation], label_map: LabelMap, difficult: bool, source: str
 ) -> tuple[ObjectTable, list[str]]:
-    """The objects on all images, and the views by their number in the column "view"."""
+    """Tabulate the objects on all images; also return the views, by their number in the column "view"."""
     objects = [found for annotation in annotations for found in annotation.objects]
     images = np.repeat(np.arange(len(annotations)), [len(annotation.objects) for annotation in annotations])
     sizes = np.array([(annotation.height, annotation.width) for annotation in annotations], np.int64)[images]
@@ -171,7 +168,7 @@ def _table(
 
 
 def folder_of_year(root: Path, year: int | None) -> Path:
-    """The folder VOC<year> in a folder; without a year the folder itself."""
+    """Find the folder VOC<year> in a folder; without a year the folder itself."""
     if year is None:
         return root
     check_type("year", year, int, expected="a year, such as 2012", hint="write year=2012, or leave it out")
@@ -187,12 +184,12 @@ def folder_of_year(root: Path, year: int | None) -> Path:
 
 
 def image_folder(root: Path) -> Path:
-    """The folder of the images: JPEGImages, images, or the folder itself."""
+    """Find the folder of the images: JPEGImages, images, or the folder itself."""
     return _existing(root, _IMAGES)
 
 
 def annotation_files(root: Path) -> list[Path]:
-    """The annotations, sorted by name, in Annotations, in annotations, or in the folder itself."""
+    """List the annotations by name, in Annotations, in annotations, or in the folder itself."""
     folder = _existing(root, _ANNOTATIONS)
     there = sorted(folder.glob("*.xml"))
     if not there:
@@ -207,7 +204,7 @@ def annotation_files(root: Path) -> list[Path]:
 
 
 def split_files(root: Path, split: str, there: Sequence[Path]) -> list[Path]:
-    """The annotations that the list of a split names, in its order."""
+    """Return the annotations that the list of a split names, in its order."""
     names = _listed(root, split)
     paths = {path.stem: path for path in there}
     if missing := [name for name in names if name not in paths]:
@@ -221,7 +218,7 @@ def split_files(root: Path, split: str, there: Sequence[Path]) -> list[Path]:
 
 
 def _listed(root: Path, split: str) -> list[str]:
-    """The names in the list of a split: the first word of each line."""
+    """Return the names in the list of a split: the first word of each line."""
     folder = root / "ImageSets" / "Main"
     path = folder / f"{split}.txt"
     try:
@@ -247,7 +244,7 @@ def _listed(root: Path, split: str) -> list[str]:
 
 
 def _existing(root: Path, names: Sequence[str]) -> Path:
-    """The first of these folders that exists, or the root itself."""
+    """Return the first of these folders that exists, or the root itself."""
     return next((root / name for name in names if os.path.isdir(root / name)), root)  # noqa: PTH112 (may raise)
 
 
@@ -283,10 +280,6 @@ def read_voc_xml(path: Path) -> VocAnnotation:
     """Read one annotation. Parts of objects, such as hands, are skipped.
 
     `difficult` and `truncated` are 0 or 1, or false or true as some tools write them; missing or "Unspecified" is 0.
-
-    Raises:
-        DataError: the file cannot be read, is no XML, declares a document type (which could define entities that grow
-            without bound), or lacks a value.
     """
     try:
         parser = XMLParser(target=_Builder())
@@ -302,7 +295,7 @@ def read_voc_xml(path: Path) -> VocAnnotation:
 
 
 class _Builder(TreeBuilder):
-    """Refuses a document type before anything that it defines is read."""
+    """Refuses a document type before it is read: it could define entities that grow without bound."""
 
     def doctype(self, name: str, public_id: str | None, system: str | None) -> NoReturn:
         raise ValueError(f"a DOCTYPE {name}")

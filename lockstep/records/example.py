@@ -53,7 +53,7 @@ _MANY_BYTES = 128
 
 
 class Feature(NamedTuple):
-    """Where the values of one feature are in the bytes of an example."""
+    """Places of one feature's values in the bytes of an example."""
 
     kind: int
     """BYTES, FLOATS or INT64S; 0 for a feature without values of any kind."""
@@ -141,7 +141,7 @@ def feature_values(data: Buffer, feature: Feature) -> Values:
 
 
 def _feature_at(data: Buffer, spans: Iterable[Span]) -> Feature:
-    """The feature whose message is in these parts: values of one kind add up, those of another kind replace them."""
+    """Merge the parts of a feature's message: values of one kind add up, those of another kind replace them."""
     kind = 0
     values: list[Span] = []
     for start, stop in spans:

@@ -61,7 +61,7 @@ def save_index(path: Path, kind: bytes, version: Version, content: bytes) -> Non
 
 
 def _places(path: Path) -> Iterator[Path]:
-    """Where the index of a file may be kept, the best place first."""
+    """Yield the places where the index of a file may be kept, the best place first."""
     whole = path.absolute()
     yield whole.parent / ".lockstep-index" / path.name
     with suppress(RuntimeError):  # a user without a home

@@ -37,7 +37,7 @@ class OpenFiles:
         self._open = lru_cache(most)(_OpenFile)
 
     def read(self, path: Path, version: Version, size: int, offset: int) -> bytes:
-        """Bytes of a file from an offset on, fewer at its end; refused if the file is of another version."""
+        """Read a file from an offset on, fewer bytes at its end; refused if the file is of another version."""
         file = self._open(path, version)  # as long as it is read here, no other thread's reading closes it
         return file.read(size, offset)
 
@@ -73,7 +73,7 @@ def open_file(path: Path, buffering: int = 0) -> BinaryIO:
 
 
 def version_of(file: BinaryIO) -> Version:
-    """The version of an open file now."""
+    """Return the version of an open file now."""
     status = os.fstat(file.fileno())
     return Version(status.st_size, status.st_mtime_ns)
 
@@ -90,7 +90,7 @@ def check_unchanged(file: BinaryIO, path: Path, version: Version) -> None:
 
 
 def read_at(file: BinaryIO, size: int, offset: int) -> bytes:
-    """Bytes of an unbuffered file from an offset on, fewer at its end; by several threads and processes at once."""
+    """Read an unbuffered file from an offset on, fewer bytes at its end; several threads may do so at once."""
     data = _read_once(file, size, offset)
     while 0 < len(data) < size:  # The system gives at most 2 GiB at once.
         if not (more := _read_once(file, size - len(data), offset + len(data))):

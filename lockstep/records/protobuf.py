@@ -33,7 +33,7 @@ class MalformedError(Exception):
 
 
 def message_fields(data: Buffer, place: int, end: int) -> list[tuple[int, int, int]]:
-    """Tag, start and stop of every field of the message from `place` to `end`. Tuned: examples have hundreds."""
+    """List tag, start and stop of every field of the message from `place` to `end`. Tuned: examples have hundreds."""
     fields = []
     while place < end:
         tag, start = data[place], place + 1
@@ -62,11 +62,7 @@ def message_fields(data: Buffer, place: int, end: int) -> list[tuple[int, int, i
 
 
 def map_entries(data: Buffer, tag: int) -> dict[str, list[Span]]:
-    """Spans of the values in a map, by name; `tag` is that of the field that holds the map. The last of a name counts.
-
-    Raises:
-        MalformedError: these are no fields, or a name is not UTF-8.
-    """
+    """Find the spans of a map's values by name; `tag` is the map field's. Of equal names the last one counts."""
     entries = {}
     for found, start, stop in message_fields(data, 0, len(data)):
         if found == tag:
@@ -91,11 +87,7 @@ def _map_entry(data: Buffer, start: int, stop: int) -> tuple[str, list[Span]]:
 
 
 def read_varint(data: Buffer, start: int, end: int) -> tuple[int, int]:
-    """Read a number of 7 bits a byte, lowest first, the last byte below 128, and return it with the place after it.
-
-    Raises:
-        MalformedError: it does not stop before `end`, or within 10 bytes.
-    """
+    """Read a varint (7 bits a byte, lowest first, the last byte below 128); return it and the place after it."""
     if start < end and data[start] < 128:
         return data[start], start + 1
     value = 0

@@ -1,4 +1,4 @@
-"""The records of TFRecord files in any order. From start to end, `tfrecord.read_all` reads them."""
+"""Reads the records of TFRecord files in any order; `tfrecord.read_all` reads them from start to end."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RecordFile:
 
     @property
     def summary(self) -> str:
-        """Its number of records, its size and the checksum of all records."""
+        """The file's number of records, its size and the checksum of all records."""
         return f"{len(self)} records, {self.index.version.size_bytes} bytes, crc32c {self.index.checksum:08x}"
 
     def read(self, record: int, verify: bool = True) -> bytes:
@@ -162,7 +162,7 @@ class RecordFiles:
             yield file.read(record, self.verify), file.describe(record)
 
     def locate(self, index: int) -> tuple[RecordFile, int]:
-        """The file that holds a record, and the record's number in it."""
+        """Return the file that holds a record, and the record's number in it."""
         if not 0 <= index < len(self):
             raise IndexError(f"there is no record {index} in {len(self)} records")
         file = bisect_right(self.starts, index) - 1
@@ -174,7 +174,7 @@ class RecordFiles:
         return file.describe(record)
 
     def example_id(self, index: int) -> str:
-        """The name of a record's file, and the record's number in it: "train-00000-of-00002:17"."""
+        """Return the name of a record's file, and the record's number in it: "train-00000-of-00002:17"."""
         file, record = self.locate(index)
         return f"{file.path.name}:{record}"
 

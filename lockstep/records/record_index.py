@@ -46,7 +46,7 @@ _COMPRESSIONS: tuple[Compression | None, ...] = (None, "gzip", "zlib")
 
 
 class RecordIndex(NamedTuple):
-    """Where the payloads of a file are."""
+    """Places of the payloads in a file."""
 
     offsets: Int64s
     """Of each payload from the start of the file, in bytes; of a compressed file, after decompression."""
@@ -62,7 +62,7 @@ class RecordIndex(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """All records with their frames; after decompression."""
+        """Bytes of all records with their frames; after decompression."""
         return int(self.lengths.sum()) + FRAME_BYTES * len(self.lengths)
 
 
@@ -125,7 +125,7 @@ def _ending(file: BinaryIO, version: Version) -> bytes:
 
 
 def _plain_lengths(file: BinaryIO, path: Path) -> tuple[array[int], bytes]:
-    """The lengths of the payloads, and their checksums one after the other."""
+    """Return the lengths of the payloads, and their checksums one after the other."""
     source, size = RecordSource(path), os.fstat(file.fileno()).st_size
     lengths, checksums = array("q"), bytearray()
     start, block_bytes = 0, _BLOCK_BYTES  # start: of the next frame, in the file

@@ -1,4 +1,4 @@
-"""The files that a pattern (train-*) or a range in braces (train-{000..127}.tar) stands for, none of them missing."""
+"""Expands patterns (train-*) and ranges in braces (train-{000..127}.tar) to files, none of them missing."""
 
 from __future__ import annotations
 
@@ -30,15 +30,12 @@ _MOST_SHOWN = 100
 
 
 def find_shards(paths: str | Path | Sequence[str | Path]) -> list[Path]:
-    """The files of a path, of a pattern, or of several of these, in turn.
+    """List the files of a path, of a pattern, or of several of these, in turn.
 
     A pattern is one of the shell: * for any characters, ? for one, [a-z] for one of these. Its files come sorted by
     name, without hidden ones. Where files are named like "train-00003-of-00128", all that the pattern names must be
     there: "train-*" stands for all 128, "train-0000?-of-00128" for the first ten. A path that exists is taken as it is,
     whatever characters it has.
-
-    Raises:
-        DataError: there is no such file; shards are missing, or there are two sets of them.
     """
     return [file for path in list_of_paths(paths) for file in _matching(path)]
 
@@ -48,9 +45,6 @@ def expand_braces(path: str | Path) -> list[str]:
 
     Of several ranges the last one runs fastest. If one of its two numbers begins with a zero, all numbers of a range
     have as many digits as the longer one. A path that exists is taken as it is, whatever characters it has.
-
-    Raises:
-        DataError: a range falls, or the path stands for more than a million.
     """
     check_local(path)
     path = str(path)
@@ -71,7 +65,7 @@ def expand_braces(path: str | Path) -> list[str]:
 
 
 def list_of_paths(paths: str | Path | Sequence[str | Path]) -> Sequence[str | Path]:
-    """One path, or several, as a list."""
+    """Make a list of one path or several."""
     if isinstance(paths, str | Path):
         return [paths]
     given: object = paths
@@ -101,7 +95,7 @@ def check_local(path: str | Path) -> None:
 
 
 def _problem_of(path: str) -> str:
-    """Why no system takes this text as a path; "" if it may be one."""
+    """Say why no system takes this text as a path; "" if it may be one."""
     try:
         encoded = os.fsencode(path)
     except UnicodeEncodeError:

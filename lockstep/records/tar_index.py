@@ -31,7 +31,7 @@ _COUNTS = struct.Struct("<qqqq")
 
 
 class TarIndex(NamedTuple):
-    """Where the members of an archive are, and which of them make a sample."""
+    """Places of the members in an archive, grouped to samples."""
 
     offsets: Int64s
     """Start of each member's content, in bytes from the start of the file."""
@@ -50,11 +50,11 @@ class TarIndex(NamedTuple):
     version: Version
 
     def members(self, sample: int) -> range:
-        """The numbers of a sample's members."""
+        """Return the numbers of a sample's members."""
         return range(int(self.starts[sample]), int(self.starts[sample + 1]))
 
     def name(self, member: int) -> bytes:
-        """The name of a member."""
+        """Return the name of a member."""
         return self.names[int(self.name_stops[member - 1]) if member else 0 : int(self.name_stops[member])]
 
 
@@ -77,13 +77,9 @@ def tar_index_of(path: Path) -> TarIndex:
 
 
 def build_tar_index(path: Path) -> TarIndex:
-    """Find all samples, by reading the headers.
+    """Find all samples, by reading the headers; two members of one key and ending are an error.
 
     Files without an ending, or with a dot first, belong to no sample, as in WebDataset; nor do folders and devices.
-
-    Raises:
-        DataError: the file cannot be opened, is no tar archive, compressed, cut short or damaged; or it holds links,
-            sparse files, or two members of one key and ending.
     """
     with open_file(path) as file:
         return _Samples(path).index(file)
@@ -147,7 +143,7 @@ class _Samples:
 
 
 def _has_these_ends(file: BinaryIO, index: TarIndex) -> bool:
-    """Whether the first and the last member are where the index has them.
+    """Check that the first and the last member are where the index has them.
 
     Archives packed alike have one size and, copied with their times, one time of change.
     """
@@ -180,7 +176,7 @@ def _decoded(version: Version, content: bytes) -> TarIndex | None:
 
 
 def _is_sound(index: TarIndex) -> bool:
-    """Whether all offsets of the index are within the file, and within itself."""
+    """Check that all offsets of the index are within the file, and within itself."""
 
     def rises(numbers: Int64s, first: int, last: int) -> bool:
         return bool((np.diff(numbers, prepend=first, append=last) >= 0).all())

@@ -70,15 +70,12 @@ class Member(NamedTuple):
 
 
 def members_of(file: BinaryIO, path: Path, size_bytes: int) -> Iterator[Member]:
-    """Yield the members of an archive in turn, each once it is known to be whole.
+    """Yield the members of an archive in turn, each once it is known to be whole; refuse links and sparse files.
 
     Args:
         file: unbuffered.
         path: of the file, for errors.
         size_bytes: of the file; no size in a header is believed beyond it.
-
-    Raises:
-        DataError: the file is no tar archive, compressed, cut short or damaged, or holds links or sparse files.
     """
     walk = _Walk(file, path, size_bytes)
     try:
@@ -90,13 +87,13 @@ def members_of(file: BinaryIO, path: Path, size_bytes: int) -> Iterator[Member]:
 
 
 def header_crc(block: bytes) -> int:
-    """CRC-32C of a block; tar's own checksum is a sum, the same for 01.jpg and 10.jpg."""
+    """Compute the CRC-32C of a block; tar's own checksum is a sum, the same for 01.jpg and 10.jpg."""
     crc: int = google_crc32c.value(block)
     return crc
 
 
 def readable_name(name: bytes) -> str:
-    """A name on one line, with bytes that are not UTF-8 and unprintable characters escaped."""
+    """Write a name on one line, with bytes that are not UTF-8 and unprintable characters escaped."""
     return one_line(name.decode(errors="backslashreplace"))
 
 
@@ -112,7 +109,7 @@ class _Walk:
         """Values that extensions give the next member."""
 
     def next(self) -> Member | None:
-        """The next member, with the values of the extensions before it; None at the end mark."""
+        """Return the next member, with the values of the extensions before it; None at the end mark."""
         member = None
         while member is None and (header := self._header()) is not None:
             size_bytes = self._content_bytes(header)
@@ -172,7 +169,7 @@ class _Walk:
                 )
 
     def _content_bytes(self, header: _Header) -> int:
-        """The size of a member's content, which ends within the file."""
+        """Return the size of a member's content; refuse one that ends beyond the file."""
         size_bytes = header.size_bytes
         if header.kind not in _EXTENSIONS + _WITHOUT_CONTENT and (size := self._extended.get(b"size")):
             if not size.isdigit() or len(size) > 18:
@@ -225,7 +222,7 @@ class _Walk:
         )
 
     def _read(self, size: int, offset: int) -> bytes:
-        """Bytes from an offset on, fewer at the end of the file."""
+        """Read from an offset on, fewer bytes at the end of the file."""
         start = offset - self._window_start
         if not 0 <= start <= len(self._window) - size:
             self._window = read_at(self._file, max(size, _WINDOW_BYTES), offset)
@@ -234,7 +231,7 @@ class _Walk:
 
 
 class _BadHeaderError(Exception):
-    """A block is not the header of a member: why."""
+    """Raised for a block that is not the header of a member; says why."""
 
 
 class _Header(NamedTuple):
@@ -259,7 +256,7 @@ def _read_header(block: bytes) -> _Header:
 
 
 def _read_pax(content: bytes) -> dict[bytes, bytes]:
-    """The values of a pax header by keyword: lines of "length keyword=value", with the length of the whole line."""
+    """Read a pax header's values by keyword, from lines "length keyword=value"; the length is the line's."""
     values = {}
     place = 0
     while place < len(content):

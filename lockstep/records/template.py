@@ -31,7 +31,7 @@ class Pixels:
     shape: tuple[int, ...]
 
     def value(self, values: Values) -> bytes | None:
-        """The value of one record; None if the feature has not exactly one of the right size."""
+        """Return the value of one record; None if the feature has not exactly one of the right size."""
         fits = isinstance(values, list) and [len(value) for value in values] == [math.prod(self.shape)]
         return values[0] if fits else None
 
@@ -54,7 +54,7 @@ class Integer:
     key: str
 
     def value(self, values: Values) -> int | None:
-        """The value of one record; None if the feature has not exactly one."""
+        """Return the value of one record; None if the feature has not exactly one."""
         fits = isinstance(values, np.ndarray) and values.dtype == np.int64 and len(values) == 1
         return int(values[0]) if fits else None
 
@@ -95,7 +95,7 @@ class Template:
         self._others = [(other, np.frombuffer(record[other], dtype=np.uint8)) for other in others]
 
     def read(self, records: UInt8s) -> dict[str, Tensor] | None:
-        """The fields of records as long as this one, shape (batch, bytes); None if one has another layout."""
+        """Return the fields of records as long as this one, shape (batch, bytes); None if one has another layout."""
         if any((records[:, other] != expected).any() for other, expected in self._others):
             return None
         fields = {}

@@ -120,7 +120,7 @@ class RecordSource(NamedTuple):
 
 
 def masked_crc32c(data: bytes) -> int:
-    """The checksum of the format: CRC-32C rotated by 15 bits plus a constant."""
+    """Compute the format's checksum: CRC-32C rotated by 15 bits plus a constant."""
     crc: int = google_crc32c.value(data)
     return (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF
 
@@ -132,12 +132,12 @@ def frame(payload: bytes) -> bytes:
 
 
 def is_head(head: bytes) -> bool:
-    """Whether 12 bytes are a length and its checksum."""
+    """Check that 12 bytes are a length and its checksum."""
     return len(head) == HEAD_BYTES and masked_crc32c(head[: _LENGTH.size]) == _CRC.unpack(head[_LENGTH.size :])[0]
 
 
 def payload_length(head: bytes, source: RecordSource, record: int, start: int) -> int:
-    """The length of a payload in bytes, from the first 12 bytes of its frame; their checksum is verified."""
+    """Read the length of a payload in bytes from the first 12 bytes of its frame, and verify their checksum."""
     if len(head) < HEAD_BYTES:
         raise source.cut_short(record, start, FRAME_BYTES, len(head))
     length: int
@@ -148,7 +148,7 @@ def payload_length(head: bytes, source: RecordSource, record: int, start: int) -
 
 
 def payload_of(data: bytes, verify: bool, source: RecordSource, record: int, start: int) -> bytes:
-    """The payload of (payload, checksum): what follows the head of the frame at `start`."""
+    """Return the payload of `data`, a payload and its checksum: all that follows the head of the frame at `start`."""
     payload = data[:-TAIL_BYTES]
     if verify:
         (expected,) = _CRC.unpack(data[-TAIL_BYTES:])
@@ -165,11 +165,7 @@ def payload_of(data: bytes, verify: bool, source: RecordSource, record: int, sta
 
 
 def compression_of(head: bytes, source: RecordSource) -> Compression | None:
-    """How a file is compressed, from its first 12 bytes (fewer if it is shorter).
-
-    Raises:
-        DataError: 12 bytes that start neither a record nor a gzip or zlib stream.
-    """
+    """Find how a file is compressed, from its first 12 bytes (fewer if it is shorter)."""
     if not head or is_head(head):
         return None
     if head.startswith(_GZIP_MAGIC[: len(head)]):
@@ -182,7 +178,7 @@ def compression_of(head: bytes, source: RecordSource) -> Compression | None:
 
 
 class InflateError(Exception):
-    """A compressed stream is damaged or cut short."""
+    """Raised for a compressed stream that is damaged or cut short."""
 
     def of(self, source: RecordSource, record: int, start: int) -> DataError:
         """Make the error that names the first record that is not known to be whole."""
@@ -204,7 +200,7 @@ class Inflated:
         self._block, self._offset = b"", 0
 
     def read(self, size: int) -> bytes:
-        """The next bytes, fewer at the end; an `InflateError` where the stream is damaged."""
+        """Return the next bytes, fewer at the end; an `InflateError` where the stream is damaged."""
         parts = []
         while size > 0:
             if self._offset == len(self._block):
@@ -218,11 +214,7 @@ class Inflated:
 
 
 def inflated_blocks(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the decompressed content of a file in blocks of at most 64 KiB, however far it expands.
-
-    Raises:
-        InflateError: the stream is damaged or cut short.
-    """
+    """Yield the decompressed content of a file in blocks of at most 64 KiB, however far it expands."""
     stream = zlib.decompressobj(_ANY_WINDOW_BITS)
     data = b""
     while True:
@@ -243,7 +235,7 @@ def inflated_blocks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def deflating(compression: Compression | None) -> tuple[Callable[[bytes], bytes], Callable[[], bytes]]:
-    """Two functions: one compresses the next bytes of a file, the other returns its last bytes."""
+    """Return two functions: one compresses the next bytes of a file, the other returns its last bytes."""
     if compression is None:
         return bytes, bytes
     stream = zlib.compressobj(wbits=_WINDOW_BITS[compression])
@@ -251,7 +243,7 @@ def deflating(compression: Compression | None) -> tuple[Callable[[bytes], bytes]
 
 
 def _is_zlib(head: bytes) -> bool:
-    """Whether bytes begin with the two-byte header of a zlib stream (RFC 1950)."""
+    """Check that bytes begin with the two-byte header of a zlib stream (RFC 1950)."""
     if len(head) < 2:
         return False
     method, window, flags = head[0] & 15, head[0] >> 4, head[1]
@@ -283,7 +275,7 @@ class _RecordStream:
     start: int = 0
 
     def next(self, verify: bool) -> bytes | None:
-        """The next payload, or None after the last."""
+        """Return the next payload, or None after the last."""
         if self.start == self.file_bytes:
             return None
         try:

@@ -1,1 +1,1 @@
-"""What a run tells while it goes: the screen, `metrics.jsonl`, TensorBoard, and the log."""
+"""Reports of a run while it goes: the screen, `metrics.jsonl`, TensorBoard, and the log."""

@@ -15,10 +15,10 @@ _CLEAR_BELOW = "\r\x1b[J"
 
 
 class Bar:
-    """Stands below the cursor, which rests on an empty line above it.
+    """A bar below the cursor, which rests on an empty line above it.
 
-    So what any process writes to the terminal meanwhile, the launcher or another worker, takes its place above the bar
-    without knowing of it, and the next drawing follows below. A killed run leaves the cursor where it can be seen.
+    Lines that other processes write meanwhile, the launcher or another worker, thus appear above the bar, and the next
+    drawing follows below. A killed run leaves the cursor visible.
     """
 
     def __init__(self, stream: TextIO) -> None:

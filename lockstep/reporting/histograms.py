@@ -33,7 +33,7 @@ BUCKET_LIMITS = _limits()
 
 @dataclass(frozen=True)
 class Histogram:
-    """What there is to show of many numbers. Those that are not finite are in no bucket and no sum."""
+    """A histogram with its sums. Numbers that are not finite are in no bucket and no sum."""
 
     counts: tuple[int, ...]
     """How many numbers are in each of the buckets of `BUCKET_LIMITS`."""

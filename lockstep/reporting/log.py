@@ -1,4 +1,4 @@
-"""Where the lines of the logger `lockstep` go: plain sentences on the screen, with the worker's name before them."""
+"""The logger `lockstep` on the screen: plain sentences, after the worker's name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lockstep.screen import Lines, log
 
 
 class LineFormatter(logging.Formatter):
-    """The message alone; what is more than information says so, and every line carries the name of its worker."""
+    """The message alone, with its level if above INFO, and the worker's name before every line."""
 
     def __init__(self, worker_name: str | None = None) -> None:
         super().__init__("%(message)s")
@@ -26,8 +26,8 @@ class LineFormatter(logging.Formatter):
 class LineHandler(logging.Handler):
     """Writes each record with a single call, so that the lines of several workers never mix.
 
-    A stream of None is whatever `sys.stderr` is when the line is written. On a terminal what stands below the cursor
-    is wiped away first: the progress bar, if there is one, whoever draws it; its next drawing follows below.
+    A stream of None is `sys.stderr` at the time of writing. On a terminal everything below the cursor is cleared
+    first: that is where any process draws its progress bar, and draws it again.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run."""
+"""Summaries of a run for TensorBoard."""
 
 from __future__ import annotations
 

@@ -154,7 +154,9 @@ class TrainState:
         finite = attempt.has_finite_statistics and math.isfinite(norm) and all(map(math.isfinite, losses.values()))
         if not finite and (self.nonfinite != "off" or self._has_overflowed(attempt, losses)):
             return self._skipped(Outcome(rates, norm, losses), gradients, attempt)
-        changes = [change for update in self._updates for change in self._changes(update)]
+        changes: list[tuple[Tensor, Tensor]] = []
+        for update in self._updates:
+            changes += self._changes(update)
         for transform in self._transforms:
             transform(gradients, self.step)
         for hook in self.gradient_hooks:
@@ -291,11 +293,7 @@ class TrainState:
         return [(parameter.stride(), parameter.dtype) for parameter in self.parameters.values()]
 
     def averaged(self) -> dict[str, Tensor]:
-        """The moving averages of the parameters, and of the statistics where they are averaged, by name.
-
-        Raises:
-            InputError: the state keeps none.
-        """
+        """The moving averages by name; an error where the state keeps none."""
         if self._average is None:
             raise InputError(
                 "This state keeps no moving average.",
@@ -383,11 +381,7 @@ class TrainState:
 
 
 def _optimizer(given: Any) -> Optimizer:
-    """Return the optimizer; several by pattern become one.
-
-    Raises:
-        InputError: it is none.
-    """
+    """Return the optimizer; several by pattern become one."""
     for each in given.values() if isinstance(given, Mapping) else [given]:
         if isinstance(each, type) or not hasattr(each, "bind"):
             raise wrong_type(

@@ -155,7 +155,8 @@ class BoundStep:
         elapsed_seconds, num_stops, num_bad = totals.extras
         bad = self._gather_bad(batch) if num_bad else ()
         outcome = self._apply(totals, inputs.loss_scale, owned=owned)
-        nonfinite = self._handle_nonfinite(outcome, losses, batch, sums) if outcome.skipped else None
+        skipped = outcome.skipped
+        nonfinite = self._handle_nonfinite(outcome, losses, batch, sums) if skipped else None
         report = StepReport(
             progress=Progress(self._state.step, batch.position + batch.batch_size, batch.epoch_size, elapsed_seconds),
             losses=outcome.losses,
@@ -166,7 +167,7 @@ class BoundStep:
             num_examples=batch.batch_size,
             step_seconds=batch.wait_seconds + time.perf_counter() - began,
             wait_seconds=batch.wait_seconds,
-            skipped=outcome.skipped,
+            skipped=skipped,
             learning_rates=outcome.learning_rates,
             nonfinite=nonfinite,
             stage_seconds=batch.stage_seconds,

@@ -33,22 +33,23 @@ from lockstep.weights.warm_start import Loaded, Mismatch, NotLoaded, Target, War
 _MAY_LACK = (r"(^|\.)num_batches_tracked$",)
 _MOST_GUESSES = 8
 _MOST_NAMED = 40
+_AVERAGE_IS_LOADED = "its moving average is loaded"
 _AS_THEY_ARE = WarmStart()
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Which tensors are to be read, and for what."""
+    """The plan of a warm start: which tensors are read, and for which parameters and buffers."""
 
     report: WarmStartReport
     targets: Mapping[str, Target] = field(repr=False)
-    twins: tuple[Loaded, ...] = field(default=(), repr=False)
-    """Tensors under other names of parameters that are loaded; they must have the same values."""
+    tied: tuple[Loaded, ...] = field(default=(), repr=False)
+    """Tensors under further names of tied parameters; they must have the same values as those that are loaded."""
 
     def tensors(self, source: WeightSource) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter and buffer that is loaded, with its tensor in the model's layout, shape and dtype.
+        """Yield each parameter and buffer that is loaded, with its tensor in the model's layout, shape and dtype.
 
-        A tensor of the file is read once; those that go to several places may share memory.
+        Each tensor of the file is read once; parameters that get the same one may share memory.
 
         Raises:
             CheckpointError: a tensor is damaged, not what it was when this was planned, or out of a dtype's range; or
@@ -61,21 +62,21 @@ class Assignment:
             tensor = source.read(name)
             for each in uses:
                 value = convert_tensor(tensor, each, self.targets[each.target], source)
-                self._check_twins(each, value, source)
+                self._check_tied(each, value, source)
                 yield each.target, value
 
-    def _check_twins(self, used: Loaded, value: Tensor, source: WeightSource) -> None:
-        for twin in self.twins:
-            if twin.target == used.target:
-                other = convert_tensor(source.read(twin.source), twin, self.targets[twin.target], source)
+    def _check_tied(self, used: Loaded, value: Tensor, source: WeightSource) -> None:
+        for tied in self.tied:
+            if tied.target == used.target:
+                other = convert_tensor(source.read(tied.source), tied, self.targets[tied.target], source)
                 if not equal_bits(value, other):
-                    raise tied_conflict(source, used.target, used.source, f"{twin.source!r}, which has other values")
+                    raise tied_conflict(source, used.target, used.source, f"{tied.source!r}, which has other values")
 
 
 def assign_tensors(
     source: WeightSource, targets: Mapping[str, Target], mapping: WarmStart = _AS_THEY_ARE
 ) -> Assignment:
-    """Decide which tensors of `source` go to which of the model's parameters and buffers; none of them is read.
+    """Decide which tensors of `source` go to which of the model's parameters and buffers, and read none.
 
     Raises:
         InputError: a pattern, a rename, a prefix or the name map matches nothing, or two tensors go to one place.
@@ -92,7 +93,7 @@ def assign_tensors(
     fit_of = {pair: match_tensor(pair, source.tensors[pair.tensor], targets[pair.target], mapping) for pair in chosen}
     fits = [fit_of[taken[name]] for name in targets if name in taken]
     others = [pair for pair in chosen if pair is not taken[pair.target]]
-    twins = [_check_fits(source, each, taken[each.target], fit_of[each]) for each in others]
+    tied = [_check_fits(source, each, taken[each.target], fit_of[each]) for each in others]
     reasons = refusals | {pair: f"another name of {pair.target}" for pair in others}
     loaded = tuple(each for each in fits if isinstance(each, Loaded))
     refused = {pair.target: why for pair, why in reasons.items() if why}
@@ -116,11 +117,11 @@ def assign_tensors(
         _check_averages(source, report, [pair.tensor for pair in unused if pair.is_average])
     hint = _hint(variables, report, taken, unused, mapping, pairs_by)
     _check(report, mapping, {pair.place.name: pair.tensor for pair in unused}, hint)
-    return Assignment(report, dict(targets), tuple(twins))
+    return Assignment(report, dict(targets), tuple(tied))
 
 
 def _choice(names: Sequence[str], mapping: WarmStart) -> Callable[..., str]:
-    """Why what has these names, in the file or in the model, is not to be loaded, as a function; "" where it is."""
+    """A function that tells why something with given names is not loaded; "" if it is."""
     include = matched("include", mapping.include, names) if mapping.include else None
     skip = matched("skip", mapping.skip, names) if mapping.skip else set()
 
@@ -133,17 +134,17 @@ def _choice(names: Sequence[str], mapping: WarmStart) -> Callable[..., str]:
 
 
 def _refusals(pairs: Iterable[Pair], why_not: Callable[..., str]) -> dict[Pair, str]:
-    """Why each pair is not to be loaded: by its names, or since the average of its variable is; "" where it is."""
+    """Why each pair is not loaded: its names say so, or the average of its variable is loaded; "" if it is."""
     by_names = {pair: why_not(*pair.names) for pair in pairs}
     averaged = {pair.place.name for pair, why in by_names.items() if pair.is_average and not why}
     return {
-        pair: ITS_AVERAGE_IS_LOADED if not pair.is_average and pair.place.name in averaged else why
+        pair: _AVERAGE_IS_LOADED if not pair.is_average and pair.place.name in averaged else why
         for pair, why in by_names.items()
     }
 
 
 def _check_fits(source: WeightSource, pair: Pair, used: Pair, found: Loaded | Mismatch) -> Loaded:
-    """The second tensor of a tied parameter, which must fit as well as the first."""
+    """Refuse a second tensor of a tied parameter that does not fit as the first does."""
     if isinstance(found, Mismatch):
         raise tied_conflict(source, pair.target, used.tensor, f"{pair.tensor!r}, which does not fit: {found.reason}")
     return found
@@ -156,7 +157,7 @@ def _by_reason(reasons: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[NotLo
 
 
 def _why_lacking(name: str, mapping: WarmStart) -> str:
-    """Why a parameter may be without a tensor; "" if it may not."""
+    """Why a parameter needs no tensor; "" if it needs one."""
     patterns = (*_MAY_LACK, *mapping.resolved_map.may_lack)
     return "not in such files" if any(re.search(pattern, name) for pattern in patterns) else ""
 
@@ -184,7 +185,7 @@ def _hint(
     mapping: WarmStart,
     pairs_by: Callable[[WarmStart], list[Pair]],
 ) -> str:
-    """What to give so that what is missing is found and what does not fit does, in words; "" if nothing is known."""
+    """What to change so that missing tensors are found and the others fit, in words; "" if nothing is known."""
     hints = []
     if report.missing and mapping.name_map is None and (known := best_name_map(variables, report.missing)):
         hints.append(f"give name_map={known!r}, which knows these names")
@@ -196,13 +197,13 @@ def _hint(
 
 
 def _check(report: WarmStartReport, mapping: WarmStart, guesses: Mapping[str, str], hint: str) -> None:
-    """Refuse a plan that would leave out what was not to be left out.
+    """Refuse a plan that leaves out more than `mapping` allows.
 
     Args:
         report: the plan.
         mapping: what was asked for.
-        guesses: tensors that are not used, by the name they would have in the model.
-        hint: what to give so that what is missing is found; "" if nothing is known.
+        guesses: unused tensors, by the name they would have in the model.
+        hint: from `_hint`.
     """
     missing = [] if mapping.ignore_missing else report.missing
     mismatched = report.mismatched if mapping.mismatch == "error" else []
@@ -234,7 +235,7 @@ def _check(report: WarmStartReport, mapping: WarmStart, guesses: Mapping[str, st
 
 
 def _missing_in_words(missing: Sequence[str], guesses: Mapping[str, str]) -> str:
-    """What is missing; the first few with the tensors that have the closest names, and of very many those alone."""
+    """The missing names, the first few with the closest names of tensors; of very many only those few."""
     words = [*missing]
     for index, name in enumerate(missing[:_MOST_GUESSES]):
         if close := difflib.get_close_matches(name, guesses, n=1):
@@ -242,19 +243,15 @@ def _missing_in_words(missing: Sequence[str], guesses: Mapping[str, str]) -> str
     return f"missing: {shorten(words, len(words) if len(words) <= _MOST_NAMED else _MOST_GUESSES) or 'nothing'}"
 
 
-ITS_AVERAGE_IS_LOADED = "its moving average is loaded"
-"""Why a weight is not."""
-
 _BELOW_A_PART = re.compile(rf"(?:(?:module|_orig_mod)\.)*(?:{'|'.join(AVERAGED_PARTS)})\.")
 # torch.optim.swa_utils.AveragedModel has this buffer beside its "module".
 _COUNT = re.compile(r"(.*\.)?n_averaged")
 
 
 def select_variables(source: WeightSource, *, prefer_average: bool) -> tuple[dict[str, str], list[NotLoaded]]:
-    """The tensor to load for each variable of the file, and the tensors that are none or are not to be loaded.
+    """The tensor to load for each variable of the file, and the tensors that are not loaded.
 
-    Averages that are preferred have the names of the weights that they are averages of, even where a wrapper's prefix
-    stands before one of the two.
+    A preferred average gets the name of its weight, even where a wrapper's prefix stands before one of the two.
     """
     own = bookkeeping(source.tensors)
     names = [name for name in source.tensors if name not in own]
@@ -276,23 +273,23 @@ def select_variables(source: WeightSource, *, prefer_average: bool) -> tuple[dic
     left = {tensor: "count of averaged models" for name, tensor in averages.items() if _COUNT.fullmatch(name)}
     strip, add = find_prefixes(averages, raw)
     averages = {swap_prefix(name, strip, add): tensor for name, tensor in averages.items() if tensor not in left}
-    left |= {name: ITS_AVERAGE_IS_LOADED for name in raw if name in averages}
+    left |= {name: _AVERAGE_IS_LOADED for name in raw if name in averages}
     return raw | averages, [NotLoaded(*each) for each in (own | left).items()]
 
 
 def _by_ending(names: Sequence[str]) -> dict[str, str]:
-    """The averages of TensorFlow and of our own runs, by the names of their weights."""
+    """The averages of TensorFlow and of Lockstep's runs, by the names of their weights."""
     return {name.removesuffix(AVERAGE): name for name in names if name.endswith(AVERAGE)}
 
 
 def _by_part(names: Sequence[str]) -> dict[str, str]:
-    """The tensors of a module that is called as an average is, by their names in it."""
+    """The tensors of a module with the name of an averaged model, by their names in it."""
     parts = {name: _BELOW_A_PART.match(name) for name in names}
     return {name[part.end() :]: name for name, part in parts.items() if part}
 
 
 def _by_count(names: Sequence[str]) -> dict[str, str]:
-    """The tensors of the AveragedModels of torch, by their names in the model that each averages."""
+    """The tensors of torch's AveragedModels, by their names in the averaged model."""
     averages = {}
     for wrapper in [name.removesuffix("n_averaged") for name in names if _COUNT.fullmatch(name)]:
         for name in names:
@@ -304,4 +301,4 @@ def _by_count(names: Sequence[str]) -> dict[str, str]:
 
 
 _WAYS: tuple[Callable[[Sequence[str]], dict[str, str]], ...] = (_by_ending, _by_part, _by_count)
-"""How averages are told from other tensors; the first way that finds any counts."""
+"""Ways to find averages; the first that finds any counts."""

@@ -1,8 +1,7 @@
 """Weights of Keras 1 and 2 in HDF5: a group for each layer, which holds its weights by name. Needs h5py.
 
-As in Keras' `saving/hdf5_format.py`. A layer's group is known by its attribute "weight_names". What that says is not
-read: it lies in a heap, in which the library of HDF5 can be lost for ever where a file is damaged; and the weights are
-called the same.
+As in Keras' `saving/hdf5_format.py`. A layer's group is known by its attribute "weight_names", whose value is not read:
+the weights have the same names, and it lies in a heap, in which the HDF5 library can loop for ever in a damaged file.
 """
 
 from __future__ import annotations
@@ -15,29 +14,33 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
-from lockstep.weights.numpy_files import tensor_of, torch_name
-from lockstep.weights.source import TensorInfo, damaged_file, damaged_tensor, no_tensor, not_numbers, unreadable_file
+from lockstep.weights.source import (
+    MOST_EXPANSION,
+    TensorInfo,
+    damaged_file,
+    damaged_tensor,
+    no_tensor,
+    not_numbers,
+    tensor_of,
+    torch_name,
+    unreadable_file,
+)
 
 if TYPE_CHECKING:
     import h5py
 
 _MODEL = "model_weights/"
-# A list that is too long for one attribute is in parts, which are numbered.
+# A list that is too long for one attribute is in numbered parts.
 _OF_LAYERS = ("weight_names", "weight_names0")
 _OUTPUT = ":0"  # what TensorFlow adds to a variable's name
-# Deflate makes at most 1032 bytes of one (zlib's technical details).
-_MOST_EXPANSION = 1032
 
 
 class KerasH5:
-    """Weights by "layer/weight", sorted; of another file of HDF5 all data sets by their paths.
+    """Weights by "layer/weight", sorted; in another HDF5 file, all data sets by their paths.
 
-    A weight has the name that Keras gave it, without the ":0" of TensorFlow's, and with the layer's in front where it
-    does not begin with it. Layouts are Keras' (height, width, in, out). Weights of an optimizer are left out. What a
-    file says to be in other files is not read. There are no checksums, but where the writer asked for them.
-
-    Args:
-        path: of the file.
+    A weight has the name that Keras gave it, without TensorFlow's ":0" and with the layer's name in front. Layouts are
+    Keras' (height, width, in, out). Weights of an optimizer are left out, and links to other files are not followed.
+    There are no checksums unless the writer asked for them.
     """
 
     kind = "HDF5"
@@ -55,7 +58,7 @@ class KerasH5:
             }
 
     def read(self, name: str) -> Tensor:
-        """A tensor, whole and contiguous, in Keras' layout."""
+        """Read a tensor, whole and contiguous, in Keras' layout."""
         if name not in self._places:
             raise no_tensor(name, self.path, len(self._places))
         with self._opened() as file:
@@ -66,12 +69,12 @@ class KerasH5:
             return tensor_of(data_set[()])
 
     def _check_there(self, name: str, data_set: h5py.Dataset) -> None:
-        """Refuse what is elsewhere, and sizes that lie."""
+        """Refuse values in other files, and sizes that cannot be."""
         if data_set.is_virtual or data_set.external:
             raise damaged_tensor(name, self.path, given="values in other files", expected="its values in this file")
         stored = data_set.id.get_storage_size()
-        most = stored if data_set.chunks is None else stored * _MOST_EXPANSION
-        if data_set.nbytes > min(most, self.path.stat().st_size * _MOST_EXPANSION):
+        most = stored if data_set.chunks is None else stored * MOST_EXPANSION
+        if data_set.nbytes > min(most, self.path.stat().st_size * MOST_EXPANSION):
             raise damaged_tensor(
                 name,
                 self.path,
@@ -84,7 +87,12 @@ class KerasH5:
         try:
             import h5py
         except ModuleNotFoundError as error:
-            raise _no_h5py(self.path) from error
+            raise CheckpointError(
+                f"{self.path} is a file of HDF5, which is read with h5py.",
+                given="no package h5py",
+                expected="h5py, which Lockstep needs for nothing else",
+                hint="pip install 'lockstep-train[h5]'",
+            ) from error
         try:
             with self.path.open("rb") as content, h5py.File(content, "r") as file:
                 yield file
@@ -104,21 +112,21 @@ class KerasH5:
 
 
 class _Contents:
-    """The layers and data sets of a file by their paths. Links to other files are not followed."""
+    """The layers and data sets of a file by their paths."""
 
     def __init__(self) -> None:
         self.layers: set[str] = set()
         self.data_sets: dict[str, Any] = {}
 
     def add(self, path: str, found: Any) -> None:
-        """One of them."""
+        """Take in a group or a data set; `visititems` calls this."""
         if hasattr(found, "dtype"):
             self.data_sets[path] = found
         elif any(attribute in found.attrs for attribute in _OF_LAYERS):
             self.layers.add(path)
 
     def places(self) -> dict[str, str]:
-        """The path of each tensor by its name."""
+        """The path of each tensor, by name."""
         if not self.layers:
             return {path: path for path in self.data_sets}
         places: dict[str, str] = {}
@@ -130,7 +138,7 @@ class _Contents:
         return places
 
     def _layer(self, path: str) -> str | None:
-        """The layer that a data set belongs to, the outermost where a model is a layer of another."""
+        """The layer of a data set; the outermost one where a model is a layer of another."""
         parts = path.split("/")
         groups = ("/".join(parts[:end]) for end in range(1, len(parts)))
         return next((group for group in groups if group in self.layers), None)
@@ -144,12 +152,3 @@ def _name(layer: str, weight: str) -> str:
 def _info(data_set: h5py.Dataset) -> TensorInfo:
     num_bytes = 0 if data_set.shape is None else data_set.nbytes
     return TensorInfo(tuple(data_set.shape or ()), torch_name(data_set.dtype) or str(data_set.dtype), num_bytes)
-
-
-def _no_h5py(path: Path) -> CheckpointError:
-    return CheckpointError(
-        f"{path} is a file of HDF5, which is read with h5py.",
-        given="no package h5py",
-        expected="h5py, which Lockstep needs for nothing else",
-        hint="pip install 'lockstep-train[h5]'",
-    )

@@ -1,4 +1,4 @@
-"""Whether a tensor of a file fits a parameter, and how it becomes its value."""
+"""Pairs of tensors and parameters: by which names they meet, whether they fit, and how one becomes the other."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ _LENGTHS = {"depth": "D", "height": "H", "width": "W"}
 
 
 class Pair(NamedTuple):
-    """A tensor of the file, and a place in the model that it would go to."""
+    """A tensor of the file, and the place in the model that it would go to."""
 
     tensor: str
     variable: str
-    """What the tensor holds, or holds the average of."""
+    """The variable that the tensor holds, or holds the average of."""
     place: Destination
     target: str
-    """The parameter of that name; of a tied one that has several, the first."""
+    """The parameter of that name; the first name of a tied one."""
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """By which patterns choose it."""
+        """The names by which patterns choose the pair."""
         return self.tensor, self.variable, self.place.name
 
     @property
     def is_average(self) -> bool:
-        """Whether the tensor is the moving average of the variable."""
+        """Whether the tensor is a moving average."""
         return self.tensor != self.variable
 
 
 def pairs_of(
     source: WeightSource, variables: Mapping[str, str], firsts: Mapping[str, str], mapping: WarmStart
 ) -> list[Pair]:
-    """Every tensor that may be loaded with every name that it gets."""
+    """Pair every tensor that may be loaded with every name that it gets."""
     if mapping.strip_prefix and not any(name.startswith(mapping.strip_prefix) for name in variables):
         raise _matches_nothing(source, f"strip_prefix={mapping.strip_prefix!r}", variables)
     stripped = {name: [Destination(name.removeprefix(mapping.strip_prefix))] for name in variables}
@@ -68,7 +68,7 @@ def pairs_of(
 
 
 def one_each(source: WeightSource, pairs: Sequence[Pair]) -> list[Pair]:
-    """The pair of each place, which is one name of a parameter."""
+    """The pairs, of which no two may have the same place."""
     taken: dict[str, Pair] = {}
     for pair in pairs:
         other = taken.setdefault(pair.place.name, pair)
@@ -89,17 +89,17 @@ def prefixes_that_find(
     mapping: WarmStart,
     pairs_by: Callable[[WarmStart], list[Pair]],
 ) -> str:
-    """The prefixes to strip or add so that at least half of what is missing is found, and nothing else is lost.
+    """Which prefixes to strip or add, in words, so that half of the missing names are found and none of the found lost.
 
     Args:
         missing: names in the model.
         found: other names in the model.
-        unused: tensors of the file that have no place in the model.
+        unused: tensors of the file without a place in the model.
         mapping: what was asked for.
         pairs_by: all pairs by another mapping.
 
     Returns:
-        What to give, in the words of an error; "" if there are no such prefixes.
+        The hint of an error; "" if there are no such prefixes.
     """
     strip, add = find_prefixes([pair.place.name.removeprefix(mapping.add_prefix) for pair in unused], missing)
     changes: dict[str, Any] = {}
@@ -135,7 +135,7 @@ def _matches_nothing(source: WeightSource, what: str, names: Iterable[str]) -> I
 
 
 def match_tensor(pair: Pair, info: TensorInfo, target: Target, mapping: WarmStart) -> Loaded | Mismatch:
-    """How a tensor of a file becomes the parameter of the pair, or why it cannot."""
+    """Decide how a tensor of a file becomes the parameter of the pair, or why it cannot."""
     system = mapping.system or mapping.resolved_map.system
     layout = pair.place.layout or (None if target.role == "table" else infer_layout(system, info.shape, target.shape))
     shape = layout.shape(info.shape) if layout else info.shape
@@ -165,7 +165,7 @@ def match_tensor(pair: Pair, info: TensorInfo, target: Target, mapping: WarmStar
 
 
 def rename_hint(renames: Sequence[str], *, more: bool = False) -> str:
-    """What to give so that layers behind a flattening are loaded; `more` where there are other renames."""
+    """The hint that loads layers behind a flattening; `more` if there are other renames."""
     text = ", ".join(renames)
     lengths = [f"{what} for {axis}" for what, axis in _LENGTHS.items() if f"={axis}" in text]
     fill_in = f", with the features' {' and '.join(lengths)}" if lengths else ""
@@ -176,9 +176,9 @@ def rename_hint(renames: Sequence[str], *, more: bool = False) -> str:
 
 
 def can_convert(given: str, wanted: str) -> bool:
-    """Whether values of one dtype are taken for another, both as torch calls them.
+    """Whether values of one dtype are taken for another, both by torch's names.
 
-    Floating point becomes any floating point, whole numbers what holds them all; never one of these the other.
+    Floating point converts to any floating point, integers to any integers that hold them all; neither to the other.
     """
     kinds = [kind for name in (given, wanted) if isinstance(kind := getattr(torch, name, None), torch.dtype)]
     if len(kinds) < 2 or given == wanted:
@@ -192,7 +192,7 @@ def can_convert(given: str, wanted: str) -> bool:
 
 
 def convert_tensor(tensor: Tensor, use: Loaded, target: Target, source: WeightSource) -> Tensor:
-    """A tensor of the file as the value of a parameter: in its layout, shape and dtype."""
+    """Bring a tensor of the file into the layout, shape and dtype of a parameter."""
     dtype = getattr(torch, target.dtype)
     if tuple(tensor.shape) != use.shape:
         raise CheckpointError(
@@ -209,12 +209,12 @@ def convert_tensor(tensor: Tensor, use: Loaded, target: Target, source: WeightSo
 
 
 def equal_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype are the same to the bit, not-a-numbers included."""
+    """Whether two tensors of one shape and dtype are the same to the bit, NaN included."""
     return torch.equal(*(values.contiguous().reshape(-1).view(torch.uint8) for values in (one, other)))
 
 
 def tied_conflict(source: WeightSource, target: str, used: str, other: str) -> CheckpointError:
-    """The error for a tied parameter with a tensor `used`, and another of which `other` says what is wrong."""
+    """The error for a tied parameter with two tensors: `used`, and one that `other` describes with its fault."""
     return CheckpointError(
         f"The tied parameter {target!r} would get two values from {source.path}.",
         given=f"{used!r}, and {other}",
@@ -238,12 +238,12 @@ def _check_range(before: Tensor, after: Tensor, use: Loaded, source: WeightSourc
 
 
 def _comparable(values: Tensor) -> Tensor:
-    """The same values, in at least the 32 bits that torch compares exactly."""
+    """Widen to the 32 bits that torch compares exactly."""
     return values.float() if values.itemsize < 4 else values
 
 
 def _no_kernel(given: Shape, wanted: Shape) -> str:
-    """Why a tensor of TensorFlow's is no kernel of a convolution or linear layer."""
+    """Why a tensor from TensorFlow does not fit the kernel of a convolution or linear layer."""
     return (
         f"shape {given} in the file, {wanted} in the model, a kernel, which no layout of TensorFlow's becomes; "
         "a Rename can name its layout"
@@ -251,7 +251,7 @@ def _no_kernel(given: Shape, wanted: Shape) -> str:
 
 
 def _flattened(flattening: Flattening) -> str:
-    """What a layer takes, in words; its places by their lengths where those have to be given."""
+    """The features that a layer takes, in words, with letters for the lengths that the user has to give."""
     lengths = re.findall("=([DHW])", flattened_layout(flattening.num_places, flattening.num_dimensions))
     num_places = " = ".join(filter(None, (" x ".join(lengths), str(flattening.num_places))))
     return (
@@ -261,7 +261,7 @@ def _flattened(flattening: Flattening) -> str:
 
 
 def _rename(name: str, flattening: Flattening) -> str:
-    """The rename that gives a layer behind a flattening its order, as it is written in Python."""
+    """The rename for a layer behind a flattening, as Python code."""
     pattern = flattened_layout(flattening.num_places, flattening.num_dimensions)
     return f"Rename({'^' + re.escape(name) + '$'!r}, {name!r}, Layout({pattern!r}))"
 

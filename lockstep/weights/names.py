@@ -18,11 +18,11 @@ _EXAMPLE = r"""write Rename(r"^(.*)/weights$", r"\1.weight")"""
 
 @dataclass(frozen=True)
 class Rename(Checked):
-    r"""Every place of a name where a regular expression is found becomes something else."""
+    """Replace every match of a regular expression in a name."""
 
     pattern: Annotated[str, Hint(_EXAMPLE)]
     to: str | tuple[str, ...]
-    r"""What it becomes, with `\1` for what the first parentheses matched; with several, the tensor goes to them all."""
+    r"""The replacement, with `\1` for what the first parentheses matched; with several, the tensor goes to them all."""
     layout: Annotated[Layout | None, Hint('write Layout("i o -> o i")')] = None
     """How the axes of these tensors change; None leaves that to the shapes."""
 
@@ -41,11 +41,11 @@ class Rename(Checked):
         return (self.to,) if isinstance(self.to, str) else self.to
 
     def matches(self, name: str) -> bool:
-        """Whether it changes this name."""
+        """Whether the pattern is found in a name."""
         return re.search(self.pattern, name) is not None
 
     def ends(self, name: str) -> list[str]:
-        """What a name that it matches becomes."""
+        """The new names of a name that matches."""
         try:
             return [re.sub(self.pattern, end, name) for end in self._ends]
         except (re.error, IndexError) as error:
@@ -61,11 +61,11 @@ class Rename(Checked):
 
 
 class Destination(NamedTuple):
-    """Where a tensor goes."""
+    """The place of a tensor in the model."""
 
     name: str
     layout: Layout | None = None
-    """What the last renaming with a layout says; None leaves it to the shapes."""
+    """The layout of the last renaming that has one; None leaves it to the shapes."""
 
 
 Places = Mapping[str, Sequence[Destination]]
@@ -73,7 +73,7 @@ Places = Mapping[str, Sequence[Destination]]
 
 
 def apply_renames(places: Places, renames: Sequence[Rename]) -> tuple[dict[str, list[Destination]], list[Rename]]:
-    """The places after all renames, each applied to what those before it made; and the renames that matched nothing."""
+    """Apply renames in order; return the places, and the renames that matched nothing."""
     unmatched = []
     for rename in renames:
         matched = [place.name for each in places.values() for place in each if rename.matches(place.name)]
@@ -104,10 +104,10 @@ def matched(field: str, patterns: Patterns, names: Iterable[str], *, from_start:
 
 
 def find_prefixes(names: Collection[str], wanted: Collection[str]) -> tuple[str, str]:
-    """The prefix to strip from `names` and the one to add instead, with which the most of them are wanted.
+    """Find the prefix to strip from `names` and the one to add instead, so that as many as possible are in `wanted`.
 
-    Such as wrappers put before all names of a model: of the fewer of both, at least half must begin with it. Two empty
-    prefixes where no others do better.
+    Wrappers put such prefixes before all names of a model: at least half of the shorter list must begin with one. Both
+    are empty where no others do better.
     """
     least = min(len(names), len(wanted)) / 2
     strips, adds = _common_prefixes(names, least), _common_prefixes(wanted, least)
@@ -126,12 +126,12 @@ def find_prefixes(names: Collection[str], wanted: Collection[str]) -> tuple[str,
 
 
 def swap_prefix(name: str, strip: str, add: str) -> str:
-    """A name with another prefix, if it has the one to be stripped."""
+    """Exchange the prefix of a name, if it has the one to strip."""
     return add + name.removeprefix(strip) if name.startswith(strip) else name
 
 
 def _common_prefixes(names: Collection[str], least: float) -> set[str]:
-    """The prefixes that at least so many names have, and the empty one."""
+    """The prefixes of at least this many names, and the empty one."""
     counts = Counter(prefix for name in names for prefix in _prefixes(name))
     return {"", *(prefix for prefix, count in counts.items() if count >= least)}
 

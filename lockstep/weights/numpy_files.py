@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
 from lockstep.errors import CheckpointError
 from lockstep.weights.source import (
+    MOST_EXPANSION,
     ZIP_FAULTS,
     TensorInfo,
     check_zip_count,
@@ -24,6 +23,8 @@ from lockstep.weights.source import (
     damaged_tensor,
     no_tensor,
     not_numbers,
+    tensor_of,
+    torch_name,
     unreadable_file,
 )
 
@@ -31,8 +32,6 @@ ENDING = ".npy"
 
 _READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 _MOST_DIMENSIONS = 64
-# Deflate makes at most 1032 bytes of one (zlib's technical details).
-_MOST_EXPANSION = 1032
 _COMPRESSIONS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 
 
@@ -63,12 +62,11 @@ class NumpyFile:
             self.tensors: Mapping[str, TensorInfo] = {self._name: self._header(file).info}
 
     def read(self, name: str) -> Tensor:
-        """The array, contiguous."""
+        """Read the array, contiguous."""
         if name != self._name:
             raise no_tensor(name, self.path, 1)
         with _faults(self.path), self.path.open("rb") as file:
-            header = self._header(file)
-            return _values(file, header, name, self.path)
+            return _values(file, self._header(file), name, self.path)
 
     def _header(self, file: IO[bytes]) -> _Header:
         size = file.seek(0, 2)
@@ -92,7 +90,7 @@ class NumpyArchive:
             self.tensors: Mapping[str, TensorInfo] = {name: self._header(archive, name) for name in self._entries}
 
     def read(self, name: str) -> Tensor:
-        """An array, contiguous, its checksum verified."""
+        """Read an array, contiguous, and verify its checksum."""
         if name not in self._entries:
             raise no_tensor(name, self.path, len(self._entries))
         entry = self._entries[name]
@@ -107,26 +105,32 @@ class NumpyArchive:
 
 
 def _check_entry(entry: zipfile.ZipInfo, archive_bytes: int, name: str, path: Path) -> None:
-    """Refuse sizes that lie, before anything is read."""
+    """Refuse sizes that cannot be, before anything is read."""
     if entry.compress_type not in _COMPRESSIONS:
         raise damaged_tensor(
             name, path, given=f"compression {entry.compress_type}", expected="none (0) or deflate (8), as NumPy has it"
         )
-    most = entry.compress_size * (_MOST_EXPANSION if entry.compress_type == zipfile.ZIP_DEFLATED else 1)
+    most = entry.compress_size * (MOST_EXPANSION if entry.compress_type == zipfile.ZIP_DEFLATED else 1)
     if entry.compress_size > archive_bytes or entry.file_size > most:
         raise damaged_tensor(
             name,
             path,
             given=f"{entry.file_size} bytes in {entry.compress_size} of an archive of {archive_bytes}",
-            expected=f"at most {min(most, archive_bytes * _MOST_EXPANSION)} bytes",
+            expected=f"at most {min(most, archive_bytes * MOST_EXPANSION)} bytes",
         )
 
 
 def _header(file: IO[bytes], size: int, name: str, path: Path) -> _Header:
-    """The header of an array that takes so many bytes with it."""
+    """Read the header of an array; both together take `size` bytes."""
     header = _read_header(file, name, path)
     if header.dtype.hasobject:
-        raise _objects(name, path)
+        raise CheckpointError(
+            f"The array {name!r} of {path} holds Python objects, which may run code when they are loaded.",
+            given="an array of objects, pickled",
+            expected="arrays of numbers",
+            hint="where you trust the file, save its arrays by name: "
+            "np.savez('weights.npz', **np.load(FILE, allow_pickle=True).item())",
+        )
     left = size - file.tell()
     if len(header.shape) > _MOST_DIMENSIONS or min(header.shape, default=0) < 0 or header.num_bytes != left:
         raise damaged_tensor(
@@ -162,19 +166,9 @@ def _values(file: IO[bytes], header: _Header, name: str, path: Path) -> Tensor:
     return tensor_of(array.reshape(header.shape, order="F" if header.is_fortran else "C"))
 
 
-def _objects(name: str, path: Path) -> CheckpointError:
-    return CheckpointError(
-        f"The array {name!r} of {path} holds Python objects, which may run code when they are loaded.",
-        given="an array of objects, pickled",
-        expected="arrays of numbers",
-        hint="where you trust the file, save its arrays by name: "
-        "np.savez('weights.npz', **np.load(FILE, allow_pickle=True).item())",
-    )
-
-
 @contextmanager
 def _faults(path: Path, name: str | None = None) -> Iterator[None]:
-    """What is wrong with a file, or with an array in it."""
+    """Turn what `zipfile` and the system raise into errors that name the file, or an array in it."""
     try:
         yield
     except OSError as error:
@@ -185,17 +179,3 @@ def _faults(path: Path, name: str | None = None) -> Iterator[None]:
         raise damaged_file(
             path, "is no file of NumPy's, or is damaged or cut short", given=str(error), expected="a whole file"
         ) from error
-
-
-def torch_name(dtype: np.dtype[Any]) -> str | None:
-    """What torch calls numbers of this kind, in either byte order; None where it has none."""
-    try:
-        same = torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype
-    except TypeError:
-        return None
-    return str(same).removeprefix("torch.")
-
-
-def tensor_of(array: npt.NDArray[Any]) -> Tensor:
-    """A tensor of its own: a copy, contiguous and in the byte order of this machine."""
-    return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))

@@ -26,15 +26,15 @@ KNOWN = (
     "safetensors, a file of torch.save, NumPy's .npz and .npy, Keras weights in HDF5, "
     "a TensorFlow checkpoint (its folder, prefix or one of its files), or a run of Lockstep or a checkpoint of it"
 )
-"""What weights are read from, in words: runs by `open_weights` of `lockstep.training.run_weights`, the rest here."""
+"""The known formats, in words; `lockstep.training.run_weights` opens runs, this module the rest."""
 
 _NUMPY, _HDF5, _PICKLE = b"\x93NUMPY", b"\x89HDF\r\n\x1a\n", b"\x80"
-# A file of safetensors begins with the length of its header, which may be so long.
+# A file of safetensors begins with the length of its header, which has a limit.
 _LENGTH_BYTES, _MOST_HEADER_BYTES = 8, 100_000_000
 
 
 class _Look(NamedTuple):
-    """What can be seen of a file without reading it."""
+    """The first and last bytes of a file, and its size."""
 
     head: bytes
     tail: bytes
@@ -42,7 +42,7 @@ class _Look(NamedTuple):
 
 
 def open_weights_file(path: str | Path) -> WeightSource:
-    """The weights of another system, known by what is in the file; its name and ending mean nothing.
+    """Open the weights of another system, told by the content of the file; its name and ending mean nothing.
 
     The folder of a TensorFlow checkpoint, its prefix and any of its files stand for the checkpoint.
     """
@@ -88,26 +88,26 @@ def _open_archive(path: Path) -> WeightSource:
 
 
 def _is_prefix(path: Path) -> bool:
-    """Whether names of files begin like this, or it is a pattern of some."""
+    """Whether the names of some files begin with this name, or match it as a pattern."""
     names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
     return any(name.startswith(path.name) or fnmatchcase(name, path.name) for name in names)
 
 
 def _is_part_of_checkpoint(path: Path) -> bool:
-    """Whether it is named as a file of a TensorFlow checkpoint whose index is there: of values, too, or of a graph."""
+    """Whether this is the index, the values or the graph of a TensorFlow checkpoint whose index is there."""
     stem, _, ending = path.name.rpartition(".")
     is_named = ending in ("index", "meta") or ending.startswith("data-")
     return bool(stem) and is_named and path.with_name(f"{stem}.index").is_file()
 
 
 def _is_safetensors(look: _Look) -> bool:
-    """A length, and an object of JSON."""
+    """Whether a file begins with a length and a JSON object."""
     length = int.from_bytes(look.head[:_LENGTH_BYTES], "little")
     return look.head[_LENGTH_BYTES : _LENGTH_BYTES + 1] == b"{" and length <= _MOST_HEADER_BYTES
 
 
 def unknown(path: Path, found: str) -> CheckpointError:
-    """The error for what holds no weights that are known."""
+    """The error for a path without weights in a known format."""
     return CheckpointError(
         f"{path} holds no weights that are known.",
         given=found,
@@ -156,13 +156,13 @@ _ESCAPED = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
 
 
 def open_tensorflow(path: Path) -> WeightSource:
-    """The checkpoint at a path, of version 2 or 1, to be read without TensorFlow.
+    """Open a TensorFlow checkpoint of version 2 or 1, without TensorFlow.
 
     Args:
-        path: a folder, for its latest checkpoint, which its file `checkpoint` names (where the folder was copied from
-            another machine, only the last part of that path counts); or a prefix such as "model.ckpt-5000"; or one of
-            the files of that prefix (.index, .data-00000-of-00001, .meta), which stands for all. Of version 1, the
-            file; of several their prefix, one of them, or their pattern "model.ckpt-?????-of-00004".
+        path: a folder, for the latest checkpoint by its file `checkpoint` (if the folder comes from another machine,
+            only the last part of the path in it counts); a prefix such as "model.ckpt-5000"; or one of the prefix's
+            files (.index, .data-00000-of-00001, .meta). Of version 1, the file; of several files their prefix, one of
+            them, or their pattern "model.ckpt-?????-of-00004".
     """
     prefix = latest_checkpoint(path) if path.is_dir() else path
     try:
@@ -175,7 +175,7 @@ def open_tensorflow(path: Path) -> WeightSource:
 
 
 def _opened(prefix: Path) -> WeightSource | None:
-    """The checkpoint with this prefix, or of this file; None if there is none."""
+    """Open the checkpoint of a prefix or file; None if there is none."""
     if ending := _ENDING.fullmatch(prefix.name):
         prefix = prefix.with_name(ending[1])
     if prefix.name and prefix.with_name(prefix.name + INDEX).exists():
@@ -189,20 +189,20 @@ def _opened(prefix: Path) -> WeightSource | None:
 
 
 def _opened_latest(folder: Path, named: Path) -> WeightSource | None:
-    """The checkpoint that a folder names as its latest; if it is not there, its namesake in the folder.
+    """Open the latest checkpoint of a folder; where its path leads nowhere, the one of that name in the folder.
 
-    The folder may have been copied from another machine since, with the paths of that.
+    The folder may have been copied from another machine, whose paths it holds.
     """
     try:
         found = _opened(named)
-    except PermissionError:  # such a path may lead through a folder that is closed here
+    except PermissionError:  # the path may lead through a folder that is closed on this machine
         found = None
     name = PureWindowsPath(named.name).name
     return found or (_opened(folder / name) if name else None)
 
 
 def latest_checkpoint(folder: Path) -> Path:
-    """The prefix of a folder's latest checkpoint, as its file `checkpoint` has it: absolute, or within the folder."""
+    """The prefix of a folder's latest checkpoint, from its file `checkpoint`: absolute, or within the folder."""
     state = folder / STATE
     try:
         with state.open("rb") as file:
@@ -227,13 +227,13 @@ def latest_checkpoint(folder: Path) -> Path:
 
 
 def _first_shard(prefix: Path) -> re.Match[str] | None:
-    """The name of the first file of version 1 with this prefix, if there is one set of them."""
+    """Match the first file of version 1 with this prefix, if there is just one set of files."""
     names = [path.name for path in prefix.parent.glob(f"{escape(prefix.name)}-00000-of-*")]
     return _SHARD.fullmatch(names[0]) if len(names) == 1 else None
 
 
 def _shards(prefix: Path, count: int) -> tuple[Path, list[Path]]:
-    """The pattern of all files of a set, and these."""
+    """The pattern of a set of files, and the files."""
     pattern = prefix.with_name(f"{prefix.name}-?????-of-{count:05}")
     files = [prefix.with_name(f"{prefix.name}-{number:05}-of-{count:05}") for number in range(count)]
     check_present(pattern, files, count)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,11 +35,7 @@ _DTYPES = {
 
 
 class SafetensorsFile:
-    """A file of safetensors. It has no checksums; places and sizes of all tensors are verified when it is opened.
-
-    Args:
-        path: of the file.
-    """
+    """A file of safetensors. It has no checksums; opening it verifies the places and sizes of all tensors."""
 
     kind = "safetensors"
 
@@ -54,7 +49,7 @@ class SafetensorsFile:
             self.metadata: Mapping[str, str] = self._file.metadata() or {}
 
     def read(self, name: str) -> Tensor:
-        """A tensor of its own, whole and contiguous."""
+        """Read a tensor, whole and contiguous."""
         if name not in self.tensors:
             raise no_tensor(name, self.path, len(self.tensors))
         with self._faults():
@@ -80,9 +75,5 @@ class SafetensorsFile:
 
 
 def _info(part: Any) -> TensorInfo:
-    """Of a tensor that the library names."""
     shape, kind = tuple(part.get_shape()), part.get_dtype()
-    if kind not in _DTYPES:
-        return TensorInfo(shape, kind, 0)
-    dtype = _DTYPES[kind]
-    return TensorInfo(shape, str(dtype).removeprefix("torch."), math.prod(shape) * dtype.itemsize)
+    return TensorInfo.of(shape, _DTYPES[kind]) if kind in _DTYPES else TensorInfo(shape, kind, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import zipfile
 import zlib
@@ -30,6 +31,11 @@ class TensorInfo:
     num_bytes: int
     """Of its content, in memory."""
 
+    @classmethod
+    def of(cls, shape: Sequence[int], dtype: torch.dtype) -> TensorInfo:
+        """What is known of a tensor of this shape and dtype."""
+        return cls(tuple(shape), str(dtype).removeprefix("torch."), math.prod(shape) * dtype.itemsize)
+
 
 @runtime_checkable
 class WeightSource(Protocol):
@@ -37,7 +43,7 @@ class WeightSource(Protocol):
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """The file, or what the files have in common."""
         ...
 
     @property
@@ -92,7 +98,7 @@ class MemorySource:
         value = self._values[name]
         if isinstance(value, Tensor):
             return value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        return torch.from_numpy(_native(value))
+        return tensor_of(value)
 
 
 def _info(name: str, value: object) -> TensorInfo:
@@ -101,19 +107,26 @@ def _info(name: str, value: object) -> TensorInfo:
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_meta or value.is_quantized:
             raise _unusable(name, f"{value.layout}, on {value.device}, {value.dtype}")
-        return TensorInfo(tuple(value.shape), str(value.dtype).removeprefix("torch."), value.nbytes)
+        return TensorInfo.of(value.shape, value.dtype)
     if not isinstance(value, np.ndarray):
         raise wrong_type(f"values[{name!r}]", value, expected="a tensor or a NumPy array", hint=_HINT)
+    if (dtype := torch_name(value.dtype)) is None:
+        raise _unusable(name, f"dtype {value.dtype}")
+    return TensorInfo(value.shape, dtype, value.nbytes)
+
+
+def torch_name(dtype: np.dtype[Any]) -> str | None:
+    """The name that torch has for a dtype of NumPy, in either byte order; None where it has none."""
     try:
-        dtype = torch.from_numpy(_native(value[:0] if value.ndim else value)).dtype
-    except TypeError as error:
-        raise _unusable(name, f"dtype {value.dtype}") from error
-    return TensorInfo(value.shape, str(dtype).removeprefix("torch."), value.nbytes)
+        same = torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype
+    except TypeError:
+        return None
+    return str(same).removeprefix("torch.")
 
 
-def _native(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A copy that is contiguous and in the byte order of this machine."""
-    return np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
+def tensor_of(array: npt.NDArray[Any]) -> Tensor:
+    """Copy an array into a tensor, contiguous and in the byte order of this machine."""
+    return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
 
 
 def _unusable(name: str, given: str) -> InputError:
@@ -170,7 +183,7 @@ def check_present(checkpoint: Path, files: Sequence[Path], count: int) -> None:
 
 
 def no_tensor(name: str, path: Path, count: int) -> CheckpointError:
-    """The error for a name that a checkpoint has not."""
+    """The error for a name that is not in a checkpoint."""
     return CheckpointError(
         f"{path} has no tensor {name!r}.",
         given=repr(name),
@@ -180,7 +193,7 @@ def no_tensor(name: str, path: Path, count: int) -> CheckpointError:
 
 
 def not_numbers(name: str, path: Path, kind: str) -> CheckpointError:
-    """The error for a tensor of a kind that is none of torch's."""
+    """The error for a tensor whose dtype torch does not have."""
     return CheckpointError(
         f"The tensor {name!r} of {path} holds what torch has no kind for.",
         given=f"values of type {kind}",
@@ -191,13 +204,16 @@ def not_numbers(name: str, path: Path, kind: str) -> CheckpointError:
 
 ZIP_MAGIC, EMPTY_ZIP = b"PK\x03\x04", b"PK\x05\x06"
 
+MOST_EXPANSION = 1032
+"""The most bytes that deflate makes of one (zlib's technical details)."""
+
 ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, RuntimeError)
-"""Beside OSError. The library has an error of its own, and raises these too."""
+"""What `zipfile` raises for a damaged archive, beside OSError."""
 
 # The record at the end of an archive (APPNOTE.TXT, 4.3.16), which a comment may follow.
 _END, _MOST_COMMENT_BYTES = struct.Struct("<4s4H2LH"), (1 << 16) - 1
 _UNCOUNTED = 0xFFFF
-"""What the record says of so many files or more."""
+"""The count that the record has for so many files or more."""
 
 
 def check_zip_count(archive: zipfile.ZipFile, path: Path) -> None:

@@ -34,15 +34,11 @@ _SLICE_KEY = b"\0"
 class TensorBundle:
     """A checkpoint of version 2. Opening it reads its index; a tensor is read, and its checksum verified, on demand.
 
-    A partitioned variable is one tensor, put together from its slices. Names are as the index has them: those of
-    variables ("conv1/weights"), or of an object graph ("model/kernel/.ATTRIBUTES/VARIABLE_VALUE"). Tensors of strings,
-    such as the description of that graph, are listed and cannot be read. Of its files only those of the tensors that
-    are read must be there.
+    A partitioned variable is one tensor, joined from its slices. Names are those of variables ("conv1/weights") or of
+    an object graph ("model/kernel/.ATTRIBUTES/VARIABLE_VALUE"). Tensors of strings, such as the description of that
+    graph, are listed and cannot be read. Only the files of the tensors that are read must be there.
 
-    As in TensorFlow's `core/util/tensor_bundle`.
-
-    Args:
-        prefix: the path of its files without their endings.
+    As in TensorFlow's `core/util/tensor_bundle`. `prefix` is the path of the files without their endings.
     """
 
     kind = "TensorFlow checkpoint (V2)"
@@ -62,7 +58,7 @@ class TensorBundle:
         self.tensors: Mapping[str, TensorInfo] = {name: _info(self._entries[key]) for name, key in self._names.items()}
 
     def read(self, name: str) -> Tensor:
-        """A tensor, whole and contiguous, its checksums verified.
+        """Read a tensor, whole and contiguous, and verify its checksums.
 
         Raises:
             CheckpointError: there is no such tensor, it is damaged or not whole, its file is not there
@@ -79,7 +75,7 @@ class TensorBundle:
         return self._values(name, entry, kind.dtype).reshape(entry.shape)
 
     def _read_header(self, value: memoryview | None) -> BundleHeader:
-        """What the bundle is as a whole."""
+        """Read the header, and refuse that of a later version."""
         header = BundleHeader.of(Message(value or b""))
         if header.num_shards < 1:
             raise damaged_file(
@@ -92,7 +88,7 @@ class TensorBundle:
         return header
 
     def _by_text(self, keys: Sequence[bytes]) -> dict[str, bytes]:
-        """The keys by name."""
+        """The keys by name; two of one name are refused, as escapes can make them."""
         names: dict[str, bytes] = {}
         for key in keys:
             other = names.setdefault(text_of(key), key)
@@ -106,7 +102,7 @@ class TensorBundle:
         return names
 
     def _joined(self, name: str, whole: BundleEntry, dtype: torch.dtype) -> Tensor:
-        """A partitioned tensor."""
+        """Join the slices of a partitioned tensor."""
         try:
             places = slice_ranges(whole.slices, whole.shape)
         except NotWholeError as fault:
@@ -139,7 +135,7 @@ class TensorBundle:
             )
 
     def _values(self, name: str, entry: BundleEntry, dtype: torch.dtype) -> Tensor:
-        """The values of an entry in one dimension."""
+        """Read the values of an entry, in one dimension."""
         num_bytes = math.prod(entry.shape) * dtype.itemsize
         if entry.size != num_bytes:
             raise damaged_tensor(
@@ -171,7 +167,7 @@ class TensorBundle:
 
 
 def _read(path: Path, name: str, entry: BundleEntry) -> bytes:
-    """The bytes of an entry, whose place is compared with the file's size before memory is taken."""
+    """Read the bytes of an entry; their place is compared with the file's size before memory is taken."""
     size, end = _size_of(path), entry.offset + entry.size
     if end > size:
         raise damaged_tensor(name, path, given=f"a file of {size} bytes", expected=f"at least {end} bytes")

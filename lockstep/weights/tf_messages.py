@@ -36,7 +36,7 @@ Extent = tuple[int, int]
 """Start and length along a dimension; a length of -1 is all of it."""
 Slice = tuple[Extent, ...]
 
-# Of both of its formats, as TensorFlow has had them from the start.
+# The version of both formats, the same from the start.
 _VERSION = 1
 
 WHOLE: Extent = (0, -1)
@@ -91,12 +91,12 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class BundleHeader:
-    """What a bundle is as a whole."""
+    """The header of a bundle."""
 
     num_shards: int
     is_big_endian: bool
     least_version: int
-    """Of the readers that may read it."""
+    """The least version of a reader that may read it."""
 
     @classmethod
     def of(cls, message: Message) -> BundleHeader:
@@ -106,7 +106,7 @@ class BundleHeader:
 
 @dataclass(frozen=True, slots=True)
 class BundleEntry:
-    """One tensor of a bundle, or a slice of one. Of a tensor with slices only the kind and the shape mean anything."""
+    """A tensor of a bundle, or a slice of one. With slices, only the data type and the shape mean anything."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -130,7 +130,7 @@ class BundleEntry:
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """One tensor in the contents of a V1 file, and which of its slices are there."""
+    """A tensor that a V1 file lists, and its slices in that file."""
 
     name: str
     dtype: int

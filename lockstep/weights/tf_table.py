@@ -35,7 +35,7 @@ _LONGEST_IN_TAG = 60
 
 
 def decompress(data: bytes) -> bytes:
-    """What a block holds. Its length is compared with what can be in so many bytes before memory is taken.
+    """Decompress a block of Snappy's; its length is compared with what it can be before memory is taken.
 
     Raises:
         MalformedError: this is no such block.
@@ -65,7 +65,7 @@ def decompress(data: bytes) -> bytes:
 
 
 def _literal(data: bytes, place: int) -> tuple[int, int]:
-    """Where the bytes of a literal start and stop."""
+    """The start and stop of a literal's bytes."""
     size, start = (data[place] >> 2) + 1, place + 1
     if size > _LONGEST_IN_TAG:
         start += size - _LONGEST_IN_TAG
@@ -76,7 +76,7 @@ def _literal(data: bytes, place: int) -> tuple[int, int]:
 
 
 def _copy(data: bytes, place: int) -> tuple[int, int, int]:
-    """How far back a copy begins, how many bytes it has, and where its tag stops."""
+    """The offset of a copy, its size, and the end of its tag."""
     tag, kind = data[place], data[place] & 3
     stop = place + 1 + _OFFSET_BYTES[kind]
     if stop > len(data):
@@ -98,23 +98,19 @@ _MOST_KEYS = 32
 
 
 class Handle(NamedTuple):
-    """Where a block lies."""
+    """The place of a block in its file."""
 
     offset: int
     size: int
 
     @property
     def stop(self) -> int:
-        """Where what belongs to the block ends: its compression and checksum."""
+        """The end of the block with its compression and checksum."""
         return self.offset + self.size + 1 + _CRC.size
 
 
 class Table:
-    """The entries of a file, read block by block when they are asked for. Opening it reads the footer and the index.
-
-    Args:
-        path: of the file.
-    """
+    """The entries of a file, read block by block on demand. Opening it reads the footer and the index."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -130,7 +126,7 @@ class Table:
         self._places: dict[int, dict[bytes, Span]] = {}
 
     def get(self, key: bytes) -> memoryview | None:
-        """The value of a key, if there is one."""
+        """The value of a key; None if there is none."""
         number = bisect_left(self._last_keys, key)
         if number == len(self._handles):
             return None
@@ -159,7 +155,7 @@ class Table:
 
 @contextmanager
 def _faults_of(path: Path, part: str) -> Iterator[None]:
-    """Name the file in the errors for what is read of it."""
+    """Name the file and the part of it in errors."""
     try:
         yield
     except OSError as error:
@@ -174,7 +170,7 @@ def _faults_of(path: Path, part: str) -> Iterator[None]:
 
 
 def _index_handle(file: BinaryIO, end: int) -> Handle:
-    """Where the index is, from the footer at `end`."""
+    """Read the place of the index from the footer at `end`."""
     if end < 0:
         raise MalformedError(f"no footer of {FOOTER_BYTES} bytes, but the end", end + FOOTER_BYTES)
     file.seek(end)
@@ -186,7 +182,7 @@ def _index_handle(file: BinaryIO, end: int) -> Handle:
 
 
 def _read_block(file: BinaryIO, handle: Handle, end: int) -> bytes:
-    """What a block of the file that has its footer at `end` holds, verified and decompressed."""
+    """Read, verify and decompress a block of the file with its footer at `end`."""
     if handle.stop > end:
         raise MalformedError(f"a block of {handle.size} bytes, more than there are,", handle.offset)
     file.seek(handle.offset)
@@ -216,7 +212,7 @@ def _handle(data: bytes, start: int, end: int) -> tuple[Handle, int]:
 
 
 def _entries(block: bytes) -> dict[bytes, Span]:
-    """Where the value of each key starts and stops."""
+    """The start and stop of each key's value."""
     end = _end_of_entries(block)
     entries: dict[bytes, Span] = {}
     key, place, key_bytes = b"", 0, 0
@@ -237,7 +233,7 @@ def _entries(block: bytes) -> dict[bytes, Span]:
 
 
 def _end_of_entries(block: bytes) -> int:
-    """Where the restarts begin."""
+    """The start of the restarts."""
     if len(block) >= _COUNT.size:
         end = len(block) - _COUNT.size
         count: int = _COUNT.unpack_from(block, end)[0]

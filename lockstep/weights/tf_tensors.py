@@ -20,15 +20,15 @@ STRING = 7
 
 
 class DataType(NamedTuple):
-    """What the values of a tensor are."""
+    """A data type of TensorFlow."""
 
     name: str
-    """Torch's ("float32"); TensorFlow's ("DT_STRING") where torch has none."""
+    """Torch's name ("float32"), or TensorFlow's ("DT_STRING") where torch has none."""
     dtype: torch.dtype | None
     """None where torch has none."""
 
     def num_bytes(self, count: int) -> int:
-        """Of so many values in memory; 0 where torch has no such kind."""
+        """The size of so many values in memory; 0 where torch has no such type."""
         return count * self.dtype.itemsize if self.dtype else 0
 
 
@@ -77,12 +77,12 @@ _KINDS = {number: DataType(name, None) for number, name in _WITHOUT_TORCH.items(
 
 
 def data_type(number: int) -> DataType:
-    """The kind of a data type, by its number."""
+    """The data type with a number of TensorFlow's."""
     return _KINDS.get(number) or DataType(f"DataType({number})", None)
 
 
 def from_bytes(data: bytes, dtype: torch.dtype, *, big_endian: bool = False) -> Tensor:
-    """Values in one dimension, from the bytes of all of them in turn; of a complex number each part is swapped."""
+    """Read values, in one dimension, from their bytes; each part of a complex number is swapped on its own."""
     if not data:
         return torch.empty(0, dtype=dtype)
     unit = dtype.itemsize // (2 if dtype.is_complex else 1)
@@ -141,11 +141,11 @@ _Place = tuple[slice, ...]
 
 
 class NotWholeError(Exception):
-    """What is wrong with slices that do not make a tensor whole."""
+    """Slices do not make a tensor whole."""
 
 
 def slice_key(name: str, extents: Slice) -> bytes:
-    """The key of a slice: an ordered code of 0, the tensor's name, its rank, and each extent's start and length.
+    """The key of a slice: 0, the tensor's name, its rank, and each extent's start and length in an ordered code.
 
     As `EncodeTensorNameSlice` in TensorFlow's `core/util/saved_tensor_slice_util.cc`.
     """
@@ -154,7 +154,7 @@ def slice_key(name: str, extents: Slice) -> bytes:
 
 
 def slice_ranges(slices: Sequence[Slice], shape: tuple[int, ...]) -> list[_Place]:
-    """Where each slice lies in a tensor of this shape.
+    """The place of each slice in a tensor of this shape.
 
     Raises:
         NotWholeError: one reaches beyond it, two overlap, or together they are not all of it.
@@ -170,7 +170,7 @@ def slice_ranges(slices: Sequence[Slice], shape: tuple[int, ...]) -> list[_Place
 def join_slices(
     shape: tuple[int, ...], dtype: torch.dtype, places: Sequence[_Place], pieces: Iterable[Tensor]
 ) -> Tensor:
-    """The tensor whose slices have these values, each in one dimension, row by row."""
+    """Join slices into a tensor; each has its values in one dimension, row by row."""
     if len(places) == 1:
         (piece,) = pieces
         return piece.reshape(shape)
@@ -194,13 +194,13 @@ def _place(extents: Slice, shape: tuple[int, ...]) -> _Place:
 
 
 def _check_apart(places: Sequence[_Place], rank: int) -> None:
-    """Compare each with those that begin before it ends, along the dimension in which they differ most."""
+    """Refuse slices that overlap: compare each with those that begin before it ends, along the axis of most starts."""
     if len(places) < 2 or not rank:
         return
     starts = np.array([[part.start for part in place] for place in places], np.int64)
     stops = np.array([[part.stop for part in place] for place in places], np.int64)
     axis = max(range(rank), key=lambda dimension: np.unique(starts[:, dimension]).size)
-    # What is empty overlaps with nothing, and there is no limit to how many such slices there are.
+    # Empty slices overlap with nothing, and there may be any number of them.
     filled = np.flatnonzero((starts < stops).all(axis=1))
     order = filled[np.argsort(starts[filled, axis], kind="stable")]
     starts, stops = starts[order], stops[order]
@@ -214,17 +214,17 @@ def _check_apart(places: Sequence[_Place], rank: int) -> None:
 
 
 def _unsigned(number: int) -> bytes:
-    """How many bytes, and the bytes, the highest first."""
+    """Encode a number as the count of its bytes, and these, the highest first."""
     content = number.to_bytes((number.bit_length() + 7) // 8, "big")
     return bytes((len(content),)) + content
 
 
 def _string(content: bytes) -> bytes:
-    """The bytes 0 and 255 escaped, and a mark for the end."""
+    """Escape the bytes 0 and 255, and mark the end."""
     return content.replace(b"\xff", b"\xff\x00").replace(b"\x00", b"\x00\xff") + b"\x00\x01"
 
 
 def _signed(number: int) -> bytes:
-    """As many bytes as 7 bits of each have room for, its sign included; their count is that of the first bits set."""
+    """Encode a signed number with 7 bits a byte; the count of leading ones (zeros if negative) is that of the bytes."""
     size = (number if number >= 0 else ~number).bit_length() // 7 + 1
     return ((number & (1 << 8 * size) - 1) ^ (1 << size) - 1 << 7 * size).to_bytes(size, "big")

@@ -1,4 +1,4 @@
-"""TensorFlow checkpoints of version 1: tables that hold their contents under the empty key, and slices of tensors."""
+"""TensorFlow checkpoints of version 1: tables of slices of tensors, with a list of them under the empty key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONTENTS_KEY = b""
 
 
 class _Stored(NamedTuple):
-    """One tensor, and where its slices are."""
+    """A tensor, and the tables of its slices."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -31,14 +31,10 @@ class _Stored(NamedTuple):
 class TensorTables:
     """A checkpoint of version 1, in one file or in several. Opening it reads its contents; a tensor is read on demand.
 
-    Every block of such a file has a checksum, which is verified. A partitioned variable is one tensor, put together
-    from its slices. Tensors of strings are listed and cannot be read.
+    The checksum of every block that is read is verified. A partitioned variable is one tensor, joined from its slices.
+    Tensors of strings are listed and cannot be read. `path` is that of the file, or the pattern of all `files`.
 
     As in TensorFlow's `core/util/tensor_slice_reader.cc`.
-
-    Args:
-        path: of its file, or the pattern of several.
-        files: all of them.
     """
 
     kind = "TensorFlow checkpoint (V1)"
@@ -53,7 +49,7 @@ class TensorTables:
         self.tensors: Mapping[str, TensorInfo] = {name: _info(stored) for name, stored in self._stored.items()}
 
     def read(self, name: str) -> Tensor:
-        """A tensor, whole and contiguous, the checksums of its blocks verified."""
+        """Read a tensor, whole and contiguous, and verify the checksums of its blocks."""
         if name not in self._stored:
             raise no_tensor(name, self.path, len(self._stored))
         stored = self._stored[name]
@@ -83,7 +79,7 @@ class TensorTables:
         stored.slices.extend((extents, table) for extents in tensor.slices)
 
     def _values(self, name: str, dtype: torch.dtype, extents: Slice, table: Table, count: int) -> Tensor:
-        """The values of a slice in one dimension."""
+        """Read the values of a slice, in one dimension."""
         try:
             value = table.get(slice_key(name, extents))
         except CheckpointError as error:
@@ -106,7 +102,7 @@ class TensorTables:
 
 
 def _contents(table: Table) -> list[SavedTensor]:
-    """What a file says that it holds."""
+    """The tensors that a file lists."""
     try:
         found = Message(table.get(_CONTENTS_KEY) or b"").messages(1)
         versions = [least_version(contents.message(2)) for contents in found]

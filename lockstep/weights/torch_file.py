@@ -1,6 +1,6 @@
-"""Files of torch.save, in today's format (a zip archive) and that before torch 1.6. Nothing in them is run.
+"""Files of torch.save, in today's format (a zip archive) and the one before torch 1.6. Nothing in them is run.
 
-They are unpickled by torch's own unpickler for weights, which knows tensors and plain values and calls nothing else.
+Torch's own unpickler for weights reads them; it knows tensors and plain values, and calls nothing else.
 """
 
 from __future__ import annotations
@@ -39,17 +39,14 @@ _BLAMED = re.compile(r"GLOBAL (\S+)|WeightsUnpickler error:\s*([^\n]+)")
 
 
 class TorchFile:
-    """The tensors of a state dict, or of all dicts and lists in a file, by their keys with dots between.
+    """The tensors of a state dict, or of all dicts and lists in a file, by their keys joined with dots.
 
     Where the file has a "state_dict", "model_state_dict" or "model", only its tensors are listed, without this name.
-    Those of an "ema" beside the weights (AVERAGED_PARTS) have the ending that averages have in TensorFlow's
-    checkpoints. Names are as they are otherwise: that of a parallel module stays in front.
+    Averages beside them (AVERAGED_PARTS) get the ending of averages in TensorFlow's checkpoints. Other names stay as
+    they are, with the "module." of a parallel module.
 
-    Today's format is mapped into memory and its checksums are verified when the first tensor is read; that before is
-    read at once, and has none.
-
-    Args:
-        path: of the file.
+    Today's format is mapped into memory, and its checksums are verified when the first tensor is read; the older
+    format is read at once, and has none.
 
     Raises:
         CheckpointError: it cannot be read, is damaged, holds more than tensors and plain values, or no tensors.
@@ -77,12 +74,17 @@ class TorchFile:
             ) from None
         if not self._tensors:
             raise _without_tensors(path, content)
-        self.tensors: Mapping[str, TensorInfo] = {name: _info(tensor) for name, tensor in self._tensors.items()}
-        self.values: Mapping[str, int | float | str] = _values(content)
-        """What stands beside the weights: the epoch, the best accuracy."""
+        self.tensors: Mapping[str, TensorInfo] = {
+            name: TensorInfo.of(tensor.shape, tensor.dtype) for name, tensor in self._tensors.items()
+        }
+        items = content.items() if isinstance(content, Mapping) else ()
+        self.values: Mapping[str, int | float | str] = {
+            str(key): value for key, value in items if isinstance(value, int | float | str)
+        }
+        """The numbers and texts beside the weights: the epoch, the best accuracy."""
 
     def read(self, name: str) -> Tensor:
-        """A tensor of its own, whole and contiguous, its checksum verified."""
+        """Read a tensor, whole and contiguous, and verify its checksum."""
         if name not in self._tensors:
             raise no_tensor(name, self.path, len(self._tensors))
         if self._records:
@@ -117,7 +119,7 @@ def _loaded(path: Path, *, mapped: bool) -> object:
 
 
 def _tensors(content: object) -> dict[str, Tensor]:
-    """The tensors to be listed, by name."""
+    """The tensors to list, by name."""
     raw, averaged = _first(content, _RAW), _first(content, AVERAGED_PARTS)
     if averaged and not raw and isinstance(content, Mapping):
         raw = _weights_beside(averaged, content)
@@ -127,7 +129,7 @@ def _tensors(content: object) -> dict[str, Tensor]:
 
 
 def _weights_beside(averaged: Mapping[str, Tensor], content: Mapping[object, object]) -> dict[str, Tensor]:
-    """All other tensors, if they have the names of at least half of the averages; else none."""
+    """The tensors beside the averages, if they have the names of at least half of these; else none."""
     rest = _flat({key: value for key, value in content.items() if key not in AVERAGED_PARTS})
     strip, add = find_prefixes(averaged, rest)
     num_averaged = len({swap_prefix(name, strip, add) for name in averaged}.intersection(rest))
@@ -152,7 +154,7 @@ def _flat(content: object) -> dict[str, Tensor]:
 
 
 def _entries(content: object, name: str, depth: int) -> Iterator[tuple[str, object]]:
-    """Yield all that is in dicts and lists, with keys or numbers by dots."""
+    """Yield everything in dicts and lists, each under its keys and indices joined with dots."""
     if isinstance(content, Mapping):
         inside = ((str(key), value) for key, value in content.items())
     elif isinstance(content, list | tuple):
@@ -166,17 +168,6 @@ def _entries(content: object, name: str, depth: int) -> Iterator[tuple[str, obje
         yield from _entries(value, f"{name}.{key}" if name else key, depth - 1)
 
 
-def _values(content: object) -> dict[str, int | float | str]:
-    items = content.items() if isinstance(content, Mapping) else ()
-    return {str(key): value for key, value in items if isinstance(value, int | float | str)}
-
-
-def _info(tensor: Tensor) -> TensorInfo:
-    return TensorInfo(
-        tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.numel() * tensor.dtype.itemsize
-    )
-
-
 def _refused(path: Path, blamed: str) -> CheckpointError:
     return CheckpointError(
         f"{path} holds more than tensors: loading it could run code, so it was not loaded.",
@@ -188,10 +179,10 @@ def _refused(path: Path, blamed: str) -> CheckpointError:
 
 
 def _foreign_pickle(path: Path, head: bytes) -> CheckpointError:
-    """The error for a file that is neither an archive nor begins as torch.save has it, with what it would call."""
+    """The error for a file that torch.save did not write, with the names that a pickle would call."""
     names: list[str] = []
     strings: list[str] = []
-    # Where it is no pickle to its end, the names so far count.
+    # Where the pickle breaks off, the names so far count.
     with suppress(ValueError, IndexError, OverflowError, MemoryError), path.open("rb") as file:
         for opcode, argument, _ in pickletools.genops(file):  # reads them, and follows none
             if opcode.name == "GLOBAL":
@@ -223,15 +214,15 @@ _PICKLE, _PROGRAM, _STORAGES = "data.pkl", "constants.pkl", "/data/"
 
 
 def holds_torch(names: list[str]) -> bool:
-    """Whether an archive with these names is one of torch.save's, or a program of TorchScript's."""
+    """Whether an archive with these names comes from torch.save, or is a TorchScript program."""
     return any(name.rpartition("/")[2] == _PICKLE for name in names)
 
 
 class TorchRecords:
-    """The records of one file. All but the values of tensors are verified when it is opened.
+    """The records of one file. Opening it verifies all but the values of tensors.
 
-    A file that was written without checksums (`torch.serialization.set_crc32_options(False)`) has zeros in their place,
-    and nothing is verified.
+    A file written without checksums (`torch.serialization.set_crc32_options(False)`) has zeros in their place; of it
+    nothing is verified.
     """
 
     def __init__(self, path: Path) -> None:
@@ -240,7 +231,7 @@ class TorchRecords:
         self._check(whole=False)
 
     def verify(self) -> None:
-        """Verify the values of all tensors, the first time that this is called."""
+        """Verify the values of all tensors, once."""
         if not self._is_verified:
             self._check(whole=True)
             self._is_verified = True

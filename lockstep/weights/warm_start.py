@@ -1,4 +1,4 @@
-"""What a user says of a warm start, and what is known of a model before it gets its weights."""
+"""Warm starts: what a user asks for, what a model takes, and the report of what was loaded."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from lockstep.weights.name_maps import NameMap, get_name_map
 from lockstep.weights.names import Rename
 
 Role = Literal["kernel", "table", "other"]
-"""What a tensor is to its module, which decides its layout where the shapes do not.
+"""The role of a tensor in its module.
 
-The kernel of a convolution or a linear layer lies otherwise in TensorFlow, the table of an embedding as in torch; of
+The kernel of a convolution or linear layer has another layout in TensorFlow; the table of an embedding has torch's. For
 all others the shapes decide.
 """
 
 
 class Flattening(NamedTuple):
-    """Features with channels that a linear layer takes as one vector: TensorFlow has the channels last, torch first."""
+    """Features that a linear layer takes as one vector: TensorFlow has their channels last, torch first."""
 
     num_channels: int
     num_places: int
-    """Height times width, of which there is more than one."""
+    """Height times width, more than 1."""
     num_dimensions: int
-    """1, 2 or 3: those of the places."""
+    """1, 2 or 3, without the channels."""
     is_certain: bool = False
-    """The layer's weights are not loaded from TensorFlow until their order is given; else there is a warning."""
+    """Refuse the layer's weights from TensorFlow until their order is given; otherwise warn."""
 
     @property
     def is_square(self) -> bool:
-        """Whether the places can be those of an image as high as it is wide."""
+        """Whether the places can be those of a square image."""
         return self.num_dimensions == 2 and math.isqrt(self.num_places) ** 2 == self.num_places
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is known of a parameter or buffer that may get a tensor."""
+    """A parameter or buffer of the model, before it gets a tensor."""
 
     shape: Shape
     dtype: str
@@ -53,32 +53,32 @@ class Target:
     kind: Literal["parameter", "buffer"] = "parameter"
     role: Role = "other"
     other_names: tuple[str, ...] = ()
-    """Of the same tensor: a tied one may come under any of its names."""
+    """Further names of a tied parameter; its tensor may have any of them."""
     flattening: Flattening | None = None
-    """What a linear layer takes, or may take, by the modules around it."""
+    """The features that a linear layer takes, or may take, by the modules around it."""
 
 
 @dataclass(frozen=True)
 class WarmStart(Checked):
-    """How the tensors of a file find their places in a model.
+    """Which tensors of a file are loaded into a model, and under which names.
 
     A name loses `strip_prefix`, goes through the name map and then through `rename`, in order, and gets `add_prefix`.
-    Steps, slots and the like are never loaded, moving averages only instead of what they are averages of.
+    Steps and slots are never loaded; a moving average only instead of its weight.
     """
 
     rename: Annotated[tuple[Rename, ...], Hint(r'write rename=(Rename(r"^net\.", "backbone."),)')] = ()
     strip_prefix: str = ""
     add_prefix: str = ""
     include: Patterns = ()
-    """Regular expressions, or exact names: only what they match, by its name in the file or in the model, is loaded."""
+    """Load only what these regular expressions or exact names match, in the file or in the model."""
     skip: Patterns = ()
-    """The same for what is not loaded; it wins over `include`."""
+    """Load nothing that these match; they win over `include`."""
     ignore_missing: bool = False
     """Leave parameters that the file has no tensor for as they are."""
     reshape: bool = False
-    """Read the values of a tensor of another shape off in order, where there are as many."""
+    """Take a tensor of another shape with as many values, in order."""
     mismatch: Literal["error", "skip"] = "error"
-    """What becomes of a parameter whose tensor does not fit."""
+    """What to do with a parameter whose tensor does not fit."""
     prefer_average: bool = False
     """Take the moving average of a variable where the file has one."""
     name_map: str | NameMap | None = None
@@ -97,7 +97,7 @@ class WarmStart(Checked):
 
     @property
     def resolved_map(self) -> NameMap:
-        """The name map, which has no renames where none is given."""
+        """The name map; without renames if none is given."""
         found = get_name_map(self.name_map) if isinstance(self.name_map, str) else self.name_map
         return found or NameMap((), system="torch")
 
@@ -114,13 +114,13 @@ class Loaded:
     layout: str | None
     """The pattern by which its axes move; None leaves them as they lie."""
     reshaped: bool
-    """The values, once in that layout, are read off in order into another shape of the same size."""
+    """Whether the values, in that layout, go in order into another shape of the same size."""
     converted: str | None
-    """From which dtype to which; None where they are the same."""
+    """The two dtypes, "float32 -> float16"; None where they are the same."""
     averaged: bool
-    """It is the moving average of the variable."""
+    """Whether it is a moving average."""
     doubt: str | None = None
-    """Why its values may be in another order than the model has them, and what to give if they are."""
+    """Why its values may be in another order than the model's, and what to give if they are."""
 
 
 @dataclass(frozen=True)
@@ -131,12 +131,12 @@ class Mismatch:
     source: str
     reason: str
     rename: str | None = None
-    """The `Rename(...)` with which it would be loaded, if that is known."""
+    """The `Rename(...)` that would load it, if known."""
 
 
 @dataclass(frozen=True)
 class NotLoaded:
-    """What was left alone on purpose."""
+    """A tensor or parameter that was left out on purpose."""
 
     name: str
     reason: str
@@ -144,7 +144,7 @@ class NotLoaded:
 
 @dataclass(frozen=True)
 class NonFinite:
-    """A parameter or buffer that was loaded with values that are no finite numbers."""
+    """A parameter or buffer that was loaded with values that are not finite."""
 
     target: str
     num_nan: int
@@ -166,27 +166,27 @@ class WarmStartReport:
     """The file and what it is."""
     loaded: tuple[Loaded, ...]
     missing: tuple[str, ...]
-    """Parameters and buffers that the file has no tensor for."""
+    """Parameters and buffers without a tensor in the file."""
     skipped: tuple[NotLoaded, ...]
     """Parameters and buffers that were not to be loaded."""
     mismatched: tuple[Mismatch, ...]
     unexpected: tuple[str, ...]
-    """Tensors of the file that nothing in the model is called like."""
+    """Tensors of the file whose names nothing in the model has."""
     ignored: tuple[NotLoaded, ...]
     """Tensors of the file that were not to be loaded: steps, slots, averages, and what was skipped."""
     num_values: int
     """Of all parameters of the model, without its buffers."""
     num_values_loaded: int
     nonfinite: tuple[NonFinite, ...] | None = None
-    """What was loaded with values that are not finite; None as long as nothing has been read."""
+    """None as long as nothing has been read."""
 
     def after(self, tensors: Mapping[str, Tensor]) -> WarmStartReport:
-        """The report once these tensors have been read for the parameters and buffers of these names."""
+        """The report once these tensors have been read, by the names of their parameters and buffers."""
         return replace(self, nonfinite=tuple(filter(None, (_nonfinite(name, each) for name, each in tensors.items()))))
 
     @property
     def share(self) -> float:
-        """The share of the parameters' values that is loaded, from 0 to 1."""
+        """The share of the parameters' values that is loaded, 0 to 1."""
         return self.num_values_loaded / self.num_values if self.num_values else 0.0
 
     @property
@@ -195,7 +195,7 @@ class WarmStartReport:
         return len(self.loaded) + len(self.missing) + len(self.skipped) + len(self.mismatched)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, as values that JSON has."""
+        """The report as values that JSON has."""
         return {"share": self.share, "counts": self._counts(), **asdict(self)}
 
     def __str__(self) -> str:
