@@ -16,8 +16,8 @@ from tiny_images import image_folder, image_shards
 import lockstep as ls
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
-from lockstep.runs.result import Result
 from lockstep.runs.run import Run
+from lockstep.runs.workdir import Result
 from lockstep.workers.rank import leave
 
 STEPS = 4
