@@ -278,6 +278,20 @@ def test_the_position_moves_past_what_is_skipped_with_the_next_attempt() -> None
     assert positions == [4, 12]
 
 
+@pytest.mark.parametrize("until", [ls.Steps(2), ls.Steps(5)])
+def test_a_position_that_is_loaded_in_the_loop_body_stays(until: ls.Steps) -> None:
+    loader = make_loader()
+    start = loader.state()
+    with ExitStack() as stack:
+        if until.count > 2:
+            stack.enter_context(pytest.raises(ls.InputError, match="set to another place"))
+        for batch in ls.batches(loader, ls.Towers(2), until=until):
+            loader.commit(batch)
+            if loader.position == 2 * BATCH_SIZE:
+                loader.load_state(start)
+    assert loader.position == 0
+
+
 def test_what_is_skipped_is_part_of_the_state() -> None:
     loader, again = make_loader(), make_loader()
     for position in (40, 8, 40):
