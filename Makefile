@@ -5,7 +5,7 @@ SETUP := $(VENV)/.installed
 TORCH_OLDEST := 2.11.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest check bench clean
+.PHONY: help setup demo test test-quick test-oldest check bench clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -20,6 +20,9 @@ demo: $(SETUP) ## train the reference MNIST net on two towers, with progress on 
 
 test: $(SETUP) ## run the tests, as many at once as there are cores
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+
+test-quick: $(SETUP) ## run the tests that start no process and train for no seconds
+	$(BIN)/python -m pytest -m "not slow and not process" -n auto --maxprocesses 8 --dist loadfile
 
 test-oldest: ## run the tests on the oldest torch that is supported, in a virtual environment of its own
 	scripts/setup .venv-oldest torch==$(TORCH_OLDEST)

@@ -1,4 +1,4 @@
-"""What all tests share: each starts alone, on one thread, and none costs much unless it is marked `slow`."""
+"""What all tests share: each starts alone, on one thread; one that costs much, or starts a process, is marked so."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +19,17 @@ import worker_processes
 from lockstep.reporting.log import LineHandler
 
 NUM_SLOWEST_SHOWN, MAX_CPU_SECONDS = 20, 20.0
+PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", worker_processes.EVENT}
+process_starts: list[str] = []
+
+
+def note_process_start(event: str, _arguments: object) -> None:
+    """Audit hook, which cannot be removed again: note what has started a process."""
+    if event in PROCESS_EVENTS:
+        process_starts.append(event)
+
+
+sys.addaudithook(note_process_start)
 
 hypothesis.settings.register_profile("ci", max_examples=25, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
@@ -31,9 +43,12 @@ def cpu_seconds() -> float:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Note what a test costs, and refuse what is slow and does not say so."""
+    """Note what a test costs, and refuse one that is slow, or starts a process, and is not marked so."""
     start = cpu_seconds()
+    process_starts.clear()
     yield
+    if process_starts and not {mark.name for mark in item.iter_markers()} & {"process", "slow"}:
+        pytest.fail(f"it has started a process ({process_starts[0]}): mark it process")
     seconds = cpu_seconds() - start
     item.user_properties.append(("cpu_seconds", seconds))
     if seconds > MAX_CPU_SECONDS and not item.get_closest_marker("slow"):

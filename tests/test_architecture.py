@@ -25,6 +25,13 @@ ALLOWED = {("evaluation", "training")}
 DOORS = {"__init__.py", "__main__.py"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 400, 45
+TESTS = Path(__file__).parent
+# Tests of several modules at once, by what they are about.
+TOPICS = {
+    "": {"architecture", "coverage_table", "documents", "naming", "public_names"},
+    "cli": {"commands", "names_on_screen", "photo_commands", "staged_run"},
+    "training": {"wrong_arguments"},
+}
 
 
 def package_of(path: Path) -> str:
@@ -51,6 +58,25 @@ def test_imports_point_down(path: Path) -> None:
 def test_every_package_has_a_layer() -> None:
     packages = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert packages | {""} == set(LAYER_OF)
+
+
+@pytest.mark.parametrize("package", sorted(LAYER_OF))
+def test_test_files_are_named_after_modules(package: str) -> None:
+    """For `training/step.py`: `test_step.py`, `test_step_buffers.py`, or `test_training_step.py` where names meet."""
+    modules = {path.stem for path in (PACKAGE / package).glob("*.py")}
+    files = {path.stem.removeprefix("test_") for path in (TESTS / package).glob("test_*.py")}
+
+    def has_module(name: str) -> bool:
+        words = name.removeprefix(f"{package}_").split("_"), name.split("_")
+        return any("_".join(some[:end]) in modules for some in words for end in range(1, len(some) + 1))
+
+    assert {name for name in files if not has_module(name)} == TOPICS.get(package, set())
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports each by its name alone."""
+    names = [path.name for path in TESTS.rglob("test_*.py")]
+    assert len(set(names)) == len(names)
 
 
 def test_two_levels_never_three() -> None:

@@ -29,6 +29,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.process
 def test_the_loop_of_the_readme_trains_and_saves(tmp_path: Path) -> None:
     code, *_ = blocks(README, "python")
     short = code.replace("ls.Epochs(1)", "ls.Steps(2)").replace("% 100", "% 2")
@@ -41,6 +42,7 @@ def test_the_loop_of_the_readme_trains_and_saves(tmp_path: Path) -> None:
     assert (tmp_path / "runs/mine/checkpoints/step-00000002").is_dir()
 
 
+@pytest.mark.process
 def test_the_update_of_the_tour_is_made(tmp_path: Path) -> None:
     update, _ = blocks(TOUR, "python")
     model = """
@@ -59,6 +61,7 @@ print(sorted(ls.train(state, losses, loader, towers, until=ls.Steps(2)).losses))
     assert ran.stdout == "['l2', 'square']\n", ran.stderr
 
 
+@pytest.mark.process
 def test_the_data_of_the_tour_is_read(tmp_path: Path) -> None:
     _, data = blocks(TOUR, "python")
     script = f"""
@@ -124,6 +127,7 @@ def test_the_architecture_names_each_package() -> None:
     assert sorted(named) == sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 
 
+@pytest.mark.process
 def test_the_curve_of_a_run_is_drawn(tmp_path: Path) -> None:
     lines: list[dict[str, object]] = [
         {"step": step, "position": step, "smoothed": {"total": 2.0 / step}, "refused": step == 3}

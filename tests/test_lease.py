@@ -112,6 +112,7 @@ def die(folder: Path) -> Owner:
     return Owner.decode(path.read_bytes())
 
 
+@pytest.mark.process
 def test_a_dead_owner_on_this_system_is_followed_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dead = die(tmp_path)
     lease = take(tmp_path)
@@ -180,6 +181,7 @@ def test_a_lease_that_names_nobody_holds_for_a_minute(
 # Many at once ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_of_many_that_follow_a_dead_owner_at_once_exactly_one_wins(tmp_path: Path) -> None:
     for number in range(2):
         folder = tmp_path / str(number)
@@ -272,6 +274,7 @@ def arena(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Arena]:
         found.kill(process)
 
 
+@pytest.mark.process
 def test_never_two_at_once_however_many_are_killed(arena: Arena) -> None:
     choose, kills = random.Random(1), 0
     for _ in range(4):

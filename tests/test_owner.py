@@ -44,6 +44,7 @@ def test_it_goes_with_an_error_too(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.process
 def test_what_a_killed_process_has_left_goes_with_the_next(temporary: Path) -> None:
     killed = subprocess.run([sys.executable, "-c", KILLED], env={**os.environ, "TMPDIR": str(temporary)}, check=False)
     assert killed.returncode == -signal.SIGKILL

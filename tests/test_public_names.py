@@ -4,27 +4,44 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import lockstep
 
+PAGE = Path(__file__).parent.parent / "docs/reference/api.md"
+DOORS = [
+    lockstep,
+    *(value for name in lockstep.__all__ if inspect.ismodule(value := getattr(lockstep, name))),
+]
 
-def test_there_are_at_most_60_names_and_12_of_recipes() -> None:
+
+def test_there_are_at_most_60_names_and_100_of_sub_packages() -> None:
     assert len(lockstep.__all__) <= 60
-    assert len(lockstep.recipes.__all__) <= 12
+    assert sum(len(package.__all__) for package in DOORS[1:]) <= 100
 
 
-@pytest.mark.parametrize("package", [lockstep, lockstep.recipes], ids=lambda package: package.__name__)
+def test_the_page_of_public_names_has_each_once() -> None:
+    rows = [line.split("|")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    listed = [name for row in rows for name in re.findall(r"`(ls\.[\w.]+)`", row)]
+    names = [f"{package.__name__}.{name}".replace("lockstep", "ls", 1) for package in DOORS for name in package.__all__]
+    assert sorted(listed) == sorted(names)
+
+
+@pytest.mark.parametrize("package", DOORS, ids=lambda package: package.__name__)
 def test_each_name_loads_once_and_is_documented(package: ModuleType) -> None:
+    assert inspect.getdoc(package)
     for name in package.__all__:
         assert inspect.getdoc(getattr(package, name)), name
         assert vars(package)[name] is getattr(package, name)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("package", [lockstep, lockstep.recipes], ids=lambda package: package.__name__)
 def test_the_names_are_listed_before_they_are_loaded(package: ModuleType) -> None:
     script = f"import {package.__name__} as package; print(*package.__all__); print(*dir(package))"
@@ -59,15 +76,18 @@ def modules_after(statement: str) -> set[str]:
     return set(run_script(f"import sys; {statement}; print(*sys.modules)")[-1].split())
 
 
+@pytest.mark.process
 def test_importing_loads_no_torch() -> None:
     assert not {"torch", "numpy", "pydantic", "rich"} & modules_after("import lockstep")
 
 
+@pytest.mark.process
 def test_help_loads_no_torch() -> None:
     loaded = modules_after("from lockstep.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass")
     assert not {"torch", "numpy", "pydantic"} & loaded
 
 
+@pytest.mark.process
 def test_importing_does_nothing() -> None:
     code = """
 import logging, os, signal, threading

@@ -79,6 +79,7 @@ def test_paths_errors_and_texts_of_several_lines_are_logged_as_they_are_meant() 
     assert logged("%s", Lines("one\ntwo\r")) == "[worker 1] warning: one\n[worker 1] two\\r\n"
 
 
+@pytest.mark.process
 def test_without_any_handler_of_ours_a_name_stays_on_its_line() -> None:
     script = (
         "import logging, lockstep.screen, torch\n"
@@ -135,6 +136,7 @@ sys.exit(7)
 """
 
 
+@pytest.mark.process
 def test_what_is_written_after_the_terminal_is_closed_is_no_error() -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen([sys.executable, "-c", WRITES], stdin=subprocess.PIPE, stdout=theirs, stderr=theirs)
@@ -145,6 +147,7 @@ def test_what_is_written_after_the_terminal_is_closed_is_no_error() -> None:
     assert process.returncode == 7
 
 
+@pytest.mark.process
 def test_what_is_no_terminal_is_left_as_it_is() -> None:
     code = "import sys; from lockstep.screen import outlive_terminal; before = sys.stdout; outlive_terminal(); "
     ended = subprocess.run(
@@ -153,6 +156,7 @@ def test_what_is_no_terminal_is_left_as_it_is() -> None:
     assert ended.stdout == b"True\n"
 
 
+@pytest.mark.process
 def test_closed_streams_are_opened_on_nothing() -> None:
     code = (
         "import os, sys; from lockstep.screen import outlive_terminal; outlive_terminal(); "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 
 TIMEOUT_SECONDS = 60
+# The server forks, where no audit hook of this process sees it: this event of our own says so.
+EVENT = "worker_processes.run_workers"
 
 
 def run_workers(function: Callable[..., Any], num_workers: int, *arguments: Any) -> list[Any]:
@@ -21,6 +24,7 @@ def run_workers(function: Callable[..., Any], num_workers: int, *arguments: Any)
 
     A worker that raises fails the test with its traceback.
     """
+    sys.audit(EVENT)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "lockstep.training.loop", "lockstep.evaluation.evaluate"])
     with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept: the newest few, one every few hours, the best few, and those that are pinned."""
+"""Retention: which checkpoints are kept: the newest few, one every few hours, the best few, and pinned ones."""
 
 from __future__ import annotations
 

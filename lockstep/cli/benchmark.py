@@ -93,7 +93,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:
-    """The recipe, changed by the flags."""
+    """Return the recipe, changed by the flags."""
     from lockstep.recipes.shipped import find
 
     if arguments.augment is not None:
@@ -114,7 +114,7 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
 
 
 def _workload_of_recipe(recipe: Recipe, worker: Worker) -> _Workload:
-    """The loader and the training step of a recipe, as one worker has them."""
+    """Build the loader and the training step of a recipe, as one worker has them."""
     import torch
 
     from lockstep.runs.build import build
@@ -130,7 +130,7 @@ def _workload_of_recipe(recipe: Recipe, worker: Worker) -> _Workload:
 
 
 def _workload_of_path(arguments: argparse.Namespace) -> _Workload:
-    """A loader of the data in a path; images are augmented in a usual way."""
+    """Make a loader of the data in a path; images are augmented in a usual way."""
     from lockstep.cli.source import open_data
     from lockstep.data.loader import Loader
     from lockstep.images.augment import HorizontalFlip
@@ -154,7 +154,7 @@ def _workload_of_path(arguments: argparse.Namespace) -> _Workload:
 
 
 def _without_locations(reader: Reader) -> Reader:
-    """The reader without the locations of objects, which crops would not move."""
+    """Leave out the locations of objects, which crops would not move."""
     from lockstep.images.augment import LOCATION_FIELDS
     from lockstep.readers.combine import OnlyFields
 
@@ -183,7 +183,8 @@ def _first_example(reader: Reader) -> dict[str, Any]:
 def _as_text(what: str, loader: Loader, measured: Measured, advice: Advice) -> Iterator[str]:
     augment = ", ".join(type(each).__name__ for each in loader.augment)
     yield f"{what}: {len(loader.reader)} examples, batches of {loader.batch_size}, {augment or 'not augmented'}"
-    yield f"one worker of {measured.num_cores} cores, {_who_reads(loader, measured)}"
+    who = "the trainer's own process reads from memory" if measured.in_memory else loader.pool.describe(1)
+    yield f"one worker of {measured.num_cores} cores, {who}"
     yield ""
     yield from _table(_rows(loader, measured))
     if measured.loader.queue_fill is not None:
@@ -216,10 +217,6 @@ def _table(rows: Mapping[str, Timing]) -> Iterator[str]:
     for name, *cells in lines:
         numbers = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
         yield f"{name:<{widths[0]}}{numbers}".rstrip()
-
-
-def _who_reads(loader: Loader, measured: Measured) -> str:
-    return "the trainer's own process reads from memory" if measured.in_memory else loader.pool.describe(1)
 
 
 def _as_json(what: str, loader: Loader, measured: Measured, advice: Advice) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def _image(picture: Picture, side_pixels: int) -> Image.Image:
 
 
 def _fitted(pixels: Tensor, side_pixels: int) -> Tensor:
-    """The pixels, shrunk, or enlarged by a whole factor so that each pixel is seen."""
+    """Shrink the pixels, or enlarge them by a whole factor so that each pixel is seen."""
     height, width = pixels.shape[1:]
     longest = max(height, width)
     if longest <= side_pixels:

@@ -307,7 +307,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
 
 @contextmanager
 def _settings(arguments: argparse.Namespace, title: str) -> Iterator[Settings]:
-    """The settings of a conversion by its flags; progress is shown below a title until the block ends."""
+    """Make the settings of a conversion from its flags; progress is shown below a title until the block ends."""
     from lockstep.convert.sharding import Settings
 
     with show_progress(title) as show:

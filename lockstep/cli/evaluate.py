@@ -51,9 +51,13 @@ def _add_arguments(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument(
         "--timeout", type=float, metavar="SECONDS", help="with --follow, end after so long without a new one"
     )
-    evaluate.add_argument("--json", metavar="FILE", help="write the result, with --follow the last one, as JSON")
-    evaluate.add_argument("--confusion", metavar="FILE", help="which classes are taken for which: a table of CSV")
-    evaluate.add_argument("--mistakes", metavar="FILE", help="the examples with the largest losses: one PNG")
+    evaluate.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the result, with --follow the last one, as JSON"
+    )
+    evaluate.add_argument(
+        "--confusion", type=Path, metavar="FILE", help="which classes are taken for which: a table of CSV"
+    )
+    evaluate.add_argument("--mistakes", type=Path, metavar="FILE", help="the examples with the largest losses: one PNG")
     evaluate.add_argument("--force", action="store_true", help="overwrite these files")
     add_machine_arguments(evaluate)
 
@@ -80,16 +84,16 @@ def _work(argv: list[str]) -> int:
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """What is to be scored, by the flags and the recipe of the run."""
+    """The run, the examples and the weights to score, by the flags and the recipe of the run."""
 
     path: Path
     """The workdir."""
     recipe: Recipe
-    """That of the run, with the flags' `evaluate.examples`."""
+    """The run's, with `evaluate.examples` of the flags."""
     split: str
     weights: Weights
     polling: Polling | None
-    """How long new checkpoints are waited for; None: one checkpoint is scored."""
+    """Times to wait for new checkpoints; None: one checkpoint is scored."""
     wanted: int | None
     """The step of the checkpoint; None: the newest."""
 
@@ -111,19 +115,14 @@ class ScoredRun:
 
 
 def scored_run(arguments: argparse.Namespace) -> ScoredRun:
-    """Decide what is to be scored.
-
-    Raises:
-        InputError: there is no run, it lacks what is to be scored, the flags contradict each other, or a file that they
-            name cannot be written.
-    """
+    """Decide what is to be scored, and refuse flags that this run cannot serve."""
     from lockstep.runs.workdir import Workdir
 
     path, polling = Path(arguments.workdir), _polling(arguments)
     _check_split(arguments.split)
     for flag, (ending, what) in _FILES.items():
         if (file := getattr(arguments, flag)) is not None:
-            check_target(Path(file), (ending,), what, overwrite=arguments.force, flag=f"--{flag}")
+            check_target(file, (ending,), what, overwrite=arguments.force, flag=f"--{flag}")
     recipe = Workdir(path).recipe()
     if recipe is None:
         raise WorkdirError(
@@ -205,7 +204,7 @@ def _weights(arguments: argparse.Namespace, recipe: Recipe) -> Weights:
 
 
 def _wanted(store: Store, arguments: argparse.Namespace) -> int | None:
-    """The step of the checkpoint to score, which exists; None: the newest, or each new one."""
+    """Return the step of the checkpoint to score, which exists; None: the newest, or each new one."""
     if arguments.follow:
         return None
     if arguments.best:

@@ -34,15 +34,11 @@ class _RecordFile:
     smallest: int
     largest: int
     problem: str
-    """What is wrong with the record after these, or ""."""
+    """The damage of the record after these, or ""."""
 
 
 def find_record_files(path: str) -> list[Path]:
-    """Find the files of records that a path names, as a file, a pattern or a folder; none if it names no records.
-
-    Raises:
-        DataError: a pattern matches nothing, or shards are missing.
-    """
+    """Find the files of records that a path names, as a file, a pattern or a folder; none if it names no records."""
     whole = Path(path)
     if whole.is_dir():
         return [each for each in sorted(whole.iterdir()) if each.is_file() and _has_records(each)]
@@ -99,21 +95,12 @@ def _scan(path: Path) -> tuple[_RecordFile, bytes | None]:
         problem = format_error(error)
     with open_file(path) as file:
         compression = compression_of(file.read(HEAD_BYTES), RecordSource(path)) if sizes else None
-    found = _RecordFile(
-        path,
-        compression,
-        path.stat().st_size,
-        len(sizes),
-        sum(sizes),
-        min(sizes, default=0),
-        max(sizes, default=0),
-        problem,
-    )
-    return found, first
+    extremes = (min(sizes), max(sizes)) if sizes else (0, 0)
+    return _RecordFile(path, compression, path.stat().st_size, len(sizes), sum(sizes), *extremes, problem), first
 
 
 def _features(payload: bytes) -> dict[str, str]:
-    """The features of an example in words, by name; of a sequence example also its lists. Empty if it is no example."""
+    """Describe the features of an example by name, with the lists of a sequence example; empty if it is no example."""
     try:
         example = parse_sequence_example(payload)
     except DataError:
@@ -140,10 +127,11 @@ def _format_files(files: Sequence[_RecordFile], first: dict[str, str]) -> Iterat
 
 def _format_values(values: Values) -> str:
     if isinstance(values, np.ndarray):
-        shown = ", ".join(f"{value:.6g}" if values.dtype.kind == "f" else str(value) for value in values[:_MOST_VALUES])
-        return f"{values.dtype}[{len(values):,}]: {shown}" + (" ..." if len(values) > _MOST_VALUES else "")
-    shown = ", ".join(map(_format_bytes, values[:_MOST_VALUES]))
-    return f"bytes[{len(values):,}]: {shown}" + (" ..." if len(values) > _MOST_VALUES else "")
+        kind = str(values.dtype)
+        shown = [f"{value:.6g}" if values.dtype.kind == "f" else str(value) for value in values[:_MOST_VALUES]]
+    else:
+        kind, shown = "bytes", [_format_bytes(value) for value in values[:_MOST_VALUES]]
+    return f"{kind}[{len(values):,}]: {', '.join(shown)}" + (" ..." if len(values) > _MOST_VALUES else "")
 
 
 def _format_list(steps: Sequence[Values]) -> str:

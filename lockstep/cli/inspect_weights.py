@@ -94,7 +94,7 @@ def _is_numeric(info: TensorInfo) -> bool:
 
 
 def _as_float64(tensor: Tensor) -> Tensor:
-    """The values as float64; of complex numbers both parts, in a last dimension."""
+    """Convert values to float64; complex numbers to both parts, in a last dimension."""
     return torch.view_as_real(tensor).double() if tensor.is_complex() else tensor.double()
 
 
@@ -116,7 +116,7 @@ def _inspect_checkpoint(store: Store, step: int) -> _InspectedCheckpoint:
 
 
 def _step_of(source: WeightSource) -> int | None:
-    """The step at which the weights were saved, if the file tells."""
+    """Return the step at which the weights were saved, if the file tells."""
     if isinstance(source, RunWeights):
         return source.step
     for name, value in _metadata(source).items():
@@ -132,7 +132,7 @@ def _step_of(source: WeightSource) -> int | None:
 
 
 def _metadata(source: WeightSource) -> Mapping[str, Any]:
-    """What a file holds besides tensors: values of a torch file, metadata of safetensors."""
+    """Return the values of a torch file that are no tensors, or the metadata of safetensors."""
     found: Mapping[str, Any] = getattr(source, "values", None) or getattr(source, "metadata", None) or {}
     return found
 
@@ -166,16 +166,15 @@ def _as_json(
     checkpoints: Sequence[_InspectedCheckpoint],
     problems: Sequence[str],
 ) -> dict[str, Any]:
-    listed = [
-        {"name": tensor.name, **asdict(tensor.info), "norm": tensor.norm, "problem": tensor.problem}
-        for tensor in tensors
-    ]
     return {
         "path": str(source.path),
         "kind": source.kind,
         "step": _step_of(source),
         "beside": _metadata(source),
-        "tensors": listed,
+        "tensors": [
+            {"name": tensor.name, **asdict(tensor.info), "norm": tensor.norm, "problem": tensor.problem}
+            for tensor in tensors
+        ],
         "checkpoints": [asdict(checkpoint) for checkpoint in checkpoints],
         "problems": problems,
     }
@@ -206,7 +205,7 @@ def _format_values(tensor: Tensor) -> Iterator[str]:
 
 
 def _to_json(value: Any) -> Any:
-    """The value as JSON has it: numbers that are not finite become text, complex numbers a list of their parts."""
+    """Convert a value to JSON's: numbers that are not finite become text, complex numbers a list of their parts."""
     if isinstance(value, complex):
         return [_to_json(value.real), _to_json(value.imag)]
     if isinstance(value, Path) or (isinstance(value, float) and not math.isfinite(value)):
@@ -233,7 +232,7 @@ class _ChangedTensor:
 
 @dataclass(frozen=True)
 class _WeightsDiff:
-    """What two sets of weights differ in. The names of the fields are those of the JSON."""
+    """The differences of two sets of weights. The names of the fields are those of the JSON."""
 
     only_first: tuple[str, ...]
     only_second: tuple[str, ...]
@@ -246,7 +245,7 @@ class _WeightsDiff:
 
 
 def diff_weights(arguments: argparse.Namespace, source: WeightSource) -> int:
-    """Write what two sets of weights differ in; returns 1 if anything, else 0."""
+    """Write the differences of two sets of weights; returns 1 if anything, else 0."""
     check_local(arguments.diff)
     found = _compare(source, open_weights(arguments.diff, slots=True))
     if arguments.json:

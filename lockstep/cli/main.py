@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from lockstep import __version__
-from lockstep.cli import benchmark, convert, evaluate, export, importing, inspecting, run, show, train
+from lockstep.cli import benchmark, convert, evaluate, export, import_checkpoint, inspect, run, show, train
 from lockstep.cli.shared import EXIT_CODES
 from lockstep.errors import InputError, LockstepError
 from lockstep.reporting.log import configure
@@ -34,8 +34,8 @@ COMMANDS = {
     "convert": convert.COMMAND,
     "benchmark": benchmark.COMMAND,
     "show": show.COMMAND,
-    "inspect": inspecting.COMMAND,
-    "import": importing.COMMAND,
+    "inspect": inspect.COMMAND,
+    "import": import_checkpoint.COMMAND,
     "export": export.COMMAND,
 }
 
@@ -47,7 +47,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+    """Make the parser of all commands."""
     top = _Parser(
         prog="lockstep",
         description="Train vision models on many devices as if they were one.",

@@ -42,7 +42,7 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 
 
 def _plan(argv: list[str]) -> dict[str, Any]:
-    """How many workers to start."""
+    """Decide how many workers to start."""
     from lockstep.cli.main import parse
 
     arguments = parse(argv)

@@ -1,4 +1,4 @@
-"""What a worker of `lockstep evaluate` does: score checkpoints, and write the scores down.
+"""The workers of `lockstep evaluate`: score checkpoints, and write the scores down.
 
 summaries-evaluation/SPLIT-WEIGHTS/   the scores by step, for TensorBoard
 evaluations.jsonl                     a line for each evaluation: what was scored, and how well; no times
@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +40,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.reporting.append import append_line
 from lockstep.reporting.events import EventFile, scalar_summary
 from lockstep.reporting.jsonl import without_nonfinite
-from lockstep.runs.build import Examples, build_state, prepared, task
-from lockstep.runs.classification import CONFUSION, MISTAKES, Classification
+from lockstep.runs.build import CONFUSION, MISTAKES, Classification, Examples, build_state, prepared, task
 from lockstep.runs.stages import recipe_at, recipe_at_start
 from lockstep.runs.workdir import Workdir
 from lockstep.screen import log
@@ -56,7 +54,7 @@ _SIDE_PIXELS = 300
 
 
 def plan_scoring(argv: list[str]) -> dict[str, Any]:
-    """How many workers to start. What can be refused before that is refused here."""
+    """Decide how many workers to start, and refuse what can be refused before."""
     arguments = parse(argv)
     recipe = scored_run(arguments).recipe
     return {"workers": choose_num_workers(arguments.workers, arguments.device or recipe.device, recipe.num_towers)}
@@ -75,7 +73,7 @@ def score_in_worker(argv: list[str]) -> int:
 
 
 def format_accuracy(result: Evaluation) -> str:
-    """The share of examples that were right, with their number: `99.12 % (9912 of 10000)`."""
+    """Format the share of examples that were right, with their number: `99.12 % (9912 of 10000)`."""
     return f"{100 * result['top1']:.2f} % ({result.sums['top1']:.0f} of {result.num_examples})"
 
 
@@ -90,7 +88,7 @@ def log_scores(result: Evaluation, split: str) -> None:
 
 
 def reference_names(means: Mapping[str, float]) -> dict[str, float]:
-    """Top-k shares by the names that the inception trainer gives them: "Precision @ 1", "Recall @ 5"."""
+    """Name the top-k shares as the inception trainer does: "Precision @ 1", "Recall @ 5"."""
     numbers = {int(name.removeprefix("top")): mean for name, mean in means.items() if name.startswith("top")}
     return {f"{'Precision' if k == 1 else 'Recall'} @ {k}": mean for k, mean in sorted(numbers.items())}
 
@@ -110,8 +108,8 @@ class _Scoring:
         self._recipe, self._examples = recipe, Examples(recipe)
         self._held = self._examples.held_out(self._run.split)
         self._state = build_state(recipe, self._worker)
-        confusion, mistakes = _path(self._arguments.confusion), _path(self._arguments.mistakes)
-        self._details = Details(task(recipe), recipe.model.num_classes, confusion=confusion, mistakes=mistakes)
+        files = {"confusion": self._arguments.confusion, "mistakes": self._arguments.mistakes}
+        self._details = Details(task(recipe), recipe.model.num_classes, **files)
 
     def score(self, checkpoint: Checkpoint) -> bool:
         """Score a checkpoint, and let the chief write the scores; returns whether no worker was stopped meanwhile."""
@@ -144,18 +142,10 @@ class _Scoring:
         split = self._run.split
         log_scores(result, split)
         self._files.write(result, split)
-        if path := _path(self._arguments.json):
-            write_result(result, split, path)
-        self._details.write(lambda: self._reader)
-
-    @cached_property
-    def _reader(self) -> Reader:
-        """The stored images, whatever the stage; opened when some are to be shown."""
-        return self._examples.reader(self._run.split)
-
-
-def _path(given: str | None) -> Path | None:
-    return None if given is None else Path(given)
+        if self._arguments.json:
+            write_result(result, split, self._arguments.json)
+        if self._details.metrics:
+            self._details.write(self._examples.reader(split))
 
 
 def _follow(run: ScoredRun, polling: Polling, scoring: _Scoring, worker: Worker) -> bool:
@@ -177,7 +167,7 @@ def _checkpoint(run: ScoredRun) -> Checkpoint:
 
 
 def _facts(result: Evaluation, split: str) -> dict[str, Any]:
-    """What was scored, and how well: the same for the same weights and examples; "nan" and "inf" are text."""
+    """The facts of an evaluation: the same for the same weights and examples; "nan" and "inf" are text."""
     facts: dict[str, Any] = without_nonfinite({"step": result.step, "split": split, **result.facts})
     return facts
 
@@ -189,7 +179,7 @@ def write_result(result: Evaluation, split: str, path: Path) -> None:
 
 
 class ScoreFiles:
-    """The files of a workdir that keep all evaluations. One that cannot be written is logged, and no reason to end."""
+    """The files of a workdir that keep all evaluations; one that cannot be written is a warning in the log."""
 
     def __init__(self, workdir: Path) -> None:
         self._workdir = workdir
@@ -197,25 +187,20 @@ class ScoreFiles:
 
     def write(self, result: Evaluation, split: str) -> None:
         """Add the scores of an evaluation."""
-        line = json.dumps(_facts(result, split))
-        list_path, folder = self._workdir / EVALUATIONS, self._workdir / SUMMARIES / f"{split}-{result.weights}"
-        with _logged_if_refused(list_path):
-            append_line(list_path, line)
+        path, folder = self._workdir / EVALUATIONS, self._workdir / SUMMARIES / f"{split}-{result.weights}"
+        with _logged_if_refused(path):
+            append_line(path, json.dumps(_facts(result, split)))
         with _logged_if_refused(folder):
+            if folder not in self._events:
+                make_folder(folder)
+                self._events[folder] = EventFile(folder)
             ours = {f"evaluation/{split}/{name}": mean for name, mean in result.means.items()}
-            self._event_file(folder).write(scalar_summary({**reference_names(result.means), **ours}), result.step)
+            self._events[folder].write(scalar_summary({**reference_names(result.means), **ours}), result.step)
 
     def close(self) -> None:
         """Close the event files."""
         for file in self._events.values():
             file.close()
-
-    def _event_file(self, folder: Path) -> EventFile:
-        """The event file of this process in a folder."""
-        if folder not in self._events:
-            make_folder(folder)
-            self._events[folder] = EventFile(folder)
-        return self._events[folder]
 
 
 @contextmanager
@@ -228,14 +213,7 @@ def _logged_if_refused(path: Path) -> Iterator[None]:
 
 
 class Details:
-    """The confusion matrix and the worst mistakes of an evaluation, each if there is a file to write it to.
-
-    Args:
-        task: the task that is scored.
-        num_classes: that of the model.
-        confusion: a CSV file.
-        mistakes: a PNG file.
-    """
+    """The confusion matrix (CSV) and the worst mistakes (PNG) of an evaluation, each if there is a file to write."""
 
     def __init__(
         self, task: Classification, num_classes: int, *, confusion: Path | None, mistakes: Path | None
@@ -243,31 +221,20 @@ class Details:
         self._task, self._confusion, self._mistakes = task, confusion, mistakes
         self._matrix, self._worst = ConfusionMatrix(num_classes), WorstMistakes()
         self.metrics: dict[str, Metric] = {}
-        """By name, for the evaluation."""
         if confusion is not None:
             self.metrics[CONFUSION] = self._matrix
         if mistakes is not None:
             self.metrics[MISTAKES] = self._worst
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
-        """The scores of the task, and what the metrics take."""
+        """Score each example, and return the inputs of the metrics, too."""
         if not self.metrics:
             return self._task.score(model, batch)
         found = self._task.score_in_detail(model, batch)
         return {name: value for name, value in found.items() if name in self.metrics or not isinstance(value, tuple)}
 
-    def write(self, open_reader: Callable[[], Reader]) -> None:
-        """Write the files, on the chief: its metrics alone have seen the examples.
-
-        Args:
-            open_reader: opens the examples that were scored; called if there is a file to write.
-
-        Raises:
-            InputError: a file cannot be written.
-        """
-        if not self.metrics:
-            return
-        reader = open_reader()
+    def write(self, reader: Reader) -> None:
+        """Write the files, on the chief: its metrics alone have seen the examples, which the reader reads again."""
         names = class_names(reader)
         if self._confusion is not None:
             with atomic_write(self._confusion, failure=InputError) as file:
@@ -279,21 +246,15 @@ class Details:
 
 
 def class_names(reader: Reader) -> Mapping[int, str]:
-    """The names of the classes by the model's numbers; none if the reader knows none."""
+    """Return the names of the classes by the model's numbers; none if the reader knows none."""
     offset = getattr(reader, "offset", 0)
     return {label - offset: name for label, name in enumerate(getattr(reader, "classes", ()))}
 
 
 def mistakes_sheet(mistakes: Sequence[Mistake], reader: Reader, names: ClassNames = ()) -> Image.Image:
-    """Draw a contact sheet of examples, each with its index, its loss, what was predicted and what it is.
+    """Draw a contact sheet of examples, each with its index, its loss, the predicted class and its own.
 
-    Args:
-        mistakes: the result of `lockstep.metrics.WorstMistakes`.
-        reader: the examples that were scored; one that cannot be read any more is shown with the reason.
-        names: names of the classes; a class without one appears as its number.
-
-    Raises:
-        InputError: the examples have no images.
+    An example that cannot be read any more is shown with the reason, a class without a name as its number.
     """
     shown = examples(reader, [mistake.example_index for mistake in mistakes], order="sequential")
     cards = [_mistake_card(mistake, example, names) for mistake, example in zip(mistakes, shown, strict=True)]

@@ -1,4 +1,4 @@
-"""What several commands share: flags, the files they write, workers, and progress on the screen.
+"""Shared by the commands: flags, the files they write, workers, and progress on the screen.
 
 Modules of commands load no torch: `lockstep --help` and the process that only launches workers need none.
 """
@@ -52,7 +52,7 @@ def add_machine_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: bool, flag: str = "--to") -> None:
-    """Refuse a file that cannot be written, before any work is done.
+    """Refuse a file with another ending, in no folder, or there already, before any work is done.
 
     Args:
         path: the file to write.
@@ -60,9 +60,6 @@ def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: 
         what: a sentence for the message: what is written, as which kind of file.
         overwrite: an existing file may be overwritten.
         flag: the flag that names the file.
-
-    Raises:
-        InputError: the file has another ending, its folder does not exist, or it must not be overwritten.
     """
     if path.suffix not in endings:
         raise InputError(
@@ -89,23 +86,20 @@ def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: 
 
 
 def format_size(num_bytes: int) -> str:
-    """A number of bytes in words: "812 bytes", "12.3 MB"."""
+    """Format a number of bytes: "812 bytes", "12.3 MB"."""
     power = min((len(str(num_bytes)) - 1) // 3, len(_UNITS) - 1)
     return f"{num_bytes / 1000**power:.{min(power, 1)}f} {_UNITS[power]}"
 
 
 def format_error(error: LockstepError) -> str:
-    """An error on one line, without its hint."""
+    """Format an error on one line, without its hint."""
     return f"{error.what} Given: {error.given}; expected: {error.expected}."
 
 
 def choose_num_workers(wanted: int | None, device: str | None, num_towers: int | None) -> int:
-    """The number of workers to start on this host.
+    """Return the number of workers to start on this host; a number wanted that is out of range is refused.
 
-    Without a number wanted: one an accelerator, or on a CPU one a tower, at most one a core. Never more than towers.
-
-    Raises:
-        InputError: the number wanted is below 1, or above that of the accelerators, if there are some.
+    By default one for each accelerator, or on a CPU one for each tower and at most one a core; never more than towers.
     """
     from lockstep.workers.devices import num_accelerators
 
@@ -138,7 +132,7 @@ def join_workers(device: str | None) -> Iterator[Worker]:
 
 
 def worker_exit_code(worker: Worker, *, requeue: bool = False) -> int:
-    """The exit code of a worker that was stopped: 0 under our launcher, which returns the signal's code itself."""
+    """Return the exit code of a worker that was stopped: 0 under our launcher, which returns the signal's code."""
     from lockstep.parallel.launch import exit_code_of_stop
 
     return 0 if worker.pulse.launched else exit_code_of_stop(worker.pulse.stop_requested or "SIGTERM", requeue=requeue)

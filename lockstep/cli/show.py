@@ -75,7 +75,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _positions(text: str, num_draws: int) -> range:
-    """The positions in "0:16", or the one in "5"; too many of them are refused."""
+    """Parse positions such as "0:16" or "5"; too many of them are refused."""
     # Fifteen digits: sums with as many epochs as there are draws stay far within 64 bits.
     found = re.fullmatch(r"([0-9]{1,15})(?::([0-9]{1,15}))?", text)
     positions = range(int(found[1]), int(found[2] or int(found[1]) + 1)) if found else range(0)

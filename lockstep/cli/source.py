@@ -48,14 +48,10 @@ def example_stream(
 
     Args:
         source: a recipe, a file.toml, or a path to data.
-        augment: a preset, or a recipe whose augmentation is taken; None: that of the source, if it is a recipe.
-        size: height and width of the images of a preset; None: the preset's own.
-        order: "shuffled" or "sequential"; None: that of the source, if it is a recipe, else "shuffled".
-        seed: None: that of the source, if it is a recipe, else 0.
-
-    Raises:
-        InputError: there is no such source or augmentation, or a size is given without a preset.
-        DataError: the data cannot be read.
+        augment: a preset, or a recipe whose augmentation is taken; by default the source's, if it is a recipe.
+        size: height and width of the images of a preset; by default the preset's own.
+        order: "shuffled" or "sequential"; by default the recipe's, else "shuffled".
+        seed: by default the recipe's, else 0.
     """
     recipe = find(source) if is_recipe(source) else None
     if recipe:
@@ -121,7 +117,7 @@ def _pipeline_of_recipe(recipe: Recipe) -> Pipeline:
 
 
 def _pipeline_of_preset(name: str, size: int | None, reader: Reader) -> Pipeline:
-    """The pipeline of a preset for images of one class; that of Inception crops by boxes where there are some."""
+    """Return the pipeline of a preset for images of one class; Inception's crops by boxes where there are some."""
     if name == _CROP:
         crop = RandomResizedCrop(_CROP_PIXELS if size is None else size)
         return Pipeline((crop, HorizontalFlip()), fields=(_IMAGE,))
@@ -134,7 +130,7 @@ def _pipeline_of_preset(name: str, size: int | None, reader: Reader) -> Pipeline
 
 
 def _has_boxes(reader: Reader) -> bool:
-    """Whether the first readable example has boxes."""
+    """Return whether the first readable example has boxes."""
     for index in range(min(_MOST_TRIED, len(reader))):
         try:
             return _BOXES in read_examples(reader, Rows(np.array([index]), np.array([index])), seed=0)

@@ -1,4 +1,4 @@
-"""What a worker of `lockstep train` does, and the plan of a run before workers start."""
+"""The workers of `lockstep train`, and the plan of a run before they start."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
 from lockstep.runs.build import check_complete
-from lockstep.runs.result import Result
 from lockstep.runs.run import Run, check_needs_no_files
-from lockstep.runs.workdir import Workdir
+from lockstep.runs.workdir import Result, Workdir
 from lockstep.screen import log
 from lockstep.workers.rank import Worker
 
 
 def plan_training(argv: list[str]) -> dict[str, Any]:
-    """How many workers the run needs. What can be refused before they start is refused here."""
+    """Decide how many workers to start, and refuse what can be refused before."""
     arguments = parse(argv)
     recipe, path = _recipe_and_path(arguments)
     check_complete(recipe)
@@ -64,7 +63,9 @@ def train_in_worker(argv: list[str]) -> int:
         if worker.is_chief:
             _log_result(result)
             if path:
-                _log_paths(path, recipe)
+                log.info("its checkpoints and records are in %s; to score it again: lockstep evaluate %s", path, path)
+            if path and recipe.watch.summaries.amount:
+                log.info("to see its curves: tensorboard --logdir %s", path / "summaries")
     return 0
 
 
@@ -76,13 +77,6 @@ def _log_result(result: Result) -> None:
         log.info("%s accuracy not known: scoring was left off", result.split)
     else:
         log_scores(result.evaluation, result.split)
-
-
-def _log_paths(path: Path, recipe: Recipe) -> None:
-    """Log where the files are, and what to do with them."""
-    log.info("its checkpoints and records are in %s; to score it again: lockstep evaluate %s", path, path)
-    if recipe.watch.summaries.amount:
-        log.info("to see its curves: tensorboard --logdir %s", path / "summaries")
 
 
 def _rehearse(recipe: Recipe, worker: Worker) -> int:
@@ -101,7 +95,7 @@ def _rehearse(recipe: Recipe, worker: Worker) -> int:
 
 
 def _recipe_and_path(arguments: argparse.Namespace) -> tuple[Recipe, Path | None]:
-    """The recipe, changed by the flags, with the towers of the workdir if neither gives them; and the workdir."""
+    """Return the recipe, changed by the flags, with the workdir's towers if neither gives them; and the workdir."""
     recipe = given_recipe(arguments)
     path = None if arguments.workdir == "none" else Path(arguments.workdir or Path("runs") / recipe.name)
     saved = Workdir(path).recipe() if path and not arguments.rehearse else None
@@ -109,7 +103,7 @@ def _recipe_and_path(arguments: argparse.Namespace) -> tuple[Recipe, Path | None
 
 
 def given_recipe(arguments: argparse.Namespace) -> Recipe:
-    """The recipe of a command line, changed by its settings and flags."""
+    """Return the recipe of a command line, changed by its settings and flags."""
     given = {"num_towers": arguments.towers, "num_workers": arguments.workers, "device": arguments.device}
     flags = {field: value for field, value in given.items() if value is not None}
     recipe = find(arguments.recipe)

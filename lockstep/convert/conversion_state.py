@@ -77,7 +77,7 @@ def conversion_fingerprint(items: Iterable[object], options: Mapping[str, object
 def start_or_resume(
     folder: Path, base: str, names: Sequence[str], fingerprint: str, *, overwrite: bool
 ) -> ConversionState:
-    """The saved state of a conversion, or a new one. The folder must be locked by `lock_shards`.
+    """Load the saved state of a conversion, or make a new one. The folder must be locked by `lock_shards`.
 
     Deletes the half-written files of a start that was killed: a live one would hold the lock.
 
@@ -85,9 +85,8 @@ def start_or_resume(
         folder: the folder of the shards.
         base: the beginning of their names.
         names: the name of each shard.
-        fingerprint: that of the conversion.
-        overwrite: shards of another conversion may be overwritten; those that stay, because they have other names, are
-            logged.
+        fingerprint: of the conversion.
+        overwrite: overwrite shards of another conversion; those that stay, with other names, are logged.
 
     Raises:
         DataError: there are shards of another conversion, or shards that have changed since; or the state cannot be
@@ -114,7 +113,7 @@ def start_or_resume(
 def _unchanged(
     finished: Mapping[int, Shard], names: Sequence[str], present: Mapping[str, Path], overwrite: bool
 ) -> dict[int, Shard]:
-    """The finished shards that are there with their size; one of another size is an error or to be overwritten."""
+    """Return the finished shards that are there with their size; another size is an error, or is overwritten."""
     kept = {}
     for number, name in enumerate(names):
         shard = finished.get(number)
@@ -132,9 +131,6 @@ def lock_shards(folder: Path, base: str) -> Iterator[None]:
     """Lock the shards of this name against a second conversion, until this one and all its processes have ended.
 
     Nothing is locked where the system has no `flock`.
-
-    Raises:
-        DataError: another conversion holds the lock, or the folder cannot be written.
     """
     path = folder / f".{base}.lock"
     try:
@@ -162,7 +158,7 @@ def lock_shards(folder: Path, base: str) -> Iterator[None]:
 
 
 def _load(path: Path) -> ConversionState | None:
-    """The state in a file, or None if there is no file."""
+    """Load the state from a file; None if there is no file."""
     if not path.exists():
         return None
     try:
@@ -186,7 +182,7 @@ def _shard(content: Mapping[str, Any]) -> Shard:
 
 
 def _matching(folder: Path, pattern: str) -> dict[str, Path]:
-    """The paths in a folder whose names match a regular expression, by name."""
+    """Find the paths in a folder whose names match a regular expression, by name."""
     return {path.name: path for path in sorted(folder.iterdir()) if re.fullmatch(pattern, path.name)}
 
 

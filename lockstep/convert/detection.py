@@ -66,10 +66,6 @@ def convert_voc(
         base: the name before the number of a shard; by default that of the split.
         num_shards: by default one for each 1000 examples.
         settings: how the conversion runs.
-
-    Raises:
-        DataError: as `Voc` and `convert`; or there is another label map.
-        WorkerError: as `convert`.
     """
     if year is not None:
         check_one_of("year", year, [*YEARS])
@@ -117,10 +113,6 @@ def convert_coco(
         base: the name before the number of a shard; by default that of the file of annotations.
         num_shards: by default one for each 1000 examples.
         settings: how the conversion runs.
-
-    Raises:
-        DataError: as `Coco` and `convert`; or there is another label map.
-        WorkerError: as `convert`.
     """
     reader = Coco(annotations, images, masks=masks, keypoints=keypoints, label_map=label_map, zero_based=zero_based)
     path = Path(annotations)
@@ -135,7 +127,7 @@ def convert_coco(
 
 
 def _voc_readers(folders: Sequence[Path], split: str | None, difficult: bool, label_map: LabelMap | None) -> list[Voc]:
-    """A reader of each folder; a class has the same label in all of them."""
+    """Make a reader of each folder; a class has the same label in all of them."""
     readers = [Voc(folder, split, difficult=difficult, label_map=label_map) for folder in folders]
     if all(reader.classes == readers[0].classes for reader in readers):
         return readers
@@ -154,7 +146,7 @@ def _convert_examples(
 
 
 def _record(reader: Reader, example: tuple[int, str]) -> bytes | SkippedItem:
-    """The record of an example, by its index and id; or why it is skipped."""
+    """Make the record of an example, given by its index and id; or say why it is skipped."""
     index, name = example
     try:
         batch = reader.read_batch(np.array([index], dtype=np.int64))

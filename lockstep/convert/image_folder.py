@@ -35,10 +35,6 @@ def convert_images(
     """Write the records of images to the shards BASE-00000-of-00002 ... in the folder `output`, as `convert` does.
 
     Images that cannot be decoded and broken links are skipped. Other formats become JPEGs, as by `colour_jpeg`.
-
-    Raises:
-        DataError: an image cannot be read; or as `convert`.
-        WorkerError: as `convert`.
     """
     return convert(images, partial(image_record, folder), output, base, num_shards, settings=settings)
 
@@ -48,9 +44,6 @@ def image_sets(folder: Path, labels: Path | None = None) -> dict[str, list[Label
 
     Each holds a folder for each class. The label of a class is its line in the file of labels, counted from 1; without
     that file it is the folder's place among all, sorted by name, which must be the same in both sets.
-
-    Raises:
-        DataError: neither is there or can be read as an `ImageFolder`; or their classes differ.
     """
     folders = find_sets(folder)
     readers = {name: _reader(path, labels) for name, path in folders.items()}
@@ -68,9 +61,6 @@ def split_images(
         labels: as in `image_sets`.
         share: the share of each class that validates, below 1, rounded, but one image at least; 0: all images train.
         per_class: the number of images of each class that validate, in place of a share.
-
-    Raises:
-        DataError: the folder is no `ImageFolder`, or a class has too few images to leave one for training.
     """
     if per_class is None:
         check_value("share", share, Fraction)
@@ -96,11 +86,7 @@ def split_images(
 
 
 def find_sets(folder: Path) -> dict[str, Path]:
-    """Find the folders of the sets in a folder, by the name of the set.
-
-    Raises:
-        DataError: there is none, or two for the same set.
-    """
+    """Find the folders of the sets in a folder, by the name of the set."""
     check_local(folder)
     folders = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     found = {name: [each for each in names if each in folders] for name, names in SETS.items()}
@@ -118,14 +104,14 @@ def find_sets(folder: Path) -> dict[str, Path]:
 
 
 def shuffled(images: Sequence[LabelledImage]) -> list[LabelledImage]:
-    """The images in the order in which the reference writes them, run by Python 3."""
+    """Shuffle the images into the order in which the reference writes them, run by Python 3."""
     order = list(range(len(images)))
     random.Random(_SEED).shuffle(order)
     return [images[index] for index in order]
 
 
 def labelled(folder: Path, path: Path, label: int, text: str, synset: Synset | None = None) -> LabelledImage:
-    """The image in a file below the folder that is converted."""
+    """Describe the image in a file below the folder that is converted."""
     try:
         status = path.stat()
         version = status.st_size, status.st_mtime_ns

@@ -22,7 +22,7 @@ from lockstep.images.decode import Decoding
 from lockstep.records.example import Values, serialize_example
 
 DECODING = Decoding("pillow")
-"""The same decoder on every machine, so the same records."""
+"""One decoder for all machines, so that the records are the same on all."""
 
 _QUALITY = 100
 _CMYK = "CMYK"
@@ -69,11 +69,7 @@ class Jpeg(NamedTuple):
 
 
 def image_record(folder: Path, image: LabelledImage) -> bytes | SkippedItem:
-    """Make the record of an image; one that cannot be decoded, and a broken link, are skipped.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """Make the record of an image; one that cannot be decoded, and a broken link, are skipped."""
     path = folder / image.path
     try:
         data = path.read_bytes()
@@ -97,13 +93,10 @@ def image_record(folder: Path, image: LabelledImage) -> bytes | SkippedItem:
 
 
 def colour_jpeg(data: bytes, source: str) -> Jpeg:
-    """The image as a JPEG that every decoder reads as red, green and blue; a grey or colour JPEG stays as it is.
+    """Encode an image as a JPEG that every decoder reads as red, green and blue; a grey or colour JPEG stays as it is.
 
     A JPEG of four inks (CMYK) and any other format, known by its content and not by its name, become a JPEG of quality
     100. The raster is not turned: a JPEG that stays keeps its EXIF orientation, that of another image is lost.
-
-    Raises:
-        DataError: the image cannot be decoded.
     """
     raster = DECODING.decode(data, source)
     _, height, width = raster.shape
@@ -113,7 +106,7 @@ def colour_jpeg(data: bytes, source: str) -> Jpeg:
 
 
 def _encode(raster: Tensor) -> bytes:
-    """A JPEG of a raster, uint8 of shape (3, height, width)."""
+    """Encode a raster, uint8 of shape (3, height, width), as a JPEG."""
     file = BytesIO()
     Image.fromarray(raster.permute(1, 2, 0).numpy(), "RGB").save(file, "JPEG", quality=_QUALITY)
     return file.getvalue()

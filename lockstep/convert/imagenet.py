@@ -20,6 +20,7 @@ from pathlib import Path
 from lockstep.checks import check_one_of
 from lockstep.convert.image_folder import find_sets, labelled, shuffled
 from lockstep.convert.image_record import Box, LabelledImage, Synset
+from lockstep.convert.sharding import Progress
 from lockstep.durable import atomic_write
 from lockstep.errors import DataError
 from lockstep.listing import shorten
@@ -28,8 +29,6 @@ from lockstep.readers.voc import VocAnnotation, VocObject, read_voc_xml
 from lockstep.screen import log
 
 _ENDING = ".JPEG"
-
-Progress = Callable[[int, int], None]
 
 
 def imagenet_sets(
@@ -45,9 +44,6 @@ def imagenet_sets(
             out, and a synset without a folder keeps its number; both are logged.
         metadata: a file with a readable name for each synset, after a tab.
         boxes: a file written by `write_boxes`; by default no image has a box.
-
-    Raises:
-        DataError: a file cannot be read or has another form, a synset has no name, or there are no images.
     """
     names = read_labels(synsets)
     texts = _read_metadata(metadata)
@@ -67,7 +63,7 @@ def imagenet_sets(
 def _list_images(
     root: Path, folder: Path, classes: Mapping[str, tuple[int, str]], boxes: Mapping[str, tuple[Box, ...]]
 ) -> list[LabelledImage]:
-    """The images of a set, sorted by synset and name."""
+    """List the images of a set, sorted by synset and name."""
     present = {path.name for path in folder.iterdir() if path.is_dir()}
     if missing := [name for name in classes if name not in present]:
         log.warning("No folder in %s for %s", folder, shorten(missing))
@@ -88,7 +84,7 @@ def _list_images(
 
 
 def _read_metadata(path: Path) -> dict[str, str]:
-    """The readable name of each synset."""
+    """Read the readable name of each synset."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         parts = [line.strip().split("\t") for line in lines if line.strip()]
@@ -140,8 +136,7 @@ def write_boxes(
         progress: called after each file with the numbers of files done and of all files.
 
     Raises:
-        DataError: there are no such files, one cannot be read, declares a document type or lacks a value; or the CSV
-            file exists, or cannot be written.
+        DataError: a file cannot be read, declares a document type or lacks a value; or the CSV file exists.
     """
     if output.exists() and not overwrite:
         raise DataError(
@@ -175,11 +170,7 @@ def write_boxes(
 
 
 def read_boxes(path: Path) -> dict[str, tuple[Box, ...]]:
-    """Read the boxes of each image, by the name of its file.
-
-    Raises:
-        DataError: the file cannot be read, or a line is no box; it is named.
-    """
+    """Read the boxes of each image, by the name of its file."""
     boxes: dict[str, tuple[Box, ...]] = {}
     try:
         with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
@@ -206,7 +197,7 @@ def _wanted_boxes(annotation: VocAnnotation, synset: str, synsets: Collection[st
 
 
 def _relative_box(found: VocObject, width: int, height: int) -> Box:
-    """Whole pixels as shares of the size at which the image was shown."""
+    """Convert whole pixels to shares of the size at which the image was shown."""
     top, left, bottom, right = (int(edge) for edge in found.box)
     xmin, xmax = sorted(min(max(edge / width, 0.0), 1.0) for edge in (left, right))
     ymin, ymax = sorted(min(max(edge / height, 0.0), 1.0) for edge in (top, bottom))
@@ -243,9 +234,6 @@ def sort_validation(
         output: the folder above those of the classes, made if need be.
         how: "link" makes hard links, which take no room; "copy" copies; "move" leaves nothing behind.
         progress: called after each image with the numbers of images done and of all images.
-
-    Raises:
-        DataError: the labels cannot be read, an image is missing, another file is in its place, or the system refuses.
     """
     check_one_of("how", how, tuple(_PLACING))
     synsets = _read_classes(labels)
@@ -271,7 +259,7 @@ def sort_validation(
 
 
 def _read_classes(labels: Path) -> list[str]:
-    """The class of each validation image, in the order of their numbers."""
+    """Read the class of each validation image, in the order of their numbers."""
     try:
         synsets = [line.strip() for line in labels.read_text(encoding="utf-8").rstrip().splitlines()]
         wrong = [number for number, name in enumerate(synsets, 1) if name in ("", ".", "..") or "/" in name]
@@ -301,7 +289,7 @@ def _check_none_missing(folder: Path, names: Sequence[str], targets: Sequence[Pa
 
 
 def _is_placed(source: Path, target: Path) -> bool:
-    """Whether an earlier call has put the image in its place; another file there is an error."""
+    """Return whether an earlier call has put the image in its place; another file there is an error."""
     if not target.exists():
         return False
     if source.exists() and not (target.samefile(source) or target.read_bytes() == source.read_bytes()):

@@ -40,8 +40,7 @@ def convert_mnist(output: Path, layout: str = "raw", folder: Path | None = None)
         folder: the folder of the original files, fetched if missing; by default `default_folder()`.
 
     Raises:
-        DataError: the original files are damaged, or missing and cannot be fetched; an existing file does not hold as
-            many records; or the system refuses to write.
+        DataError: the original files are damaged or cannot be fetched, or an existing file has other records.
     """
     check_one_of("layout", layout, LAYOUTS)
     check_local(output)

@@ -44,7 +44,7 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Preparation(Checked):
-    """How images are made smaller: shrunk with antialiasing, never enlarged, and encoded as JPEG."""
+    """The way to make images smaller: shrink them with antialiasing, never enlarge them, encode them as JPEG."""
 
     short_side: PositiveInt = 320
     """Pixels at most; the other side keeps the image's aspect."""
@@ -57,7 +57,7 @@ class Preparation(Checked):
         return f"short_side={self.short_side} quality={self.quality} {self.subsampling}"
 
     def size(self, size: Size) -> Size:
-        """The size that an image of this size becomes."""
+        """Return the size that an image of this size becomes."""
         width, height = size
         short = min(width, height)
         to = min(short, self.short_side)
@@ -91,13 +91,8 @@ def prepare(
         shards: a path, a pattern such as "train-*", or several of these, as `find_shards` takes them.
         output: another folder than that of the shards, made if need be.
         preparation: how the images are made smaller. Its text goes into each record.
-        base: the name before the number of a shard; by default that of the given shards, if they share one.
+        base: the name before the number of a shard; by default that of the given shards, which must then share one.
         settings: how the conversion runs.
-
-    Raises:
-        InputError: `output` is a folder of the shards, or they have no name in common.
-        DataError: as `prepared_record`, `RecordFiles` and `convert`.
-        WorkerError: as `convert`.
     """
     # The processes are forked from this one, and must find the decoder's library loaded.
     log.info("Images are decoded by %s", AS_STORED.chosen)
@@ -130,7 +125,7 @@ def _check_apart(paths: Sequence[Path], output: Path) -> None:
 
 
 def _base_of(paths: Sequence[Path]) -> str:
-    """The name that all these shards share."""
+    """Return the name that all these shards share."""
     bases = {match[1] if (match := _SHARD.match(path.name)) else path.name.split(".")[0] for path in paths}
     if len(bases) == 1:
         return bases.pop()
@@ -155,8 +150,7 @@ def prepared_record(record: bytes, preparation: Preparation, source: str = "The 
         source: name of the record for error messages.
 
     Raises:
-        DataError: the record is no example, has no image or two, or was prepared before; or the image or a mask cannot
-            be decoded, or they differ in size.
+        DataError: the record has no image or two, or was prepared before; or a mask has another size than the image.
     """
     features = parse_example(record, source)
     data = _image_of(features, source)
@@ -176,7 +170,7 @@ def prepared_record(record: bytes, preparation: Preparation, source: str = "The 
 
 
 def _image_of(features: Features, source: str) -> bytes:
-    """The encoded image of a record."""
+    """Return the encoded image of a record, which must have one, and not be prepared already."""
     if PREPARED in features:
         raise _error(source, f"{PREPARED}: {features[PREPARED]!r}", "a record that was not", "prepare the originals")
     others = [name for name in features if name.endswith("/encoded") and name != _IMAGE and any(features[name])]
@@ -191,7 +185,7 @@ def _image_of(features: Features, source: str) -> bytes:
 
 
 def _format(features: Features) -> bytes:
-    """The image's format as the record names it; some readers choose the decoder by that."""
+    """Return the image's format as the record names it; some readers choose the decoder by that."""
     match features.get("image/format", [b"jpeg"]):
         case [bytes(name)]:
             return name.lower()

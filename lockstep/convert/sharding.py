@@ -34,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Summary:
-    """The result of a conversion. Shards kept from an earlier start count too, except in the seconds."""
+    """The result of a conversion; shards kept from an earlier start count too, but not in the seconds."""
 
     num_shards: int
     num_kept: int
@@ -45,20 +45,13 @@ class Summary:
     seconds: float
 
     def __add__(self, other: Summary) -> Summary:
-        """The result of both conversions."""
-        return Summary(
-            self.num_shards + other.num_shards,
-            self.num_kept + other.num_kept,
-            self.num_records + other.num_records,
-            self.num_bytes + other.num_bytes,
-            self.skipped + other.skipped,
-            self.seconds + other.seconds,
-        )
+        """Add up two conversions, field by field."""
+        return Summary(*(getattr(self, name) + getattr(other, name) for name in Summary.__dataclass_fields__))
 
 
 @dataclass(frozen=True)
 class Settings(Checked):
-    """How a conversion runs. The bytes of the shards do not depend on it."""
+    """Settings of a conversion that do not change the bytes of the shards."""
 
     num_processes: PositiveInt | None = None
     """By default one for each usable core."""
@@ -100,8 +93,7 @@ def convert(
         settings: how the conversion runs.
 
     Raises:
-        DataError: there are shards of another conversion; more items were skipped than allowed, or all; or the system
-            refuses to write.
+        DataError: there are shards of another conversion; or more items were skipped than allowed, or all.
         WorkerError: a process died, or `serialize` raised something that is no error of Lockstep.
     """
     _check(len(items), output, base, num_shards)
@@ -122,7 +114,7 @@ def convert(
 
 
 def shard_name(base: str, number: int, num_shards: int) -> str:
-    """The name of a shard: "train-00003-of-00128"."""
+    """Format the name of a shard: "train-00003-of-00128"."""
     return f"{base}-{number:05d}-of-{num_shards:05d}"
 
 
@@ -144,7 +136,7 @@ class _Conversion:
     num_shards: int
 
     def range_of(self, number: int) -> range:
-        """The indices of the items in a shard."""
+        """Return the indices of the items in a shard."""
         bounds = np.linspace(0, len(self.items), self.num_shards + 1).astype(int)
         return range(*bounds[number : number + 2].tolist())
 

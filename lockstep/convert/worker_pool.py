@@ -1,4 +1,4 @@
-"""A pool of processes that share the tasks of a conversion and send back its events.
+"""A worker pool: processes that share the tasks of a conversion and send back its events.
 
 The processes are forked, so nothing need be pickled to reach them. Each has a pipe of its own and shares no lock, so
 killing one is always safe. When the process that started them dies, their next send fails and they end too.

@@ -104,7 +104,8 @@ class Loader:
         """The bad examples that were found so far."""
         self.made_with = {"batch_size": batch_size, "order": described(self.order), "augment": described(self.augment)}
         """The description that checkpoints hold; taken now, since an augmentation may count or cache later on."""
-        self._moves = 0
+        self.num_loads = 0
+        """How often `load_state` was called: batches asked for before are not the next ones any more."""
         self.position = 0
         """The next example to train on: all before it were attempted, however many were prefetched."""
         self.last_report: StepReport | None = None
@@ -158,7 +159,7 @@ class Loader:
         changed = _check_same_stream(state, self.state(), accept_data_change=accept_data_change)
         self.position = state["position"]
         self.last_report = None
-        self._moves += 1
+        self.num_loads += 1
         self.skipped = sorted({*self.skipped, *state.get("skipped", ())})
         self.quarantine.load({} if changed else state.get("quarantine", {}))
         return changed
@@ -202,10 +203,10 @@ class Loader:
 
     def _while_current(self, batches: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
         """Yield the batches as long as `load_state` is not called: then they are no longer the next ones."""
-        moves = self._moves
+        num_loads = self.num_loads
         with closing(batches):
             for batch in batches:
-                if self._moves != moves:
+                if self.num_loads != num_loads:
                     raise InputError(
                         "The stream was set to another place while its batches were used.",
                         given=f"the batch at position {batch.position}, asked for before",

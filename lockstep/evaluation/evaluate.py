@@ -188,7 +188,12 @@ def _evaluate(
 def _added_up(rows: Sequence[Any], loader: Loader, size: int) -> Evaluation:
     """Add up all micro-batches, in their order."""
     if not rows:
-        raise _all_dropped(loader, size)
+        raise InputError(
+            "There is no full micro-batch to score.",
+            given=f"{len(loader.reader)} examples, micro-batches of {size}, the last one dropped",
+            expected="one full micro-batch or more",
+            hint="lower the micro-batch, or keep the last one (drop_last=False)",
+        )
     rows = sorted(rows, key=itemgetter(0))
     sums = summed([row[2] for row in rows])
     bad = tuple(BadExample(*example) for row in rows for example in row[3])
@@ -203,15 +208,6 @@ def _report_bad(bad: Sequence[BadExample], loader: Loader, *, is_chief: bool) ->
     if len(bad) > len(some) and is_chief:
         log.warning("and %d more", len(bad) - len(some))
     check_budget(len(bad), loader.quarantine.budget, {each.example_id: each.reason for each in bad[:3]})
-
-
-def _all_dropped(loader: Loader, size: int) -> InputError:
-    return InputError(
-        "There is no full micro-batch to score.",
-        given=f"{len(loader.reader)} examples, micro-batches of {size}, the last one dropped",
-        expected="one full micro-batch or more",
-        hint="lower the micro-batch, or keep the last one (drop_last=False)",
-    )
 
 
 def _scored_copy(state: TrainState, weights: Weights) -> nn.Module:

@@ -167,11 +167,7 @@ def _read_together(store: Store, step: int, search: _Search) -> Checkpoint | Non
 
 
 def _read(store: Store, step: int) -> tuple[Checkpoint | None, str | None]:
-    """Read a checkpoint, or say how it is damaged; None for both where it is gone.
-
-    Raises:
-        CheckpointError: it is of an unknown format.
-    """
+    """Read a checkpoint, or say how it is damaged; None for both where it is gone."""
     try:
         return store.read(step), None
     except CheckpointError as error:

@@ -59,11 +59,7 @@ class GatheredMetrics:
             pass
 
     def computed(self) -> Mapping[str, Any]:
-        """Return the value of each metric as JSON, on all workers.
-
-        Raises:
-            InputError: a metric fails, or its value is of no kind that JSON has.
-        """
+        """Return the value of each metric as JSON, on all workers."""
         values: dict[str, JSON] = {}
         for name, metric in self._metrics.items() if self._worker.is_chief else ():
             with _naming(name, "compute its value"), _by_itself(metric):

@@ -41,16 +41,8 @@ def recompute_statistics(model: nn.Module, score: ScoreFunction, statistics: Pre
     """Replace the running statistics of every batch norm that takes part in a model's score.
 
     Batch norm that is in evaluation mode keeps its statistics: training did not move them. All else runs in evaluation
-    mode, and the model is in it afterwards. Every worker runs all batches: their number does not show in any bit.
-
-    Args:
-        model: changed in place.
-        score: `score(model, batch)`, run on the training batches; its result is not used.
-        statistics: the batches.
-        worker: whose device the model is on.
-
-    Raises:
-        InputError: no batch norm took part.
+    mode, and the model is in it afterwards. Every worker runs all batches: their number does not show in any bit. What
+    the score function returns is not used.
     """
     measured = [module for module in model.modules() if keeps_batch_statistics(module) and module.training]
     model.eval()

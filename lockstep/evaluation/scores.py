@@ -23,16 +23,7 @@ class Scores(NamedTuple):
 
 
 def checked(returned: object, metrics: Collection[str], size: int) -> Scores:
-    """Split what a score function returned into scores to average and rows for metrics.
-
-    Args:
-        returned: by the score function.
-        metrics: their names.
-        size: rows of the micro-batch.
-
-    Raises:
-        InputError: a score is not one number an example, or the tuples are not what the metrics wait for.
-    """
+    """Split what a score function returned for `size` rows into scores to average and rows for the metrics named."""
     if not isinstance(returned, Mapping) or not returned:
         raise InputError(
             "The score function returned no named scores.",
@@ -64,11 +55,7 @@ def counted(scores: Scores, valid: int) -> tuple[dict[str, float], Rows]:
 
 
 def summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Add up sums of micro-batches, rounded once; NaN where infinities of both signs are among them.
-
-    Raises:
-        InputError: their names differ.
-    """
+    """Add up the sums of all micro-batches, rounded once; NaN where infinities of both signs are among them."""
     names = list(parts[0])
     for part in parts:
         if sorted(part) != sorted(names):

@@ -1,4 +1,4 @@
-"""Gradient transforms between the backward pass and the optimizer, as values: clips, and multipliers by name."""
+"""Gradient transforms between backward pass and optimizer, as values: gradient clipping, and multipliers by name."""
 
 from __future__ import annotations
 

@@ -47,11 +47,7 @@ class SpinBarrier:
             self._poll.register(descriptor, select.POLLIN)
 
     def wait(self) -> None:
-        """Return once every worker has arrived as often as this one; what they wrote before is then visible here.
-
-        Raises:
-            PeerLostError: a worker that has not arrived is dead.
-        """
+        """Return once every worker has arrived as often as this one; what they wrote before is then visible here."""
         self._arrivals += 1
         self._fence()
         self._mine[0] = self._arrivals

@@ -34,15 +34,13 @@ def around_towers(
     """
     if towers.batch_norm == "frozen":
         return FrozenStatistics([module for module in model.modules() if keeps_batch_statistics(module)])
-    policy = _policy(towers, worker)
-    return _Both(FrozenStatistics(still), policy) if still else policy
-
-
-def _policy(towers: Towers, worker: Worker) -> AbstractContextManager[object]:
     biased = towers.variance == "biased"
+    policy: AbstractContextManager[object] = nullcontext()
     if towers.batch_norm == "sync" and worker.num_workers > 1:
-        return SyncedBatchNorm(worker, biased=biased)
-    return BiasedVariance() if biased and towers.batch_norm != "none" else nullcontext()
+        policy = SyncedBatchNorm(worker, biased=biased)
+    elif biased and towers.batch_norm != "none":
+        policy = BiasedVariance()
+    return _Both(FrozenStatistics(still), policy) if still else policy
 
 
 def keeps_batch_statistics(module: nn.Module) -> bool:
@@ -162,11 +160,8 @@ class SyncedBatchNorm(BatchNormMode):
     """A context in which batch norm normalises with the statistics of the whole batch, over all workers.
 
     The workers may have different numbers of rows, or none, and make the same calls in the same order. The loss of each
-    is its share of the mean over all rows.
-
-    Args:
-        worker: this one; all of them make the context together.
-        biased: the running variance takes the batch's as it is, without Bessel's correction.
+    is its share of the mean over all rows. All workers make the context together. With `biased` the running variance
+    takes the batch's as it is, without Bessel's correction.
     """
 
     def __init__(self, worker: Worker, *, biased: bool) -> None:
@@ -176,11 +171,7 @@ class SyncedBatchNorm(BatchNormMode):
         self._group = process_group(worker, "gloo" if worker.device.type == "cpu" else "nccl")
 
     def normalise(self, call: BatchNormCall) -> Tensor:
-        """Normalise this worker's rows, and move the running statistics.
-
-        Raises:
-            PeerLostError: another worker is gone.
-        """
+        """Normalise this worker's rows, and move the running statistics."""
         with torch.no_grad():
             whole = self._whole_batch(call)
             self._move_running_statistics(call, whole)

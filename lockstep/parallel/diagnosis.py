@@ -22,7 +22,7 @@ class Finding(NamedTuple):
     """The first thing in a tower that was not finite."""
 
     words: str
-    """Empty where nothing was, up to the losses."""
+    """Empty where all was finite, up to the losses."""
     tower: int
     positions: range
     """Of its examples in the stream."""

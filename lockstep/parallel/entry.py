@@ -36,11 +36,7 @@ _PEER_LOST = (
 
 
 def reference(function: Callable[..., object]) -> str:
-    """Return the name under which a forked process finds a function of a module.
-
-    Raises:
-        ValueError: a forked process would not find it.
-    """
+    """Return the name under which a forked process finds a function of a module."""
     module, name = function.__module__, function.__qualname__
     if module == "__main__" or getattr(sys.modules[module], name, None) is not function:
         raise ValueError(f"{module}.{name} is not at the top level of a module that can be imported")

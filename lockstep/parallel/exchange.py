@@ -29,11 +29,7 @@ class Connection(Protocol):
     """The connection of one worker with the others, for one list of tensors."""
 
     def total(self, sums: TreeSum) -> PartialSum:
-        """Sum over all towers what each worker has added up; valid until the next call, to be changed only if `owned`.
-
-        Raises:
-            PeerLostError: another worker is gone.
-        """
+        """The sum over all towers, from each worker's own; valid until the next call, to be changed only if `owned`."""
         ...
 
     def close(self) -> None:
@@ -54,11 +50,7 @@ class Alone:
     """One worker hosts all towers, and adds them up by itself."""
 
     def connect(self, worker: Worker, num_towers: int) -> Connection:
-        """Connect nothing.
-
-        Raises:
-            InputError: there are other workers, whose towers would be left out.
-        """
+        """Connect nothing, and refuse other workers, whose towers would be left out."""
         if worker.num_workers > 1:
             raise InputError(
                 "Alone leaves out the towers of the other workers.",
@@ -95,11 +87,7 @@ class AllReduce:
         return "shared_memory" if worker.num_local_workers == worker.num_workers else "gloo"
 
     def connect(self, worker: Worker, num_towers: int) -> Connection:
-        """Connect this worker with the others; all of them call it together.
-
-        Raises:
-            InputError: the transport cannot work between these workers.
-        """
+        """Connect this worker with the others; all of them call it together."""
         if worker.num_workers == 1:
             return _NoTransport()
         name = self.resolve(worker)
@@ -157,12 +145,7 @@ class Reducer:
         return self._numbers[count].total(sums).numbers
 
     def counted(self, of_each: Sequence[Counts]) -> dict[str, float]:
-        """Sum over all leaves the counts by name of each of this worker's leaves.
-
-        Raises:
-            InputError: a count is negative or not finite, or the names are not those of the first time.
-            WorkerError: the workers count different things.
-        """
+        """Sum over all leaves the counts by name of each of this worker's leaves: the same names each time."""
         for counts in of_each:
             check_type("what counts(batch) returns", counts, Mapping, expected="a dict", hint=_COUNTS_HINT)
         names = tuple(sorted(of_each[0]))

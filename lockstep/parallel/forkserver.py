@@ -99,11 +99,7 @@ class ForkServer:
             socket.send_fds(self._control, [json.dumps(order).encode()], descriptors)
 
     def events(self, timeout_seconds: float) -> list[Event]:
-        """Return the events since the last call; waits for the first one.
-
-        Raises:
-            WorkerError: the server itself is gone, and all its processes with it.
-        """
+        """Return the events since the last call; waits for the first one."""
         events = []
         while self._poll.poll(timeout_seconds * 1000):
             packet, _ = _receive(self._control)

@@ -1,4 +1,7 @@
-"""Running the towers of one worker: losses, gradients and new statistics of each, added up in the order of the tree."""
+"""Running the towers of one worker: losses, gradients and new statistics of each, added up in the order of the tree.
+
+More towers than workers is gradient accumulation, in bits that do not depend on the number of workers.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class StepInputs(NamedTuple):
-    """What is the same for all towers of one step."""
+    """Inputs of one step that are the same for all its towers."""
 
     step: int = 0
     """Completed updates."""
@@ -128,14 +131,7 @@ class TowerHost:
         return sums
 
     def explain(self, losses: LossFunction, batch: Batch, tower: int, sums: TreeSum) -> Finding:
-        """Run the forward pass of a tower again, and find what was not finite first.
-
-        Args:
-            losses: the loss function of the step.
-            batch: that of the step.
-            tower: one that `run` has just run.
-            sums: what `run` returned.
-        """
+        """Run a tower's forward pass again, and find what was not finite first; `sums` is what `run` has returned."""
         part = next(part for _, first, part in self.parts(batch) if first == tower)
         leaf = self.leaves[tower]
         operand = next(operand for node, operand in sums.nodes if node.start <= leaf < node.start + node.span)
@@ -233,11 +229,8 @@ class TowerHost:
             raise
 
     def _expect_reentrant(self) -> None:
-        """From now on compute gradients as reentrant checkpointing, which began after the first tower, needs it.
-
-        Raises:
-            InputError: the towers of other workers wait for this one, which would have to run again alone.
-        """
+        """From now on compute gradients as reentrant checkpointing, which began after the first tower, needs it."""
+        # The towers of other workers wait for this one, which would have to run again alone.
         if self._is_joined and self._num_workers > 1:
             raise InputError(
                 "Reentrant checkpointing begins after the first step, and batch norm is synchronised.",

@@ -29,11 +29,7 @@ _NUM_BYTES = 4 * (_NUM_WORDS + 1)
 
 
 class RandomStreams:
-    """The global generators of torch (of the CPU and of the device), numpy and Python.
-
-    Args:
-        device: that the towers run on.
-    """
+    """The global generators of torch (of the CPU and of the towers' device), numpy and Python."""
 
     def __init__(self, device: torch.device) -> None:
         self._torch = generators(device)

@@ -81,11 +81,7 @@ class Statistics:
         return all(bool(total.isfinite().all()) for total in sums if self._is_averaged(total))
 
     def check(self) -> None:
-        """Refuse a model that has replaced a buffer, or made one, while it ran.
-
-        Raises:
-            InputError: naming the buffers that are new.
-        """
+        """Refuse a model that has replaced a buffer, or made one, while it ran."""
         if _ids(self._held) == self._ids:
             return
         known = set(self._ids)

@@ -1,4 +1,4 @@
-"""What a tower returns: its losses are checked, its gradients laid out, and all of it packed as one operand of the sum.
+"""Checks the losses that a tower returns, lays out its gradients, and packs all of it as one operand of the sum.
 
 The tensors of an operand are the gradients, in the order of the parameters, then a mark for each row of the sparse
 ones, then the statistics. The numbers are the losses, the metrics, how many gradients are missing, then the extras. An
@@ -77,15 +77,15 @@ class TowerOutputs:
         self._sparse = [self._parameter_names.index(name) for name in sparse_parameters(model)]
 
     def checked(self, returned: Any, factors: Mapping[str, float]) -> tuple[Scalars, Scalars]:
-        """The losses, each times its factor, and the metrics of a loss function, as scalar tensors.
-
-        Raises:
-            InputError: these are no named scalars, or their names are not those of the first time; or a factor belongs
-                to no loss.
-        """
+        """The losses, each times its factor, and the metrics of a loss function, as scalar tensors."""
         losses, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
         if not isinstance(losses, Mapping) or not isinstance(metrics, Mapping) or not losses:
-            raise _no_losses(returned)
+            raise InputError(
+                "The loss function returned no named losses.",
+                given=repr(returned)[:200],
+                expected="a dict of named scalar tensors, or a pair of them: (losses, metrics)",
+                hint='return {"cross_entropy": loss}',
+            )
         losses = {name: _scalar(name, value) for name, value in losses.items()}
         metrics = {name: _scalar(name, value) for name, value in metrics.items()}
         names = ScalarNames(tuple(losses), tuple(metrics))
@@ -161,11 +161,7 @@ class TowerOutputs:
 
 
 def objective(losses: Scalars) -> Tensor:
-    """The sum of the losses.
-
-    Raises:
-        InputError: it is not connected with any trained parameter.
-    """
+    """The sum of the losses, which has to depend on a trained parameter."""
     total: Any = reduce(add, losses.values())
     if not isinstance(total, Tensor) or not total.requires_grad:
         raise InputError(
@@ -224,15 +220,6 @@ def _scalar(name: str, value: Any) -> Tensor:
         else repr(value)[:200],
         expected="a real tensor without dimensions, the mean over the tower's examples",
         hint=f"reduce it: {name} = value.mean()",
-    )
-
-
-def _no_losses(returned: object) -> InputError:
-    return InputError(
-        "The loss function returned no named losses.",
-        given=repr(returned)[:200],
-        expected="a dict of named scalar tensors, or a pair of them: (losses, metrics)",
-        hint='return {"cross_entropy": loss}',
     )
 
 

@@ -1,4 +1,4 @@
-"""Towers: the logical copies of the computation over which the global batch is split."""
+"""Towers: logical copies of the computation that split the global batch; precision, mixed precision among it."""
 
 from __future__ import annotations
 
@@ -63,11 +63,7 @@ class Towers(Checked):
         return self.batch_norm == "sync"
 
     def check(self, batch_size: int, num_workers: int) -> None:
-        """Refuse a batch that cannot be split evenly, and workers that would have no tower.
-
-        Raises:
-            InputError: batch_size is not a multiple of the towers, or there are fewer towers than workers.
-        """
+        """Refuse a batch that cannot be split evenly, and workers that would have no tower."""
         check_even_split(batch_size, self.count)
         if num_workers > self.count:
             raise InputError(

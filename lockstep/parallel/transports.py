@@ -55,11 +55,7 @@ class SharedMemoryTransport:
         self._barrier: SpinBarrier | None = None
 
     def total(self, sums: TreeSum) -> PartialSum:
-        """Return the sum over all towers; valid until the next call, never to be changed.
-
-        Raises:
-            PeerLostError: another worker is gone.
-        """
+        """Return the sum over all towers; valid until the next call, never to be changed."""
         if self._barrier is None:
             self._barrier = self._open(FlatLayout(pack(sums.nodes[0][1])))
         for row, (_, partial) in zip(self._rows, sums.nodes, strict=True):
@@ -143,9 +139,7 @@ def _check_memory(descriptor: int, num_bytes: int) -> None:
 class CollectiveTransport:
     """Sums over all towers by all-reduce: in tree order inside a worker, in the library's order between workers.
 
-    Args:
-        worker: this one; all of them make the transport together.
-        backend: "gloo" between CPU hosts, "nccl" between GPUs.
+    All workers make it together; the backend is "gloo" between CPU hosts, "nccl" between GPUs.
     """
 
     def __init__(self, worker: Worker, backend: str) -> None:
@@ -155,11 +149,7 @@ class CollectiveTransport:
         self._views: list[Tensor] = []
 
     def total(self, sums: TreeSum) -> PartialSum:
-        """Return the sum over all towers; valid until the next call.
-
-        Raises:
-            PeerLostError: another worker is gone.
-        """
+        """Return the sum over all towers; valid until the next call."""
         tensors = pack(sums.total(), self._worker.device)
         if not self._views:
             self._open(FlatLayout(tensors))
@@ -200,11 +190,7 @@ def process_group(worker: Worker, backend: str) -> dist.ProcessGroup | None:
 
 
 def run_collective(worker: Worker, collective: Callable[[], object]) -> None:
-    """Make a call of torch.distributed that waits for all workers.
-
-    Raises:
-        PeerLostError: another worker has not come, or is gone.
-    """
+    """Make a call of torch.distributed that waits for all workers."""
     try:
         with worker.pulse.waiting():
             collective()

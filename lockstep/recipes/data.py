@@ -32,7 +32,7 @@ class MnistData:
     """MNIST: 55,000 examples to train on, 5,000 to validate and 10,000 to test."""
 
     folder: str | None = None
-    """The folder of the four files; None: those that come with the project."""
+    """The folder of the four files; None: the files that come with the project."""
     augment: tuple[RandomShift, ...] = ()
     """Augmentations of the training images, in this order."""
     split: Split = "train"
@@ -112,12 +112,7 @@ class ImageData(Checked):
         return [split for split in SPLITS if getattr(self, split) is not None]
 
     def check_complete(self) -> None:
-        """Check that there are examples to train on.
-
-        Raises:
-            InputError: the examples come from a function of a script.
-            DataError: no path is given, or nothing is there.
-        """
+        """Check that there are examples to train on."""
         if self.function is not None:
             raise self._needs_its_script()
         if getattr(self, self.split) is None:
@@ -129,12 +124,7 @@ class ImageData(Checked):
         """Do nothing: the files are read as they are."""
 
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
-        """Open the examples of a split.
-
-        Raises:
-            InputError: the examples come from a function.
-            DataError: the split has no path, or its path leads to no data.
-        """
+        """Open the examples of a split."""
         path = getattr(self, split)
         if self.function is not None:
             raise self._needs_its_script()

@@ -31,7 +31,7 @@ _LeastArea = Annotated[Share, Hint("give least_area as a share, such as 0.05")]
 
 @dataclass(frozen=True)
 class Inception(Checked):
-    """A distorted crop, flip and colours; values from -1 to 1. What is scored is the middle, 0.875 of each side."""
+    """A distorted crop, flip and colours; values from -1 to 1. Scored is the middle, 0.875 of each side."""
 
     fast: bool = False
     """Resize bilinearly, and change brightness and saturation alone, as slim does by default; else each image is

@@ -22,7 +22,7 @@ class _Setting(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, bool]:
-        """A part comes before its fields, and its kind is the first of them."""
+        """Sort a part before its fields, and its kind before the others."""
         return len(self.keys), self.keys[-1] != "kind"
 
 
@@ -32,9 +32,6 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     The order of the settings does not matter, but that of two settings of the same field does: the last one holds.
     A setting of a part's field brings the part into being, one of another `kind` starts it afresh, and a number in
     the path counts the items of a list from 0 (one past the last adds an item).
-
-    Raises:
-        RecipeError: a setting has no `=`, or makes no recipe; the message names the field.
     """
     parsed = sorted(map(_parsed, settings), key=lambda setting: setting.rank)
     changed: Recipe = _changed(Recipe, recipe, parsed, FieldPath("--set")) if parsed else recipe
@@ -89,7 +86,7 @@ def _value(text: str) -> Any:
 
 
 def _with(node: Any, keys: Sequence[str], value: Any, path: FieldPath) -> Any:
-    """The plain value of a node with one value in it set; tables on the way are made where there are none."""
+    """Return the plain value of a node with one value in it set; missing tables on the way are made."""
     if not keys:
         return value
     key, *rest = keys

@@ -26,7 +26,7 @@ from lockstep.weights.warm_start import WarmStart
 _CLASS_LAYERS = (r"^fc\.", r"^AuxLogits\.fc\.")
 """The layers of Inception-v3 whose shape depends on the number of classes."""
 _HEADS = (r"^fc\.", r"^AuxLogits\.")
-"""The same, and the rest of the auxiliary head, which slim initializes anew."""
+"""These layers and the rest of the auxiliary head, which slim initializes anew."""
 _CAFFE_MEAN = (103.939 / 255, 116.779 / 255, 123.68 / 255)
 """The mean colour of ImageNet, blue first, as weights from Caffe expect it; they take values up to 255."""
 

@@ -46,7 +46,7 @@ def to_toml(recipe: Recipe) -> str:
     """Write the whole recipe as TOML, defaults included.
 
     Raises:
-        RecipeError: it holds what a recipe cannot say, such as a schedule of the user's own.
+        RecipeError: a part has no name in recipes, such as a schedule of the user's own.
     """
     text = tomli_w.dumps(write(Recipe, recipe, FieldPath(f"recipe {recipe.name}")))
     # TOML leaves some characters as they are that a terminal would obey; escaped, they are the same.
@@ -54,15 +54,7 @@ def to_toml(recipe: Recipe) -> str:
 
 
 def from_toml(text: str, source: str) -> Recipe:
-    """Read a recipe from TOML; fields that the text leaves out take their defaults.
-
-    Args:
-        text: TOML.
-        source: where it comes from, for messages.
-
-    Raises:
-        RecipeError: it is not TOML, or describes no recipe; the message names the field.
-    """
+    """Read a recipe from TOML; fields that are left out take their defaults. Messages name the source."""
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -99,7 +91,7 @@ class FieldPath(NamedTuple):
     """Empty for the recipe as a whole."""
 
     def at(self, name: object) -> FieldPath:
-        """The path of a field of this table, or of an item of this list."""
+        """Return the path of a field of this table, or of an item of this list."""
         return FieldPath(self.source, f"{self.path}.{name}" if self.path else str(name))
 
     @property
@@ -112,11 +104,7 @@ class FieldPath(NamedTuple):
 
 
 def read(hint: Any, value: Any, path: FieldPath) -> Any:
-    """Convert a plain value of TOML to the type of a field.
-
-    Raises:
-        RecipeError: it is not of this type, or the part itself refuses it.
-    """
+    """Convert a plain value of TOML to the type of a field."""
     field = field_type(hint)
     if isinstance(value, dict) and field.classes:
         return _read_part(field, value, path)
@@ -132,11 +120,7 @@ def read(hint: Any, value: Any, path: FieldPath) -> Any:
 
 
 def write(hint: Any, value: Any, path: FieldPath) -> Any:
-    """Convert the value of a field to the plain one that `read` takes for it.
-
-    Raises:
-        RecipeError: a recipe cannot say it.
-    """
+    """Convert the value of a field to the plain one that `read` takes for it."""
     field = field_type(hint)
     if type(value) in field.classes.values():
         return _write_part(field, value, path)
@@ -252,7 +236,7 @@ class FieldType:
     """The type of the values, where it takes a table with keys of the user's own: patterns of parameters."""
 
     def takes(self, value: object) -> bool:
-        """Whether this is a scalar that the field takes as it is; numbers must be finite."""
+        """Return whether a value is a scalar that the field takes as it is; numbers must be finite."""
         if isinstance(value, str) and value in self.words:
             return True
         if type(value) in (int, float) and float in self.scalars:
@@ -296,12 +280,12 @@ def _union_members(hint: Any) -> tuple[Any, ...]:
 
 @cache
 def field_hints(cls: type) -> dict[str, Any]:
-    """The type hint of each field of a part that stands in its table."""
+    """Return the type hint of each field that the table of a part may have."""
     hints = get_type_hints(cls)
     return {field.name: hints[field.name] for field in fields(cls) if (cls, field.name) not in SAID_ELSEWHERE}
 
 
 def kind_name(cls: type) -> str:
-    """The `kind` of a class in TOML: mostly its name in snake_case."""
+    """Return the `kind` of a class in TOML: mostly its name in snake_case."""
     name = cls.__name__
     return _KINDS.get(name) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from lockstep.checks import check_one_of
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError, InputError
+from lockstep.evaluation.evaluate import example_indices
 from lockstep.listing import shorten
-from lockstep.optim import Cosine
-from lockstep.optim.resolution import resolve_schedule
+from lockstep.losses import softmax_cross_entropy
+from lockstep.metrics import in_top_k
 from lockstep.parallel.towers import Towers
-from lockstep.progress import Epochs, Steps
 from lockstep.readers.combine import Subset
 from lockstep.readers.reader import Reader, reader_of
 from lockstep.recipes.data import ImageData
+from lockstep.recipes.parts import CrossEntropy
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs.classification import Classification
 from lockstep.training.state import TrainState
+from lockstep.types import Batch
 from lockstep.workers.rank import Worker
+
+CONFUSION, MISTAKES = "confusion", "mistakes"
+"""Outputs of `score_in_detail`: the inputs of a confusion matrix, and of a list of the worst mistakes."""
 
 SCORED = ("validation", "test")
 
@@ -34,9 +39,7 @@ where there are none."""
 class Examples:
     """The examples of a run by split, and their loaders; each source is opened once.
 
-    Args:
-        recipe: whose data it is.
-        function: gives the examples in place of the recipe's paths.
+    A function gives the examples in place of the recipe's paths.
     """
 
     def __init__(self, recipe: Recipe, function: ReaderFunction | None = None) -> None:
@@ -57,16 +60,18 @@ class Examples:
         """Make the loader of a split that is scored: in order, not augmented; the data must be prepared."""
         reader, wanted = self.reader(split), self._recipe.evaluate.examples
         if wanted is not None:
-            reader = Subset(reader, slice(_checked(wanted, len(reader), split)))
+            if wanted > (there := len(reader)):
+                raise DataError(
+                    f"There are fewer {split} examples than are to be scored.",
+                    given=f"{there} examples, {wanted} asked for",
+                    expected=f"at most {there}",
+                    hint=f"set evaluate.examples to {there} or less, or leave it out to score all of them",
+                )
+            reader = Subset(reader, slice(wanted))
         return self._loader(reader, order="sequential", augment=self._recipe.data.evaluation())
 
     def check_held_out(self) -> None:
-        """Open all splits that are scored, so that errors come now and not after the first epoch, or the last.
-
-        Raises:
-            DataError: a split cannot be read, has fewer examples than are to be scored, or numbers its classes in
-                another way than the training examples.
-        """
+        """Open all splits that are scored, so that errors come now and not after the first epoch, or the last."""
         for split in SCORED:
             if self.has(split):
                 self.held_out(split)
@@ -78,7 +83,7 @@ class Examples:
         return counts | {split: len(self.reader(split)) for split in SCORED if self.has(split)}
 
     def _check_classes(self, split: str) -> None:
-        """Refuse a folder that numbers its classes in its own way, since it lacks one of those to train on."""
+        """Refuse folders that number their classes in another way than those to train on, as one is missing there."""
         trained = getattr(self.reader(self._recipe.data.split, to_train=True), "classes", ())
         scored = getattr(self.reader(split), "classes", ())
         for label, (theirs, ours) in enumerate(zip(scored, trained, strict=False)):
@@ -102,7 +107,12 @@ class Examples:
         if self._function is not None and isinstance(data, ImageData):
             given = self._function(split)
             if given is None:
-                raise _not_given(split)
+                raise DataError(
+                    f"The function of this run gives no {split} examples.",
+                    given=f"reader({split!r}) is None",
+                    expected="a reader",
+                    hint=f"return a reader for {split!r}",
+                )
             return data.labelled(reader_of(given), num_classes, to_train=to_train)
         return data.reader(split, num_classes, to_train=to_train)
 
@@ -128,26 +138,6 @@ class Examples:
         )
 
 
-def _not_given(split: str) -> DataError:
-    return DataError(
-        f"The function of this run gives no {split} examples.",
-        given=f"reader({split!r}) is None",
-        expected="a reader",
-        hint=f"return a reader for {split!r}",
-    )
-
-
-def _checked(wanted: int, there: int, split: str) -> int:
-    if wanted > there:
-        raise DataError(
-            f"There are fewer {split} examples than are to be scored.",
-            given=f"{there} examples, {wanted} asked for",
-            expected=f"at most {there}",
-            hint=f"set evaluate.examples to {there} or less, or leave it out to score all of them",
-        )
-    return wanted
-
-
 @dataclass(frozen=True)
 class Parts:
     """The parts of a run on one worker."""
@@ -160,17 +150,7 @@ class Parts:
 
 
 def build(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) -> Parts:
-    """Build the parts of a run; the chief prepares the data, the others wait for it.
-
-    Args:
-        recipe: with its number of towers.
-        worker: this worker.
-        reader: gives the examples, in place of the recipe's paths.
-
-    Raises:
-        InputError: the recipe is not complete, or something that it names cannot be used.
-        WorkerError: the workers have different examples.
-    """
+    """Build the parts of a run, whose recipe has its number of towers; the chief prepares the data, the others wait."""
     check_complete(recipe, reader)
     towers = recipe.towers_for(worker.num_workers)
     towers.check(recipe.batch_size, worker.num_workers)
@@ -183,12 +163,7 @@ def build(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) 
 
 
 def check_complete(recipe: Recipe, reader: ReaderFunction | None = None) -> None:
-    """Refuse a recipe that lacks the path of its data or of its first weights.
-
-    Raises:
-        InputError: no path to weights is given; the message says how to give it.
-        DataError: a path to data is missing, or leads nowhere.
-    """
+    """Refuse a recipe that lacks the path of its data or of its first weights."""
     if reader is None:
         recipe.data.check_complete()
         _check_scored(recipe, Examples(recipe))
@@ -230,11 +205,6 @@ def task(recipe: Recipe) -> Classification:
     return Classification(recipe.data.inputs, recipe.loss, recipe.evaluate.top, recipe.evaluate.flip)
 
 
-def example_input(recipe: Recipe, num_examples: int) -> Tensor:
-    """Make an input of the recipe's model from blank images, for its shape and dtype; no data is needed."""
-    return recipe.data.blank(num_examples)
-
-
 def build_state(recipe: Recipe, worker: Worker) -> TrainState:
     """Build the training state of a recipe."""
     return TrainState(
@@ -253,21 +223,61 @@ def build_state(recipe: Recipe, worker: Worker) -> TrainState:
     )
 
 
-def schedule_mismatch(recipe: Recipe, epoch_size: int, what: str = "the run") -> str | None:
-    """Describe a learning rate that comes to its end at another step than the run; None if they end together.
+@dataclass(frozen=True)
+class Classification:
+    """The loss and the scores of a classifier."""
 
-    Args:
-        recipe: of the run, or of a stage of it.
-        epoch_size: examples in an epoch.
-        what: the name of the run or stage in the text.
-    """
-    given, end = getattr(recipe.optimizer, "lr", None), recipe.end
-    if not isinstance(given, Cosine) or not isinstance(end, Steps | Epochs):
-        return None
-    schedule = resolve_schedule(given, epoch_size, recipe.batch_size)
-    assert isinstance(schedule, Cosine), "it stays one"
-    last = end.count if isinstance(end, Steps) else end.steps(epoch_size, recipe.batch_size)
-    if schedule.steps == last:
-        return None
-    after = f"stays at {schedule.final:g} from there on" if last > int(str(schedule.steps)) else "is still on its way"
-    return f"the learning rate ends at step {schedule.steps}, {what} at step {last}: it {after} (optimizer.lr.steps)"
+    inputs: Callable[[Mapping[str, Any]], Tensor]
+    """Makes the input of the model from a batch."""
+    loss: CrossEntropy
+    top: Sequence[int] = (1,)
+    """The k of each top-k score."""
+    flip: bool = False
+    """Whether an example is scored by the mean of the logits of its image and the mirror image."""
+
+    @property
+    def score_names(self) -> list[str]:
+        """Names of the scores: "top1", and the others."""
+        return [f"top{k}" for k in self.top]
+
+    def losses(self, model: nn.Module, batch: Batch) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        """Compute the cross entropy of each head, and as a metric the share of examples that the model gets right."""
+        outputs, labels = model(self.inputs(batch)), batch["label"]
+        smoothing = self.loss.label_smoothing
+        logits, auxiliary = _heads(outputs)
+        losses = {"cross_entropy": softmax_cross_entropy(logits, labels, label_smoothing=smoothing)}
+        if auxiliary:
+            each = [softmax_cross_entropy(head, labels, label_smoothing=smoothing) for head in auxiliary]
+            losses["auxiliary_cross_entropy"] = self.loss.auxiliary_weight * torch.stack(each).sum()
+        return losses, {"top1": in_top_k(logits.detach(), labels).mean()}
+
+    def score(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
+        """Score each example: whether its class is among the k with the highest logits."""
+        return self._scores(self._logits(model, batch), batch["label"])
+
+    def score_in_detail(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
+        """Score each example, and return the inputs of a confusion matrix and of a list of the worst mistakes, too."""
+        logits, labels = self._logits(model, batch), batch["label"]
+        predicted = logits.argmax(1)
+        loss = softmax_cross_entropy(logits, labels, reduction="none")
+        more = {CONFUSION: (predicted, labels), MISTAKES: (loss, predicted, labels, example_indices(batch))}
+        return {**self._scores(logits, labels), **more}
+
+    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        images = self.inputs(batch)
+        logits, _ = _heads(model(images))
+        if not self.flip:
+            return logits
+        mirrored, _ = _heads(model(images.flip(3)))
+        return (logits + mirrored) / 2
+
+    def _scores(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {name: in_top_k(logits, labels, k) for name, k in zip(self.score_names, self.top, strict=True)}
+
+
+def _heads(outputs: Any) -> tuple[Tensor, list[Tensor]]:
+    """Split the outputs into the logits of the last layer and those of the auxiliary heads, which only training has."""
+    if isinstance(outputs, Tensor):
+        return outputs, []
+    logits, *auxiliary = outputs
+    return logits, [head for head in auxiliary if head is not None]

@@ -22,7 +22,6 @@ from lockstep.checkpoints.store import Store
 from lockstep.errors import InputError
 from lockstep.evaluation.evaluate import Weights
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs.build import example_input
 from lockstep.runs.stages import recipe_at
 from lockstep.runs.workdir import RECIPE, Workdir
 from lockstep.training.run_weights import RunWeights, open_weights
@@ -51,7 +50,7 @@ class Trained:
     """An input of the model; its first dimension is the batch, of any size."""
     step: int
     recipe: str
-    """The name of the recipe."""
+    """Its name."""
     weights: Weights
 
     @property
@@ -66,32 +65,19 @@ def trained_model(run: str, *, average: bool) -> Trained:
     Args:
         run: the workdir, for its newest checkpoint that is intact; or `WORKDIR@STEP`.
         average: take the moving averages of parameters, and of statistics if the run averages them.
-
-    Raises:
-        InputError: this is no run, or it keeps no averages.
-        CheckpointError: the checkpoint is missing or damaged, or is not of the model of the recipe.
     """
     source, recipe = _opened(run)
     model = recipe.model.build(recipe.seed)
     take_weights(model, source, average=average)
     weights: Weights = "average" if average else "raw"
-    example = example_input(_at_stage(recipe, source), _EXAMPLES_TRACED)
+    checkpoint = Store(source.path.parent).read(source.step) if recipe.stages else None
+    at_stage = recipe_at(recipe, checkpoint) if checkpoint else recipe  # its images may have another size
+    example = at_stage.data.blank(_EXAMPLES_TRACED)
     return Trained(model.eval(), example, source.step, recipe.name, weights)
 
 
-def _at_stage(recipe: Recipe, source: RunWeights) -> Recipe:
-    """Return the recipe of the stage of the checkpoint, whose images may have another size."""
-    checkpoint = Store(source.path.parent).read(source.step) if recipe.stages else None
-    return recipe_at(recipe, checkpoint) if checkpoint else recipe
-
-
 def take_weights(model: nn.Module, source: WeightSource, *, average: bool) -> None:
-    """Load parameters and buffers from a checkpoint of the model's own run.
-
-    Raises:
-        InputError: there are no averages to take.
-        CheckpointError: a tensor is missing, left over, damaged, or of another shape or dtype.
-    """
+    """Load all parameters and buffers from a checkpoint of the model's own run, which must have no others."""
     averaged = {name.removesuffix(AVERAGE) for name in source.tensors if name.endswith(AVERAGE)} if average else set()
     if average and not averaged:
         raise InputError(

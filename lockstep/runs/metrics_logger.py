@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,39 +24,35 @@ class MetricsLogger:
     """Writes metrics.jsonl and the summaries of one segment; what an earlier one wrote after its start is cut off."""
 
     def __init__(self, folder: Path, watch: Monitoring, start: Progress) -> None:
-        self._watch = watch
-        self._metrics = MetricsFile(folder / "metrics.jsonl", from_position=start.position)
+        self._watch, self._start = watch, start
+        self.metrics = MetricsFile(folder / "metrics.jsonl", from_position=start.position)
         self._summaries = Summaries(folder / "summaries", from_step=start.step, interval=watch.summaries)
         self._observers: list[Observer] = []
 
-    def hooks(self, start: Progress) -> list[Hook]:
-        """Hooks that write the metrics and summaries of each report."""
-        when_due = every(self._watch.metrics, self._metrics.write, start=start)
+    def hooks(self) -> list[Hook]:
+        """Make the hooks that write the metrics and summaries of each report."""
+        when_due = every(self._watch.metrics, self.metrics.write, start=self._start)
 
         def write(report: StepReport) -> None:
             if report.skipped and self._watch.metrics.amount:
-                self._metrics.write(report)  # a skipped attempt is at the step of the one before, and never due
+                self.metrics.write(report)  # a skipped attempt is at the step of the one before, and never due
             else:
                 when_due(report)
 
         return [write, self._summaries]
 
-    def observe(self, state: TrainState, towers: Towers, start: Progress, batch_size: int) -> Sequence[Hook]:
-        """Make hooks that write histograms of gradients, variables and activations, as far as the recipe asks for them.
-
-        Raises:
-            InputError: activations are asked for, and the towers are compiled.
-        """
+    def observe(self, state: TrainState, towers: Towers, batch_size: int) -> Sequence[Hook]:
+        """Make the hooks that write the histograms that the recipe asks for; compiled towers have no activations."""
         watch = self._watch
-        sources: list[tuple[Interval, Source]] = []
-        if watch.gradients.amount:
-            sources.append((watch.gradients, GradientSource(state)))
-        if watch.variables.amount:
-            sources.append((watch.variables, VariableSource(state)))
-        if watch.activations.amount:
-            sources.append((watch.activations, ActivationSource(state, towers)))
-        for interval, source in sources:
-            observer = Observer(source, interval, self._summaries, start=start, batch_size=batch_size)
+        possible: list[tuple[Interval, Callable[[], Source]]] = [
+            (watch.gradients, lambda: GradientSource(state)),
+            (watch.variables, lambda: VariableSource(state)),
+            (watch.activations, lambda: ActivationSource(state, towers)),
+        ]
+        # All sources are made before the first observer hooks into the state: making one may fail.
+        wanted = [(interval, make()) for interval, make in possible if interval.amount]
+        for interval, source in wanted:
+            observer = Observer(source, interval, self._summaries, start=self._start, batch_size=batch_size)
             self._observers.append(observer)
         return self._observers
 
@@ -80,26 +76,13 @@ class MetricsLogger:
 
     def write_evaluation(self, step: int, name: str, scores: Mapping[str, float]) -> None:
         """Write the scores of an evaluation."""
-        self._metrics.write_evaluation(step, name, scores)
+        self.metrics.write_evaluation(step, name, scores)
         if self._watch.summaries.amount:
             self._summaries.write_evaluation(step, name, scores)
 
-    def is_evaluated(self, step: int, name: str) -> bool:
-        """Whether the scores of an evaluation at this step are written already."""
-        return self._metrics.is_evaluated(step, name)
-
-    def evaluations(self, name: str) -> list[tuple[int, Mapping[str, float]]]:
-        """The step and the scores of each evaluation of that name so far."""
-        return self._metrics.evaluations(name)
-
-    @property
-    def num_lines(self) -> int:
-        """How many lines metrics.jsonl has."""
-        return self._metrics.num_lines
-
     def flush(self) -> None:
         """Write everything to the disk, before a checkpoint that counts on it."""
-        self._metrics.flush()
+        self.metrics.flush()
         self._summaries.flush()
 
     def close(self) -> None:
@@ -107,4 +90,4 @@ class MetricsLogger:
         for observer in self._observers:
             observer.close()
         self._summaries.close()
-        self._metrics.close()
+        self.metrics.close()

@@ -21,12 +21,11 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import to_toml
 from lockstep.reporting.throughput import InputTotals, Throughput
 from lockstep.runs.build import ReaderFunction, check_complete
-from lockstep.runs.result import Best, Reason, Result
 from lockstep.runs.segment import Files, Segment
 from lockstep.runs.stages import Stages
 from lockstep.runs.start import resolve_choices, start
 from lockstep.runs.validation import SPLIT, score_split
-from lockstep.runs.workdir import Workdir
+from lockstep.runs.workdir import Best, Reason, Result, Workdir
 from lockstep.screen import log
 from lockstep.training.rollback import check_may_roll_back, go_back, last_checkpoint
 from lockstep.training.saving import Saver, save
@@ -117,14 +116,7 @@ class Run:
         recipe: complete, with its number of towers.
         path: the workdir; None writes nothing.
         worker: this worker.
-        accept_changes: go on although the recipe is not the one the run began with.
-        accept_data_change: go on although the data has changed since the run was saved.
-        fork_from: another run's workdir, or RUN@STEP, whose full state a run without checkpoints begins with.
-        reader: gives the examples, in place of the recipe's paths.
-
-    Raises:
-        WorkdirError: the workdir cannot be used, or the recipe asks for files and there is none.
-        WorkerError: the workers were given different recipes.
+        accept_changes, accept_data_change, fork_from, reader: as in `run`.
     """
 
     def __init__(
@@ -156,11 +148,7 @@ class Run:
         return self._stages.parts.state.step
 
     def run(self, *, conclude: bool = True) -> Result:
-        """Train to the end of the recipe, or until stopped, with a checkpoint at the start and at the end.
-
-        Args:
-            conclude: score the final weights, and write the result of the run.
-        """
+        """Train to the end of the recipe, or until stopped; if `conclude`, score the weights and write the result."""
         began = time.perf_counter()
         self._worker.pulse.ended = False  # of an earlier run of the same script
         with ExitStack() as stack:
@@ -209,7 +197,7 @@ class Run:
         )
 
     def _start(self) -> tuple[str, dict[str, Any]]:
-        """Load what the run starts from, write its recipe and choices; returns an event and facts for the history."""
+        """Load the state to start from, write recipe and choices; returns an event and facts for the history."""
         stages, recipe, worker, files = self._stages, self._recipe, self._worker, self._files
         choices, changed = resolve_choices(recipe, stages.parts, worker, files.workdir if files else None)
         if worker.is_chief:

@@ -13,11 +13,10 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import to_toml
 from lockstep.reporting.console import Console
 from lockstep.runs.metrics_logger import MetricsLogger
-from lockstep.runs.result import Reason
 from lockstep.runs.skipped import KeptBatches, QuarantineList
 from lockstep.runs.stages import Stages
 from lockstep.runs.validation import SPLIT, Validation
-from lockstep.runs.workdir import Workdir
+from lockstep.runs.workdir import Reason, Workdir
 from lockstep.screen import log
 from lockstep.training.loop import Hook, every, train_steps
 from lockstep.training.saving import Saver
@@ -41,9 +40,9 @@ class Segment:
         recipe: of the run.
         stages: in the state that the segment begins with.
         worker: this worker.
-        files: None writes nothing.
+        files: of the run; None writes nothing.
         end: of the run.
-        totals: hooks that see each report first.
+        totals: hooks that see each report before the others.
         saves_first_step: after a rollback: no checkpoint says yet which examples are skipped.
         history: of the segments before, by step: the score by which checkpoints are the best.
     """
@@ -83,7 +82,8 @@ class Segment:
         """
         with ExitStack() as stack:
             self._logger = self._open_logger(stack)
-            self.validation = self._validation()
+            stage = self._stages.now.recipe
+            self.validation = Validation(stage, self._stages.parts, self._worker, self._logger, self._history)
             self._mark(event, **facts, **self._lost_lines())
             if self._recipe.stages and self._worker.is_chief:
                 log.info("%s", self._stages.describe())
@@ -103,10 +103,6 @@ class Segment:
             if reason:
                 self._mark("stop" if reason == "stopped" else "end", reason=reason)
         return reason
-
-    def _validation(self) -> Validation:
-        stages = self._stages
-        return Validation(stages.now.recipe, stages.parts, self._worker, self._logger, self._history)
 
     def _train(self, hooks: Sequence[Hook]) -> None:
         """Make attempts, and call the hooks after each, until the segment is over."""
@@ -152,8 +148,8 @@ class Segment:
             stack.callback(console.close)
             hooks += [quarantine, console]
         if self._logger:
-            hooks += self._logger.hooks(start)
-            hooks += self._logger.observe(self._state, parts.towers, start, self._loader.batch_size)
+            hooks += self._logger.hooks()
+            hooks += self._logger.observe(self._state, parts.towers, self._loader.batch_size)
         if parts.examples.has(SPLIT):
             hooks.append(every(recipe.evaluate.every, lambda _: self._validate(), start=start))
         if self._files:
@@ -188,7 +184,7 @@ class Segment:
             self._files.workdir.check_held()
             if self._logger:
                 self._logger.flush()
-                self._files.workdir.note_save(self._state.step, self._loader.position, self._logger.num_lines)
+                self._files.workdir.note_save(self._state.step, self._loader.position, self._logger.metrics.num_lines)
             self._files.saver.save(self._state, self._loader, scores=self.validation.scores)
             if self._logger:
                 self._logger.mark("save", self._state.step)
@@ -208,10 +204,8 @@ class Segment:
         """Warn of lines that metrics.jsonl has lost since the checkpoint was saved; returns facts for the history."""
         if not (self._files and self._logger):
             return {}
-        found, saved = (
-            self._logger.num_lines,
-            self._files.workdir.metrics_lines(self._start.step, self._start.position),
-        )
+        found = self._logger.metrics.num_lines
+        saved = self._files.workdir.metrics_lines(self._start.step, self._start.position)
         if saved is None or found >= saved:
             return {}
         log.warning(

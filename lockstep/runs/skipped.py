@@ -35,12 +35,7 @@ class KeptBatches:
         self._folder, self._loader, self._worker = folder, loader, worker
 
     def keep(self, nonfinite: NonFiniteReport, step: int) -> None:
-        """Write this worker's part of a nonfinite batch; the chief writes the report, too.
-
-        Args:
-            nonfinite: what the attempt reported.
-            step: updates completed before it.
-        """
+        """Write this worker's part of a batch after `step` updates; the chief writes the report, too."""
         folder = self._folder / f"position-{nonfinite.position:09d}"
         try:
             self._write(folder, nonfinite, step)
@@ -90,11 +85,8 @@ def _plain(value: Any) -> Any:
 class QuarantineList:
     """A hook of the chief that logs each new bad example, and writes the loader's quarantine to the workdir.
 
-    `close` logs the last ones of a run that its bad examples have ended.
-
-    Args:
-        workdir: of the run; None writes no file.
-        loader: its quarantine is written; examples that it holds already are not logged again.
+    `close` logs the last ones of a run that its bad examples have ended. Examples that are in the quarantine at the
+    start are not logged again. Without a workdir no file is written.
     """
 
     def __init__(self, workdir: Workdir | None, loader: Loader) -> None:
@@ -125,7 +117,7 @@ class QuarantineList:
             self._write()
 
     def _names(self) -> dict[str, str]:
-        """The reason why each example in quarantine cannot be read, by its name."""
+        """Return the reason why each example in quarantine cannot be read, by its name."""
         reader, reasons = self._loader.reader, self._loader.quarantine.reasons
         return {reader.example_id(index): reason for index, reason in reasons.items()}
 

@@ -1,4 +1,4 @@
-"""The stages of a run: what each trains, and how one continues from the one before.
+"""The stages of a run: the steps and the recipe of each, and the change from one to the next.
 
 The number of updates of a stage is known from the start, so the stage of a checkpoint follows from its step alone. A
 checkpoint at the boundary of two stages belongs to the first; the second continues from it.
@@ -14,11 +14,13 @@ from functools import cache
 
 from lockstep.checkpoints.store import Checkpoint
 from lockstep.errors import DataError, InputError
+from lockstep.optim import Cosine
+from lockstep.optim.resolution import resolve_schedule
 from lockstep.progress import End, Epochs, Hours, Steps
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.parts import Stage
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs.build import Parts, ReaderFunction, build, build_state, schedule_mismatch
+from lockstep.runs.build import Parts, ReaderFunction, build, build_state
 from lockstep.training.resume import load_run
 from lockstep.workers.rank import Worker
 
@@ -58,7 +60,7 @@ def span_at(spans: list[StageSpan], step: int) -> StageSpan:
 
 
 def recipe_at(recipe: Recipe, checkpoint: Checkpoint) -> Recipe:
-    """Return the recipe of the stage that a checkpoint belongs to, which is what has to be built to score it."""
+    """Return the recipe of the stage that a checkpoint belongs to: its model is the one to score."""
     epoch_size = checkpoint.values["loader"]["epoch_size"]
     return span_at(stage_spans(recipe, epoch_size), checkpoint.step).recipe
 
@@ -69,20 +71,14 @@ def recipe_at_start(recipe: Recipe) -> Recipe:
 
 
 class Stages:
-    """The stages of a run and the parts of the present one, on one worker; the others make the same calls.
-
-    Args:
-        recipe: of the run, with its number of towers.
-        worker: this worker.
-        reader: gives the examples, in place of the recipe's paths.
-    """
+    """The stages of a run and the parts of the present one, on one worker; the others make the same calls."""
 
     def __init__(self, recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) -> None:
         self._recipe, self._worker = recipe, worker
         self._reader = cache(reader) if reader else None  # asked once a split, and not again by each stage
         with _errors_name_stage(1 if recipe.stages else None):
             self.parts: Parts = build(recipe_at_start(recipe), worker, self._reader)
-        """Of the present stage."""
+        """The parts of the present stage."""
         self.spans = stage_spans(recipe, self.parts.loader.epoch_size)
         self.now = self.spans[0]
         """The present stage."""
@@ -134,7 +130,7 @@ class Stages:
         lines = [self._out_of_reach()]
         for each in self.spans:
             what = "the run" if each.last_step is None else f"stage {each.number}, counted from its first step,"
-            lines.append(schedule_mismatch(each.recipe, self.parts.loader.epoch_size, what))
+            lines.append(_schedule_mismatch(each.recipe, self.parts.loader.epoch_size, what))
         return [line for line in lines if line]
 
     def _out_of_reach(self) -> str | None:
@@ -172,6 +168,20 @@ def _end_of(recipe: Recipe, last: int | None, epoch_size: int) -> End | None:
     if last is None or isinstance(end, Hours):
         return end
     return end if end and _num_updates(end, recipe, epoch_size) < last else Steps(last)
+
+
+def _schedule_mismatch(recipe: Recipe, epoch_size: int, what: str) -> str | None:
+    """Describe a learning rate that ends at another step than the run or stage called `what`; None if both agree."""
+    given, end = getattr(recipe.optimizer, "lr", None), recipe.end
+    if not isinstance(given, Cosine) or not isinstance(end, Steps | Epochs):
+        return None
+    schedule = resolve_schedule(given, epoch_size, recipe.batch_size)
+    assert isinstance(schedule, Cosine), "it stays one"
+    last = end.count if isinstance(end, Steps) else end.steps(epoch_size, recipe.batch_size)
+    if schedule.steps == last:
+        return None
+    after = f"stays at {schedule.final:g} from there on" if last > int(str(schedule.steps)) else "is still on its way"
+    return f"the learning rate ends at step {schedule.steps}, {what} at step {last}: it {after} (optimizer.lr.steps)"
 
 
 def _num_updates(end: Steps | Epochs, recipe: Recipe, epoch_size: int) -> int:

@@ -26,7 +26,7 @@ from lockstep.workers.rank import Worker
 
 
 class Start(NamedTuple):
-    """Where a start of a run has got its weights and its position from."""
+    """The source of the weights and the position that a run starts with."""
 
     is_resumed: bool = False
     """From the run's own checkpoint, which goes before all others."""
@@ -47,20 +47,10 @@ def start(
     *,
     accept_data_change: bool,
 ) -> Start:
-    """Load what the run starts from, the same on all workers.
+    """Load the state that a run starts from, the same on all workers.
 
-    Args:
-        stages: of the run.
-        store: its checkpoints, if it has a workdir.
-        recipe: may name weights to start from.
-        fork_from: another run's workdir, or RUN@STEP.
-        worker: this worker.
-        accept_data_change: go on although the data has changed since the checkpoint was saved.
-
-    Raises:
-        CheckpointError: the checkpoint is missing or damaged, or does not fit.
-        InputError: the checkpoint is of another stream, or of other data.
-        WorkerError: the workers read different data.
+    A checkpoint of its own (in `store`) goes before one of another run (`fork_from`, a workdir or RUN@STEP), and that
+    before the weights that the recipe names.
     """
     check_data(stages.parts.loader, worker)
     own = read_checkpoint(store) if store else None
@@ -98,17 +88,8 @@ def _of_another_run(fork_from: str) -> Checkpoint:
 def resolve_choices(recipe: Recipe, parts: Parts, worker: Worker, workdir: Workdir | None) -> tuple[Choices, list[str]]:
     """Determine threads, kernels and versions, those of the first start where they were saved, and log them.
 
-    Args:
-        recipe: of the run.
-        parts: of its first stage.
-        worker: this worker; the others make the same call.
-        workdir: of the run, if it has one.
-
     Returns:
-        The choices of the first start, and a line for each that differs now.
-
-    Raises:
-        WorkdirError: some differ, and the run is exact.
+        The choices of the first start, and a line for each that differs now, which an exact run refuses.
     """
     exact = getattr(recipe.exchange, "exact", False)
     saved = worker.group.broadcast(workdir.saved_choices() if workdir and worker.is_chief else None)

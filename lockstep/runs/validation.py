@@ -38,7 +38,7 @@ class Validation:
         parts: of the run; the weights of its state are scored.
         worker: this worker.
         logger: the chief's, where there is a workdir.
-        history: of the run so far, by step: the score by which checkpoints are the best; metrics.jsonl goes before it.
+        history: scores, by step, by which checkpoints are the best; metrics.jsonl goes before it.
     """
 
     def __init__(
@@ -53,24 +53,17 @@ class Validation:
         self._latest: Evaluation | None = None
         written = worker.group.broadcast(self._written()) if recipe.evaluate.patience else None
         self.history: dict[int, float] = dict(history if written is None else written)
-        """The same, with the evaluations of this segment."""
+        """The scores by step, with those of this segment."""
 
     def _written(self) -> list[list[float]] | None:
         """Steps and scores of the evaluations in metrics.jsonl; None on workers that do not write it."""
         if self._logger is None:
             return None
         name = str(self._retention.best).removeprefix(f"{SPLIT}/")
-        return [[step, scores[name]] for step, scores in self._logger.evaluations(SPLIT) if name in scores]
+        return [[step, scores[name]] for step, scores in self._logger.metrics.evaluations(SPLIT) if name in scores]
 
     def run(self) -> bool:
-        """Score the validation examples, and write the scores to the metrics.
-
-        Returns:
-            Whether it was done, and not left off because a worker is asked to stop.
-
-        Raises:
-            InputError: there is no score of the name by which checkpoints are kept.
-        """
+        """Score the validation examples, and write the scores; False if left off because a worker is asked to stop."""
         result, step = score_split(self._recipe, self._parts, SPLIT), self._parts.state.step
         if result is None:
             return False
@@ -116,7 +109,7 @@ class Validation:
         is_due = self._recipe.evaluate.every.passed(before, start)
         if not (start.step and is_due and self._parts.examples.has(SPLIT)):
             return False
-        is_made = self._logger is not None and self._logger.is_evaluated(start.step, SPLIT)
+        is_made = self._logger is not None and self._logger.metrics.is_evaluated(start.step, SPLIT)
         return not self._worker.group.broadcast(is_made)
 
 

@@ -1,4 +1,4 @@
-"""The folder of a run: its recipe, choices and history, and who holds it.
+"""The folder of a run: its recipe, choices, history and result, and the process that holds it.
 
 recipe.toml           the complete recipe, as it runs now
 choices.json          threads, kernels, versions: what can change bits
@@ -9,6 +9,7 @@ metrics.jsonl         losses, learning rate, evaluations
 summaries/            the same for TensorBoard
 evaluations.jsonl     scores of its checkpoints, a line for each `lockstep evaluate`; no times
 summaries-evaluation/ the same for TensorBoard, by split and weights
+result.json           how a run that has reached its end ended: its scores, its best checkpoint
 refused/              batches that were not finite
 quarantine.jsonl      examples that could not be read
 warm_start.json       where the run started from weights in a file: which tensors were loaded
@@ -21,19 +22,25 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
+
+from lockstep.checkpoints.manifest import Manifest
+from lockstep.checkpoints.store import Store
 from lockstep.durable import atomic_write
 from lockstep.errors import WorkdirError
+from lockstep.evaluation.evaluate import Evaluation
 from lockstep.lease import Lease, take
 from lockstep.listing import shorten
 from lockstep.recipes.recipe import Recipe, is_harmless, recipe_changes
 from lockstep.recipes.toml import load, to_toml
 from lockstep.reporting.append import append_line, no_folder
-from lockstep.runs.result import Result
+from lockstep.reporting.jsonl import without_nonfinite
 from lockstep.training.choices import Choices
+from lockstep.version import __version__
 from lockstep.weights.warm_start import WarmStartReport
 
 RECIPE, CHOICES, HISTORY, SAVES = "recipe.toml", "choices.json", "history.jsonl", "saves.jsonl"
@@ -48,12 +55,7 @@ class Workdir:
         self._lease: Lease | None = None
 
     def recipe(self) -> Recipe | None:
-        """Read the recipe of the run; None if the folder is empty or not there yet.
-
-        Raises:
-            WorkdirError: the folder holds something else, or cannot be looked at.
-            RecipeError: the recipe in it cannot be read.
-        """
+        """Read the recipe of the run; None if the folder is empty or not there yet."""
         with self._accessed():
             if (self.path / RECIPE).is_file():
                 return load(self.path / RECIPE)
@@ -74,11 +76,7 @@ class Workdir:
         )
 
     def check(self, recipe: Recipe, *, accept_changes: bool) -> list[str]:
-        """Compare a recipe with the one in the folder; returns the changes, a line each.
-
-        Raises:
-            WorkdirError: fields that matter differ, and changes were not accepted; or as `recipe` raises.
-        """
+        """Compare a recipe with the one in the folder; returns the changes, a line each."""
         saved = self.recipe()
         changes = recipe_changes(saved, recipe) if saved else []
         grave = [str(change) for change in changes if not is_harmless(change)]
@@ -143,11 +141,7 @@ class Workdir:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the folder, which is made if necessary, against a second start of the run.
-
-        Raises:
-            WorkdirError: another process that is alive holds it, or it cannot be written.
-        """
+        """Hold the folder, which is made if necessary, against a second start of the run."""
         with self._accessed():
             self.path.mkdir(parents=True, exist_ok=True)
             lease = self._lease = take(self.path)
@@ -168,11 +162,7 @@ class Workdir:
     def check_held(self, *, closely: bool = True) -> None:
         """Check that this process still holds the folder, if it ever did.
 
-        Args:
-            closely: look at the disk; else only if there is a reason to, which costs nothing.
-
-        Raises:
-            WorkdirError: another start has taken it over, or the folder is gone.
+        If not `closely`, it looks at the disk only where there is a reason to, and so costs nothing at every step.
         """
         if self._lease:
             with self._accessed():
@@ -221,6 +211,69 @@ class Workdir:
                 expected="a folder that can be read and written, on a disk with space left",
                 hint="make space, or name a --workdir that can be written; what was written before is intact",
             ) from error
+
+
+Reason = Literal["end", "patience", "stopped"]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best checkpoint by the score of the recipe."""
+
+    step: int
+    scores: dict[str, float]
+
+    @classmethod
+    def of(cls, store: Store) -> Best | None:
+        """Read the best checkpoint of a store; None if none is known to be the best."""
+        step = store.best()
+        return None if step is None else cls(step, dict(Manifest.read(store.path(step)).scores))
+
+
+@dataclass(frozen=True)
+class Result:
+    """Why and where a start of a run has ended, and its scores; all but the times are the same on all workers."""
+
+    recipe: str
+    """Name of the recipe."""
+    step: int
+    """Completed updates."""
+    epochs: float
+    reason: Reason
+    """Its end is reached; or `evaluate.patience` evaluations have brought no better checkpoint; or a signal has stopped
+    it, and the next start goes on."""
+    split: str | None
+    """The examples that are scored after the end; None where the recipe names neither test nor validation examples."""
+    evaluation: Evaluation | None
+    """Scores of the final weights; None if there are no examples for it, or the run or the scoring was stopped."""
+    best: Best | None
+    seconds: float
+    """Duration of this start."""
+    examples_per_second: float
+    """Throughput of this start without evaluations and saving; 0 if it made no attempt."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run has reached its end, and its weights are scored if there are examples for it."""
+        return self.reason != "stopped" and (self.evaluation is not None or self.split is None)
+
+    def as_json(self) -> str:
+        """Make the text of the file; numbers that JSON lacks are text, as in `metrics.jsonl`."""
+        return json.dumps(without_nonfinite(self._facts()), indent=1, allow_nan=False) + "\n"
+
+    def _facts(self) -> dict[str, Any]:
+        scored = self.evaluation
+        return {
+            "recipe": self.recipe,
+            "lockstep": __version__,
+            "torch": torch.__version__,
+            "step": self.step,
+            "epochs": self.epochs,
+            "reason": self.reason,
+            "evaluations": {self.split: scored.facts} if scored else {},
+            "best": self.best and {"step": self.best.step, "scores": self.best.scores},
+            "times": {"seconds": self.seconds, "examples_per_second": self.examples_per_second},
+        }
 
 
 def _facts(line: bytes, path: Path, number: int) -> dict[str, Any]:

@@ -37,11 +37,7 @@ class Choices:
 
     @classmethod
     def read(cls, saved: Any) -> Choices:
-        """The choices as `dataclasses.asdict` gives them.
-
-        Raises:
-            ValueError: these are none; the message names a field.
-        """
+        """The choices as `dataclasses.asdict` gives them; a ValueError names the field that is wrong."""
         names = [field.name for field in fields(cls)]
         if not isinstance(saved, dict) or sorted(saved) != sorted(names):
             raise ValueError(f"the fields are not {', '.join(names)}")
@@ -94,11 +90,7 @@ def differences(saved: Choices, now: Choices) -> list[str]:
 
 
 def refuse_changed(changed: list[str]) -> None:
-    """Refuse to go on in exact mode.
-
-    Raises:
-        WorkdirError: there are changes.
-    """
+    """Refuse to go on in exact mode with choices that have changed."""
     if changed:
         raise WorkdirError(
             "This exact run cannot go on with the same bits here.",

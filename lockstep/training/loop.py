@@ -115,8 +115,10 @@ def _batches(loader: Loader, towers: Towers | None, until: End | None, now: Prog
         for batch in loader.batches(mine, towers.count, worker.device, stop=is_past_the_end):
             worker.pulse.at(now.step, "loop body")
             enter_body()
+            num_loads = loader.num_loads
             yield batch
-            if loader.position != batch.position + batch.batch_size:
+            # A resume or a rollback in the loop body has set the position, which is to stay.
+            if loader.num_loads == num_loads and loader.position != batch.position + batch.batch_size:
                 loader.commit(batch)
             report = loader.last_report
             if report is None:  # no step was made from it, in which workers could agree to stop

@@ -157,9 +157,6 @@ class ActivationSource:
 
     Of each module the first call of the attempt: in the first of this worker's towers that calls it. Of several outputs
     the first. A model that is such a module itself goes by the name of the state.
-
-    Raises:
-        InputError: the towers are compiled.
     """
 
     def __init__(self, state: TrainState, towers: Towers) -> None:

@@ -24,14 +24,7 @@ from lockstep.workers.rank import Worker
 
 
 def check_start(state: TrainState, worker: Worker) -> None:
-    """Refuse parameters without values, and any that differ between workers.
-
-    Raises:
-        InputError: a parameter or buffer is on the meta device or on another device, a trained parameter is not finite,
-            or another tensor holds NaN.
-        CheckpointError: one, or the extra state of a module, cannot be saved in a checkpoint.
-        WorkerError: the workers' parameters differ in name, shape, dtype or value.
-    """
+    """Refuse parameters without values, and any that differ between workers."""
     parameters: dict[str, Tensor] = dict(state.model.named_parameters())
     buffers = dict(state.model.named_buffers())
     tensors = {**parameters, **buffers}
@@ -47,22 +40,12 @@ def check_start(state: TrainState, worker: Worker) -> None:
 
 
 def check_data(loader: Loader, worker: Worker) -> None:
-    """Refuse workers that read different data: each may have a copy of its own.
-
-    Raises:
-        WorkerError: naming the workers whose data differs, and the first part of it that does.
-    """
+    """Refuse workers that read different data: each may have a copy of its own."""
     worker.group.agree("the training data", lines_of(loader.fingerprint))
 
 
 def check_fit(state: TrainState, towers: Towers, exchange: Exchange) -> None:
-    """Refuse parts that contradict each other.
-
-    Raises:
-        InputError: batch norm is synchronised, and the exchange exact, or each tower's gradients are transformed; a
-            penalty is on a parameter with sparse gradients, whose other rows it would change too, or the optimizer
-            cannot take these; or an embedding changes its weight as it is used.
-    """
+    """Refuse parts that contradict each other."""
     _check_embeddings(state)
     if towers.joined and state.tower_transforms:
         raise InputError(
@@ -91,11 +74,7 @@ def check_fit(state: TrainState, towers: Towers, exchange: Exchange) -> None:
 
 
 def check_threads(exchange: Exchange, worker: Worker) -> None:
-    """Where the exchange is exact, say which threads its bits depend on; all workers call it together.
-
-    Raises:
-        WorkerError: the workers compute on different numbers of threads.
-    """
+    """Where the exchange is exact, compare and tell the number of threads of each worker, on which its bits depend."""
     if threads_matter(exchange, worker):
         num_threads = torch.get_num_threads()
         worker.group.agree("the number of threads", num_threads)
@@ -141,11 +120,7 @@ def _is_good(tensor: Tensor, is_trained: bool) -> bool:
 
 
 def check_parameters(state: TrainState) -> None:
-    """Refuse to train a model whose parameters have changed since its state was made; their values may.
-
-    Raises:
-        InputError: one was replaced, frozen, unfrozen or added, or lies otherwise in memory; it is named.
-    """
+    """Refuse parameters that were replaced, frozen, unfrozen, added or laid out anew since their state was made."""
     parameters = dict(state.model.named_parameters())
     _refuse_names(
         [name for name, parameter in state.parameters.items() if parameters.get(name) is not parameter],
@@ -169,11 +144,7 @@ def check_parameters(state: TrainState) -> None:
 
 
 def check_buffers(state: TrainState) -> None:
-    """Refuse to train a model in which a buffer has been replaced since its state was made.
-
-    Raises:
-        InputError: naming it.
-    """
+    """Refuse to train a model in which a buffer has been replaced since its state was made."""
     buffers = dict(state.model.named_buffers())
     _refuse_names(
         [name for name, buffer in state.buffers.items() if buffers.get(name) is not buffer],
@@ -184,11 +155,7 @@ def check_buffers(state: TrainState) -> None:
 
 
 def check_training_mode(state: TrainState) -> None:
-    """Refuse a step of a model that is in evaluation mode; its submodules may be.
-
-    Raises:
-        InputError: it is, most often after an evaluation of the user's own.
-    """
+    """Refuse a step of a model that is in evaluation mode; its submodules may be."""
     if not state.model.training:
         raise InputError(
             "The model is in evaluation mode: it would train without dropout, and without new batch-norm statistics.",

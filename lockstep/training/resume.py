@@ -71,11 +71,7 @@ def resume(
 
 
 def read_checkpoint(workdir: str | Path | Store, step: int | None = None) -> Checkpoint | None:
-    """The same checkpoint on all workers: that of a step, or the newest that is intact; None where there is none.
-
-    Raises:
-        CheckpointError: there are checkpoints and none is intact, or that of the step is missing or damaged.
-    """
+    """The same checkpoint on all workers: that of a step, or the newest that is intact; None where there is none."""
     wait_for_writers()
     worker = join()
     found = store_of(workdir).read(step) if worker.is_chief else None
@@ -86,12 +82,7 @@ def read_checkpoint(workdir: str | Path | Store, step: int | None = None) -> Che
 def load_run(
     checkpoint: Checkpoint, states: Mapping[str, TrainState], loader: Loader, *, accept_data_change: bool = False
 ) -> list[str]:
-    """Set states, by name, and a loader to where a checkpoint was saved; returns a line for each change of the data.
-
-    Raises:
-        CheckpointError: it does not fit the states.
-        InputError: the loader reads other data, or with another seed.
-    """
+    """Set states, by name, and a loader to where a checkpoint was saved; returns a line for each change of the data."""
     with uninterrupted():
         load_states(checkpoint, states)
         changed = loader.load_state(checkpoint.values["loader"], accept_data_change=accept_data_change)
@@ -102,11 +93,7 @@ def load_run(
 
 
 def load_states(checkpoint: Checkpoint, states: Mapping[str, TrainState]) -> None:
-    """Set states, by name, to those of a checkpoint; its place in the stream is left out.
-
-    Raises:
-        CheckpointError: it holds other states, or does not fit them.
-    """
+    """Set states, by name, to those of a checkpoint; its place in the stream is left out."""
     saved = checkpoint.values["states"]
     if saved.keys() != states.keys():
         raise CheckpointError(

@@ -44,23 +44,28 @@ def rollback(states: States, loader: Loader, workdir: str | Path | Store, error:
 
 
 def check_may_roll_back(states: States, loader: Loader, error: NonFiniteError) -> None:
-    """Refuse to go back where that would skip more than the states allow.
-
-    Raises:
-        NonFiniteError: the budget is used up, or the model itself is not finite.
-        InputError: the error does not come from an attempt, or the batch was to be skipped already.
-    """
+    """Refuse to go back where that would skip more than the states allow."""
     for state in named_states(states).values():
         check_finite(state, join())
-    _check(_refusal(error), loader, _budget(states), error)
+    nonfinite, budget = _refusal(error), _budget(states)
+    if nonfinite.position in loader.skipped:
+        raise InputError(
+            "A batch has come that was to be skipped.",
+            given=f"the batch at position {nonfinite.position}, skipped: {', '.join(map(str, loader.skipped))}",
+            expected="batches from `batches` or `train_steps`, called after the last rollback",
+            hint="begin the loop anew after each rollback",
+        ) from error
+    if len(loader.skipped) >= budget:
+        raise NonFiniteError(
+            f"Another batch is not finite, and no more than {budget} may be skipped.",
+            given=error.given,
+            expected="no more batches that are not finite than the nonfinite_budget",
+            hint="lower the learning rate, clip the gradients, look at these examples, or raise nonfinite_budget",
+        ).about(nonfinite) from error
 
 
 def last_checkpoint(workdir: str | Path | Store, error: NonFiniteError) -> Checkpoint:
-    """The newest intact checkpoint, on all workers alike.
-
-    Raises:
-        CheckpointError: there is none, or none is intact.
-    """
+    """The newest intact checkpoint, on all workers alike."""
     checkpoint, position = read_checkpoint(workdir), _refusal(error).position
     if checkpoint is None:
         raise CheckpointError(
@@ -73,11 +78,7 @@ def last_checkpoint(workdir: str | Path | Store, error: NonFiniteError) -> Check
 
 
 def go_back(checkpoint: Checkpoint, states: States, loader: Loader, error: NonFiniteError) -> None:
-    """Take up a checkpoint, and leave the batch of the error out of the stream from now on.
-
-    Raises:
-        CheckpointError: it does not fit the states.
-    """
+    """Take up a checkpoint, and leave the batch of the error out of the stream from now on."""
     nonfinite = _refusal(error)
     # The data was compared when the run began: it may have been accepted that the checkpoint is of other data.
     load_run(checkpoint, named_states(states), loader, accept_data_change=True)
@@ -107,20 +108,3 @@ def _refusal(error: NonFiniteError) -> NonFiniteReport:
             hint="pass on what was caught: except ls.NonFiniteError as error",
         ) from error
     return error.nonfinite
-
-
-def _check(nonfinite: NonFiniteReport, loader: Loader, budget: int, error: NonFiniteError) -> None:
-    if nonfinite.position in loader.skipped:
-        raise InputError(
-            "A batch has come that was to be skipped.",
-            given=f"the batch at position {nonfinite.position}, skipped: {', '.join(map(str, loader.skipped))}",
-            expected="batches from `batches` or `train_steps`, called after the last rollback",
-            hint="begin the loop anew after each rollback",
-        ) from error
-    if len(loader.skipped) >= budget:
-        raise NonFiniteError(
-            f"Another batch is not finite, and no more than {budget} may be skipped.",
-            given=error.given,
-            expected="no more batches that are not finite than the nonfinite_budget",
-            hint="lower the learning rate, clip the gradients, look at these examples, or raise nonfinite_budget",
-        ).about(nonfinite) from error

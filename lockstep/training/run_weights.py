@@ -60,18 +60,22 @@ class RunWeights:
         self._verified: set[str] = set()
         self._places: dict[str, tuple[_Section, str]] = {}
         for section in _sections(folder, manifest, (*_WEIGHTS, _SLOTS) if slots else _WEIGHTS):
-            for name in section.file.tensors:
-                self._add(section, name)
+            for inside in section.file.tensors:
+                name = section.prefix + inside + section.ending
+                other, _ = self._places.setdefault(name, (section, inside))
+                if other is not section:
+                    raise CheckpointError(
+                        f"Two tensors of {self.path} have the name {name!r}.",
+                        given=f"one in {other.entry.name}, one in {section.entry.name}",
+                        expected="names of states that stay apart with the names of their tensors",
+                        hint="save the run with other names of its states",
+                    )
         self.tensors: Mapping[str, TensorInfo] = {
             name: section.file.tensors[inside] for name, (section, inside) in self._places.items()
         }
 
     def read(self, name: str) -> Tensor:
-        """A tensor, whole and contiguous, the hash of its file verified.
-
-        Raises:
-            CheckpointError: there is no such tensor, or its file is not what was written (DamagedError).
-        """
+        """A tensor, whole and contiguous, the hash of its file verified."""
         if name not in self._places:
             raise CheckpointError(
                 f"{self.path} has no tensor {name!r}.",
@@ -84,24 +88,9 @@ class RunWeights:
         return section.file.read(inside)
 
     def verify(self) -> None:
-        """Verify the hashes of all files with tensors that are listed.
-
-        Raises:
-            DamagedError: one is not what was written.
-        """
+        """Verify the hashes of all files with tensors that are listed."""
         for section, _ in self._places.values():
             self._verify(section)
-
-    def _add(self, section: _Section, inside: str) -> None:
-        name = section.prefix + inside + section.ending
-        other, _ = self._places.setdefault(name, (section, inside))
-        if other is not section:
-            raise CheckpointError(
-                f"Two tensors of {self.path} have the name {name!r}.",
-                given=f"one in {other.entry.name}, one in {section.entry.name}",
-                expected="names of states that stay apart with the names of their tensors",
-                hint="save the run with other names of its states",
-            )
 
     def _verify(self, section: _Section) -> None:
         if section.entry.name not in self._verified:

@@ -1,4 +1,4 @@
-"""What modules keep beside parameters and buffers, by torch's `get_extra_state` and `set_extra_state`.
+"""The extra state that modules keep beside parameters and buffers, by torch's `get_` and `set_extra_state`.
 
 It is saved as JSON, with the tensors in it in a section of their own: nothing is pickled.
 """
@@ -32,22 +32,13 @@ class ExtraState(NamedTuple):
 
 
 def extra_state(model: nn.Module) -> ExtraState:
-    """What the modules of a model give as their extra state.
-
-    Raises:
-        CheckpointError: one gives what is neither JSON nor a tensor, nor lists and dicts of these; or it cannot take
-            back what it gives. It is named.
-    """
+    """What the modules of a model give as their extra state: tensors and JSON, or lists and dicts of these."""
     tensors: dict[str, Tensor] = {}
     return ExtraState(tensors, {name: _parted(name, module, tensors) for name, module in _modules(model).items()})
 
 
 def check_extra_state(model: nn.Module, saved: ExtraState) -> None:
-    """Refuse the extra state of other modules than the model has; none at all, as older versions saved it, will do.
-
-    Raises:
-        CheckpointError: naming those that are missing or left over.
-    """
+    """Refuse the extra state of other modules than the model has; none at all, as older versions saved it, will do."""
     own, found = set(_modules(model)), set(saved.values)
     if own and not found:
         if join().is_chief:
@@ -78,11 +69,7 @@ def set_extra_state(model: nn.Module, saved: ExtraState) -> None:
 
 
 def check_compatible(wanted: Mapping[str, Mapping[str, Tensor]], saved: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Refuse sections that have other tensors than are wanted.
-
-    Raises:
-        CheckpointError: a tensor is missing, left over, or of another shape or dtype.
-    """
+    """Refuse sections that have other tensors than are wanted, or tensors of another shape or dtype."""
     problems = [line for name, tensors in wanted.items() for line in _compare(name, tensors, saved.get(name, {}))]
     if problems:
         raise CheckpointError(

@@ -64,12 +64,7 @@ class Saver:
         self._writer = BackgroundWriter(store_of(workdir))
 
     def save(self, states: States, loader: Loader, *, scores: Mapping[str, float] | None = None) -> None:
-        """Begin to write a checkpoint of the run as it is now: one state, or several by name.
-
-        Args:
-            states: one state, or several by name.
-            loader: its position is saved, not what it has read ahead.
-            scores: of the weights as they are now, by name ("validation/top1"), for a retention that keeps the best.
+        """Begin to write a checkpoint of the run as it is now; the arguments are those of `lockstep.save`.
 
         Raises:
             CheckpointError: the one before could not be written, or a tensor cannot be saved. That the state is not
@@ -84,11 +79,7 @@ class Saver:
         self._writer.begin(step, tensors, values, scores, at_once=at_once, before_change=hooks)
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is on the disk.
-
-        Raises:
-            CheckpointError: it could not be written; older checkpoints are as they were.
-        """
+        """Wait until the last checkpoint is on the disk."""
         self._writer.wait()
 
     def __enter__(self) -> Saver:

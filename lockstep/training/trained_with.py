@@ -1,4 +1,4 @@
-"""What a script trains with: kept in each checkpoint, and compared when the script resumes.
+"""A description of what a script trains with: kept in each checkpoint, and compared when the script resumes.
 
 A run by a recipe has all of this in its workdir, and compares it there.
 """
@@ -68,20 +68,9 @@ def compare_trained_with(
 ) -> list[str]:
     """Compare what a checkpoint was trained with; nothing where an older version wrote it.
 
-    Towers, exchange and threads are known with the first step of a state, and compared then.
-
-    Args:
-        checkpoint: to be resumed.
-        states: by name.
-        loader: gives the batches.
-        changed: paths that may differ: "optimizer.lr"; "optimizer" for all of it; with several states
-            "generator.optimizer.lr".
-
-    Returns:
-        A line for each allowed difference.
-
-    Raises:
-        InputError: something else differs, or `changed` names a path that neither of the two has.
+    Towers, exchange and threads are known with the first step of a state, and compared then. The paths in `changed` may
+    differ: "optimizer.lr"; "optimizer" for all of it; with several states "generator.optimizer.lr". Returns a line for
+    each such difference.
     """
     saved_with = checkpoint.values.get("trained_with", {"states": {}, "loader": {}})
     saved, given = _by_path("loader", saved_with["loader"]), _by_path("loader", loader.made_with)
@@ -102,11 +91,7 @@ def compare_trained_with(
 
 
 def compare_first_step(state: TrainState, towers: Towers, exchange: Exchange, worker: Worker) -> None:
-    """Compare what the first step after a resume is made with; the threads are refused where the exchange is exact.
-
-    Raises:
-        InputError: it differs from what the checkpoint was trained with, and is not said to.
-    """
+    """Compare what the first step after a resume is made with; the threads are refused where the exchange is exact."""
     assert state.resumed, "it is asked for after a resume"
     checkpoint, name, changed = state.resumed
     step = describe_step(towers, exchange)

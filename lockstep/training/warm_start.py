@@ -86,11 +86,7 @@ def warm_start(
 
 
 def _check_finite(report: WarmStartReport, targets: Mapping[str, Target]) -> None:
-    """Refuse values that `lockstep.training.preflight` would refuse to train, while the file they are from is known.
-
-    Raises:
-        CheckpointError: naming the parameters and buffers at fault.
-    """
+    """Refuse values that `lockstep.training.preflight` would refuse to train, while the file they are from is known."""
     at_fault = [each for each in report.nonfinite or () if each.num_nan or targets[each.target].kind == "parameter"]
     if at_fault:
         names = [each.target for each in at_fault]
@@ -260,7 +256,11 @@ def _has_other_parameters(module: nn.Module) -> bool:
 
 def _opened(source: str | Path | WeightSource | Mapping[str, Any]) -> WeightSource:
     if isinstance(source, str | Path):
-        return _opened_alike(source)
+        # Of a run that may go on meanwhile, all workers open the checkpoint that is the newest to the chief.
+        worker = join()
+        found = open_weights(source) if worker.is_chief else None
+        step = worker.group.broadcast(found.step if isinstance(found, RunWeights) else None)
+        return found or open_weights(source, newest=step)
     if isinstance(source, Mapping):
         return MemorySource(source)
     if not isinstance(source, WeightSource):
@@ -271,11 +271,3 @@ def _opened(source: str | Path | WeightSource | Mapping[str, Any]) -> WeightSour
             hint="give the path of a file, or model.state_dict()",
         )
     return source
-
-
-def _opened_alike(path: str | Path) -> WeightSource:
-    """The weights at a path; of a run that may go on meanwhile, the same checkpoint on all workers."""
-    worker = join()
-    found = open_weights(path) if worker.is_chief else None
-    step = worker.group.broadcast(found.step if isinstance(found, RunWeights) else None)
-    return found or open_weights(path, newest=step)

@@ -24,11 +24,7 @@ def describe_machine() -> str:
 
 
 def choose_device(wish: str | None, local_rank: int, num_local_workers: int) -> torch.device:
-    """Choose a worker's device and make it current: the accelerator of its local rank, else the CPU.
-
-    Raises:
-        InputError: the wish is neither None nor "cpu", or there are accelerators, but fewer than workers.
-    """
+    """Choose a worker's device and make it current: the accelerator of its local rank, else the CPU."""
     if wish not in (None, "cpu"):
         raise InputError(
             f"{wish!r} is not a device to choose.",
@@ -51,11 +47,7 @@ def choose_device(wish: str | None, local_rank: int, num_local_workers: int) -> 
 
 
 def generators(device: torch.device) -> list[torch.Generator]:
-    """The default generators that a model on this device may draw from: the CPU's, and the device's own.
-
-    Raises:
-        InputError: the device's random stream cannot be set and put back.
-    """
+    """The default generators that a model on this device may draw from: the CPU's, and the device's own."""
     if device.type == "cpu":
         return [torch.default_generator]
     if device.type == "cuda":

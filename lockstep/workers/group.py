@@ -46,7 +46,7 @@ class Group:
     Args:
         store: where the workers meet; torch.distributed takes it too, behind a prefix of its own.
         rank: of this worker.
-        num_workers: of the run; a worker that is alone waits for nobody, and sends itself its values.
+        num_workers: a worker that is alone waits for nobody, and sends itself its values.
         timeout_seconds: how long to wait for the others.
     """
 
@@ -74,20 +74,12 @@ class Group:
         return self._meet("broadcast", None if self._rank else value)[0]
 
     def agree(self, what: str, value: JSON) -> None:
-        """Check that all workers have the same value.
-
-        Raises:
-            WorkerError: naming the workers that differ from most others (from the chief where there is no majority).
-        """
+        """Check that all workers have the same value; see `check_agreement`."""
         if self._num_workers > 1:
             check_agreement(what, self._meet(f"agree on {what}", value))
 
     def share_memory(self, descriptor: int | None) -> int:
-        """Open the chief's memfd on every worker of this host; the others give None. All close what they get.
-
-        Raises:
-            WorkerError: what the chief names is no memfd of Lockstep in a process of this user and host.
-        """
+        """Open the chief's memfd on every worker of this host; the others give None. All close what they get."""
         inherited = self.store if isinstance(self.store, SocketStore) else None
         key = f"memory/{self._turn}"
         if inherited and descriptor is not None:
@@ -123,7 +115,12 @@ class Group:
         except DistNetworkError as error:
             lost = str(error).splitlines()[0]
         if lost:
-            raise self._store_lost(call, lost)
+            raise PeerLostError(
+                f"worker {self._rank} lost the store of its run ({call}).",
+                given=lost,
+                expected="a store that lives as long as the workers",
+                hint="read what the launcher, or the worker that holds the store, said last",
+            )
         self._turn += 1
         _check_calls([each[0] for each in arrived])
         return [each[1] for each in arrived]
@@ -142,14 +139,6 @@ class Group:
                 expected="all workers to make the same calls",
                 hint="read what the missing workers said last",
             ) from None
-
-    def _store_lost(self, call: str, said: str) -> PeerLostError:
-        return PeerLostError(
-            f"worker {self._rank} lost the store of its run ({call}).",
-            given=said,
-            expected="a store that lives as long as the workers",
-            hint="read what the launcher, or the worker that holds the store, said last",
-        )
 
 
 def _parsed(rank: int, payload: bytes) -> tuple[str, Any]:
@@ -192,11 +181,7 @@ def _open_memory_of(place: Any) -> int:
 
 
 def check_agreement(what: str, values: Sequence[JSON]) -> None:
-    """Check that values, by rank, are all the same.
-
-    Raises:
-        WorkerError: naming the ranks that differ from the majority (from rank 0 where there is none), and where.
-    """
+    """Refuse values, by rank, that are not all the same; the error names those unlike most, or unlike rank 0."""
     texts = [json.dumps(value, sort_keys=True) for value in values]
     most, count = Counter(texts).most_common(1)[0]
     reference = texts.index(most) if 2 * count > len(texts) else 0

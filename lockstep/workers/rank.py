@@ -102,11 +102,7 @@ class WorkerEnvironment:
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> WorkerEnvironment | None:
-        """Read the variables; None where no launcher has set RANK and WORLD_SIZE.
-
-        Raises:
-            InputError: a variable is missing, is no number, or is out of range.
-        """
+        """Read the variables; None where no launcher has set RANK and WORLD_SIZE."""
         if "RANK" not in environment and "WORLD_SIZE" not in environment:
             return None
         num_workers = _number(environment, "WORLD_SIZE", range(1, 1 << 20))

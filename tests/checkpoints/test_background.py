@@ -156,6 +156,7 @@ def save_for_ever(pipe: Connection, folder: Path, first: int) -> None:
         pipe.send(step)
 
 
+@pytest.mark.process
 def test_killed_at_any_moment_of_a_save_in_the_background(tmp_path: Path) -> None:
     draw, store, reached = Random(1), Store(tmp_path, Retention(newest=2)), 0
     for _ in range(30):
@@ -205,6 +206,7 @@ def test_an_error_that_nobody_asks_for_is_logged(tmp_path: Path, caplog: pytest.
         wait_for_writers()
 
 
+@pytest.mark.process
 def test_the_number_of_threads_stays() -> None:
     script = """
 import tempfile, threading, torch

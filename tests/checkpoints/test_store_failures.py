@@ -18,6 +18,8 @@ from checkpoint_helpers import Child, assert_consistent, count_or_kill, sections
 from lockstep.checkpoints import Retention, Store
 from lockstep.errors import CheckpointError
 
+pytestmark = pytest.mark.process
+
 NOBODY = 65534
 
 

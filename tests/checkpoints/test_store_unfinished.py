@@ -29,6 +29,7 @@ def test_my_own_stay(tmp_path: Path) -> None:
     assert old.is_dir()
 
 
+@pytest.mark.process
 def test_those_of_a_dead_process_go(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     process = multiprocessing.get_context("fork").Process(
         target=lambda: make(unfinished_path(tmp_path / "step-00000010", "new"))
@@ -42,6 +43,7 @@ def test_those_of_a_dead_process_go(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert caplog.messages == [f"deleting {left}: the process that was at work on it is gone"]
 
 
+@pytest.mark.process
 def test_those_of_a_killed_process_that_nobody_has_waited_for_go(tmp_path: Path) -> None:
     process = multiprocessing.get_context("fork").Process(
         target=lambda: make(unfinished_path(tmp_path / "step-00000010", "new"))

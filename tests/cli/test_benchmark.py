@@ -27,6 +27,7 @@ def run(*words: str, code: int = 0) -> None:
     assert main(["benchmark", "input", *words, "--device", "cpu"]) == code
 
 
+@pytest.mark.process
 def test_a_folder_of_images(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
     run(str(images), "--seconds", "0.1", "--batch-size", "2", "--processes", "1")

@@ -32,7 +32,7 @@ from lockstep.progress import Interval
 from lockstep.recipes.parts import Evaluate, Stage
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
-from lockstep.runs.classification import CONFUSION, MISTAKES
+from lockstep.runs.build import CONFUSION, MISTAKES
 from lockstep.runs.workdir import Workdir
 
 ROOT = Path(__file__).parent.parent.parent
@@ -209,7 +209,7 @@ def test_a_class_may_be_called_what_is_no_text(tmp_path: Path) -> None:
     """As a folder is whose name is of another encoding."""
     table = tmp_path / "table.csv"
     reader: Any = SimpleNamespace(classes=(os.fsdecode(b"r\xffd"), "ü"))
-    Details(Task(), 2, confusion=table, mistakes=None).write(lambda: reader)  # type: ignore[arg-type]
+    Details(Task(), 2, confusion=table, mistakes=None).write(reader)  # type: ignore[arg-type]
     assert table.read_text().splitlines()[0] == r"is / predicted,r\udcffd,ü"
 
 
@@ -405,6 +405,7 @@ def follow(workdir: Path, *words: str) -> list[str]:
 SCORED = r"average weights of step (\d+), from "
 
 
+@pytest.mark.process
 def test_one_process_trains_and_another_follows_to_the_end(start: Start, tmp_path: Path) -> None:
     workdir, result = tmp_path / "run", tmp_path / "result.json"
     training = start(train(workdir, "--forever"))
@@ -425,6 +426,7 @@ def test_one_process_trains_and_another_follows_to_the_end(start: Start, tmp_pat
     assert steps[-1] == last == json.loads(result.read_text())["step"]
 
 
+@pytest.mark.process
 def test_it_waits_on_all_workers_until_a_signal_ends_it(start: Start, workdir: Path) -> None:
     (workdir / "checkpoints").rename(workdir / "aside")
     following = start(follow(unfinished(workdir), "--workers", "2"))

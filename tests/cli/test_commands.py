@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_SECONDS = 90
 SMALL = [

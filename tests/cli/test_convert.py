@@ -69,6 +69,7 @@ def convert(capsys: pytest.CaptureFixture[str]) -> Convert:
     return run
 
 
+@pytest.mark.process
 def test_it_says_what_it_has_made(photos: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lockstep", "convert", "images", str(photos), "--to", str(tmp_path / "out")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -81,6 +82,7 @@ def test_it_says_what_it_has_made(photos: Path, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_after_ctrl_c_the_same_command_goes_on(
     photos: Path, tmp_path: Path, num_processes: int, convert: Convert
@@ -116,6 +118,7 @@ def test_after_ctrl_c_the_same_command_goes_on(
     assert shards_in(tmp_path / "out") == shards_in(tmp_path / "whole")
 
 
+@pytest.mark.process
 def test_another_conversion_is_not_written_over_unless_told_so(photos: Path, tmp_path: Path, convert: Convert) -> None:
     assert convert("images", photos, "--to", tmp_path / "out")[0] == 0
     write(photos / "val/a/9.jpg", image_bytes(9))
@@ -127,6 +130,7 @@ def test_another_conversion_is_not_written_over_unless_told_so(photos: Path, tmp
     assert "15 records in 4 shards (2 of them before) in " in said
 
 
+@pytest.mark.process
 def test_too_many_skipped_are_an_error(photos: Path, tmp_path: Path, convert: Convert) -> None:
     write(photos / "val/a/9.jpg", b"nothing")
     code, said = convert("images", photos, "--to", tmp_path / "out", "--max-skipped", 0)
@@ -146,6 +150,7 @@ def test_a_part_of_each_class_validates(photos: Path, tmp_path: Path, convert: C
     assert found == {b"b": 1, b"a": 2}
 
 
+@pytest.mark.process
 def test_imagenet_goes_through_all_its_commands(tmp_path: Path, convert: Convert) -> None:
     synsets = write(tmp_path / "synsets.txt", f"{DOG}\n{FOX}\n")
     metadata = write(tmp_path / "metadata.txt", f"{DOG}\tdog\n{FOX}\tfox\n")

@@ -95,6 +95,7 @@ def test_shown_images(folder: Path, tmp_path: Path, screen: Any) -> None:
     assert all(line.isprintable() for line in page.read_text().split("\n"))
 
 
+@pytest.mark.process
 def test_a_training_error(tmp_path: Path, screen: Any) -> None:
     path = tmp_path / f"{EVIL}.toml"
     path.write_text(to_toml(find("mnist")) + '\n["a\\u001b[2J\\nerror: forged"]\n')

@@ -242,6 +242,7 @@ def test_an_image_that_does_not_fit_its_annotation_is_skipped_by_name(devkit: Pa
     assert skipped.reason == f"{path} is not of the size that its annotation is for. 16 x 9 pixels"
 
 
+@pytest.mark.process
 def test_processes_write_the_same_bytes(devkit: Path, tmp_path: Path) -> None:
     for processes in (1, 2):
         settings = Settings(num_processes=processes)

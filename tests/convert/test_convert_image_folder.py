@@ -94,6 +94,7 @@ def test_images_come_in_the_order_of_the_reference(tmp_path: Path) -> None:
     assert [int(Path(path).stem) for path in paths] == [3, 1, 7, 4, 2, 0, 5, 6]
 
 
+@pytest.mark.process
 def test_any_number_of_processes_writes_the_same_bytes(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, *(f"train/a/{number}.jpg" for number in range(7)))
     (folder / "train/a/9.jpg").write_bytes(image_bytes(9, "PNG"))

@@ -49,6 +49,7 @@ def test_there_are_as_many_shards_with_all_records_in_their_order(shards: Path, 
     assert done.num_bytes_before == sum(map(len, contents(shards.parent).values()))
 
 
+@pytest.mark.process
 def test_processes_write_the_same_bytes(shards: Path, tmp_path: Path) -> None:
     prepare(shards, tmp_path / "one", TINY, settings=ALONE)
     prepare(shards, tmp_path / "two", TINY, settings=Settings(num_processes=2))

@@ -83,6 +83,7 @@ def test_a_shard_holds_the_items_that_the_reference_puts_there(
         assert found == list(range(bounds[number], bounds[number + 1]))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("num_processes", [2, 3, 8])
 def test_any_number_of_processes_writes_the_same_bytes(whole: Path, tmp_path: Path, num_processes: int) -> None:
     summary = convert(ITEMS, serialize, tmp_path / "many", "train", 5, settings=Settings(num_processes=num_processes))
@@ -91,6 +92,7 @@ def test_any_number_of_processes_writes_the_same_bytes(whole: Path, tmp_path: Pa
     assert summary.num_bytes == sum(map(len, shards_in(whole).values()))
 
 
+@pytest.mark.process
 def test_by_default_every_core_has_a_process(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     pids.mkdir()
@@ -119,6 +121,7 @@ def test_a_missing_shard_is_written_again(whole: Path) -> None:
     assert (summary.num_kept, summary.num_records) == (4, 18)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("run", [ALONE, TWO], ids=["alone", "two processes"])
 def test_what_stopped_goes_on(whole: Path, tmp_path: Path, run: Settings) -> None:
     folder = tmp_path / "stopped"
@@ -145,6 +148,7 @@ convert(items, serialize, Path(sys.argv[1], "killed"), "train", 5, settings=Sett
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("num_processes", ["1", "2"])
 @pytest.mark.parametrize("everybody", [True, False], ids=["all processes", "the first process"])
 def test_a_conversion_that_was_killed_goes_on_to_the_same_bytes(
@@ -239,6 +243,7 @@ def test_conversions_of_two_names_share_a_folder(whole: Path) -> None:
     assert len(shards_in(whole)) == 9
 
 
+@pytest.mark.process
 def test_what_is_skipped_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "lockstep"):
         summary = convert(ITEMS, serialize, tmp_path, "train", 5, settings=TWO)
@@ -273,6 +278,7 @@ def test_progress_counts_all_items(tmp_path: Path) -> None:
     assert seen == [(done, 20) for done in range(17, 21)]
 
 
+@pytest.mark.process
 def test_an_error_in_a_process_comes_through_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="It cannot be read") as raised:
         convert(ITEMS, failing_at("item 3", refuse), tmp_path, "train", 5, settings=TWO)
@@ -280,12 +286,14 @@ def test_an_error_in_a_process_comes_through_with_its_place(tmp_path: Path) -> N
     assert "in refuse" in raised.value.__notes__[0]
 
 
+@pytest.mark.process
 def test_an_error_of_something_else_is_named(tmp_path: Path) -> None:
     message = r"A converting process failed\.\n  given:    AssertionError: item \d+ is converted again"
     with pytest.raises(WorkerError, match=message):
         convert(ITEMS, fail, tmp_path, "train", 5, settings=TWO)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("action", "end"),
     [(lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL"), (lambda: os._exit(3), "code 3")],
@@ -296,6 +304,7 @@ def test_a_process_that_is_gone_is_missed(tmp_path: Path, action: Callable[[], N
         convert(ITEMS, failing_at("item 3", action), tmp_path, "train", 5, settings=TWO)
 
 
+@pytest.mark.process
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
     message = r"are being written in .* already\.\n  given:    .*\.train\.lock, held by another process"
     with lock_shards(tmp_path, "train"), pytest.raises(DataError, match=message):

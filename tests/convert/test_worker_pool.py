@@ -25,6 +25,7 @@ def test_one_process_is_the_callers_own() -> None:
     assert list(run_tasks([1, 2], double, 1)) == [(task, part, os.getpid()) for task in (1, 2) for part in (0, 1)]
 
 
+@pytest.mark.process
 def test_events_of_a_task_come_in_order_from_one_process() -> None:
     events = list(run_tasks(range(5), double, 2))
     assert sorted(event[:2] for event in events) == [(task, part) for task in range(5) for part in (0, 1)]
@@ -35,6 +36,7 @@ def test_events_of_a_task_come_in_order_from_one_process() -> None:
         assert [part for other, part, _ in events if other == task] == [0, 1]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("tasks", "error"), [([1, 2], DataError), ([0, 0], WorkerError)])
 def test_an_error_in_a_process_is_raised_with_its_traceback(tasks: list[int], error: type[Exception]) -> None:
     with pytest.raises(error) as caught:

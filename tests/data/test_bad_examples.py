@@ -63,6 +63,7 @@ def numbers(batches: list[Any]) -> list[int]:
     return [number for batch in batches for number in batch["number"].tolist()]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("pool", [{"num_processes": 0}, {"num_processes": 2}, {"num_threads": 2}])
 def test_the_next_good_example_of_the_epoch_stands_in(late: bool, pool: dict[str, int]) -> None:
@@ -205,6 +206,7 @@ def test_there_is_no_other_policy() -> None:
         loader(bad_examples="ignore")
 
 
+@pytest.mark.process
 def test_who_met_it_first_does_not_show() -> None:
     """Of an augmentation that fails for some pairs of an example and its draws."""
 

@@ -58,6 +58,7 @@ def test_a_function_gets_its_numbers_as_an_argument() -> None:
     assert set(batch) == {"number", "shift", "side"}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("augment", [EachExample(noisy), Seeded(shaken, "number")])
 @pytest.mark.parametrize("pool", [{"num_processes": 1}, {"num_processes": 3}])
 def test_whoever_reads_the_result_is_the_same(augment: Any, pool: dict[str, int]) -> None:
@@ -140,6 +141,7 @@ class Single:
         return torch.full((2,), index), index % 2
 
 
+@pytest.mark.process
 def test_a_reader_of_single_examples_is_read() -> None:
     loader = Loader(Single(), batch_size=5, order="sequential")
     batch = next(loader.batches(range(1), 1))

@@ -82,6 +82,7 @@ def test_everything_else_is_measured_on_what_was_read_first() -> None:
     assert {index for batch in reader.asked for index in batch} == {*reader.asked[1]}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("pool", "num_readers"),
     [({"num_processes": 0}, 0), ({"num_processes": 2}, 2), ({"num_threads": 2}, 2)],

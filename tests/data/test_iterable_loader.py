@@ -228,6 +228,7 @@ def trained_by_towers() -> list[float]:
     return train(loader(), make_state(), 4, num_towers=2)
 
 
+@pytest.mark.process
 def test_towers_train_the_same_on_one_worker_and_on_two(run_workers: Callable[..., list[Any]]) -> None:
     alone = trained_by_towers()
     assert alone == pytest.approx(train(loader(), make_state(), 4))

@@ -26,6 +26,8 @@ from lockstep.errors import DataError, InputError, WorkerError
 from lockstep.randomness import Draws
 from lockstep.readers.reader import TorchDataset
 
+pytestmark = pytest.mark.process
+
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 

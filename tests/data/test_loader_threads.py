@@ -27,6 +27,8 @@ from lockstep.data.prefetch import StallTimeout
 from lockstep.errors import InputError, WorkerError
 from lockstep.readers.reader import Arrays
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parent.parent.parent
 WHO = {"processes": r"loader process 0 \(pid \d+\)", "threads": "loader thread 0"}
 

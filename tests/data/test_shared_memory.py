@@ -77,6 +77,7 @@ def test_nothing_at_all_travels_too(pair: Pair) -> None:
     assert pair.hand_over({"name": ["a"], "empty": torch.zeros(0, 3)})["empty"].shape == (0, 3)
 
 
+@pytest.mark.process
 def test_descriptors_are_not_used_up(pair: Pair) -> None:
     pair.hand_over(torch.zeros(4))
     before = len(list(Path("/proc/self/fd").iterdir()))

@@ -60,6 +60,7 @@ def test_bad_examples_shift_no_index(bad: set[int]) -> None:
     assert pairs(bad) == [[index, index] for index in range(SIZE) if index not in bad]
 
 
+@pytest.mark.process
 def test_with_several_workers(run_workers: Callable[..., list[Any]]) -> None:
     bad = {1, 7, 8, 22}
     assert run_workers(pairs, 2, bad) == [[[index, index] for index in range(SIZE) if index not in bad]] * 2

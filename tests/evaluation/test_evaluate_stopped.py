@@ -39,6 +39,7 @@ def results(asked: int | None) -> list[Any]:
     return [result and result.num_examples, seen, complete.num_examples]
 
 
+@pytest.mark.process
 def test_a_stopped_evaluation_ends_on_all_workers(run_workers: Callable[..., list[Any]]) -> None:
     first, second = run_workers(results, 2, 1)
     assert (first[0], second[0]) == (None, None)

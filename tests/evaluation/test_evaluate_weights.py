@@ -82,6 +82,7 @@ def precision_and_recall(micro_batch: int) -> list[float]:
     return [result.num_examples, result.sums["top1"], result.sums["top5"], result["top5"]]
 
 
+@pytest.mark.process
 def test_precision_at_1_and_recall_at_5_are_over_each_example_once(run_workers: Callable[..., list[Any]]) -> None:
     state, fields = make_state(statistics=False), make_loader().reader.read_batch(torch.arange(SIZE).numpy())
     with torch.no_grad():

@@ -273,6 +273,7 @@ def steps_followed(folder: str, stopping_rank: int | None) -> list[int]:
     return [checkpoint.step for checkpoint in found]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("stopping_rank", "expected"), [(None, [1, 2, 4, 5]), (1, [1, 2, 4])])
 def test_all_workers_follow_together(
     run_workers: Callable[..., list[Any]], tmp_path: Path, stopping_rank: int | None, expected: list[int]
@@ -291,6 +292,7 @@ def unreadable_for_one(folder: str) -> list[int]:
     return [checkpoint.step for checkpoint in follow(store, Polling(0, 3), clock=Meanwhile(events))]
 
 
+@pytest.mark.process
 def test_a_checkpoint_gone_for_one_worker_is_skipped_by_all(
     run_workers: Callable[..., list[Any]], tmp_path: Path
 ) -> None:

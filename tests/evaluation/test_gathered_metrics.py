@@ -195,6 +195,7 @@ def wide_rows(part_bytes: int) -> Any:
     return evaluated(score, {"wide": Wide()}).computed["wide"]
 
 
+@pytest.mark.process
 def test_rows_of_any_kind_travel_in_parts(run_workers: Callable[..., list[Any]]) -> None:
     assert run_workers(wide_rows, 2, 1000) == [300 * sum(range(SIZE))] * 2
 
@@ -204,6 +205,7 @@ def long_value(value: Any) -> Any:
     return evaluated(score, {"seen": Seen(value)}).computed["seen"]
 
 
+@pytest.mark.process
 def test_a_value_that_is_too_long_for_one_message_reaches_all_workers(run_workers: Callable[..., list[Any]]) -> None:
     value = [["\\" * 99, 'é "', float("inf")], list(range(200))]
     assert run_workers(long_value, 2, value) == [value] * 2
@@ -219,6 +221,7 @@ def refused_names() -> str:
     return str(caught.value)
 
 
+@pytest.mark.process
 def test_workers_with_other_metrics_are_named(run_workers: Callable[..., list[Any]]) -> None:
     for said in run_workers(refused_names, 2):
         assert said.startswith("The workers do not agree on the metrics of an evaluation: worker 1 differs.")
@@ -248,5 +251,6 @@ def gathered() -> list[Any]:
     return [evaluated(score, {"seen": metric}).computed["seen"], metric.distributed_available_fn()]
 
 
+@pytest.mark.process
 def test_a_metric_of_torchmetrics_waits_for_no_other_process(run_workers: Callable[..., list[Any]]) -> None:
     assert run_workers(gathered, 2) == [[[SIZE, False], True]] * 2

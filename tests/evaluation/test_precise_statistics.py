@@ -131,6 +131,7 @@ def as_state(model: nn.Module) -> ls.TrainState:
     return ls.TrainState(model, ls.optim.SGD(0.1))
 
 
+@pytest.mark.process
 def test_the_same_bits_for_every_number_of_workers(run_workers: Callable[..., list[Any]]) -> None:
     alone = evaluated()
     assert run_workers(evaluated, 2) == [alone, alone]

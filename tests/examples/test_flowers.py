@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 WEIGHTS = FIXTURES / "weights" / "squeezenet1_1_imagenet_features.safetensors"
 FOLDER = os.environ.get("LOCKSTEP_FLOWERS")

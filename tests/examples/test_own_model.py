@@ -18,6 +18,8 @@ from torch import Tensor
 import lockstep as ls
 from lockstep.checkpoints import Store
 
+pytestmark = pytest.mark.process
+
 STEPS = 20
 LOCKSTEP, BY_HAND = "own_model.py", "own_model_plain_torch.py"
 

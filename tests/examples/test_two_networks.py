@@ -8,6 +8,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 SCRIPT, STEPS = "two_networks.py", 20
 
 

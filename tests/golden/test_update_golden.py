@@ -13,6 +13,7 @@ from torch import Tensor
 from update_reference import BOTH, LATER_TOLERANCE, RECORDED, TOLERANCE, Named, Settings, assert_close, tensors
 
 from lockstep import optim
+from lockstep.optim.adaptive import FTRL, Adadelta
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.optimizers import Optimizer
 from lockstep.optim.schedules import Schedule
@@ -42,8 +43,8 @@ OPTIMIZERS: dict[str, Callable[[Settings], Optimizer]] = {
     "AdagradOptimizer": lambda s: optim.Adagrad(
         s["learning_rate"], initial_accumulator_value=s["initial_accumulator_value"], eps=0.0
     ),
-    "AdadeltaOptimizer": lambda s: optim.Adadelta(s["learning_rate"], s["rho"], s["epsilon"]),
-    "FtrlOptimizer": lambda s: optim.FTRL(
+    "AdadeltaOptimizer": lambda s: Adadelta(s["learning_rate"], s["rho"], s["epsilon"]),
+    "FtrlOptimizer": lambda s: FTRL(
         s["learning_rate"],
         s["learning_rate_power"],
         s["initial_accumulator_value"],

@@ -268,6 +268,7 @@ def stream(num_processes: int, num_workers: int) -> dict[str, Tensor]:
     return {name: torch.cat([part[step][name] for step in (0, 1) for part in parts]) for name in parts[0][0]}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("num_processes", "num_workers"), [(0, 2), (0, 4), (1, 1), (2, 2)])
 def test_the_stream_has_the_same_pixels_whoever_reads_it(num_processes: int, num_workers: int) -> None:
     alone, together = stream(0, 1), stream(num_processes, num_workers)

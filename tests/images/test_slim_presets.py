@@ -148,6 +148,7 @@ class Encoded:
         return str(index)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["cifarnet", "vgg"])
 def test_loader_processes_read_the_same_pixels(name: str) -> None:
     found = []

@@ -25,8 +25,8 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find
 from lockstep.runs import stages
 from lockstep.runs.build import Parts
-from lockstep.runs.result import Result
 from lockstep.runs.run import Run
+from lockstep.runs.workdir import Result
 from lockstep.workers.rank import Worker, leave
 
 BATCH_SIZE, NUM_EXAMPLES = 4, 10

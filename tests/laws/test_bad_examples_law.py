@@ -14,6 +14,8 @@ from torch import Tensor, nn
 import lockstep as ls
 from lockstep.errors import DataError
 
+pytestmark = pytest.mark.process
+
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 BAD = {3, 4, 17, 22}
 NUM_EXAMPLES, BATCH_SIZE, STEPS, TOWERS = 24, 6, 9, 3

@@ -18,6 +18,8 @@ from torch.nn import functional as F
 import lockstep as ls
 from lockstep.parallel.batch_norm import SyncedBatchNorm
 
+pytestmark = pytest.mark.process
+
 Array = npt.NDArray[Any]
 Learned = dict[str, Array]
 

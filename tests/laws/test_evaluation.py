@@ -45,6 +45,7 @@ def evaluated(micro_batch: int) -> dict[str, str]:
     return {"examples": str(result.num_examples), **{name: total.hex() for name, total in result.sums.items()}}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("micro_batch", [16, 40, 200])
 def test_the_same_bits_for_every_number_of_workers(run_workers: Callable[..., list[Any]], micro_batch: int) -> None:
     alone = evaluated(micro_batch)
@@ -80,6 +81,7 @@ def seen(micro_batch: int, *, drop_last: bool = False) -> list[Any]:
     return [result["one"], result.computed["seen"]]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("micro_batch", "drop_last", "num_workers"), [(16, False, 2), (16, False, 3), (40, True, 3), (200, False, 2)]
 )
@@ -170,6 +172,7 @@ def evaluated_torn() -> list[Any]:
     return [str(result), [list(bad) for bad in result.bad], num_seen]
 
 
+@pytest.mark.process
 def test_bad_examples_are_left_out_and_named(run_workers: Callable[..., list[Any]]) -> None:
     said, bad, num_seen = evaluated_torn()
     assert said.endswith("one 1.0000 over 99 examples, 2 bad ones left out")

@@ -144,6 +144,7 @@ def check_trials(num_trials: int) -> None:
     assert len({*steps} - {0, STEPS}) > 3, "signals came while it trained"
 
 
+@pytest.mark.process
 def test_no_signal_tears_the_state() -> None:
     check_trials(6)
 

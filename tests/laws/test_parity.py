@@ -48,6 +48,7 @@ def test_two_towers_on_one_worker(name: str) -> None:
     reference.check_losses(reference.golden_run(name), train(name))
 
 
+@pytest.mark.process
 def test_two_towers_on_two_workers(run_workers: Callable[..., list[Any]]) -> None:
     for reported in run_workers(train, 2, RUNS[0]):
         reference.check_losses(reference.golden_run(RUNS[0]), reported)

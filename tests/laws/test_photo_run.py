@@ -16,8 +16,8 @@ from tiny_images import image_folder, image_shards
 import lockstep as ls
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
-from lockstep.runs.result import Result
 from lockstep.runs.run import Run
+from lockstep.runs.workdir import Result
 from lockstep.workers.rank import leave
 
 STEPS = 4
@@ -71,6 +71,7 @@ def test_it_says_every_loss_and_score(undisturbed: dict[str, bytes]) -> None:
     assert [line["step"] for line in lines if "top2" in str(line)] == [2, 4]
 
 
+@pytest.mark.process
 def test_two_workers_learn_the_same_bytes(
     undisturbed: dict[str, bytes], photos: Path, tmp_path: Path, run_workers: Callable[..., list[Any]]
 ) -> None:

@@ -55,6 +55,7 @@ def train() -> str:
     return digest(state, totals)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_the_same_bits_on_any_number_of_workers(run_workers: Callable[..., list[Any]], num_workers: int) -> None:
     assert set(run_workers(train, num_workers)) == {train()}

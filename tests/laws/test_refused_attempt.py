@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -70,6 +71,7 @@ def test_alone() -> None:
     assert found == skipping()
 
 
+@pytest.mark.process
 def test_on_two_workers(run_workers: Callable[..., list[Any]]) -> None:
     for found, skipped, position in run_workers(refusing, 2):
         assert skipped == len(BAD_POSITIONS)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 SCRIPT = Path(__file__).parent / "resume_run.py"
 STEPS = 120
 KILLS = 10

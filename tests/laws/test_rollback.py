@@ -127,6 +127,7 @@ def test_rolled_back_equals_told_from_the_start(told: dict[str, bytes], tmp_path
     assert contents(tmp_path) == told
 
 
+@pytest.mark.process
 def test_on_two_workers_with_loader_processes(
     told: dict[str, bytes], tmp_path: Path, run_workers: Callable[..., list[Any]]
 ) -> None:
@@ -257,6 +258,7 @@ def test_the_rest_of_the_stream_stays_as_it_is(skipped: set[int], start: int, de
     assert stream(loader, dealing) == expected[:8]
 
 
+@pytest.mark.process
 def test_processes_that_read_ahead_skip_too() -> None:
     plain, ahead = make_loader(), make_loader(cost="decode", num_processes=2, prefetch=3)
     for position in BAD:
@@ -274,6 +276,20 @@ def test_the_position_moves_past_what_is_skipped_with_the_next_attempt() -> None
         loader.commit(batch)
         positions.append(loader.position)
     assert positions == [4, 12]
+
+
+@pytest.mark.parametrize("until", [ls.Steps(2), ls.Steps(5)])
+def test_a_position_that_is_loaded_in_the_loop_body_stays(until: ls.Steps) -> None:
+    loader = make_loader()
+    start = loader.state()
+    with ExitStack() as stack:
+        if until.count > 2:
+            stack.enter_context(pytest.raises(ls.InputError, match="set to another place"))
+        for batch in ls.batches(loader, ls.Towers(2), until=until):
+            loader.commit(batch)
+            if loader.position == 2 * BATCH_SIZE:
+                loader.load_state(start)
+    assert loader.position == 0
 
 
 def test_what_is_skipped_is_part_of_the_state() -> None:

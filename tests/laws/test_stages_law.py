@@ -255,6 +255,7 @@ def run_here(workdir: Path, what: Disturbance) -> str:
     return Run(make_recipe(), workdir, worker).run().reason
 
 
+@pytest.mark.process
 def test_two_workers_stop_at_a_boundary_and_go_on(
     undisturbed: Path, tmp_path: Path, run_workers: Callable[..., list[Any]]
 ) -> None:

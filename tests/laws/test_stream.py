@@ -192,6 +192,7 @@ CASES = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("make_loader", CASES.values(), ids=CASES)
 def test_the_stream_is_exact(make_loader: MakeLoader) -> None:
     assert_stream_exact(make_loader)
@@ -214,6 +215,7 @@ def test_the_parts_of_a_split_are_the_whole() -> None:
     assert Counter(names) == Counter(f"picture {number}" for number in range(40))
 
 
+@pytest.mark.process
 def test_the_law_sees_a_draw_that_depends_on_the_process() -> None:
     class Forgetful:
         """Draws from a generator with a state, as the stream must not."""

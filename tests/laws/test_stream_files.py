@@ -111,6 +111,7 @@ def make_loader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return make
 
 
+@pytest.mark.process
 def test_resumed_at_every_step_by_any_crew(make_loader: Callable[..., Loader]) -> None:
     whole = stream(make_loader(num_processes=0), 1, NUM_BATCHES)
     assert len(set(whole)) == len(whole), "each place of the stream has draws of its own"

@@ -17,6 +17,8 @@ import lockstep as ls
 from lockstep.data.loader import Loader
 from lockstep.readers.reader import Arrays
 
+pytestmark = pytest.mark.process
+
 Array = npt.NDArray[Any]
 
 SIZE, FEATURES, CLASSES = 96, 12, 5

@@ -14,6 +14,8 @@ from torch.nn import functional as F
 import lockstep as ls
 from lockstep.optim.adaptive import FTRL, Adadelta
 
+pytestmark = pytest.mark.process
+
 NUM_TOWERS, STEPS = 4, 5
 
 OPTIMIZERS: Mapping[str, Any] = {

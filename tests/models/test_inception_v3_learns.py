@@ -15,6 +15,8 @@ from lockstep.images.decode import EncodedImage
 from lockstep.losses import softmax_cross_entropy
 from lockstep.models import InceptionV3
 
+pytestmark = pytest.mark.process
+
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 PIXELS, MOST_STEPS = 75, 30
 

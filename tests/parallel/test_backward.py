@@ -124,6 +124,7 @@ def refused_after_a_switch() -> str:
     return str(caught.value)
 
 
+@pytest.mark.process
 def test_with_synchronised_batch_norm_it_has_to_begin_at_once(run_workers: Callable[..., list[Any]]) -> None:
     for text in run_workers(refused_after_a_switch, 2):
         assert "Reentrant checkpointing begins after the first step" in text

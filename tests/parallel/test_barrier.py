@@ -62,6 +62,7 @@ def dead() -> Iterator[int]:
     process.wait()
 
 
+@pytest.mark.process
 def test_a_dead_worker_that_has_not_come_is_named(dead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(barriers, "_CHECK_EVERY", 1)
     barrier, _ = waiting_for(os.getpid(), dead)
@@ -70,6 +71,7 @@ def test_a_dead_worker_that_has_not_come_is_named(dead: int, monkeypatch: pytest
     assert raised.value.given == "worker 2"
 
 
+@pytest.mark.process
 def test_a_worker_that_came_and_died_since_is_not_missed(dead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(barriers, "_CHECK_EVERY", 1)
     barrier, block = waiting_for(os.getpid(), dead)

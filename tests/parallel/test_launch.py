@@ -22,6 +22,8 @@ from lockstep.parallel.supervisor import STOPPED_EARLY, RunOutcome
 from lockstep.parallel.watchdog import Failure
 from lockstep.workers.channel import Channel
 
+pytestmark = pytest.mark.process
+
 WORKERS = """
 import atexit
 import os

@@ -523,6 +523,7 @@ def test_switches_are_true_or_false(name: str) -> None:
         Coco(INSTANCES, IMAGES, **{name: "yes"})  # type: ignore[arg-type]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("num_processes", [0, 2])
 def test_a_loader_augments_an_epoch_of_it(tmp_path: Path, num_processes: int) -> None:
     square = {"size": [4, 8], "counts": [8, 4, 20]}

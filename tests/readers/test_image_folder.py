@@ -179,6 +179,7 @@ def test_the_decoder_is_chosen_before_loader_processes_are_forked(
     assert caplog.messages == [f"Images in {folder} are decoded by {Decoding('pillow').chosen}"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("num_processes", [0, 2])
 def test_a_loader_reads_it(tmp_path: Path, num_processes: int) -> None:
     folder = folder_of(tmp_path, *(f"{'ab'[shade % 2]}/{shade}.png" for shade in range(6)))

@@ -94,6 +94,7 @@ def test_a_schema_may_be_anybodys(tmp_path: Path) -> None:
     assert batch["extra"] == ["é", ""]
 
 
+@pytest.mark.process
 def test_loader_processes_read_them(tmp_path: Path) -> None:
     write_records(tmp_path / "a", [payload(number) for number in range(4)])
     loader = Loader(ImageRecords(tmp_path / "a", Shades()), batch_size=4, num_processes=1)

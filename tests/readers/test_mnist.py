@@ -107,6 +107,7 @@ def test_the_original_files_are_not_needed_once_there_are_records(prepared: Path
     assert len(mnist_reader("test", tmp_path, prepared)) == 10_000
 
 
+@pytest.mark.process
 def test_two_processes_may_prepare_at_once(prepared: Path, tmp_path: Path) -> None:
     for name in ("train", "validation"):
         (tmp_path / f"{name}.tfrecords").touch()

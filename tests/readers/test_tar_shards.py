@@ -260,6 +260,7 @@ def test_an_index_kept_beside_a_shard_is_used(path: Path, monkeypatch: pytest.Mo
     assert again["image"] == first["image"]
 
 
+@pytest.mark.process
 def test_shards_may_be_forked_and_pickled(path: Path) -> None:
     reader = TarShards(path, {"label": "cls"})
     assert read(reader, 0)["label"].tolist() == [1]

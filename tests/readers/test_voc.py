@@ -369,6 +369,7 @@ def test_difficult_is_a_switch(tmp_path: Path) -> None:
         Voc(single(tmp_path), difficult=1)  # type: ignore[arg-type]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("num_processes", [0, 2])
 def test_a_loader_augments_an_epoch_of_it(tmp_path: Path, num_processes: int) -> None:
     annotations = {name: xml(*[one()] * count, name=f"{name}.png") for count, name in enumerate("abcd")}

@@ -15,8 +15,7 @@ from lockstep.recipes.parts import CrossEntropy
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
-from lockstep.runs.build import build_state, check_complete, task
-from lockstep.runs.classification import Classification
+from lockstep.runs.build import Classification, build_state, check_complete, task
 from lockstep.runs.run import run
 from lockstep.training.warm_start import warm_start
 from lockstep.types import Batch

@@ -28,7 +28,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import from_toml, to_toml
-from lockstep.runs.build import build_state, check_complete, example_input, task
+from lockstep.runs.build import build_state, check_complete, task
 from lockstep.selection import selected
 from lockstep.training.state import TrainState
 from lockstep.weights.warm_start import WarmStart
@@ -193,7 +193,7 @@ def test_a_missing_checkpoint_says_how_to_name_one(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_input_is_what_the_net_takes(name: str) -> None:
-    assert example_input(find(name), 2).shape == (2, 3, 299, 299)
+    assert find(name).data.blank(2).shape == (2, 3, 299, 299)
 
 
 @pytest.mark.parametrize("name", NAMES)

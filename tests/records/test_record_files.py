@@ -97,6 +97,7 @@ def test_records_are_read_where_the_system_has_no_pread(path: Path, monkeypatch:
     assert [file.read(2), file.read(0)] == [PAYLOADS[2], PAYLOADS[0]]
 
 
+@pytest.mark.process
 def test_a_forked_process_reads_the_file_that_is_open(path: Path) -> None:
     file = RecordFile(path)
     file.read(0)
@@ -480,6 +481,7 @@ def test_compressed_files_say_what_memory_they_take(tmp_path: Path, caplog: pyte
     assert caplog.messages == ["1 compressed files take 1.0 MB of memory"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_a_forked_process_reads_what_was_opened_before(tmp_path: Path, compression: Compression | None) -> None:
     write_records(tmp_path / "x", PAYLOADS, compression)

@@ -188,6 +188,7 @@ def test_half_an_index_is_none(path: Path, counted: list[Path], monkeypatch: pyt
     assert len(counted) == 2
 
 
+@pytest.mark.process
 def test_processes_and_threads_write_an_index_at_once(path: Path) -> None:
     expected = build_index(path)
 

@@ -86,6 +86,7 @@ def test_samples_are_members_that_follow_one_another_with_one_key(tmp_path: Path
     assert samples(index) == [["0001.jpg", "0001.cls"], ["0002.jpg", "0002.cls"]]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("tar_format", ["v7", "ustar", "oldgnu", "gnu", "pax"])
 def test_what_the_systems_tar_writes_is_read(tmp_path: Path, tar_format: str) -> None:
     folder = tmp_path / "files"
@@ -215,6 +216,7 @@ def test_members_without_their_content_are_refused(tmp_path: Path, kind: bytes, 
     assert "--dereference --hard-dereference" in caught.value.hint
 
 
+@pytest.mark.process
 def test_a_sparse_file_of_the_systems_tar_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "1.npy").open("wb") as file:
         file.truncate(1 << 20)

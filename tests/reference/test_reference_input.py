@@ -46,6 +46,7 @@ class Uneven:
         return str(index)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("crew", [{"num_processes": 0}, {"num_processes": 2}, {"num_threads": 2}])
 @pytest.mark.parametrize(("batch_size", "num_batches"), [(3, 2), (1, 6), (4, 1)])
 def test_values_of_any_shape_arrive_as_they_are(crew: dict[str, int], batch_size: int, num_batches: int) -> None:
@@ -61,6 +62,7 @@ def test_values_of_any_shape_arrive_as_they_are(crew: dict[str, int], batch_size
             assert torch.equal(batch["boxes"][row], torch.full((number, 4), float(number)))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("prefetch", [1, 2, 5])
 def test_what_is_read_ahead_keeps_its_order_and_shapes(prefetch: int) -> None:
     loader = ls.data.Loader(
@@ -118,6 +120,7 @@ def test_where_there_are_no_files_the_pattern_is_named(tmp_path: Path) -> None:
         ls.data.Records(tmp_path / "train-*", {"label": ls.records.Integer("label")})
 
 
+@pytest.mark.process
 def test_more_readers_than_files_do_no_harm(shards: str) -> None:
     class Decoded(ls.data.Records):
         cost = "decode"

@@ -155,6 +155,7 @@ def test_an_evaluation_stands_there_once(tmp_path: Path, make_report) -> None:
     assert [line.get("evaluation") for line in lines_of(path)] == [None, "validate", "test", None, "validate"]
 
 
+@pytest.mark.process
 def test_what_a_killed_process_wrote_is_there(tmp_path: Path) -> None:
     program = (
         "import os, sys, signal, pathlib\n"

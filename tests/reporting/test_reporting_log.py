@@ -99,6 +99,7 @@ def test_a_closed_stream_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -
     logger.info("nobody reads this")
 
 
+@pytest.mark.process
 def test_importing_sets_no_handler_and_loads_nothing_heavy() -> None:
     check = (
         "import sys, logging\n"

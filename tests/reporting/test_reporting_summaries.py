@@ -181,6 +181,7 @@ def test_what_is_no_image_is_refused(tmp_path: Path, shape: tuple[int, ...], dty
     assert "channels before the height" in error.value.hint
 
 
+@pytest.mark.process
 def test_a_kill_loses_the_last_interval_at_most(tmp_path: Path) -> None:
     program = (
         "import os, sys, signal, pathlib\n"

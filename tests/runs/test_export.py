@@ -158,6 +158,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ls.TrainState]:
     return folder, state
 
 
+@pytest.mark.process
 def test_plain_torch_gets_the_scores_of_an_evaluation(run: tuple[Path, ls.TrainState]) -> None:
     folder, state = run
     for name in FILES:

@@ -37,7 +37,7 @@ def test_each_part_of_the_update_has_an_interval_of_its_own(tmp_path: Path) -> N
         summaries=Interval(0), gradients=Interval(2), variables=Interval(3), activations=Interval(0.5, "epochs")
     )
     logger = MetricsLogger(tmp_path, watch, BEGINNING)
-    hooks = logger.observe(state, ls.Towers(), BEGINNING, 8)
+    hooks = logger.observe(state, ls.Towers(), 8)
     for step in range(6):
         batch = ls.Batch({"x": torch.ones(8, 3)}, position=8 * step, batch_size=8, towers=range(1), epoch_size=80)
         report = ls.train_step(state, squared, batch)
@@ -51,14 +51,14 @@ def test_each_part_of_the_update_has_an_interval_of_its_own(tmp_path: Path) -> N
 
 def test_nobody_looks_where_nothing_is_asked_for(tmp_path: Path) -> None:
     logger = MetricsLogger(tmp_path, Monitoring(), BEGINNING)
-    assert list(logger.observe(make_state(), ls.Towers(compile=True), BEGINNING, 8)) == []
+    assert list(logger.observe(make_state(), ls.Towers(compile=True), 8)) == []
     logger.close()
 
 
 def test_closing_leaves_the_state_alone(tmp_path: Path) -> None:
     state = make_state()
     logger = MetricsLogger(tmp_path, Monitoring(gradients=Interval(1)), BEGINNING)
-    logger.observe(state, ls.Towers(), BEGINNING, 8)
+    logger.observe(state, ls.Towers(), 8)
     assert state.gradient_hooks
     logger.close()
     assert not state.gradient_hooks
@@ -68,7 +68,7 @@ def test_activations_of_compiled_towers_are_refused(tmp_path: Path) -> None:
     logger = MetricsLogger(tmp_path, Monitoring(gradients=Interval(1), activations=Interval(1)), BEGINNING)
     state = make_state()
     with pytest.raises(ls.InputError, match="A compiled model does not show its activations"):
-        logger.observe(state, ls.Towers(compile=True), BEGINNING, 8)
+        logger.observe(state, ls.Towers(compile=True), 8)
     assert not state.gradient_hooks
     logger.close()
 

@@ -45,6 +45,7 @@ def contents(workdir: Path) -> dict[str, Any]:
     return found | {path.name: path.read_bytes() for path in newest.iterdir() if path.name != "manifest.json"}
 
 
+@pytest.mark.process
 def test_a_script_alone_is_a_script_resumed_on_two_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,6 +189,7 @@ def on_two_workers(own: Recipe, counts: dict[str, list[int]]) -> str:
         return f"{error.what} {error.given}"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("differing", "said"),
     [

@@ -16,6 +16,8 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import to_toml
 from lockstep.workers.rank import leave
 
+pytestmark = pytest.mark.process
+
 
 def small(photos: Path, steps: int = 2) -> Recipe:
     return replace(

@@ -68,6 +68,7 @@ def run(workdir: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) -> None:
     Run(given, workdir, ls.join("cpu")).run()
 
 
+@pytest.mark.process
 def test_bad_examples_are_named_counted_and_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,8 +23,8 @@ from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
 from lockstep.runs import skipped, stages
 from lockstep.runs.build import Parts
-from lockstep.runs.result import Result
 from lockstep.runs.run import Run
+from lockstep.runs.workdir import Result
 from lockstep.workers.rank import Worker
 
 BATCH_SIZE, STEPS = 4, 9
@@ -179,6 +179,7 @@ def on_two_workers(workdir: Path) -> list[int]:
     return parts[0].loader.skipped
 
 
+@pytest.mark.process
 def test_all_workers_go_back_together(
     told: dict[str, bytes], tmp_path: Path, run_workers: Callable[..., list[Any]]
 ) -> None:

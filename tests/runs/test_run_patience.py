@@ -20,9 +20,9 @@ from lockstep.checkpoints.store import Store
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.runs import stages
-from lockstep.runs.result import Result
 from lockstep.runs.run import Run
 from lockstep.runs.validation import num_without_improvement
+from lockstep.runs.workdir import Result
 from lockstep.workers.rank import leave
 
 SCORES = {2: 0.5, 4: 0.75, 6: 0.75, 8: 0.625, 10: 0.875, 12: 0.5, 14: 0.5, 16: 0.5}
@@ -188,6 +188,7 @@ def on_two_workers(workdir: Path) -> list[Any]:
     return [first.reason, second.reason, second.step]
 
 
+@pytest.mark.process
 def test_all_workers_end_together(
     tmp_path: Path, undisturbed: dict[str, bytes], run_workers: Callable[..., list[Any]]
 ) -> None:

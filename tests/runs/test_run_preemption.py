@@ -14,8 +14,8 @@ from torch import nn
 
 import lockstep as ls
 from lockstep.runs import stages
-from lockstep.runs.result import Result
 from lockstep.runs.run import Run
+from lockstep.runs.workdir import Result
 from lockstep.workers.rank import leave
 
 Place = tuple[str, int]

@@ -22,8 +22,8 @@ from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
 from lockstep.runs import stages
 from lockstep.runs.build import Parts, check_complete
-from lockstep.runs.result import Result
 from lockstep.runs.run import Run
+from lockstep.runs.workdir import Result
 from lockstep.version import __version__
 from lockstep.workers.rank import Worker
 

@@ -121,15 +121,15 @@ def all_faults() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def found() -> dict[int, list[dict[str, Any]]]:
-    """What each worker knows of each fault, on one worker and on two."""
-    return {2: worker_processes.run_workers(all_faults, 2)}
+    """What each worker knows of each fault, by the number of workers; filled by the tests."""
+    return {}
 
 
 @pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.process)])
 def test_a_fault_is_named(found: dict[int, list[dict[str, Any]]], name: str, num_workers: int) -> None:
     if num_workers not in found:
-        found[num_workers] = [all_faults()]
+        found[num_workers] = [all_faults()] if num_workers == 1 else worker_processes.run_workers(all_faults, 2)
     _, said, counts = FAULTS[name]
     last = num_workers - 1
     for rank, (text, position, culprits, towers) in enumerate(each[name] for each in found[num_workers]):
@@ -247,6 +247,7 @@ def bad_parameter() -> str:
     return str(caught.value)
 
 
+@pytest.mark.process
 def test_the_worker_is_named_whose_model_alone_is_not_finite() -> None:
     for said in worker_processes.run_workers(bad_parameter, 2):
         assert "The model is not finite after step 1" in said
@@ -470,6 +471,7 @@ def test_a_resumed_run_has_the_rest_of_the_budget(tmp_path: Path) -> None:
     assert (num_skipped, positions) == (4, [32])
 
 
+@pytest.mark.process
 def test_all_workers_skip_and_stop_alike() -> None:
     alone, *workers = skip_all(), *worker_processes.run_workers(skip_all, 2)
     said = alone[1].replace("tower 3 on worker 0", "tower 3 on worker 1")

@@ -52,6 +52,7 @@ def on_two(workdir: Path) -> list[int]:
     return Store(workdir / "checkpoints").steps()
 
 
+@pytest.mark.process
 def test_on_two_workers_the_chief_alone_saves(tmp_path: Path, run_workers: Callable[..., list[Any]]) -> None:
     chief, _ = run_workers(on_two, 2, tmp_path)
     assert chief == [2, 3, 4, 5, 6]

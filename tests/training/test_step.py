@@ -141,6 +141,7 @@ def told_of_missing() -> list[str]:
     return [line for line in told if line.startswith("no tower")]
 
 
+@pytest.mark.process
 def test_of_parameters_that_miss_gradients_the_chief_tells_once(run_workers: Callable[..., list[Any]]) -> None:
     chiefs = [
         "no tower has a gradient for right.weight, right.bias, never.weight, never.bias: left untouched",
@@ -166,6 +167,7 @@ def never_used(in_update: bool, num_towers: int = 2) -> tuple[list[float], list[
     return model.never.weight.flatten().tolist(), [report.losses["l2"] for report in reports]
 
 
+@pytest.mark.process
 def test_a_parameter_without_a_gradient_follows_its_penalty(
     caplog: pytest.LogCaptureFixture, run_workers: Callable[..., list[Any]]
 ) -> None:

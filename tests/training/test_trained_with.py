@@ -285,6 +285,7 @@ def on_different_threads() -> str:
     return "trained"
 
 
+@pytest.mark.process
 def test_workers_on_different_threads_are_not_exact(run_workers: Callable[..., list[Any]]) -> None:
     said = run_workers(on_different_threads, 2)
     assert said == ["The workers do not agree on the number of threads: worker 1 differs."] * 2

@@ -159,6 +159,7 @@ def started(workdir: Path) -> list[float]:
     return values(state)["conv.weight"]
 
 
+@pytest.mark.process
 def test_all_workers_start_alike(tmp_path: Path, run_workers: Callable[..., list[Any]]) -> None:
     ls.save(make(1), loader(), tmp_path)
     first, second = run_workers(started, 2, tmp_path)
@@ -424,6 +425,7 @@ def started_from_a_live_run(workdir: Path, newer: Path) -> list[float]:
     return values(state)["conv.weight"]
 
 
+@pytest.mark.process
 def test_all_workers_take_the_same_checkpoint_of_a_run_that_goes_on(
     tmp_path: Path, run_workers: Callable[..., list[Any]]
 ) -> None:

@@ -223,6 +223,7 @@ def first_weights() -> list[float]:
     return found
 
 
+@pytest.mark.process
 def test_all_workers_draw_the_same(run_workers: Callable[..., list[Any]]) -> None:
     model = net("a")
     initialize(model, ALL, seed=5)

@@ -200,6 +200,7 @@ def test_no_file_that_a_stranger_names_is_opened(tmp_path: Path) -> None:
     assert (tmp_path / "victim.bin").read_bytes() == b"mine"
 
 
+@pytest.mark.process
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
 def test_memory_of_another_user_is_not_opened() -> None:
     ready, child = os.pipe(), os.fork()

@@ -145,6 +145,7 @@ def join_without_local_ranks() -> tuple[int, int, list[str]]:
     return here.local_rank, here.num_local_workers, here.group.gather(here.name)
 
 
+@pytest.mark.process
 def test_workers_of_a_bare_launcher_find_each_other_and_count_their_host(run_workers: Callable[..., list[Any]]) -> None:
     said = run_workers(join_without_local_ranks, 2)
     assert said == [(rank, 2, ["worker 0", "worker 1"]) for rank in range(2)]
@@ -167,6 +168,7 @@ os.write(1, f"{here.name} {here.local_rank} {here.num_local_workers} {values}\\n
 """
 
 
+@pytest.mark.process
 def test_workers_of_torchrun_find_each_other_and_again_after_a_restart(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(RESTARTED)

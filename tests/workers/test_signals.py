@@ -80,6 +80,7 @@ def test_a_notice_is_passed_on_however_often_it_comes(passing_on: Pulse, number:
     assert passing_on.stop_requested == number.name
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGUSR1, 0)])
 def test_a_forked_child_can_be_ended_and_is_not_by_a_notice_of_preemption(
     passing_on: Pulse, number: signal.Signals, status: int

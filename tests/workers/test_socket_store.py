@@ -148,6 +148,7 @@ def test_a_store_whose_launcher_is_gone_says_so(server: StoreServer) -> None:
         SocketStore(ours).check(["a"])
 
 
+@pytest.mark.process
 def test_a_forked_child_does_not_mix_its_requests_with_those_of_its_parent(server: StoreServer) -> None:
     store = SocketStore(server.connect())
     child = os.fork()

@@ -53,6 +53,7 @@ def test_metrics_of_torchmetrics_compute_what_they_do_alone() -> None:
     assert found["both"] == pytest.approx({n: float(v) for n, v in metrics["both"].compute().items()}, rel=1e-6)
 
 
+@pytest.mark.process
 def test_metrics_of_torchmetrics_have_the_same_bits_for_every_number_of_workers(
     run_workers: Callable[..., list[Any]],
 ) -> None:

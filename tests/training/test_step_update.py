@@ -69,6 +69,7 @@ def trained_by_count(num_towers: int) -> tuple[list[float], dict[str, float]]:
     return values_of(state), dict(last.losses)
 
 
+@pytest.mark.process
 def test_a_counted_loss_weighs_each_thing_alike_however_the_batch_is_cut(run_workers: Callable[..., list[Any]]) -> None:
     joined, losses = trained_by_count(1)
     for values, reported in [
@@ -136,6 +137,7 @@ def train_with_tower_clip(num_towers: int) -> list[float]:
     return values_of(state)
 
 
+@pytest.mark.process
 def test_transforms_of_towers_give_the_same_bits_on_any_number_of_workers(
     run_workers: Callable[..., list[Any]],
 ) -> None:
@@ -356,6 +358,7 @@ def train_words(sparse: bool, optimizer: Any, num_towers: int) -> list[float]:
     return values_of(state)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("optimizer", [ls.optim.SGD(0.1), ls.optim.Adagrad(0.1)])
 def test_sparse_gradients_update_as_dense_ones_do(optimizer: Any, run_workers: Callable[..., list[Any]]) -> None:
     dense = train_words(False, optimizer, 4)
@@ -448,6 +451,7 @@ def test_the_scale_grows_after_many_good_updates_and_is_saved() -> None:
     assert other.values() == state.values()
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("c++") is None and shutil.which("g++") is None, reason="there is no C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_model_trains_as_the_plain_one_does() -> None:

@@ -218,6 +218,7 @@ def batch_of_mine() -> ls.Batch:
     return next(make_loader().batches(range(rank, rank + 1), 2))
 
 
+@pytest.mark.process
 def test_workers_whose_losses_have_other_names_are_told(run_workers: Callable[..., list[Any]]) -> None:
     for said in run_workers(train_with_names_of_its_own, 2):
         assert "the names of losses and metrics" in said

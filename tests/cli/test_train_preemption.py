@@ -72,6 +72,7 @@ def events(workdir: Path) -> list[str]:
     return [json.loads(line)["event"] for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.process
 def test_preempted_at_a_random_moment_a_run_learns_the_same(tmp_path: Path) -> None:
     choose, workdir, undisturbed = random.Random(), tmp_path / "run", tmp_path / "undisturbed"
     metrics, number = workdir / "metrics.jsonl", choose.choice([signal.SIGUSR1, signal.SIGTERM])
@@ -97,6 +98,7 @@ def test_preempted_at_a_random_moment_a_run_learns_the_same(tmp_path: Path) -> N
     assert events(undisturbed) == ["start", "end"]
 
 
+@pytest.mark.process
 def test_a_run_whose_terminal_is_closed_is_saved(tmp_path: Path) -> None:
     metrics = tmp_path / "run/metrics.jsonl"
     words = ["train", "mnist", "--workdir", str(tmp_path / "run"), "--workers", "2", *WORDS, "--forever"]

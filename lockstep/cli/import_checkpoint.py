@@ -59,7 +59,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def targets(source: WeightSource, mapping: WarmStart) -> dict[str, Target]:
-    """Parameters of a model that takes all weights of a file: their names by the map, and torch's shapes."""
+    """Return the parameters of a model that takes all weights of a file: named by the map, in torch's shapes."""
     import torch
 
     from lockstep.weights.assignment import select_variables

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+pytestmark = [pytest.mark.process, pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")]
 
 NOBODY = 65534
 RUN = """

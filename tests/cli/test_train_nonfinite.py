@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parent.parent.parent
 SETTINGS = ["batch_size=24", "evaluate.every=0", "watch.metrics=1 steps", "optimizer.kind=sgd", "optimizer.lr=1e30"]
 

@@ -106,6 +106,7 @@ def train_counting(dtype: torch.dtype, folder: Path | None = None) -> list[list[
     return [state.model.constant.float().tolist(), state.model.count.float().tolist()]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("dtype", UNUSUAL, ids=str)
 def test_buffers_of_unusual_kinds_come_from_the_first_tower(
     dtype: torch.dtype, tmp_path: Path, run_workers: Callable[..., list[Any]]

@@ -89,6 +89,7 @@ def on_a_worker(folder: Path, workdir: Path, then: str) -> str:
     return ""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("then", ["resume", "train"])
 def test_a_worker_with_other_data_is_named(then: str, tmp_path: Path, run_workers: Callable[..., list[Any]]) -> None:
     write(tmp_path / "worker 0", 1, 2)
@@ -100,6 +101,7 @@ def test_a_worker_with_other_data_is_named(then: str, tmp_path: Path, run_worker
     assert said[0].count('"train-00001-of-00002: 4 records, ') == 2
 
 
+@pytest.mark.process
 def test_workers_with_copies_of_the_same_data_train(tmp_path: Path, run_workers: Callable[..., list[Any]]) -> None:
     for rank in range(2):
         write(tmp_path / f"worker {rank}", 1, 2)
