@@ -18,7 +18,8 @@ import worker_processes
 
 from lockstep.reporting.log import LineHandler
 
-NUM_SLOWEST_SHOWN, MAX_CPU_SECONDS = 20, 20.0
+NUM_SLOWEST_SHOWN, MAX_CPU_SECONDS = 20, 30.0
+"""20 s on a quiet machine: where cores are shared, the same work takes up to half as much again."""
 PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", worker_processes.EVENT}
 process_starts: list[str] = []
 

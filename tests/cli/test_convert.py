@@ -139,6 +139,7 @@ def test_too_many_skipped_are_an_error(photos: Path, tmp_path: Path, convert: Co
     assert convert("images", photos, "--to", tmp_path / "out", "--max-skipped", 1)[0] == 0
 
 
+@pytest.mark.process
 def test_a_part_of_each_class_validates(photos: Path, tmp_path: Path, convert: Convert) -> None:
     labels = write(tmp_path / "labels.txt", "b\na\n")
     words = ["--labels", labels, "--validation-per-class", 1, "--validation-shards", 1]

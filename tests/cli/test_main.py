@@ -20,6 +20,7 @@ def test_the_help_of_train_lists_all_shipped_recipes(capsys: pytest.CaptureFixtu
     assert {*SHIPPED_RECIPES} <= {*said}
 
 
+@pytest.mark.process
 def test_the_help_of_every_command_loads_no_torch() -> None:
     code = f"""
 import sys
