@@ -1,4 +1,4 @@
-"""The extra state that modules keep beside parameters and buffers, by torch's `get_` and `set_extra_state`.
+"""The extra state that modules keep beside parameters and buffers, by torch's `get_extra_state` and `set_extra_state`.
 
 It is saved as JSON, with the tensors in it in a section of their own: nothing is pickled.
 """

@@ -126,7 +126,7 @@ def test_a_time_of_grace_that_is_none(seconds: str) -> None:
     assert str(raised.value) == (
         "--grace is out of range.\n"
         f"  given:    --grace={float(seconds)}\n"
-        "  expected: a number above 0\n"
+        "  expected: above 0\n"
         "  hint:     give the seconds between the signal and the end of the machine"
     )
 

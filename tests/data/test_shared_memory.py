@@ -83,5 +83,5 @@ def test_descriptors_are_not_used_up(pair: Pair) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(50):
         pair.hand_over(torch.zeros(4))
-        gc.collect()
+    gc.collect()
     assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.process
 
 SCRIPT = Path(__file__).parent / "resume_run.py"
 STEPS = 120
-KILLS = 10
+KILLS = 3
 """Of one chain of starts, each after the workers have made steps: a kill while torch is imported proves little."""
 TIMEOUT_SECONDS = 60
 
@@ -109,7 +109,7 @@ def wait_until_gone(workdir: Path) -> None:
         assert time.monotonic() < deadline, "a worker outlived its launcher"
 
 
-@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 23))])
+@pytest.mark.parametrize("seed", [*range(1, 8), *(pytest.param(n, marks=pytest.mark.slow) for n in range(8, 75))])
 def test_killed_at_random_moments(undisturbed: dict[str, bytes], tmp_path: Path, seed: int) -> None:
     choose, workdir = random.Random(seed), tmp_path / "run"
     metrics = workdir / "metrics.jsonl"
@@ -132,7 +132,7 @@ def test_killed_in_the_middle_of_saves(undisturbed: dict[str, bytes], tmp_path: 
         return checkpoints.is_dir() and any(not path.name.startswith("step-") for path in checkpoints.iterdir())
 
     kills = 0
-    for _ in range(4):
+    for _ in range(3):
         process = start(workdir, 3)
         if wait_for(saving, process):
             os.killpg(process.pid, signal.SIGKILL)
