@@ -1,14 +1,14 @@
 """Saving while the run goes on.
 
 A thread copies the tensors and writes the copy. The run computes meanwhile, and waits only before it changes tensors
-that are not copied yet: the states call `copied` before each change. Forward and backward passes take longer than the
+that are not copied yet: whoever changes tensors calls `copied` before. Forward and backward passes take longer than the
 copy, so the run rarely waits. A writer has at most one checkpoint in flight: the next one waits for it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from copy import deepcopy
 
@@ -35,7 +35,7 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
         self._may_change = threading.Event()
         self._error: BaseException | None = None
-        self._hooks: Sequence[list[Callable[[], None]]] = ()
+        self._before_change: list[Callable[[], None]] | None = None
 
     def begin(
         self,
@@ -45,7 +45,7 @@ class BackgroundWriter:
         scores: Mapping[str, float] | None = None,
         *,
         at_once: Collection[str] = (),
-        before_change: Sequence[list[Callable[[], None]]] = (),
+        before_change: list[Callable[[], None]] | None = None,
     ) -> None:
         """Have a checkpoint written; the tensors must stay as they are until `copied` has returned.
 
@@ -55,8 +55,8 @@ class BackgroundWriter:
             values: the rest, which is taken as it is now.
             scores: of the weights, by name, where they are known.
             at_once: sections that are copied before this returns, since they may change at any time.
-            before_change: lists of functions to be called before the tensors change; until the checkpoint has been
-                waited for, `copied` is in each.
+            before_change: functions that are called before the tensors change; until the checkpoint has been waited
+                for, `copied` is among them.
 
         Raises:
             CheckpointError: a tensor cannot be saved, or the checkpoint before this one could not be written.
@@ -74,9 +74,9 @@ class BackgroundWriter:
         thread.start()
         self._thread = thread
         _in_flight.append(self)
-        self._hooks = before_change
-        for hooks in before_change:
-            hooks.append(self.copied)
+        self._before_change = before_change
+        if before_change is not None:
+            before_change.append(self.copied)
 
     def copied(self) -> None:
         """Wait until everything is copied."""
@@ -94,8 +94,8 @@ class BackgroundWriter:
             self._thread.join()
             self._thread = None
             _in_flight.remove(self)
-            for hooks in self._hooks:
-                hooks.remove(self.copied)
+            if self._before_change is not None:
+                self._before_change.remove(self.copied)
             error, self._error = self._error, None
             if error is not None:
                 raise error

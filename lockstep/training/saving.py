@@ -15,7 +15,7 @@ from lockstep.checkpoints.store import Store
 from lockstep.data.loader import Loader
 from lockstep.errors import CheckpointError
 from lockstep.training.saved_state import EXTRA, extra_state
-from lockstep.training.state import TrainState
+from lockstep.training.state import TrainState, before_change
 from lockstep.version import __version__
 from lockstep.workers.rank import join
 
@@ -74,9 +74,7 @@ class Saver:
             return
         step, tensors, values = snapshot(states, loader)
         at_once = [section for section in tensors if section.rpartition(".")[2] in _CHANGING]
-        changing = {state for saved in named_states(states).values() for state in saved.sharing()}
-        hooks = [state.before_change for state in changing]
-        self._writer.begin(step, tensors, values, scores, at_once=at_once, before_change=hooks)
+        self._writer.begin(step, tensors, values, scores, at_once=at_once, before_change=before_change)
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on the disk."""

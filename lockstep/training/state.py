@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
 from typing import Any, Literal, get_args
 from weakref import WeakSet
@@ -35,6 +34,9 @@ _AVERAGE_HINT = "write average=ls.optim.MovingAverage(0.999), loss_average=ls.Lo
 _TRANSFORMS_HINT = "write a list: gradient_transforms=[ls.optim.ClipGlobalNorm(10.0)]"
 _UPDATE_HINT = 'return {"name.of.a.buffer": tensor}'
 Transforms = Sequence[GradientTransform | BoundTransform]
+before_change: list[Callable[[], None]] = []
+"""Called before any state of this process changes a tensor: a saver that still copies waits there. It is one list for
+all states, since they may share memory in ways that no state knows of: a parameter, a view of one, a later state."""
 _states: WeakSet[TrainState] = WeakSet()
 """All states of this process: a loss function may use the model of another one, whose buffers are to stay."""
 
@@ -71,8 +73,6 @@ class TrainState:
     """What checkpoints say of the arguments, and from the first step on of towers, exchange and threads."""
     resumed: Resumed | None = None
     """The checkpoint that the first step after a resume is compared with."""
-    before_change: list[Callable[[], None]]
-    """Called before something here changes: a saver that still copies it waits there."""
 
     def __init__(
         self,
@@ -102,7 +102,6 @@ class TrainState:
         check_one_of("nonfinite", nonfinite, get_args(Nonfinite))
         check_value("nonfinite_budget", nonfinite_budget, NonNegativeInt)
         self.trained_with = describe_arguments(locals())
-        self.before_change = []
         self.step = 0
         self.first_step = 0
         """The optimizer, and the schedule of its learning rate, count their steps from this one on."""
@@ -139,7 +138,7 @@ class TrainState:
         _states.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "gradient_hooks": [], "before_change": []}  # nobody watches or saves a copy
+        return {**self.__dict__, "gradient_hooks": []}  # nobody watches a copy
 
     def __setstate__(self, values: dict[str, Any]) -> None:
         self.__dict__.update(values)
@@ -161,7 +160,7 @@ class TrainState:
             transform(gradients, self.step)
         for hook in self.gradient_hooks:
             hook(gradients)
-        self._prepare_change()
+        _prepare_change()
         self._optimizer.update(gradients, self.step - self.first_step)
         self.step += 1
         if attempt.statistics:
@@ -248,18 +247,6 @@ class TrainState:
             self.num_skipped += 1
         words = describe_nonfinite(outcome.losses, gradients, has_finite_statistics=attempt.has_finite_statistics)
         return outcome._replace(nonfinite=tuple(words), overflowed=overflowed)
-
-    def _prepare_change(self) -> None:
-        for wait in self.before_change.copy():
-            wait()
-
-    def sharing(self) -> list[TrainState]:
-        """The states that have a parameter or buffer in common with this one, itself among them."""
-        own = set(map(id, self._tensors()))
-        return [other for other in _states if not own.isdisjoint(map(id, other._tensors()))]
-
-    def _tensors(self) -> Iterator[Tensor]:
-        return chain(self.model.parameters(), self.model.buffers())
 
     def other_buffers(self) -> list[Tensor]:
         """The buffers of the models of all other states: no step of this state may change them."""
@@ -368,7 +355,7 @@ class TrainState:
         own, slots = self.sections(), sections.get("slots", {})
         check_compatible({**own, "slots": self._optimizer.expects(slots)}, sections)
         self._optimizer.check_values(values["optimizer"])
-        self._prepare_change()
+        _prepare_change()
         with torch.no_grad():
             for section in ("parameters", "buffers", "average"):
                 for name, tensor in own[section].items():
@@ -378,6 +365,11 @@ class TrainState:
         self.num_skipped = int(values["num_refused"])
         self.loss_scale = LossScale(**values["loss_scale"])
         self.smoothed.load(values["smoothed"])
+
+
+def _prepare_change() -> None:
+    for wait in before_change.copy():
+        wait()
 
 
 def _optimizer(given: Any) -> Optimizer:

@@ -66,8 +66,8 @@ def test_the_run_goes_on_while_it_is_written(gate: Gate) -> None:
 
 def test_what_changes_the_tensors_calls_the_writer_as_long_as_it_is_in_flight(gate: Gate) -> None:
     writer, hooks = BackgroundWriter(gate), [print]  # type: ignore[arg-type]
-    writer.begin(1, sections_of(1), {"step": 1}, before_change=[hooks, hooks])
-    assert hooks == [print, writer.copied, writer.copied]
+    writer.begin(1, sections_of(1), {"step": 1}, before_change=hooks)
+    assert hooks == [print, writer.copied]
     gate.is_open.set()
     writer.wait()
     assert hooks == [print]
@@ -178,7 +178,7 @@ def test_a_writer_that_could_not_begin_is_as_before(tmp_path: Path, monkeypatch:
             threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("no more threads"))
         )
         with pytest.raises(RuntimeError, match="no more threads"):
-            writer.begin(1, sections_of(1), {"step": 1}, before_change=[hooks])
+            writer.begin(1, sections_of(1), {"step": 1}, before_change=hooks)
     assert hooks == []
     writer.begin(2, sections_of(2), {"step": 2})
     wait_for_writers()

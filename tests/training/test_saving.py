@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import lockstep as ls
+from lockstep.checkpoints.background import BackgroundWriter
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError
 
@@ -145,6 +146,23 @@ def test_a_step_of_any_state_waits_for_what_is_copied(tmp_path: Path) -> None:
         found = Store(tmp_path / f"a{number}/checkpoints").read()
         assert found is not None
         assert torch.equal(found.tensors["whole.parameters"]["head.weight"], wanted)
+
+
+@pytest.mark.parametrize("parameter", [lambda weight: weight, lambda weight: nn.Parameter(weight.detach().view(-1))])
+def test_a_step_of_a_state_made_after_the_save_waits_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parameter: Callable[[Tensor], nn.Parameter]
+) -> None:
+    """It may share memory with the state that is saved: the parameter itself, or a view of it."""
+    (state, loader), waits = make(), list[int]()
+    copied = BackgroundWriter.copied
+    monkeypatch.setattr(BackgroundWriter, "copied", lambda writer: (waits.append(1), copied(writer)))
+    with ls.Saver(tmp_path) as saver:
+        saver.save(state, loader)
+        shared = nn.Module()
+        shared.weight = parameter(state.model[0].weight)
+        later = ls.TrainState(shared, ls.optim.SGD(0.1), name="later")
+        ls.train(later, lambda model, _: {"square": model.weight.square().mean()}, loader, until=ls.Steps(1))
+    assert waits
 
 
 def test_a_save_that_waits_may_follow_one_that_does_not(tmp_path: Path) -> None:
