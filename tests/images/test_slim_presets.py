@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import pickle
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
+from preset_images import GOLDEN, draws, encoded, first_channels, some_images
 from torch import Tensor
 
 from lockstep.data.loader import Loader
@@ -18,7 +15,6 @@ from lockstep.data.order import Int64s
 from lockstep.errors import InputError
 from lockstep.images.augment import Augment
 from lockstep.images.colour import FAST_ORDERS, SLIM_ORDERS, distort
-from lockstep.images.decode import Decoding, EncodedImage
 from lockstep.images.normalisation import centred
 from lockstep.images.slim_presets import (
     PRESET_OF_NETWORK,
@@ -33,7 +29,6 @@ from lockstep.images.slim_presets import (
 from lockstep.randomness import Draws
 from lockstep.readers.reader import Cost
 
-GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "presets_golden.npz")
 PRESETS = {
     "lenet": lenet_preset(8),
     "cifarnet": cifarnet_preset(8),
@@ -43,27 +38,8 @@ PRESETS = {
 }
 
 
-def draws(count: int, start: int = 0) -> Draws:
-    return Draws(5, np.arange(start, start + count))
-
-
-def first_channels(array: Any) -> Tensor:
-    return torch.from_numpy(array).movedim(-1, -3)
-
-
-def encoded(pixels: Any, source: str = "noise") -> EncodedImage:
-    written = io.BytesIO()
-    Image.fromarray(pixels).save(written, "PNG")
-    return EncodedImage(written.getvalue(), source, Decoding("pillow"))
-
-
 def golden_batch() -> dict[str, Any]:
     return {"image": [encoded(GOLDEN["image"])]}
-
-
-def some_images(count: int) -> list[EncodedImage]:
-    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3)).astype(np.uint8)
-    return [encoded(noise[: 10 + row, : 30 - row], f"{row}.png") for row in range(count)]
 
 
 def applied(augments: tuple[Augment, ...], batch: dict[str, Any], numbers: Draws) -> dict[str, Any]:
