@@ -22,7 +22,7 @@ from lockstep.readers.schemas import DetectionSchema, ImageNetSchema
 from lockstep.readers.tar_shards import TarShards
 from lockstep.readers.voc import Voc
 from lockstep.records.example import Values, parse_example
-from lockstep.records.shards import check_local, expand_braces, find_shards
+from lockstep.records.shards import check_local, expand_braces, find_shards, read_in
 from lockstep.records.tfrecord import read_all
 
 KNOWN = (
@@ -79,8 +79,27 @@ def check_there(path: str | Path) -> None:
         for found in find_shards(expand_braces(file)):
             if not found.exists():
                 raise DataError(
-                    f"There is no data at {path}.", given=f"no file {found}", expected=KNOWN, hint="check the path"
+                    f"There is no data at {path}.",
+                    given=f"no file {found}{read_in(found)}",
+                    expected=KNOWN,
+                    hint="check the path",
                 )
+
+
+def found_from(folder: Path, path: str) -> str:
+    """Return a path as it is, or if it leads nowhere, and in another folder somewhere, the one in that folder."""
+    annotations, colon, images = path.partition(".json:")
+    parts = [f"{annotations}.json", images] if colon else [path]
+    other = ":".join(str(folder / part) for part in parts)
+    return path if _is_there(path) or not _is_there(other) else other
+
+
+def _is_there(path: str) -> bool:
+    try:
+        check_there(path)
+    except DataError:
+        return False
+    return True
 
 
 def _open_folder(folder: Path, everything: bool, decoding: Decoding) -> Reader:
@@ -117,7 +136,7 @@ def _one_set(folder: Path, names: Sequence[str]) -> list[Path]:
 
 def _open_files(files: Sequence[Path], given: str, everything: bool, decoding: Decoding) -> Reader:
     if missing := next((file for file in files if not file.is_file()), None):
-        raise _unknown(given, f"no file {missing}")
+        raise _unknown(given, f"no file {missing}{read_in(missing)}")
     if _TAR.search(files[0].name):
         return TarShards(files, decoding=decoding)
     features = _first_features(files, given)
