@@ -31,11 +31,7 @@ def test_several_are_numbered_and_each_is_told_once() -> None:
     both = InputErrors([DATA, WORKDIR])
     with pytest.raises(InputErrors) as caught:
         check_together([lambda: failing(both), lambda: failing(DATA)])
-    assert str(caught.value) == (
-        "2 things cannot be used as given.\n"
-        f"1. {DATA}\n"
-        f"2. {WORKDIR}"
-    )
+    assert str(caught.value) == (f"2 things cannot be used as given.\n1. {DATA}\n2. {WORKDIR}")
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     assert isinstance(caught.value, InputError)
 
