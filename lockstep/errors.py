@@ -62,7 +62,7 @@ class DataError(InputError):
     """A data file, a record or an example that cannot be used."""
 
 
-class InputErrors(InputError):
+class InputErrors(InputError):  # noqa: N818 (they are several)
     """Several errors of input, found together; its text has all of them, numbered."""
 
     def __init__(self, errors: Sequence[InputError]) -> None:
