@@ -24,6 +24,6 @@ def test_a_path_that_leads_nowhere_may_mean_the_closest_name_beside_it(
 ) -> None:
     (tmp_path / "runs/mnist").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert hint_for_path("runs/mnits") == "did you mean runs/mnist?"
-    assert hint_for_path("rnus/mnist") == f"check the path; it is read from {tmp_path}"
+    assert hint_for_path("runs/mnist2") == "did you mean runs/mnist?"
+    assert hint_for_path("no/mnist") == f"check the path; it is read from {tmp_path}"
     assert hint_for_path(tmp_path / "photos") == "check the path"

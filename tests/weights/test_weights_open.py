@@ -131,7 +131,7 @@ def test_what_holds_no_weights_is_described(tmp_path: Path) -> None:
 def test_a_path_that_leads_nowhere(tmp_path: Path) -> None:
     (tmp_path / "weights.pt").touch()
     for name, hint in {
-        "wieghts.pt": f"did you mean {tmp_path / 'weights.pt'}?",
+        "weights.pth": f"did you mean {tmp_path / 'weights.pt'}?",
         "no/such/place": "check the path",
     }.items():
         with pytest.raises(NotFoundError, match="There are no weights called") as error:
