@@ -15,7 +15,7 @@ LockstepError
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lockstep.screen import one_line
@@ -79,24 +79,6 @@ class InputErrors(InputError):  # noqa: N818 (they are several)
 
     def __reduce__(self) -> tuple[object, ...]:
         return InputErrors, (self.errors,)
-
-
-def check_together(checks: Iterable[Callable[[], object]]) -> None:
-    """Call all checks, and raise the errors of input that they raise as one: all can be mended at once.
-
-    Raises:
-        InputErrors: several checks have failed, in different words; of one, its own error.
-    """
-    errors: dict[str, InputError] = {}
-    for check in checks:
-        try:
-            check()
-        except InputError as error:
-            found = error.errors if isinstance(error, InputErrors) else [error]
-            errors |= {str(each): each for each in found}
-    if errors:
-        first, *others = errors.values()
-        raise InputErrors([first, *others]) if others else first
 
 
 class CheckpointError(LockstepError):

@@ -1,4 +1,4 @@
-"""Errors of input that are found together."""
+"""Checks whose errors are told together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pickle
 
 import pytest
 
-from lockstep.errors import DataError, InputError, InputErrors, WorkdirError, check_together
+from lockstep.checks import check_together
+from lockstep.errors import DataError, InputError, InputErrors, WorkdirError
 
 
 def failing(error: Exception) -> None:
