@@ -10,11 +10,11 @@ from typing import Any
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
 from lockstep.images.pillow import FORMATS
-from lockstep.listing import shorten
+from lockstep.listing import hint_for_path, shorten
 from lockstep.readers.image_files import FileNames, bytes_of, load_decoder
 from lockstep.readers.image_folder import images_below
 from lockstep.readers.reader import Cost, Int64s
-from lockstep.records.shards import check_local, read_in
+from lockstep.records.shards import check_local
 from lockstep.screen import log
 
 
@@ -83,9 +83,9 @@ def _files_at(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise DataError(
             f"{path} cannot be read.",
-            given=f"{path}{read_in(path)}: {error.strerror}",
+            given=f"{path}: {error.strerror}",
             expected="image files, and folders of them",
-            hint="check the path",
+            hint=hint_for_path(path),
         ) from error
     if others:
         log.warning("Not read in %s: %s", path, shorten(others))

@@ -94,11 +94,6 @@ def check_local(path: str | Path) -> None:
         )
 
 
-def read_in(path: str | Path) -> str:
-    """Say in which folder a relative path was looked for: " in /home/me"; "" for an absolute one."""
-    return "" if Path(path).is_absolute() else f" in {Path.cwd()}"
-
-
 def _problem_of(path: str) -> str:
     """Say why no system takes this text as a path; "" if it may be one."""
     try:
@@ -131,7 +126,7 @@ def _matching(given: str | Path) -> list[Path]:
             f"No file is named like {pattern}",
             given=_held(path.parent),
             expected="one file or more",
-            hint="check the pattern",
+            hint="check the pattern" + ("" if path.is_absolute() else f"; it is read from {Path.cwd()}"),
         )
     _check_complete(files, path.name)
     return files
@@ -139,7 +134,7 @@ def _matching(given: str | Path) -> list[Path]:
 
 def _held(folder: Path) -> str:
     if not folder.is_dir():
-        return f"there is no folder {folder}{read_in(folder)}"
+        return f"there is no folder {folder}"
     return f"a folder that holds {shorten(sorted(path.name for path in folder.iterdir())) or 'nothing'}"
 
 
