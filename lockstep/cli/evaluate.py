@@ -114,7 +114,7 @@ def scored_run(arguments: argparse.Namespace) -> ScoredRun:
     for flag, (ending, what) in _FILES.items():
         if (file := getattr(arguments, flag)) is not None:
             check_target(file, (ending,), what, overwrite=arguments.force, flag=f"--{flag}")
-    path, recipe, wanted, weights = chosen_run(arguments, follow=arguments.follow)
+    path, recipe, wanted, weights = chosen_run(arguments)
     if arguments.examples is not None:
         recipe = replace(recipe, evaluate=replace(recipe.evaluate, examples=arguments.examples))
     split = arguments.split or ("test" if "test" in recipe.data.splits else "validation")

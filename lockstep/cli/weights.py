@@ -40,12 +40,10 @@ def add_weights_arguments(command: argparse.ArgumentParser) -> argparse._Mutuall
     return which
 
 
-def chosen_run(arguments: argparse.Namespace, *, follow: bool = False) -> ChosenRun:
+def chosen_run(arguments: argparse.Namespace) -> ChosenRun:
     """Find the run and the weights that the flags choose, and refuse those that are not there.
 
-    Args:
-        arguments: of a command with these flags.
-        follow: wait for checkpoints, of which there may be none yet.
+    A command with a flag `--follow` waits for checkpoints with it, of which there may be none yet.
     """
     from lockstep.records.shards import check_local
     from lockstep.runs.workdir import Workdir
@@ -53,6 +51,7 @@ def chosen_run(arguments: argparse.Namespace, *, follow: bool = False) -> Chosen
 
     check_local(arguments.run)
     path, step = run_at_step(arguments.run)
+    follow = getattr(arguments, "follow", False)
     if step is not None and (arguments.best or follow or arguments.step is not None):
         raise InputError(
             "The checkpoint is chosen twice.",
@@ -72,8 +71,11 @@ def chosen_run(arguments: argparse.Namespace, *, follow: bool = False) -> Chosen
     store = store_in(path, recipe)
     if follow:
         return ChosenRun(path, recipe, None, weights)
-    wanted = _best(store, path) if arguments.best else _step(store, arguments.step if step is None else step)
-    return ChosenRun(path, recipe, wanted, weights)
+    if arguments.best:
+        return ChosenRun(path, recipe, _best(store, path), weights)
+    step = arguments.step if step is None else step
+    _check_saved(store, step, may_wait="follow" in arguments)
+    return ChosenRun(path, recipe, step, weights)
 
 
 def store_in(path: Path, recipe: Recipe) -> Store:
@@ -93,17 +95,19 @@ def _weights(arguments: argparse.Namespace, recipe: Recipe) -> Weights:
     return recipe.evaluate.weights
 
 
-def _step(store: Store, step: int | None) -> int | None:
-    """Return the step, of which there is a checkpoint; None: the newest, and there is one."""
+def _check_saved(store: Store, step: int | None, *, may_wait: bool) -> None:
+    """Refuse a step without a checkpoint; None is any."""
     steps = store.steps()
     if not steps or step not in (None, *steps):
+        wait = ", or add --follow to wait for it" if may_wait else ""
         raise InputError(
             f"There is no such checkpoint in {store.folder}.",
             given="the newest" if step is None else f"--step {step}",
             expected=f"one of step {', '.join(map(str, steps))}" if steps else "one at least",
-            hint="name one of these, or none for the newest" if steps else "let the run train until it has saved one",
+            hint="name one of these, or leave the step out"
+            if steps
+            else f"let the run train until it has saved one{wait}",
         )
-    return step
 
 
 def _best(store: Store, workdir: Path) -> int:

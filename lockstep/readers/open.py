@@ -96,7 +96,7 @@ def check_there(path: str | Path) -> None:
                     f"There is no data at {path}.",
                     given=f"no file {found}",
                     expected=KNOWN,
-                    hint=hint_for_path(found),
+                    hint=hint_for_path(file) if str(found) == file else "check the path",
                 )
 
 

@@ -173,7 +173,8 @@ class ImageData(Checked):
             f"The examples of this run come from the function {self.function} of a script.",
             given=f"data.function={self.function!r}",
             expected="that script, which gives the function to ls.run",
-            hint="run the script again: lockstep run SCRIPT; to score other images, lockstep evaluate RUN --data PATH",
+            hint="run the script again: lockstep run SCRIPT; or name paths, with --set data.function=none; "
+            "to score other images alone: lockstep evaluate RUN --data PATH",
         )
 
     @property

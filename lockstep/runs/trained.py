@@ -70,7 +70,7 @@ def no_averages(run: str) -> InputError:
     """Make the error for averages that a run does not keep."""
     return InputError(
         f"{run} keeps no averages of its parameters.",
-        given="averaged weights",
+        given='averaged weights (--average; in Python weights="average")',
         expected="a run whose recipe has an average",
         hint="take the raw ones (leave --average out), or train with an average: --set average.decay=0.9999",
     )

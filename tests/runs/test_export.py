@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from saved_runs import saved
 from torch import Tensor, nn
 
 import lockstep as ls
-from lockstep.checkpoints.store import Store
 from lockstep.errors import InputError
 from lockstep.evaluation.evaluate import Weights
 from lockstep.readers.mnist import scale_image
@@ -28,7 +28,6 @@ from lockstep.recipes.shipped import find
 from lockstep.runs import export
 from lockstep.runs.export import METADATA, check_packages, encode_model
 from lockstep.runs.trained import Trained, trained_model
-from lockstep.runs.workdir import Workdir
 
 FILES = ("raw.safetensors", "average.safetensors", "raw.pt2", "average.pt2")
 NUM_EXAMPLES = 5
@@ -99,18 +98,6 @@ def made_run(folder: Path, *settings: str) -> tuple[Recipe, ls.TrainState]:
     """A run with a checkpoint of step 7, whose averages are not its weights."""
     given = with_settings(find("mnist"), list(settings))
     return given, saved(folder, given)
-
-
-def saved(folder: Path, given: Recipe, *steps: int) -> ls.TrainState:
-    """Make the run."""
-    state = ls.TrainState(given.model.build(1), given.optimizer, average=given.average)
-    for tensor in state.averages().values():
-        tensor.mul_(1.25)
-    folder.mkdir()
-    Workdir(folder).write_recipe(given)
-    for step in steps or (7,):
-        Store(folder / "checkpoints").write(step, state.sections(), {"loader": {"epoch_size": 100}})
-    return state
 
 
 def evaluated(state: ls.TrainState, weights: Weights) -> np.ndarray[Any, Any]:

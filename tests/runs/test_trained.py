@@ -2,46 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from saved_runs import recipe_of_photos, saved
 from torch import nn
 
 import lockstep as ls
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError, InputError
-from lockstep.models import SqueezeNet
-from lockstep.recipes.data import ImageData
 from lockstep.recipes.parts import Stage
-from lockstep.recipes.preprocessing import Inception
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.trained import take_weights, trained_model
-from lockstep.runs.workdir import Workdir
 from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.source import MemorySource
 
 
-def saved(folder: Path, given: Recipe, *steps: int) -> ls.TrainState:
-    """Make a run with checkpoints."""
-    state = ls.TrainState(given.model.build(1), given.optimizer, average=given.average)
-    folder.mkdir()
-    Workdir(folder).write_recipe(given)
-    for step in steps or (7,):
-        Store(folder / "checkpoints").write(step, state.sections(), {"loader": {"epoch_size": 100}})
-    return state
-
-
 def test_images_are_as_large_as_in_the_stage_of_the_checkpoint(tmp_path: Path) -> None:
-    shorten = Recipe(
-        name="few",
-        model=SqueezeNet(num_classes=2),
-        data=ImageData(image_size=32, preprocessing=Inception()),
-        optimizer=ls.optim.SGD(0.1),
-        batch_size=2,
-        stages=(Stage(ls.Steps(2)), Stage(ls.Steps(2), image_size=48)),
-    )
+    shorten = replace(recipe_of_photos(), stages=(Stage(ls.Steps(2)), Stage(ls.Steps(2), image_size=48)))
     saved(tmp_path / "run", shorten, 2, 3)
     sides = [trained_model(f"{tmp_path}/run@{step}", "raw").recipe.data.image_size for step in (2, 3)]
     assert sides == [32, 48]
