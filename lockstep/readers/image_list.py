@@ -55,7 +55,7 @@ class ImageList:
         self.folder = above if any(path.is_absolute() for path in given) else os.path.relpath(above)
         """The folder that all files are in or below: relative to the current one, if all paths given were."""
         self._decoding = decoding
-        self.decoder = load_decoder(decoding, self.folder)
+        self.decoder = load_decoder(decoding)
         self._names = FileNames(self.folder, (file.relative_to(above).as_posix() for file in files))
 
     def __len__(self) -> int:
