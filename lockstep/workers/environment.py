@@ -11,10 +11,10 @@ milliseconds of Intel's and LLVM's, by default 200. To the system a thread that 
 process it uses up the time on a core that the thread it waits for would need. No bits depend on it."""
 
 SETTINGS = {
-    # Large gradients are allocated and freed each step: without these, glibc gives the pages back to the system each time.
+    # Large gradients are allocated and freed each step: without these, glibc gives the pages back each time.
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
-    # One thread until the worker knows how many it may have: torch takes a later, larger number, but never fewer cores.
+    # One thread until the worker knows how many it may have: torch takes a larger number later, but never fewer cores.
     "OMP_NUM_THREADS": "1",
     **SHORT_WAITS,
 }
