@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SHORT_WAITS = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
-"""How long an idle thread spins before it sleeps: rounds of GNU's OpenMP, by default 300,000, which are milliseconds; and
-milliseconds of Intel's and LLVM's, by default 200. To the system a thread that spins is at work: beside another busy
+"""How long an idle thread spins before it sleeps: rounds of GNU's OpenMP, 300,000 by default, which are some
+milliseconds; milliseconds of Intel's and LLVM's, 200 by default. To the system a thread that spins is at work: beside another busy
 process it uses up the time on a core that the thread it waits for would need. No bits depend on it."""
 
 SETTINGS = {
