@@ -50,7 +50,7 @@ class ImageFolder:
     ) -> None:
         check_local(path)
         self._decoding = decoding
-        self.decoder = load_decoder(decoding, path)
+        self.decoder = load_decoder(decoding)
         files = _files_by_class(Path(path), read_labels(Path(labels)) if labels else None)
         self.classes = (BACKGROUND, *files) if background else tuple(files)
         """The name of each class, by its label."""
