@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SHORT_WAITS = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
-"""How long an idle thread spins before it sleeps: rounds of GNU's OpenMP, 300,000 by default, which are some
-milliseconds; milliseconds of Intel's and LLVM's, 200 by default. To the system a thread that spins is at work: beside another busy
-process it uses up the time on a core that the thread it waits for would need. No bits depend on it."""
+"""How long an idle thread spins before it sleeps. GNU's OpenMP counts rounds, 300,000 by default, which take some
+milliseconds; Intel's and LLVM's count milliseconds, 200 by default. To the system a thread that spins is at work:
+beside another busy process it uses up the time on a core that the thread it waits for would need. No bits depend on it.
+"""
 
 SETTINGS = {
     # Large gradients are allocated and freed each step: without these, glibc gives the pages back each time.
