@@ -19,6 +19,7 @@ from lockstep.errors import InputError, LockstepError
 from lockstep.reporting.console import format_duration, format_rate
 from lockstep.reporting.log import configure, is_terminal
 from lockstep.screen import log
+from lockstep.workers.environment import SHORT_WAITS
 
 if TYPE_CHECKING:
     from lockstep.reporting.bar import Bar
@@ -31,6 +32,12 @@ EXIT_CODES = """exit codes:
   75   preempted (SIGUSR1; with --requeue also SIGTERM), after a final checkpoint: to be started again
   130  stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP, after a final checkpoint: the same command goes on
   137  aborted by a second Ctrl-C: the last checkpoint stands"""
+
+ENVIRONMENT = f"""environment:
+  Workers start with {" ".join(f"{name}={value}" for name, value in SHORT_WAITS.items())}, for idle threads
+  that spare busy neighbours, and with settings of the allocator. A variable of
+  yours goes before them; one set to nothing leaves it to the library:
+    GOMP_SPINCOUNT= lockstep train mnist"""
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 _SECONDS_BETWEEN_DRAWINGS = 0.2
