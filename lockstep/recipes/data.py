@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from lockstep.checks import Checked, PositiveInt
+from lockstep.checks import Checked, PositiveInt, check_together
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment, RandomShift
 from lockstep.images.decode import Decoding
@@ -115,10 +115,13 @@ class ImageData(Checked):
         """Check that there are examples to train on."""
         if self.function is not None:
             raise self._needs_its_script()
-        if getattr(self, self.split) is None:
-            raise _no_path(self.split)
-        for split in self.splits:
-            check_there(getattr(self, split))
+        check_together(partial(self._check_there, split) for split in {self.split: 0, **dict.fromkeys(self.splits)})
+
+    def _check_there(self, split: str) -> None:
+        path = getattr(self, split)
+        if path is None:
+            raise _no_path(split)
+        check_there(path)
 
     def prepare(self) -> None:
         """Do nothing: the files are read as they are."""
