@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -17,7 +16,7 @@ from lockstep.images.augment import Augment, RandomShift
 from lockstep.images.decode import Decoding
 from lockstep.images.slim_presets import Preset
 from lockstep.readers.classification import ClassificationReader, check_labels_offset
-from lockstep.readers.mnist import mnist_reader, prepare_records, scale_image
+from lockstep.readers.mnist import ensure_files, mnist_folder, mnist_reader, scale_image
 from lockstep.readers.open import check_there, open_source
 from lockstep.readers.reader import Reader
 from lockstep.recipes.preprocessing import Inception, Preprocessing
@@ -32,7 +31,10 @@ class MnistData:
     """MNIST: 55,000 examples to train on, 5,000 to validate and 10,000 to test."""
 
     folder: str | None = None
-    """The folder of the four files; None: the files that come with the project."""
+    """The folder of the four files; None: `data/mnist` in the current folder, else `mnist` in the cache. Files that are
+    missing are fetched to it."""
+    cache: str | None = None
+    """The folder of the cache; None: the user's."""
     augment: tuple[RandomShift, ...] = ()
     """Augmentations of the training images, in this order."""
     split: Split = "train"
@@ -47,12 +49,12 @@ class MnistData:
         """Do nothing: the data comes with the project."""
 
     def prepare(self) -> None:
-        """Write the records that are missing."""
-        prepare_records(self._folder)
+        """Fetch the files that are missing."""
+        ensure_files(mnist_folder(self.folder or None, self.cache))
 
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
         """Return the examples of a split."""
-        return ClassificationReader(mnist_reader(split, self._folder), num_classes)
+        return ClassificationReader(mnist_reader(split, self.folder or None, self.cache), num_classes)
 
     def training(self) -> Sequence[Augment]:
         """Return the augmentations of training batches, in their order."""
@@ -70,10 +72,6 @@ class MnistData:
     def blank(self, num_examples: int) -> Tensor:
         """Make an input of the network from black images."""
         return self.inputs({"image": torch.zeros(num_examples, 1, 28, 28, dtype=torch.uint8)})
-
-    @property
-    def _folder(self) -> Path | None:
-        return Path(self.folder) if self.folder else None
 
 
 @dataclass(frozen=True)
@@ -98,6 +96,8 @@ class ImageData(Checked):
     """The function of a script that gives the examples in place of paths; only that script can start the run."""
     split: Split = "train"
     """The examples to train on."""
+    cache: str | None = None
+    """The folder where indices of records and of tar shards are kept, never beside them; None: the user's cache."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,7 +115,7 @@ class ImageData(Checked):
         """Check that there are examples to train on."""
         if self.function is not None:
             raise self._needs_its_script()
-        check_together(partial(self._check_there, split) for split in {self.split: 0, **dict.fromkeys(self.splits)})
+        check_together(partial(self._check_there, split) for split in dict.fromkeys((self.split, *self.splits)))
 
     def _check_there(self, split: str) -> None:
         path = getattr(self, split)
@@ -133,7 +133,9 @@ class ImageData(Checked):
             raise self._needs_its_script()
         if path is None:
             raise _no_path(split)
-        source = open_source(path, everything=to_train and self.crops_by_boxes, decoding=self.decoding)
+        source = open_source(
+            path, everything=to_train and self.crops_by_boxes, decoding=self.decoding, cache=self.cache
+        )
         return self.labelled(source, num_classes, to_train=to_train)
 
     def labelled(self, source: Reader, num_classes: int, *, to_train: bool = False) -> Reader:

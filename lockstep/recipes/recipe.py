@@ -245,6 +245,7 @@ _HARMLESS = (
     "end",
     "checkpoints",
     "data.folder",
+    "data.cache",
     "watch",
     "evaluate.every",
     "evaluate.patience",
