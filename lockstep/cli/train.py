@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from lockstep.checks import Hint, Range, check_value
-from lockstep.cli.shared import EXIT_CODES, Command, add_machine_arguments
+from lockstep.cli.shared import ENVIRONMENT, EXIT_CODES, Command, add_machine_arguments
 
 SHIPPED_RECIPES = (
     "mnist",
@@ -34,7 +34,7 @@ PREEMPTION = """preemption:
 
 def _add_arguments(train: argparse.ArgumentParser) -> None:
     train.formatter_class = argparse.RawDescriptionHelpFormatter
-    train.epilog = f"{PREEMPTION}\n\n{EXIT_CODES}"
+    train.epilog = f"{PREEMPTION}\n\n{ENVIRONMENT}\n\n{EXIT_CODES}"
     shipped = ", ".join(SHIPPED_RECIPES)
     train.add_argument(
         "recipe", help=f"a shipped recipe ({shipped}), a file.toml, or the folder of a run, which goes on"

@@ -114,6 +114,22 @@ def class_folders(folder: str | Path) -> tuple[str, ...]:
     return () if is_other else _classes_among(Path(folder), entries)
 
 
+def found_from(folder: Path, path: str) -> str:
+    """Return a path as it is, or if it leads nowhere, and in another folder somewhere, the one in that folder."""
+    annotations, colon, images = path.partition(".json:")
+    parts = [f"{annotations}.json", images] if colon else [path]
+    other = ":".join(str(folder / part) for part in parts)
+    return path if _is_there(path) or not _is_there(other) else other
+
+
+def _is_there(path: str) -> bool:
+    try:
+        check_there(path)
+    except DataError:
+        return False
+    return True
+
+
 def _open_folder(folder: Path, options: _Options) -> Reader:
     entries = _listed(folder)
     if shards := _shards_among(entries):
@@ -185,7 +201,7 @@ def _one_set(folder: Path, names: Sequence[str]) -> list[Path]:
 
 def _open_files(files: Sequence[Path], given: str, options: _Options) -> Reader:
     if missing := next((file for file in files if not file.is_file()), None):
-        raise _unknown(given, f"no file {missing}")
+        raise _unknown(given, f"no file {missing}", hint_for_path(missing))
     everything, decoding, cache = options
     if _TAR.search(files[0].name):
         return TarShards(files, decoding=decoding, cache=cache)

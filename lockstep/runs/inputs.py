@@ -17,7 +17,8 @@ from lockstep.models import Timm, Torchvision
 from lockstep.readers.open import class_folders
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs.workdir import Workdir
+from lockstep.runs.known_data import located
+from lockstep.runs.workdir import RECIPE, Workdir
 
 
 def check_inputs(
@@ -42,9 +43,11 @@ def check_inputs(
     """
     checks: list[Callable[[], object]] = [partial(_check_library, recipe)]
     if not has_function:
+        is_begun = path is not None and (path / RECIPE).is_file()
+        found = located(recipe, path) if is_begun else recipe
         checks += [
-            recipe.data.check_complete,
-            partial(_check_class_folders, recipe),
+            found.data.check_complete,
+            partial(_check_class_folders, found),
             partial(check_best, recipe, has_validation="validation" in recipe.data.splits),
         ]
     if path is None:
