@@ -4,8 +4,8 @@
     /tmp/tf/bin/pip install "tensorflow-cpu==2.21.0"
     /tmp/tf/bin/python tests/golden/make_jpeg_golden.py
 
-It writes `jpeg_golden.json` beside itself: SHA-256 of the pixels of some images, rows of red, green and blue. "accurate"
-is dct_method="INTEGER_ACCURATE"; "default" is what TensorFlow does unless told otherwise.
+It writes `jpeg_golden.json` beside itself: SHA-256 of the pixels of some images. "accurate" is
+dct_method="INTEGER_ACCURATE"; "default" is what TensorFlow does unless told otherwise.
 """
 
 from __future__ import annotations
