@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from lockstep.checks import Checked, PositiveInt
+from lockstep.checks import Checked, PositiveInt, check_together
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment, RandomShift
 from lockstep.images.decode import Decoding
@@ -131,8 +131,7 @@ class ImageData(Checked):
 
     def check_complete(self) -> None:
         """Check that there are examples to train on."""
-        for split in dict.fromkeys((self.split, *self.splits)):
-            self.check_there(split)
+        check_together(partial(self.check_there, split) for split in dict.fromkeys((self.split, *self.splits)))
 
     def check_there(self, split: str) -> None:
         """Check that a split has a path, and that it leads somewhere."""
