@@ -11,8 +11,9 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from lockstep.cli.shared import Command, format_size, show_progress
+from lockstep.cli.shared import Command, format_size
 from lockstep.reporting.console import format_duration
+from lockstep.reporting.work import show_progress
 from lockstep.screen import log
 
 if TYPE_CHECKING:
