@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -17,8 +17,8 @@ from lockstep.images.augment import Augment, RandomShift
 from lockstep.images.decode import Decoding
 from lockstep.images.slim_presets import Preset
 from lockstep.readers.classification import ClassificationReader, check_labels_offset
-from lockstep.readers.mnist import mnist_reader, prepare_records, scale_image
-from lockstep.readers.open import check_there, open_source
+from lockstep.readers.mnist import ensure_files, mnist_folder, mnist_reader, scale_image
+from lockstep.readers.open import check_there, found_from, open_source
 from lockstep.readers.reader import Reader
 from lockstep.recipes.preprocessing import Inception, Preprocessing
 
@@ -32,7 +32,10 @@ class MnistData:
     """MNIST: 55,000 examples to train on, 5,000 to validate and 10,000 to test."""
 
     folder: str | None = None
-    """The folder of the four files; None: the files that come with the project."""
+    """The folder of the four files; None: `data/mnist` in the current folder, else `mnist` in the cache. Files that are
+    missing are fetched to it."""
+    cache: str | None = None
+    """The folder of the cache; None: the user's."""
     augment: tuple[RandomShift, ...] = ()
     """Augmentations of the training images, in this order."""
     split: Split = "train"
@@ -46,13 +49,26 @@ class MnistData:
     def check_complete(self) -> None:
         """Do nothing: the data comes with the project."""
 
+    def check_there(self, split: str) -> None:
+        """Do nothing: what is missing is fetched."""
+
+    def found_from(self, folder: Path) -> MnistData:
+        """Take the files from the current folder, or else from another one, if they are in it."""
+        name = self.folder or "data/mnist"
+        is_elsewhere = not Path(name).is_dir() and (folder / name).is_dir()
+        return replace(self, folder=str(folder / name)) if is_elsewhere else self
+
+    def at(self, split: str, path: str) -> MnistData:
+        """Take the files, of all splits, from another folder."""
+        return replace(self, folder=path)
+
     def prepare(self) -> None:
-        """Write the records that are missing."""
-        prepare_records(self._folder)
+        """Fetch the files that are missing."""
+        ensure_files(mnist_folder(self.folder or None, self.cache))
 
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
         """Return the examples of a split."""
-        return ClassificationReader(mnist_reader(split, self._folder), num_classes)
+        return ClassificationReader(mnist_reader(split, self.folder or None, self.cache), num_classes)
 
     def training(self) -> Sequence[Augment]:
         """Return the augmentations of training batches, in their order."""
@@ -70,10 +86,6 @@ class MnistData:
     def blank(self, num_examples: int) -> Tensor:
         """Make an input of the network from black images."""
         return self.inputs({"image": torch.zeros(num_examples, 1, 28, 28, dtype=torch.uint8)})
-
-    @property
-    def _folder(self) -> Path | None:
-        return Path(self.folder) if self.folder else None
 
 
 @dataclass(frozen=True)
@@ -98,6 +110,8 @@ class ImageData(Checked):
     """The function of a script that gives the examples in place of paths; only that script can start the run."""
     split: Split = "train"
     """The examples to train on."""
+    cache: str | None = None
+    """The folder where indices of records and of tar shards are kept, never beside them; None: the user's cache."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,24 +127,39 @@ class ImageData(Checked):
 
     def check_complete(self) -> None:
         """Check that there are examples to train on."""
+        for split in dict.fromkeys((self.split, *self.splits)):
+            self.check_there(split)
+
+    def check_there(self, split: str) -> None:
+        """Check that a split has a path, and that it leads somewhere."""
+        check_there(self._path(split))
+
+    def _path(self, split: str) -> str:
+        path: str | None = getattr(self, split)
         if self.function is not None:
             raise self._needs_its_script()
-        if getattr(self, self.split) is None:
-            raise _no_path(self.split)
-        for split in self.splits:
-            check_there(getattr(self, split))
+        if path is None:
+            raise _no_path(split)
+        return path
+
+    def found_from(self, folder: Path) -> ImageData:
+        """Take each path that leads nowhere from another folder, if it leads somewhere there."""
+        paths: dict[str, Any] = {split: found_from(folder, getattr(self, split)) for split in self.splits}
+        return replace(self, **paths)
+
+    def at(self, split: str, path: str) -> ImageData:
+        """Take the examples of a split from another path."""
+        paths: dict[str, Any] = {split: path}
+        return replace(self, function=None, **paths)
 
     def prepare(self) -> None:
         """Do nothing: the files are read as they are."""
 
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
         """Open the examples of a split."""
-        path = getattr(self, split)
-        if self.function is not None:
-            raise self._needs_its_script()
-        if path is None:
-            raise _no_path(split)
-        source = open_source(path, everything=to_train and self.crops_by_boxes, decoding=self.decoding)
+        source = open_source(
+            self._path(split), everything=to_train and self.crops_by_boxes, decoding=self.decoding, cache=self.cache
+        )
         return self.labelled(source, num_classes, to_train=to_train)
 
     def labelled(self, source: Reader, num_classes: int, *, to_train: bool = False) -> Reader:
@@ -144,7 +173,8 @@ class ImageData(Checked):
             f"The examples of this run come from the function {self.function} of a script.",
             given=f"data.function={self.function!r}",
             expected="that script, which gives the function to ls.run",
-            hint="run the script again: lockstep run SCRIPT; or set data.function=none and name paths",
+            hint="run the script again: lockstep run SCRIPT; or name paths, with --set data.function=none; "
+            "to score other images alone: lockstep evaluate RUN --data PATH",
         )
 
     @property

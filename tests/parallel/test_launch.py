@@ -362,11 +362,11 @@ def test_what_survivors_say_of_a_lost_peer_is_never_the_cause(launch: Launch) ->
     assert told[-1] == "ValueError: this is the real cause"
 
 
-def test_an_error_raised_on_purpose_is_told_without_its_traceback(launch: Launch) -> None:
+def test_wrong_input_is_told_without_a_traceback_and_is_no_failure_of_a_worker(launch: Launch) -> None:
     code, _, told = launch("wrong").end()
     assert code == 2
-    assert told[:2] == ["worker 1 failed at step 57 (phase compute):", "Record 7 is damaged."]
-    assert len(told) == 5
+    assert told[0] == "Record 7 is damaged."
+    assert len(told) == 4
 
 
 def test_a_worker_that_leaves_with_words_has_failed(launch: Launch) -> None:
@@ -661,11 +661,15 @@ def main(argv):
 """
 
 
-def test_launched_workers_join_through_the_store(launch: Launch) -> None:
+def test_launched_workers_join_through_the_store(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_DISPLAY_ENV", "verbose")
     code, said, told = launch(workers=JOINING, preload='"torch"').end()
     assert said == ["[[0, 2, 2, True], [1, 2, 2, True]] True"]
     assert code == 1
     assert "The workers do not agree on the seed: worker 1 differs." in told
+    # OpenMP itself says what it has read: by default in this launcher, whose script imports torch, then in the server.
+    read = [line.split()[-1] for line in told if "GOMP_SPINCOUNT" in line or "KMP_BLOCKTIME" in line]
+    assert read[1:] == ["'1000'"]
 
 
 def test_importing_the_launcher_loads_no_torch() -> None:

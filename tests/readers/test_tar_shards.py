@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import multiprocessing
 import os
 import pickle
@@ -251,12 +250,12 @@ def test_of_no_samples_labels_are_whole_numbers(path: Path) -> None:
     assert (batch["label"].dtype, batch["label"].shape, batch["image"]) == (torch.int64, (0,), [])
 
 
-def test_an_index_kept_beside_a_shard_is_used(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_was_kept_is_used(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.records.tar_index._WORTH_KEEPING_BYTES", 1)
-    first = read(TarShards(path), 0, 1, 2)
-    assert (path.parent / ".lockstep-index" / "a.tar").is_file()
+    first = read(TarShards(path, cache=tmp_path / "mine"), 0, 1, 2)
+    assert len(list((tmp_path / "mine" / "record-index").iterdir())) == 1
     monkeypatch.setattr("lockstep.records.tar_index.build_tar_index", None)
-    again = read(TarShards(path), 0, 1, 2)
+    again = read(TarShards(path, cache=tmp_path / "mine"), 0, 1, 2)
     assert again["image"] == first["image"]
 
 
@@ -275,12 +274,9 @@ def test_shards_may_be_forked_and_pickled(path: Path) -> None:
     assert process.exitcode == 0
 
 
-def test_the_decoder_is_named_before_the_first_image(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "lockstep"):
-        assert TarShards(path, {"label": "cls"}).decoder == "none"
-        assert caplog.messages == []
-        assert TarShards(path, decoding=Decoding("pillow")).decoder == Decoding("pillow").chosen
-    assert caplog.messages[0].startswith(f"Images in {path} are decoded by pillow")
+def test_the_decoder_is_that_of_the_images(path: Path) -> None:
+    assert TarShards(path, {"label": "cls"}).decoder == "none"
+    assert TarShards(path, decoding=Decoding("pillow")).decoder == Decoding("pillow").chosen
 
 
 def test_a_loader_reads_every_sample_once_an_epoch(tmp_path: Path) -> None:
