@@ -58,6 +58,10 @@ class MnistData:
         is_elsewhere = not Path(name).is_dir() and (folder / name).is_dir()
         return replace(self, folder=str(folder / name)) if is_elsewhere else self
 
+    def path_of(self, split: str) -> str | None:
+        """Return the folder of the files."""
+        return self.folder
+
     def at(self, split: str, path: str) -> MnistData:
         """Take the files, of all splits, from another folder."""
         return replace(self, folder=path)
@@ -133,8 +137,13 @@ class ImageData(Checked):
         """Check that a split has a path, and that it leads somewhere."""
         check_there(self._path(split))
 
-    def _path(self, split: str) -> str:
+    def path_of(self, split: str) -> str | None:
+        """Return the path of a split, if it has one."""
         path: str | None = getattr(self, split)
+        return path
+
+    def _path(self, split: str) -> str:
+        path = self.path_of(split)
         if self.function is not None:
             raise self._needs_its_script()
         if path is None:
