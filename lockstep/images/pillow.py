@@ -94,4 +94,5 @@ def raster_of(image: ImageFile, part: tuple[int, int, int, int] | None = None) -
 def version() -> str:
     """Name the versions of Pillow and of its JPEG library."""
     turbo = features.version("libjpeg_turbo")
-    return f"pillow {PIL.__version__}, " + (f"libjpeg-turbo {turbo}" if turbo else f"libjpeg {features.version('jpg')}")
+    library = f"libjpeg-turbo {turbo}" if turbo else f"libjpeg {features.version('jpg')}"
+    return f"pillow {PIL.__version__} ({library})"

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from lockstep.checks import Checked, PositiveInt
+from lockstep.checks import Checked, PositiveInt, check_together
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment, RandomShift
 from lockstep.images.decode import Decoding
 from lockstep.images.slim_presets import Preset
 from lockstep.readers.classification import ClassificationReader, check_labels_offset
 from lockstep.readers.mnist import ensure_files, mnist_folder, mnist_reader, scale_image
-from lockstep.readers.open import check_there, open_source
+from lockstep.readers.open import check_there, found_from, open_source
 from lockstep.readers.reader import Reader
 from lockstep.recipes.preprocessing import Inception, Preprocessing
 
@@ -47,6 +48,23 @@ class MnistData:
 
     def check_complete(self) -> None:
         """Do nothing: the data comes with the project."""
+
+    def check_there(self, split: str) -> None:
+        """Do nothing: what is missing is fetched."""
+
+    def found_from(self, folder: Path) -> MnistData:
+        """Take the files from the current folder, or else from another one, if they are in it."""
+        name = self.folder or "data/mnist"
+        is_elsewhere = not Path(name).is_dir() and (folder / name).is_dir()
+        return replace(self, folder=str(folder / name)) if is_elsewhere else self
+
+    def path_of(self, split: str) -> str | None:
+        """Return the folder of the files."""
+        return self.folder
+
+    def at(self, split: str, path: str) -> MnistData:
+        """Take the files, of all splits, from another folder."""
+        return replace(self, folder=path)
 
     def prepare(self) -> None:
         """Fetch the files that are missing."""
@@ -113,25 +131,42 @@ class ImageData(Checked):
 
     def check_complete(self) -> None:
         """Check that there are examples to train on."""
+        check_together(partial(self.check_there, split) for split in dict.fromkeys((self.split, *self.splits)))
+
+    def check_there(self, split: str) -> None:
+        """Check that a split has a path, and that it leads somewhere."""
+        check_there(self._path(split))
+
+    def path_of(self, split: str) -> str | None:
+        """Return the path of a split, if it has one."""
+        path: str | None = getattr(self, split)
+        return path
+
+    def _path(self, split: str) -> str:
+        path = self.path_of(split)
         if self.function is not None:
             raise self._needs_its_script()
-        if getattr(self, self.split) is None:
-            raise _no_path(self.split)
-        for split in self.splits:
-            check_there(getattr(self, split))
+        if path is None:
+            raise _no_path(split)
+        return path
+
+    def found_from(self, folder: Path) -> ImageData:
+        """Take each path that leads nowhere from another folder, if it leads somewhere there."""
+        paths: dict[str, Any] = {split: found_from(folder, getattr(self, split)) for split in self.splits}
+        return replace(self, **paths)
+
+    def at(self, split: str, path: str) -> ImageData:
+        """Take the examples of a split from another path."""
+        paths: dict[str, Any] = {split: path}
+        return replace(self, function=None, **paths)
 
     def prepare(self) -> None:
         """Do nothing: the files are read as they are."""
 
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
         """Open the examples of a split."""
-        path = getattr(self, split)
-        if self.function is not None:
-            raise self._needs_its_script()
-        if path is None:
-            raise _no_path(split)
         source = open_source(
-            path, everything=to_train and self.crops_by_boxes, decoding=self.decoding, cache=self.cache
+            self._path(split), everything=to_train and self.crops_by_boxes, decoding=self.decoding, cache=self.cache
         )
         return self.labelled(source, num_classes, to_train=to_train)
 
@@ -146,7 +181,8 @@ class ImageData(Checked):
             f"The examples of this run come from the function {self.function} of a script.",
             given=f"data.function={self.function!r}",
             expected="that script, which gives the function to ls.run",
-            hint="run the script again: lockstep run SCRIPT; or set data.function=none and name paths",
+            hint="run the script again: lockstep run SCRIPT; or name paths, with --set data.function=none; "
+            "to score other images alone: lockstep evaluate RUN --data PATH",
         )
 
     @property

@@ -83,9 +83,11 @@ def test_a_fork_that_is_started_again_goes_on_with_its_own(
 
 
 def test_where_there_is_nothing_to_fork_from_nothing_is_begun(tmp_path: Path, run: Any) -> None:
-    with pytest.raises(CheckpointError, match=r"There is no checkpoint in "):
-        run(tmp_path / "fork", fork_from=str(tmp_path / "nowhere"))
-    assert not [path for path in (tmp_path / "fork").rglob("*") if path.name in ("recipe.toml", "metrics.jsonl")]
+    (tmp_path / "empty").mkdir()
+    for other, message in {"nowhere": "There is no run .*nowhere to fork from", "empty": "no checkpoint in "}.items():
+        with pytest.raises(ls.InputError, match=message):
+            run(tmp_path / "fork", fork_from=str(tmp_path / other))
+    assert not (tmp_path / "fork/recipe.toml").exists()
     run(tmp_path / "fork")
 
 
@@ -115,6 +117,17 @@ def test_too_little_loaded_is_a_start_that_is_refused(tmp_path: Path, run: Any) 
     with pytest.raises(CheckpointError, match=r"25\.00 % of the parameters"):
         run(tmp_path / "new", *wanted, "warm_start.mapping.require_loaded=0.95")
     assert not (tmp_path / "new" / "recipe.toml").exists()
+
+
+def test_how_idle_threads_wait_is_no_choice_of_an_exact_run(
+    tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = "exchange.exact=true"
+    whole = run(tmp_path / "whole", exact)
+    run(tmp_path / "parts", exact, "end.count=4")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
+    assert run(tmp_path / "parts", exact) == whole
+    assert history(tmp_path / "parts")[2]["changed"] == ["end.count: saved 4, given 6"]
 
 
 def ls_weights(workdir: Path, step: int) -> list[float]:
