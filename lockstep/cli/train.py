@@ -36,9 +36,13 @@ def _add_arguments(train: argparse.ArgumentParser) -> None:
     train.formatter_class = argparse.RawDescriptionHelpFormatter
     train.epilog = f"{PREEMPTION}\n\n{ENVIRONMENT}\n\n{EXIT_CODES}"
     shipped = ", ".join(SHIPPED_RECIPES)
-    train.add_argument("recipe", help=f"the name of a shipped recipe ({shipped}), or a file.toml")
+    train.add_argument(
+        "recipe", help=f"a shipped recipe ({shipped}), a file.toml, or the folder of a run, which goes on"
+    )
     train.add_argument("--workdir", metavar="DIR", help="the run's folder (default: runs/NAME); 'none' writes nothing")
-    train.add_argument("--towers", type=int, metavar="N", help="slices of the batch (default: the number of workers)")
+    train.add_argument(
+        "--towers", type=int, metavar="N", help="slices of the batch (default: those of the run or recipe)"
+    )
     end = train.add_mutually_exclusive_group()
     end.add_argument("--steps", type=int, metavar="N", help="end after so many updates")
     end.add_argument("--epochs", type=float, metavar="N", help="end after so many passes over the data")
@@ -68,7 +72,7 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     from lockstep.parallel.watchdog import Limits
 
     if arguments.print_recipe:
-        from lockstep.cli.training import given_recipe
+        from lockstep.cli.given_run import given_recipe
         from lockstep.recipes.toml import to_toml
 
         sys.stdout.write(to_toml(given_recipe(arguments)))
