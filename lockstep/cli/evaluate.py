@@ -18,7 +18,7 @@ from lockstep.errors import InputError, WorkdirError
 
 if TYPE_CHECKING:
     from lockstep.checkpoints.store import Store
-    from lockstep.evaluation.evaluate import Weights
+    from lockstep.evaluation.scores import Weights
     from lockstep.evaluation.follow import Polling
     from lockstep.recipes.recipe import Recipe
 

@@ -8,10 +8,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 from lockstep.checks import Hint, Range, check_value
 from lockstep.cli.shared import EXIT_CODES, Command, add_machine_arguments
+from lockstep.lazy import import_lazily
+from lockstep.progress import End, Epochs, Hours, Steps
+
+if TYPE_CHECKING:
+    from lockstep.recipes.recipe import Recipe
 
 SHIPPED_RECIPES = (
     "mnist",
@@ -67,19 +73,43 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     from lockstep.parallel.launch import is_worker, launch
     from lockstep.parallel.watchdog import Limits
 
+    if is_worker() and not arguments.print_recipe:
+        return _work(list(argv))
+    # A recipe that cannot be used is refused before torch is loaded, and before there is a worker.
+    import_lazily("torch", "numpy")
+    recipe = given_recipe(arguments)
     if arguments.print_recipe:
-        from lockstep.cli.training import given_recipe
         from lockstep.recipes.toml import to_toml
 
-        sys.stdout.write(to_toml(given_recipe(arguments)))
+        sys.stdout.write(to_toml(recipe))
         return 0
-    if is_worker():
-        return _work(list(argv))
     if arguments.grace is not None:
         hint = Hint("give the seconds between the signal and the end of the machine")
         check_value("--grace", arguments.grace, Annotated[float, Range(gt=0, finite=False), hint])
     limits, preload = Limits(stop_seconds=arguments.grace), ("torch", "lockstep.cli.training")
     return launch(argv, plan=_plan, main=_work, preload=preload, limits=limits, requeue=arguments.requeue)
+
+
+def given_recipe(arguments: argparse.Namespace) -> Recipe:
+    """Return the recipe of a command line, changed by its settings and flags."""
+    from lockstep.recipes.settings import with_settings
+    from lockstep.recipes.shipped import find
+
+    given = {"num_towers": arguments.towers, "num_workers": arguments.workers, "device": arguments.device}
+    flags = {field: value for field, value in given.items() if value is not None}
+    recipe = find(arguments.recipe)
+    if arguments.settings:
+        # At once with the flags: a batch size need not be split over the towers that there were before.
+        recipe = with_settings(recipe, [*arguments.settings, *(f"{name}={value}" for name, value in flags.items())])
+    return replace(recipe, **flags, end=None if arguments.forever else _end(arguments) or recipe.end)
+
+
+def _end(arguments: argparse.Namespace) -> End | None:
+    if arguments.steps is not None:
+        return Steps(arguments.steps)
+    if arguments.epochs is not None:
+        return Epochs(arguments.epochs)
+    return Hours(arguments.hours) if arguments.hours is not None else None
 
 
 def _plan(argv: list[str]) -> dict[str, Any]:

@@ -11,11 +11,10 @@ from typing import Any
 from lockstep.cli.main import parse
 from lockstep.cli.scoring import log_scores
 from lockstep.cli.shared import choose_num_workers, join_workers, worker_exit_code
+from lockstep.cli.train import given_recipe
 from lockstep.owner import scratch_folder
-from lockstep.progress import End, Epochs, Hours, Steps
+from lockstep.progress import Steps
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.settings import with_settings
-from lockstep.recipes.shipped import find
 from lockstep.runs.build import check_complete
 from lockstep.runs.run import Run, check_needs_no_files
 from lockstep.runs.workdir import Result, Workdir
@@ -100,22 +99,3 @@ def _recipe_and_path(arguments: argparse.Namespace) -> tuple[Recipe, Path | None
     path = None if arguments.workdir == "none" else Path(arguments.workdir or Path("runs") / recipe.name)
     saved = Workdir(path).recipe() if path and not arguments.rehearse else None
     return replace(recipe, num_towers=recipe.num_towers or (saved.num_towers if saved else None)), path
-
-
-def given_recipe(arguments: argparse.Namespace) -> Recipe:
-    """Return the recipe of a command line, changed by its settings and flags."""
-    given = {"num_towers": arguments.towers, "num_workers": arguments.workers, "device": arguments.device}
-    flags = {field: value for field, value in given.items() if value is not None}
-    recipe = find(arguments.recipe)
-    if arguments.settings:
-        # At once with the flags: a batch size need not be split over the towers that there were before.
-        recipe = with_settings(recipe, [*arguments.settings, *(f"{name}={value}" for name, value in flags.items())])
-    return replace(recipe, **flags, end=None if arguments.forever else _end(arguments) or recipe.end)
-
-
-def _end(arguments: argparse.Namespace) -> End | None:
-    if arguments.steps is not None:
-        return Steps(arguments.steps)
-    if arguments.epochs is not None:
-        return Epochs(arguments.epochs)
-    return Hours(arguments.hours) if arguments.hours is not None else None

@@ -10,16 +10,17 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, NamedTuple
-
-from PIL.ImageFile import ImageFile
-from torch import Tensor
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from lockstep.checks import Checked, OneOf, PositiveInt, check_value
 from lockstep.errors import DataError, InputError
 from lockstep.images import jpeg, pillow
 from lockstep.images.jpeg import JpegDecoder, JpegHeader, check_raster_size, torchcodec, turbojpeg
 from lockstep.tracing import timed
+
+if TYPE_CHECKING:
+    from PIL.ImageFile import ImageFile
+    from torch import Tensor
 
 DECODERS = ("auto", "turbojpeg", "torchcodec", "pillow")
 
@@ -127,7 +128,7 @@ class Decoding(Checked):
 
     def _raster(self, data: bytes, header: _Header, part: Region) -> Tensor:
         """Decode a part of the raster as it is stored."""
-        if isinstance(header.opened, ImageFile):
+        if not isinstance(header.opened, JpegHeader):
             return pillow.raster_of(header.opened, part)
         # TurboJPEG reads no further than the part: only a file whose end is there is sure not to be cut short.
         if (library := self._turbojpeg) and (part == header.whole or jpeg.is_whole(data, header.opened)):

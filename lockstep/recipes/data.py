@@ -6,21 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
-from lockstep.checks import Checked, PositiveInt
+from lockstep.checks import Checked, PositiveInt, Range
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment, RandomShift
 from lockstep.images.decode import Decoding
+from lockstep.images.normalisation import scale_image
 from lockstep.images.slim_presets import Preset
-from lockstep.readers.classification import ClassificationReader, check_labels_offset
-from lockstep.readers.mnist import mnist_reader, prepare_records, scale_image
-from lockstep.readers.open import check_there, open_source
-from lockstep.readers.reader import Reader
 from lockstep.recipes.preprocessing import Inception, Preprocessing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lockstep.readers.reader import Reader
 
 SPLITS = ("train", "validation", "test")
 
@@ -48,10 +49,15 @@ class MnistData:
 
     def prepare(self) -> None:
         """Write the records that are missing."""
+        from lockstep.readers.mnist import prepare_records
+
         prepare_records(self._folder)
 
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
         """Return the examples of a split."""
+        from lockstep.readers.classification import ClassificationReader
+        from lockstep.readers.mnist import mnist_reader
+
         return ClassificationReader(mnist_reader(split, self._folder), num_classes)
 
     def training(self) -> Sequence[Augment]:
@@ -90,7 +96,7 @@ class ImageData(Checked):
     """Height and width of the images that the network sees, in pixels."""
     preprocessing: Preprocessing = field(default_factory=Inception)
     """Crops, augmentations and normalisation."""
-    labels_offset: Annotated[int, check_labels_offset] = 0
+    labels_offset: Annotated[int, Range(gt=-(2**31), lt=2**31)] = 0
     """Subtracted from each label; -1 for folders, whose classes count from 0, if class 0 is the background."""
     decoding: Decoding = field(default_factory=Decoding)
     """How image files become pixels."""
@@ -113,6 +119,8 @@ class ImageData(Checked):
 
     def check_complete(self) -> None:
         """Check that there are examples to train on."""
+        from lockstep.readers.open import check_there
+
         if self.function is not None:
             raise self._needs_its_script()
         if getattr(self, self.split) is None:
@@ -125,6 +133,8 @@ class ImageData(Checked):
 
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
         """Open the examples of a split."""
+        from lockstep.readers.open import open_source
+
         path = getattr(self, split)
         if self.function is not None:
             raise self._needs_its_script()
@@ -135,6 +145,8 @@ class ImageData(Checked):
 
     def labelled(self, source: Reader, num_classes: int, *, to_train: bool = False) -> Reader:
         """Select the images, labels and, if crops depend on them, boxes of a source; labels are checked."""
+        from lockstep.readers.classification import ClassificationReader
+
         return ClassificationReader(
             source, num_classes, offset=self.labels_offset, boxes=to_train and self.crops_by_boxes
         )

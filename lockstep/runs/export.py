@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 from lockstep.checkpoints.encoding import encode_tensors
 from lockstep.checkpoints.store import Store
 from lockstep.errors import InputError
-from lockstep.evaluation.evaluate import Weights
+from lockstep.evaluation.scores import Weights
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.stages import recipe_at
 from lockstep.runs.workdir import RECIPE, Workdir

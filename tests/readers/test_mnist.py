@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from lockstep.errors import DataError, InputError
-from lockstep.readers.mnist import FILES, SPLITS, ensure_files, load_idx, mnist_reader, prepare_records, scale_image
+from lockstep.images.normalisation import scale_image
+from lockstep.readers.mnist import FILES, SPLITS, ensure_files, load_idx, mnist_reader, prepare_records
 from lockstep.records.example import parse_example
 from lockstep.records.record_files import RecordFile
 from lockstep.records.record_index import build_index

@@ -21,8 +21,8 @@ import lockstep as ls
 from lockstep.checkpoints.store import Store
 from lockstep.errors import CheckpointError, InputError
 from lockstep.evaluation.evaluate import Weights
+from lockstep.images.normalisation import scale_image
 from lockstep.models import SqueezeNet
-from lockstep.readers.mnist import scale_image
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.parts import Stage
 from lockstep.recipes.preprocessing import Inception
