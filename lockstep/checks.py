@@ -16,14 +16,14 @@ first. `check_value("size", size, PositiveInt)` makes the same check of an argum
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from lockstep.errors import InputError
+from lockstep.errors import InputError, InputErrors
 
 Check = Callable[[str, Any], object]
 """Raises an InputError about the value, in which it has the name."""
@@ -255,3 +255,21 @@ def wrong_type(name: str, value: object, *, expected: str, hint: str) -> InputEr
     """The error for an argument of the wrong type, where more than its class decides."""
     given = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
     return InputError(f"{name} is of the wrong type.", given=f"{name} is {given}", expected=expected, hint=hint)
+
+
+def check_together(checks: Iterable[Callable[[], object]]) -> None:
+    """Call all checks, and raise the errors of input that they raise as one: all can be mended at once.
+
+    Raises:
+        InputErrors: several checks have failed, in different words; of one, its own error.
+    """
+    errors: dict[str, InputError] = {}
+    for check in checks:
+        try:
+            check()
+        except InputError as error:
+            found = error.errors if isinstance(error, InputErrors) else [error]
+            errors |= {str(each): each for each in found}
+    if errors:
+        first, *others = errors.values()
+        raise InputErrors([first, *others]) if others else first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from collections.abc import Iterator
@@ -10,6 +11,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lockstep.errors import LockstepError
+
+_NO_ROOM, _NOT_ALLOWED = "make room, or name another folder", "get the right to write there, or name another folder"
+_HINTS: dict[int | None, str] = {
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.EACCES: _NOT_ALLOWED,
+    errno.EPERM: _NOT_ALLOWED,
+    errno.EROFS: "the disk is read-only: name a folder on another one",
+}
 
 
 @contextmanager
@@ -43,7 +53,7 @@ def atomic_write(
             f"{path} cannot be written.",
             given=str(error),
             expected="a folder that may be written, on a disk with room",
-            hint="make room, or name another folder",
+            hint=_HINTS.get(error.errno, "name another folder"),
         ) from error
     finally:
         with suppress(OSError):  # where the folder is none, or is not ours to write, the file was never made

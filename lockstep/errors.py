@@ -4,7 +4,9 @@ LockstepError
 ├── InputError            an argument, a field or a file that cannot be used as given
 │   ├── RecipeError       a recipe, or a --set of one
 │   ├── WorkdirError      a workdir that holds something else, or another run
-│   └── DataError         a data file, a record, an example
+│   ├── DataError         a data file, a record, an example
+│   ├── NotFoundError     a checkpoint, weights or a tensor that are not there (a CheckpointError, too)
+│   └── InputErrors       several of these at once
 ├── CheckpointError       a checkpoint that cannot be written or read
 ├── NonFiniteError        a loss or a gradient that is not a number
 └── WorkerError           a worker that failed, died or disagrees with the others
@@ -13,6 +15,7 @@ LockstepError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lockstep.screen import one_line
@@ -59,8 +62,31 @@ class DataError(InputError):
     """A data file, a record or an example that cannot be used."""
 
 
+class InputErrors(InputError):  # noqa: N818 (they are several)
+    """Several errors of input, found together; its text has all of them, numbered."""
+
+    def __init__(self, errors: Sequence[InputError]) -> None:
+        super().__init__(
+            f"{len(errors)} things cannot be used as given.",
+            given="; ".join(str(error.given) for error in errors),
+            expected="; ".join(str(error.expected) for error in errors),
+            hint="; ".join(error.hint for error in errors),
+        )
+        self.errors = tuple(errors)
+
+    def __str__(self) -> str:
+        return "\n".join([self.what, *(f"{number}. {error}" for number, error in enumerate(self.errors, start=1))])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return InputErrors, (self.errors,)
+
+
 class CheckpointError(LockstepError):
     """A checkpoint that cannot be written or read."""
+
+
+class NotFoundError(CheckpointError, InputError):
+    """A checkpoint, weights or a tensor that are not where they were asked for: wrong input, and nothing damaged."""
 
 
 class NonFiniteError(LockstepError):

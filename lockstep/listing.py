@@ -1,9 +1,14 @@
-"""Names in messages: long lists shortened, and the closest of the possible names."""
+"""Names in messages: long lists shortened, and the closest of the names and paths that there are."""
 
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+
+_MOST_COMPARED = 1000
 
 
 def shorten(names: Sequence[str], most: int = 5, *, separator: str = ", ") -> str:
@@ -16,3 +21,16 @@ def did_you_mean(word: object, words: Iterable[str]) -> str:
     """Suggest the closest of the words: `did you mean "cosine"?`; an empty text where none is close."""
     close = difflib.get_close_matches(str(word), list(words), n=1)
     return f'did you mean "{close[0]}"?' if close else ""
+
+
+def hint_for_path(path: str | Path) -> str:
+    """Say what a path that leads nowhere may mean: the closest name beside it, else which folder it is read from."""
+    path = Path(path)
+    try:
+        with os.scandir(path.parent) as entries:
+            names = [entry.name for entry in islice(entries, _MOST_COMPARED)]
+    except OSError:
+        names = []
+    if close := difflib.get_close_matches(path.name, names, n=1):
+        return f"did you mean {path.with_name(close[0])}?"
+    return "check the path" if path.is_absolute() else f"check the path; it is read from {Path.cwd()}"

@@ -79,6 +79,14 @@ def _signals_are_heard() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests derive from data is kept for their session alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """Two cores are shared by all tests: one thread each, which also pins the bits."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,10 @@ def names(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
 
 
-def fill_the_disk(path: Path, failure: type[LockstepError] | None = None) -> None:
+def fill_the_disk(path: Path, failure: type[LockstepError] | None = None, number: int = errno.ENOSPC) -> None:
     with atomic_write(path, failure=failure) as file:
         file.write(b"new")
-        raise OSError(28, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
 
 def test_the_file_appears_when_it_is_whole(tmp_path: Path) -> None:
@@ -41,6 +43,20 @@ def test_where_writing_fails_what_was_there_stays(tmp_path: Path, failure: type[
     assert "make room, or name another folder" in str(caught.value)
     assert names(tmp_path) == ["plan.png"]
     assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (errno.EACCES, "get the right to write there, or name another folder"),
+        (errno.EROFS, "the disk is read-only: name a folder on another one"),
+        (errno.ENOTDIR, "name another folder"),
+    ],
+)
+def test_the_hint_is_for_what_the_system_has_said(tmp_path: Path, number: int, hint: str) -> None:
+    with pytest.raises(DataError) as caught:
+        fill_the_disk(tmp_path / "plan.png", DataError, number)
+    assert caught.value.hint == hint
 
 
 def test_without_an_error_of_its_own_the_systems_error_is_raised(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from lockstep.checkpoints.encoding import (
 from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, VALUES, DamagedError, FileEntry, Manifest, damaged
 from lockstep.checkpoints.retention import PINNED, CheckpointRatings, Retention, set_scores
 from lockstep.durable import make_folder, sync_folder
-from lockstep.errors import CheckpointError
+from lockstep.errors import CheckpointError, NotFoundError
 from lockstep.listing import shorten
 from lockstep.owner import host_name, start_ticks
 from lockstep.screen import log
@@ -201,7 +201,7 @@ class Store:
         hint = "ask for one of these, or for no step to get the newest that is intact"
         if step not in there:
             what = f"{self.folder} has no checkpoint of step {step}."
-            raise CheckpointError(what, given=f"step {step}", expected=expected, hint=hint)
+            raise NotFoundError(what, given=f"step {step}", expected=expected, hint=hint)
         try:
             return self._load(step)
         except DamagedError as damage:

@@ -18,8 +18,8 @@ from lockstep.errors import InputError, WorkdirError
 
 if TYPE_CHECKING:
     from lockstep.checkpoints.store import Store
-    from lockstep.evaluation.scores import Weights
     from lockstep.evaluation.follow import Polling
+    from lockstep.evaluation.scores import Weights
     from lockstep.recipes.recipe import Recipe
 
 _FILES = {

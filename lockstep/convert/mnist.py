@@ -12,7 +12,7 @@ from PIL import Image
 from lockstep.checks import check_one_of
 from lockstep.errors import DataError
 from lockstep.images.pillow import png_bytes
-from lockstep.readers.mnist import FILES, SPLITS, UInt8s, default_folder, ensure_files, load_idx, prepare_records
+from lockstep.readers.mnist import SPLITS, Split, UInt8s, ensure_files, load_idx, mnist_folder
 from lockstep.records.example import serialize_example
 from lockstep.records.record_files import RecordFiles
 from lockstep.records.shards import check_local
@@ -37,20 +37,18 @@ def convert_mnist(output: Path, layout: str = "raw", folder: Path | None = None)
         layout: "raw", that of the reference's distributed trainer: train (55,000), validation (5,000) and
             test.tfrecords (10,000), the pixels in image_raw. "png", that of slim: mnist_train (60,000) and
             mnist_test.tfrecord (10,000), a PNG in image/encoded.
-        folder: the folder of the original files, fetched if missing; by default `default_folder()`.
+        folder: the folder of the original files, fetched if missing; by default that of `mnist_reader`.
 
     Raises:
         DataError: the original files are damaged or cannot be fetched, or an existing file has other records.
     """
     check_one_of("layout", layout, LAYOUTS)
     check_local(output)
-    folder = folder or default_folder()
+    originals = mnist_folder(folder)
     if layout == "raw":
-        prepare_records(folder, output)
-        written = [Written(output / f"{name}.tfrecords", len(split.rows)) for name, split in SPLITS.items()]
+        written = [_with_pixels(originals, split, output / f"{name}.tfrecords") for name, split in SPLITS.items()]
     else:
-        ensure_files(folder)
-        train, train_labels, test, test_labels = (folder / file.name for file in FILES)
+        train, train_labels, test, test_labels = ensure_files(originals)
         written = [
             _with_pngs(train, train_labels, output / "mnist_train.tfrecord"),
             _with_pngs(test, test_labels, output / "mnist_test.tfrecord"),
@@ -66,16 +64,43 @@ def convert_mnist(output: Path, layout: str = "raw", folder: Path | None = None)
     return written
 
 
+def _with_pixels(originals: Path, split: Split, path: Path) -> Written:
+    """Write the records of a split, unless they are there: image_raw, label, height, width and depth."""
+    if not path.exists():
+        log.info("Writing %d records of MNIST to %s", len(split.rows), path)
+        images, labels = (load_idx(file)[split.rows] for file in ensure_files(originals, (split.images, split.labels)))
+        write_records(path, _examples_of_pixels(images, labels))
+    return Written(path, len(split.rows))
+
+
 def _with_pngs(images: Path, labels: Path, path: Path) -> Written:
     """Write the records of two original files, images and labels, unless they are there."""
     values = load_idx(labels)
     if not path.exists():
         log.info("Writing %d records of MNIST to %s", len(values), path)
-        write_records(path, _examples(load_idx(images), values))
+        write_records(path, _examples_of_pngs(load_idx(images), values))
     return Written(path, len(values))
 
 
-def _examples(images: UInt8s, labels: UInt8s) -> Iterator[bytes]:
+def _examples_of_pixels(images: UInt8s, labels: UInt8s) -> Iterator[bytes]:
+    # But for the pixels, all examples of a label are the same bytes.
+    around = [_around_image(images.shape[1:], label) for label in range(10)]
+    for image, label in zip(images, labels, strict=True):
+        before, after = around[label]
+        yield before + image.tobytes() + after
+
+
+def _around_image(shape: tuple[int, ...], label: int) -> tuple[bytes, bytes]:
+    """Serialize an example, and return its bytes before and after its pixels."""
+    height, width = shape
+    numbers = {"label": label, "height": height, "width": width, "depth": 1}
+    blank = bytes(height * width)
+    example = serialize_example({"image_raw": [blank], **{name: np.array([value]) for name, value in numbers.items()}})
+    before, _, after = example.partition(blank)
+    return before, after
+
+
+def _examples_of_pngs(images: UInt8s, labels: UInt8s) -> Iterator[bytes]:
     height, width = (np.array([size], dtype=np.int64) for size in images.shape[1:])
     for image, label in zip(images, labels, strict=True):
         yield serialize_example(

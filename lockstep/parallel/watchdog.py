@@ -177,8 +177,9 @@ class Failure:
 
 
 def raised(worker: WorkerStatus, kind: FailureKind, text: str) -> Failure:
-    """The failure of a worker whose main function has raised."""
-    return Failure(f"worker {worker.rank} failed {worker.where}:\n{text.rstrip()}", kind)
+    """The failure of a worker whose main function has raised; wrong input is not the worker's, and stands alone."""
+    heading = "" if kind == "input" else f"worker {worker.rank} failed {worker.where}:\n"
+    return Failure(f"{heading}{text.rstrip()}", kind)
 
 
 def died(worker: WorkerStatus, exit_status: int) -> Failure:

@@ -20,6 +20,7 @@ from lockstep.readers.fingerprint import Fingerprint, named_parts
 from lockstep.readers.image_files import check_not_turned, load_decoder
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.records.example import Float32s, Values, parse_example, scan_example
+from lockstep.records.index_cache import Cache
 from lockstep.records.record_files import RecordFiles
 
 EDGES = ("ymin", "xmin", "ymax", "xmax")
@@ -37,6 +38,7 @@ class ImageRecords:
         schema: which features become which fields: `ImageNetSchema`, `DetectionSchema`, `MnistSchema` or your own.
         verify: whether checksums of payloads are compared.
         decoding: how images are decoded when they are asked for; they are not turned if there are boxes.
+        cache: the folder where the files' indices are kept; by default in the user's cache.
     """
 
     cost: Cost = "decode"
@@ -48,6 +50,7 @@ class ImageRecords:
         *,
         verify: bool = True,
         decoding: Decoding = AS_STORED,
+        cache: Cache = None,
     ) -> None:
         if isinstance(schema, type) or not (hasattr(schema, "features") and hasattr(schema, "fields")):
             raise wrong_type(
@@ -57,7 +60,7 @@ class ImageRecords:
                 hint="give one such as ImageNetSchema(boxes=True)",
             )
         check_decoding(schema.features, decoding)
-        self._records = RecordFiles(paths, verify=verify)
+        self._records = RecordFiles(paths, verify=verify, cache=cache)
         self._schema, self._features, self._decoding = schema, schema.features, decoding
         files = [str(file.path) for file in self._records.files]
         self.decoder = load_decoder(decoding, shorten(files, 1) or "no files")

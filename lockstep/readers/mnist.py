@@ -1,31 +1,30 @@
-"""MNIST: its four original files, the records made of them, and their reader."""
+"""MNIST: its four original files, read into memory, and records of it."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import math
-import os
 import struct
 import urllib.request
 import zlib
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from lockstep.durable import atomic_write
 from lockstep.errors import DataError, InputError
-from lockstep.readers.reader import Reader
+from lockstep.readers.fingerprint import Fingerprint
+from lockstep.readers.reader import Arrays, Reader
 from lockstep.readers.records import Records
-from lockstep.records.example import serialize_example
+from lockstep.records.index_cache import Cache, cache_folder
 from lockstep.records.shards import check_local
 from lockstep.records.template import Field, Integer, Pixels
-from lockstep.records.tfrecord import write_records
 from lockstep.screen import log
 
 UInt8s = npt.NDArray[np.uint8]
@@ -42,9 +41,11 @@ class File(NamedTuple):
 class Split(NamedTuple):
     """Some rows of a pair of the original files."""
 
-    images: str
-    labels: str
+    images: File
+    labels: File
     rows: range
+    fingerprint: str
+    """That of the records that hold the same examples: a run trained on those goes on with these."""
 
 
 FILES = (
@@ -55,12 +56,11 @@ FILES = (
 )
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 
-_TRAIN, _TEST = (FILES[0].name, FILES[1].name), (FILES[2].name, FILES[3].name)
 # The first 5,000 images validate, as in TensorFlow's `read_data_sets` and in the reference's converter.
 SPLITS = {
-    "train": Split(*_TRAIN, range(5_000, 60_000)),
-    "validation": Split(*_TRAIN, range(5_000)),
-    "test": Split(*_TEST, range(10_000)),
+    "train": Split(*FILES[:2], range(5_000, 60_000), "55000 records, 49005000 bytes, crc32c e4f4d0d8"),
+    "validation": Split(*FILES[:2], range(5_000), "5000 records, 4455000 bytes, crc32c be7377d5"),
+    "test": Split(*FILES[2:], range(10_000), "10000 records, 8910000 bytes, crc32c 89658ab9"),
 }
 
 _FIELDS: dict[str, Field] = {"image": Pixels("image_raw", (1, 28, 28)), "label": Integer("label")}
@@ -69,10 +69,20 @@ _MOST_EXPANSION = 1032  # of deflate: no gzip file holds more bytes than this ti
 _TIMEOUT_SECONDS = 30
 
 
-def mnist_reader(split: str, folder: str | Path | None = None, records_folder: str | Path | None = None) -> Reader:
-    """Open `train` (55,000 examples), `validation` (5,000) or `test` (10,000); their records are made if missing.
+def mnist_reader(split: str, folder: str | Path | None = None, cache: Cache = None) -> Reader:
+    """Read `train` (55,000 examples), `validation` (5,000) or `test` (10,000) into memory, from the original files.
 
     Its batches are {"image": uint8 (batch, 1, 28, 28), "label": int64 (batch,)}.
+
+    Args:
+        split: one of the three.
+        folder: of the four original files, `*-ubyte.gz`; those that are missing are fetched to it. By default
+            `data/mnist` in the current directory if it is there, else `mnist` in the cache.
+        cache: the folder of the cache; by default the user's.
+
+    Raises:
+        InputError: there is no such split.
+        DataError: a file is damaged, or is missing and cannot be fetched.
     """
     if split not in SPLITS:
         raise InputError(
@@ -81,85 +91,92 @@ def mnist_reader(split: str, folder: str | Path | None = None, records_folder: s
             expected=" or ".join(f'"{name}"' for name in SPLITS),
             hint="name one of these",
         )
-    originals, records = _folder_of(folder), _folder_of(records_folder)
-    path = _records_path(split, originals, records)
-    if not path.exists():
-        prepare_records(originals, records)
-    reader = mnist_records([path])
-    if len(reader) != len(SPLITS[split].rows):
-        raise DataError(
-            f"{path} does not hold the {split} images of MNIST.",
-            given=f"{len(reader)} records",
-            expected=f"{len(SPLITS[split].rows)} records",
-            hint="delete it, and it will be written again",
-        )
-    return reader
+    return _Mnist(split, mnist_folder(folder, cache))
 
 
-def mnist_records(paths: str | Path | Sequence[str | Path], *, verify: bool = True) -> Records:
+class _Mnist(Arrays):
+    """The examples of a split, under the names and with the fingerprint of their records."""
+
+    def __init__(self, split: str, folder: Path) -> None:
+        self._split = SPLITS[split]
+        self._file = f"{split}.tfrecords"
+        rows = slice(self._split.rows.start, self._split.rows.stop)
+        files = ensure_files(folder, (self._split.images, self._split.labels))
+        images, labels = (load_idx(file, rows.stop)[rows].copy() for file in files)
+        super().__init__({"image": torch.from_numpy(images[:, None]), "label": torch.from_numpy(labels).long()})
+
+    def example_id(self, index: int) -> str:
+        """Return the name of the file of records that would hold it, and its number in that file."""
+        return f"{self._file}:{index}"
+
+    def fingerprint(self) -> Fingerprint:
+        """Return that of the records."""
+        return {self._file: self._split.fingerprint}
+
+
+def mnist_records(paths: str | Path | Sequence[str | Path], *, verify: bool = True, cache: Cache = None) -> Records:
     """Open records with raw pixels, 784 bytes in `image_raw`, and an integer in `label`; both are required.
 
     Its batches are {"image": uint8 (batch, 1, 28, 28), "label": int64 (batch,)}.
     """
-    return Records(paths, _FIELDS, verify=verify)
+    return Records(paths, _FIELDS, verify=verify, cache=cache)
 
 
-def prepare_records(folder: Path | None = None, records_folder: Path | None = None) -> None:
-    """Write the records of missing splits: always the same bytes, so several processes may do so at once.
-
-    They are `tf.train.Example`s with the reference's features: image_raw, label, height, width, depth.
-
-    Args:
-        folder: of the original files; by default `default_folder()`.
-        records_folder: of the records; by default `records` in that folder.
-    """
-    folder = folder or default_folder()
-    paths = {name: _records_path(name, folder, records_folder) for name in SPLITS}
-    missing = [name for name, path in paths.items() if not path.exists()]
-    if not missing:
-        return
-    ensure_files(folder)
-    load = cache(lambda name: load_idx(folder / name))
-    for name in missing:
-        split = SPLITS[name]
-        log.info("Writing %d records of MNIST to %s", len(split.rows), paths[name])
-        write_records(paths[name], _examples(load(split.images)[split.rows], load(split.labels)[split.rows]))
-
-
-def default_folder() -> Path:
-    """Return `data/mnist` in the current directory if it is there, else the user's cache."""
+def mnist_folder(folder: str | Path | None = None, cache: Cache = None) -> Path:
+    """Return the folder of the original files, as `mnist_reader` finds it."""
     here = Path("data/mnist")
-    cached = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep" / "mnist"
-    return here if here.is_dir() else cached
+    if folder is not None:
+        check_local(folder)
+        return Path(folder)
+    kept = cache_folder(cache)
+    return here if kept is None or here.is_dir() else kept / "mnist"
 
 
-def ensure_files(folder: Path, mirrors: Sequence[str] = MIRRORS) -> Path:
-    """Verify the four files in the folder (another file is left as it is), fetch missing ones, return the folder."""
-    for file in FILES:
-        path = folder / file.name
-        if not path.exists():
+def ensure_files(folder: Path, files: Sequence[File] = FILES, mirrors: Sequence[str] = MIRRORS) -> list[Path]:
+    """Verify files in the folder (another file is left as it is), fetch missing ones, and return their paths."""
+    paths = [folder / file.name for file in files]
+    for file, path in zip(files, paths, strict=True):
+        try:
+            given = path.read_bytes()
+        except FileNotFoundError:
             data = _fetched(file, folder, mirrors)
             with atomic_write(path, parents=True, failure=DataError) as new:
                 new.write(data)
-        elif (given := _sha256(path.read_bytes())) != file.sha256:
+            continue
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be read.",
+                given=str(error),
+                expected="an original file of MNIST that may be read",
+                hint="check who may read it, or name another folder",
+            ) from error
+        if (checksum := _sha256(given)) != file.sha256:
             raise DataError(
                 f"{path} is not MNIST's original file.",
-                given=f"sha256 {given}, {path.stat().st_size} bytes",
+                given=f"sha256 {checksum}, {len(given)} bytes",
                 expected=f"sha256 {file.sha256}, {file.num_bytes} bytes",
                 hint="move it away, and it will be fetched again",
             )
-    return folder
+    return paths
 
 
-def load_idx(path: Path) -> UInt8s:
-    """Read the array of bytes in a gzip-compressed file of the idx format: magic number, sizes, values."""
+def load_idx(path: Path, most_rows: int | None = None) -> UInt8s:
+    """Read the array of bytes in a gzip-compressed file of the idx format: magic number, sizes, values.
+
+    With `most_rows` no more than these first rows are read, and what follows them is not checked.
+    """
     try:
         with gzip.open(path) as file:
             shape = _idx_shape(file.read(4), file, path)
             size = math.prod(shape)
             if size > _MOST_EXPANSION * path.stat().st_size:
                 raise _no_idx(path, f"a header that announces {size} values, in {path.stat().st_size} bytes")
-            values = file.read(size + 1)
+            if most_rows is not None and most_rows < shape[0]:
+                shape = (most_rows, *shape[1:])
+                size = math.prod(shape)
+                values = file.read(size)
+            else:
+                values = file.read(size + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise _no_idx(path, f"{type(error).__name__}: {error}") from error
     if len(values) != size:
@@ -211,32 +228,3 @@ def _fetched(file: File, folder: Path, mirrors: Sequence[str]) -> bytes:
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _folder_of(path: str | Path | None) -> Path | None:
-    if path is None:
-        return None
-    check_local(path)
-    return Path(path)
-
-
-def _records_path(split: str, folder: Path | None, records_folder: Path | None) -> Path:
-    return (records_folder or (folder or default_folder()) / "records") / f"{split}.tfrecords"
-
-
-def _examples(images: UInt8s, labels: UInt8s) -> Iterator[bytes]:
-    # But for the pixels, all examples of a label are the same bytes.
-    around = [_around_image(images.shape[1:], label) for label in range(10)]
-    for image, label in zip(images, labels, strict=True):
-        before, after = around[label]
-        yield before + image.tobytes() + after
-
-
-def _around_image(shape: tuple[int, ...], label: int) -> tuple[bytes, bytes]:
-    """Serialize an example, and return its bytes before and after its pixels."""
-    height, width = shape
-    numbers = {"label": label, "height": height, "width": width, "depth": 1}
-    blank = bytes(height * width)
-    example = serialize_example({"image_raw": [blank], **{name: np.array([value]) for name, value in numbers.items()}})
-    before, _, after = example.partition(blank)
-    return before, after

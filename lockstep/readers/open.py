@@ -9,19 +9,21 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.listing import shorten
 from lockstep.readers.coco import Coco
 from lockstep.readers.image_folder import ENDINGS, ImageFolder
-from lockstep.readers.image_records import ImageRecords
+from lockstep.readers.image_records import ImageRecords, Schema
 from lockstep.readers.mnist import mnist_records
 from lockstep.readers.reader import Reader
 from lockstep.readers.schemas import DetectionSchema, ImageNetSchema
 from lockstep.readers.tar_shards import TarShards
 from lockstep.readers.voc import Voc
 from lockstep.records.example import Values, parse_example
+from lockstep.records.index_cache import Cache
 from lockstep.records.shards import check_local, expand_braces, find_shards
 from lockstep.records.tfrecord import read_all
 
@@ -41,7 +43,17 @@ _MASK, _POINTS, _TOPS = f"{_OBJECTS}mask", f"{_OBJECTS}keypoint/y", f"{_OBJECTS}
 _CHANNELS = "image/additional_channels/encoded"
 
 
-def open_source(path: str | Path, *, everything: bool = False, decoding: Decoding = AS_STORED) -> Reader:
+class _Options(NamedTuple):
+    """How data is opened, as `open_source` says."""
+
+    everything: bool
+    decoding: Decoding
+    cache: Cache
+
+
+def open_source(
+    path: str | Path, *, everything: bool = False, decoding: Decoding = AS_STORED, cache: Cache = None
+) -> Reader:
     """Open data with the right reader, found by the names in a folder, and by the first record of a file of records.
 
     - a folder with a folder of images for each class: `ImageFolder`
@@ -58,17 +70,19 @@ def open_source(path: str | Path, *, everything: bool = False, decoding: Decodin
         everything: also read expensive fields, if the file of annotations or the first record has them: masks,
             keypoints, additional channels, and boxes and texts of images that have one class.
         decoding: how images are decoded when they are asked for; the records of MNIST hold pixels.
+        cache: the folder where indices of records and of tar shards are kept; by default in the user's cache.
     """
     check_local(path)
+    options = _Options(everything, decoding, cache)
     text, whole = str(path), Path(path)
     annotations, colon, images = text.rpartition(":")
     if colon and annotations.endswith(".json") and not whole.exists():
-        return _coco(Path(annotations), Path(images), everything, decoding)
+        return _coco(Path(annotations), Path(images), options)
     if whole.is_dir():
-        return _open_folder(whole, everything, decoding)
+        return _open_folder(whole, options)
     if whole.suffix == ".json":
-        return _coco(whole, _images_beside(whole), everything, decoding)
-    return _open_files(find_shards(expand_braces(text)), text, everything, decoding)
+        return _coco(whole, _images_beside(whole), options)
+    return _open_files(find_shards(expand_braces(text)), text, options)
 
 
 def check_there(path: str | Path) -> None:
@@ -83,22 +97,22 @@ def check_there(path: str | Path) -> None:
                 )
 
 
-def _open_folder(folder: Path, everything: bool, decoding: Decoding) -> Reader:
+def _open_folder(folder: Path, options: _Options) -> Reader:
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
         raise _unknown(str(folder), str(error)) from error
     names = [entry.name for entry in entries]
     if shards := [name for name in names if _RECORDS.search(name) or _TAR.search(name)]:
-        return _open_files(_one_set(folder, shards), str(folder), everything, decoding)
+        return _open_files(_one_set(folder, shards), str(folder), options)
     if annotations := next((entry for entry in entries if entry.name.lower() == "annotations"), None):
         # Those of captions have no categories, and come last.
         if files := sorted(annotations.glob("*.json"), key=lambda file: ("captions" in file.name, file)):
             raise _unknown(str(folder), shorten(names), f"name one of its files of annotations: {files[0]}")
         has_lists = (folder / "ImageSets" / "Main" / "train.txt").is_file()
-        return Voc(folder, "train" if has_lists else None, decoding=decoding)
+        return Voc(folder, "train" if has_lists else None, decoding=options.decoding)
     if any(entry.is_dir() and not entry.name.startswith(".") for entry in entries):
-        return ImageFolder(folder, decoding=decoding)
+        return ImageFolder(folder, decoding=options.decoding)
     raise _unknown(str(folder), shorten(names) if names else "an empty folder")
 
 
@@ -115,20 +129,23 @@ def _one_set(folder: Path, names: Sequence[str]) -> list[Path]:
     return find_shards(f"{glob.escape(str(folder))}/{patterns[0]}")
 
 
-def _open_files(files: Sequence[Path], given: str, everything: bool, decoding: Decoding) -> Reader:
+def _open_files(files: Sequence[Path], given: str, options: _Options) -> Reader:
     if missing := next((file for file in files if not file.is_file()), None):
         raise _unknown(given, f"no file {missing}")
+    everything, decoding, cache = options
     if _TAR.search(files[0].name):
-        return TarShards(files, decoding=decoding)
+        return TarShards(files, decoding=decoding, cache=cache)
     features = _first_features(files, given)
     if _PIXELS in features:
-        return mnist_records(files)
+        return mnist_records(files, cache=cache)
     if _IMAGE not in features:
         raise _unknown(given, f"records with the features {shorten(sorted(features)) or '(none)'}")
+    schema: Schema
     if _LABEL in features or not any(name.startswith(_OBJECTS) for name in features):
-        return ImageRecords(files, ImageNetSchema(boxes=everything, text=everything), decoding=decoding)
-    schema = _schema_of_all(features) if everything else DetectionSchema()
-    return ImageRecords(files, schema, decoding=decoding)
+        schema = ImageNetSchema(boxes=everything, text=everything)
+    else:
+        schema = _schema_of_all(features) if everything else DetectionSchema()
+    return ImageRecords(files, schema, decoding=decoding, cache=cache)
 
 
 def _schema_of_all(features: Mapping[str, Values]) -> DetectionSchema:
@@ -141,15 +158,15 @@ def _schema_of_all(features: Mapping[str, Values]) -> DetectionSchema:
     )
 
 
-def _coco(annotations: Path, images: Path, everything: bool, decoding: Decoding) -> Reader:
+def _coco(annotations: Path, images: Path, options: _Options) -> Reader:
     """Open a file of annotations, with masks and keypoints if all objects have them."""
-    if everything:
+    if options.everything:
         has_masks, has_keypoints = _words_in(annotations, b'"segmentation"', b'"keypoints"')
-        options = [(has_masks, has_keypoints), (has_masks, False), (False, has_keypoints)]
-        for masks, keypoints in dict.fromkeys(each for each in options if any(each)):
+        choices = [(has_masks, has_keypoints), (has_masks, False), (False, has_keypoints)]
+        for masks, keypoints in dict.fromkeys(each for each in choices if any(each)):
             with suppress(DataError):  # the word may be in a category's name, or only some objects may have it
-                return Coco(annotations, images, masks=masks, keypoints=keypoints, decoding=decoding)
-    return Coco(annotations, images, decoding=decoding)
+                return Coco(annotations, images, masks=masks, keypoints=keypoints, decoding=options.decoding)
+    return Coco(annotations, images, decoding=options.decoding)
 
 
 def _words_in(path: Path, *words: bytes) -> list[bool]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from lockstep.readers.combine import read_by_source
 from lockstep.readers.fingerprint import Fingerprint, named_parts
 from lockstep.readers.reader import Cost
+from lockstep.records.index_cache import Cache
 from lockstep.records.record_files import RecordFile, RecordFiles
 from lockstep.records.record_index import Int64s
 from lockstep.records.template import Field, Template, UInt8s, read_each
@@ -29,14 +30,20 @@ class Records:
         paths: the files, whose records follow one another: a path, a pattern such as "train-*", or several of these.
         fields: which feature becomes which field of a batch.
         verify: whether checksums of payloads are compared.
+        cache: the folder where the files' indices are kept; by default in the user's cache.
     """
 
     cost: Cost = "memory"
 
     def __init__(
-        self, paths: str | Path | Sequence[str | Path], fields: Mapping[str, Field], *, verify: bool = True
+        self,
+        paths: str | Path | Sequence[str | Path],
+        fields: Mapping[str, Field],
+        *,
+        verify: bool = True,
+        cache: Cache = None,
     ) -> None:
-        self._records = RecordFiles(paths)
+        self._records = RecordFiles(paths, cache=cache)
         self._files = [_File(file, fields, verify) for file in self._records.files]
         self._names = [str(file.path) for file in self._records.files]
         self._starts = np.array(self._records.starts)

@@ -21,6 +21,7 @@ from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts
 from lockstep.readers.image_files import load_decoder
 from lockstep.readers.image_folder import ENDINGS
 from lockstep.readers.reader import NO_DECODER, Cost, Int64s
+from lockstep.records.index_cache import Cache
 from lockstep.records.open_files import OpenFiles
 from lockstep.records.shards import expand_braces, find_shards, list_of_paths
 from lockstep.records.tar_index import key_and_ending, tar_index_of
@@ -59,6 +60,7 @@ class TarShards:
             By default those of the first sample: image endings are "image", cls is "label", others have their own
             name. Members of other endings are not read.
         decoding: how images are decoded when they are asked for.
+        cache: the folder where the archives' indices are kept; by default in the user's cache.
     """
 
     cost: Cost = "decode"
@@ -69,11 +71,12 @@ class TarShards:
         fields: Mapping[str, str] | None = None,
         *,
         decoding: Decoding = AS_STORED,
+        cache: Cache = None,
     ) -> None:
         chosen = None if fields is None else _chosen_fields(fields)
         files = find_shards([expanded for path in list_of_paths(paths) for expanded in expand_braces(path)])
         with ThreadPoolExecutor(_THREADS) as pool:
-            self._shards = list(pool.map(partial(_Shard, OpenFiles()), files))
+            self._shards = list(pool.map(partial(_Shard, OpenFiles(), cache), files))
         self._starts = [0, *accumulate(map(len, self._shards))]
         self._decoding = decoding
         self._fields = chosen or (_default_fields(self._sample(0)) if len(self) else ())
@@ -142,9 +145,9 @@ class _Field:
 class _Shard:
     """One archive, and its index."""
 
-    def __init__(self, open_files: OpenFiles, path: Path) -> None:
+    def __init__(self, open_files: OpenFiles, cache: Cache, path: Path) -> None:
         self.path = path
-        self.index = tar_index_of(path)
+        self.index = tar_index_of(path, cache)
         self._open_files = open_files
 
     def __len__(self) -> int:

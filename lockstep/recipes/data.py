@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
@@ -33,7 +32,10 @@ class MnistData:
     """MNIST: 55,000 examples to train on, 5,000 to validate and 10,000 to test."""
 
     folder: str | None = None
-    """The folder of the four files; None: the files that come with the project."""
+    """The folder of the four files; None: `data/mnist` in the current folder, else `mnist` in the cache. Files that are
+    missing are fetched to it."""
+    cache: str | None = None
+    """The folder of the cache; None: the user's."""
     augment: tuple[RandomShift, ...] = ()
     """Augmentations of the training images, in this order."""
     split: Split = "train"
@@ -48,17 +50,17 @@ class MnistData:
         """Do nothing: the data comes with the project."""
 
     def prepare(self) -> None:
-        """Write the records that are missing."""
-        from lockstep.readers.mnist import prepare_records
+        """Fetch the files that are missing."""
+        from lockstep.readers.mnist import ensure_files, mnist_folder
 
-        prepare_records(self._folder)
+        ensure_files(mnist_folder(self.folder or None, self.cache))
 
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
         """Return the examples of a split."""
         from lockstep.readers.classification import ClassificationReader
         from lockstep.readers.mnist import mnist_reader
 
-        return ClassificationReader(mnist_reader(split, self._folder), num_classes)
+        return ClassificationReader(mnist_reader(split, self.folder or None, self.cache), num_classes)
 
     def training(self) -> Sequence[Augment]:
         """Return the augmentations of training batches, in their order."""
@@ -76,10 +78,6 @@ class MnistData:
     def blank(self, num_examples: int) -> Tensor:
         """Make an input of the network from black images."""
         return self.inputs({"image": torch.zeros(num_examples, 1, 28, 28, dtype=torch.uint8)})
-
-    @property
-    def _folder(self) -> Path | None:
-        return Path(self.folder) if self.folder else None
 
 
 @dataclass(frozen=True)
@@ -104,6 +102,8 @@ class ImageData(Checked):
     """The function of a script that gives the examples in place of paths; only that script can start the run."""
     split: Split = "train"
     """The examples to train on."""
+    cache: str | None = None
+    """The folder where indices of records and of tar shards are kept, never beside them; None: the user's cache."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,7 +140,9 @@ class ImageData(Checked):
             raise self._needs_its_script()
         if path is None:
             raise _no_path(split)
-        source = open_source(path, everything=to_train and self.crops_by_boxes, decoding=self.decoding)
+        source = open_source(
+            path, everything=to_train and self.crops_by_boxes, decoding=self.decoding, cache=self.cache
+        )
         return self.labelled(source, num_classes, to_train=to_train)
 
     def labelled(self, source: Reader, num_classes: int, *, to_train: bool = False) -> Reader:

@@ -246,6 +246,7 @@ _HARMLESS = (
     "end",
     "checkpoints",
     "data.folder",
+    "data.cache",
     "watch",
     "evaluate.every",
     "evaluate.patience",

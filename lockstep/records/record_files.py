@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lockstep.records.index_cache import Cache
 from lockstep.records.open_files import OpenFiles, check_unchanged, open_file
 from lockstep.records.record_index import MEMORY_LIMIT_BYTES, index_of, too_large
 from lockstep.records.shards import find_shards
@@ -43,13 +44,19 @@ class RecordFile:
         path: of the file.
         memory_limit_bytes: refuse a compressed file that takes more, before memory is taken.
         open_files: shared by many files, so that few are open at a time.
+        cache: the folder where its index is kept; by default in the user's cache.
     """
 
     def __init__(
-        self, path: Path, *, memory_limit_bytes: int = MEMORY_LIMIT_BYTES, open_files: OpenFiles | None = None
+        self,
+        path: Path,
+        *,
+        memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+        open_files: OpenFiles | None = None,
+        cache: Cache = None,
     ) -> None:
         self.path = path
-        self.index = index_of(path, memory_limit_bytes)
+        self.index = index_of(path, memory_limit_bytes, cache)
         self._source = RecordSource(path, self.index.compression)
         self._open_files = open_files or OpenFiles()
         self._memory: mmap | None = None
@@ -124,6 +131,7 @@ class RecordFiles:
         paths: a path, a pattern such as "train-*" or "train-?????-of-00128", or several of these.
         verify: compare the checksums of payloads when they are read; those of lengths always are.
         memory_limit_bytes: refuse compressed files that together take more, before memory is taken.
+        cache: the folder where indices are kept; by default in the user's cache.
     """
 
     def __init__(
@@ -132,9 +140,10 @@ class RecordFiles:
         *,
         verify: bool = True,
         memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+        cache: Cache = None,
     ) -> None:
         self.verify = verify
-        open_file = partial(RecordFile, memory_limit_bytes=memory_limit_bytes, open_files=OpenFiles())
+        open_file = partial(RecordFile, memory_limit_bytes=memory_limit_bytes, open_files=OpenFiles(), cache=cache)
         with ThreadPoolExecutor(_THREADS) as pool:
             self.files = list(pool.map(open_file, find_shards(paths)))
             compressed = [file for file in self.files if file.index.compression]

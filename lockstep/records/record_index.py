@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lockstep.errors import DataError
-from lockstep.records.index_cache import load_index, save_index
+from lockstep.records.index_cache import Cache, load_index, save_index
 from lockstep.records.open_files import Version, open_file, read_at, version_of
 from lockstep.records.tfrecord import (
     FRAME_BYTES,
@@ -66,12 +66,12 @@ class RecordIndex(NamedTuple):
         return int(self.lengths.sum()) + FRAME_BYTES * len(self.lengths)
 
 
-def index_of(path: Path, limit_bytes: int) -> RecordIndex:
-    """Load the index of a file if one is kept that still holds; else build it, and keep it if that is worth it."""
+def index_of(path: Path, limit_bytes: int, cache: Cache = None) -> RecordIndex:
+    """Load the index of a file from the cache if it still holds; else build it, and keep it if that is worth it."""
     with open_file(path) as file:
         version = version_of(file)
         ending = _ending(file, version)
-    index = load_index(path, _KIND, version, partial(_decoded, version))
+    index = load_index(path, _KIND, version, partial(_decoded, version), cache)
     # Files packed alike have one size and, copied with their times, one time of change.
     if index and index.ending == ending:
         if index.compression and index.size_bytes > limit_bytes:
@@ -79,7 +79,7 @@ def index_of(path: Path, limit_bytes: int) -> RecordIndex:
         return index
     index = build_index(path, limit_bytes)
     if index.compression or index.version.size_bytes >= _WORTH_KEEPING_BYTES:
-        _keep(index, path)
+        _keep(index, path, cache)
     return index
 
 
@@ -156,9 +156,9 @@ def _compressed_lengths(path: Path, limit_bytes: int) -> array[int]:
     return lengths
 
 
-def _keep(index: RecordIndex, path: Path) -> None:
+def _keep(index: RecordIndex, path: Path, cache: Cache) -> None:
     head = _HEAD.pack(_COMPRESSIONS.index(index.compression), index.checksum, index.ending)
-    save_index(path, _KIND, index.version, head + index.lengths.astype("<i8").tobytes())
+    save_index(path, _KIND, index.version, head + index.lengths.astype("<i8").tobytes(), cache)
 
 
 def _decoded(version: Version, content: bytes) -> RecordIndex | None:

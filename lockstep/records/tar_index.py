@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from lockstep.errors import DataError
 from lockstep.listing import shorten
-from lockstep.records.index_cache import load_index, save_index
+from lockstep.records.index_cache import Cache, load_index, save_index
 from lockstep.records.open_files import Version, open_file, read_at, version_of
 from lockstep.records.tar_members import BLOCK_BYTES, FILES, FOLDERS, Member, header_crc, members_of, readable_name
 from lockstep.screen import log
@@ -58,19 +58,19 @@ class TarIndex(NamedTuple):
         return self.names[int(self.name_stops[member - 1]) if member else 0 : int(self.name_stops[member])]
 
 
-def tar_index_of(path: Path) -> TarIndex:
-    """Load the index of an archive if one is kept that still holds; else build it, and keep it if that is worth it.
+def tar_index_of(path: Path, cache: Cache = None) -> TarIndex:
+    """Load the index of an archive from the cache if it still holds; else build it, and keep it if that is worth it.
 
     Members that belong to no sample are named in the log.
     """
     with open_file(path) as file:
         version = version_of(file)
-        index = load_index(path, _KIND, version, partial(_decoded, version))
+        index = load_index(path, _KIND, version, partial(_decoded, version), cache)
         is_same = index is not None and _has_these_ends(file, index)
     if index is None or not is_same:
         index = build_tar_index(path)
         if version.size_bytes >= _WORTH_KEEPING_BYTES:
-            save_index(path, _KIND, index.version, _encoded(index))
+            save_index(path, _KIND, index.version, _encoded(index), cache)
     if names := index.not_read.split(b"\0")[:-1]:
         log.warning("Not read in %s: %s", path, shorten([readable_name(name) for name in names]))
     return index

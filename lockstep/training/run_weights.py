@@ -11,12 +11,12 @@ from torch import Tensor
 
 from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, DamagedError, FileEntry, Manifest
 from lockstep.checkpoints.store import Store
-from lockstep.errors import CheckpointError
+from lockstep.errors import CheckpointError, NotFoundError
 from lockstep.screen import log
 from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.open import open_weights_file, unknown
 from lockstep.weights.safetensors_file import SafetensorsFile
-from lockstep.weights.source import TensorInfo, WeightSource
+from lockstep.weights.source import TensorInfo, WeightSource, no_tensor
 
 CHECKPOINTS = "checkpoints"
 
@@ -77,12 +77,7 @@ class RunWeights:
     def read(self, name: str) -> Tensor:
         """A tensor, whole and contiguous, the hash of its file verified."""
         if name not in self._places:
-            raise CheckpointError(
-                f"{self.path} has no tensor {name!r}.",
-                given=repr(name),
-                expected=f"the name of one of its {len(self._places)} tensors",
-                hint="list its tensors, and name one of these",
-            )
+            raise no_tensor(name, self.path, len(self._places))
         section, inside = self._places[name]
         self._verify(section)
         return section.file.read(inside)
@@ -190,7 +185,7 @@ def _newest(store: Store, slots: bool) -> RunWeights:
 
 def _at(store: Store, step: int) -> Path:
     if step not in store.steps():
-        raise CheckpointError(
+        raise NotFoundError(
             f"{store.folder} has no checkpoint of step {step}.",
             given=f"step {step}",
             expected=f"one of the steps there are: {', '.join(map(str, store.steps()))}",

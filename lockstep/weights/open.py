@@ -10,13 +10,21 @@ from glob import escape
 from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
-from lockstep.errors import CheckpointError
-from lockstep.listing import shorten
+from lockstep.errors import CheckpointError, NotFoundError
+from lockstep.listing import hint_for_path, shorten
 from lockstep.records.tfrecord import HEAD_BYTES, is_head
 from lockstep.weights.keras_h5 import KerasH5
 from lockstep.weights.numpy_files import ENDING, NumpyArchive, NumpyFile
 from lockstep.weights.safetensors_file import SafetensorsFile
-from lockstep.weights.source import EMPTY_ZIP, ZIP_FAULTS, ZIP_MAGIC, WeightSource, check_present, unreadable_file
+from lockstep.weights.source import (
+    EMPTY_ZIP,
+    ZIP_FAULTS,
+    ZIP_MAGIC,
+    WeightSource,
+    check_present,
+    damaged_file,
+    unreadable_file,
+)
 from lockstep.weights.tf_bundle import INDEX, TensorBundle
 from lockstep.weights.tf_table import TABLE_MAGIC
 from lockstep.weights.tf_v1 import TensorTables
@@ -55,7 +63,12 @@ def open_weights_file(path: str | Path) -> WeightSource:
         return _open(path, _looked_at(path))
     if _is_prefix(path):
         return open_tensorflow(path)
-    raise unknown(path, "nothing that is called like this")
+    raise NotFoundError(
+        f"There are no weights called {path}.",
+        given="no such file or folder",
+        expected=KNOWN,
+        hint=hint_for_path(path),
+    )
 
 
 def _open(path: Path, look: _Look) -> WeightSource:
@@ -79,7 +92,9 @@ def _open_archive(path: Path) -> WeightSource:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     except (OSError, *ZIP_FAULTS) as error:
-        raise unknown(path, f"a zip archive that is damaged or cut short ({error})") from error
+        raise damaged_file(
+            path, "is a damaged zip archive", given=str(error), expected="an archive that is whole"
+        ) from error
     if holds_torch(names):
         return TorchFile(path)
     if all(name.endswith(ENDING) for name in names):
@@ -106,9 +121,9 @@ def _is_safetensors(look: _Look) -> bool:
     return look.head[_LENGTH_BYTES : _LENGTH_BYTES + 1] == b"{" and length <= _MOST_HEADER_BYTES
 
 
-def unknown(path: Path, found: str) -> CheckpointError:
+def unknown(path: Path, found: str) -> NotFoundError:
     """The error for a path without weights in a known format."""
-    return CheckpointError(
+    return NotFoundError(
         f"{path} holds no weights that are known.",
         given=found,
         expected=KNOWN,
@@ -208,7 +223,7 @@ def latest_checkpoint(folder: Path) -> Path:
         with state.open("rb") as file:
             text = file.read(_STATE_MOST_BYTES).decode(errors="replace")
     except FileNotFoundError:
-        raise CheckpointError(
+        raise NotFoundError(
             f"{folder} does not say which checkpoint is its latest.",
             given=f"a folder without a file {STATE!r}, with {_checkpoints_in(folder)}",
             expected=f"a file {STATE!r}, as TensorFlow writes it",
@@ -240,9 +255,9 @@ def _shards(prefix: Path, count: int) -> tuple[Path, list[Path]]:
     return pattern, files
 
 
-def _absent(path: Path, prefix: Path) -> CheckpointError:
+def _absent(path: Path, prefix: Path) -> NotFoundError:
     named = f"{prefix}, which {path / STATE} names" if path.is_dir() else str(path)
-    return CheckpointError(
+    return NotFoundError(
         f"There is no TensorFlow checkpoint {named}.",
         given=f"a folder {prefix.parent} with {_checkpoints_in(prefix.parent)}",
         expected=f"{prefix.name}{INDEX} (version 2), or the file {prefix.name} (version 1)",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lockstep.checks import check_type, wrong_type
-from lockstep.errors import CheckpointError, InputError
+from lockstep.errors import CheckpointError, InputError, NotFoundError
 from lockstep.listing import shorten
 
 
@@ -182,9 +182,9 @@ def check_present(checkpoint: Path, files: Sequence[Path], count: int) -> None:
         )
 
 
-def no_tensor(name: str, path: Path, count: int) -> CheckpointError:
+def no_tensor(name: str, path: Path, count: int) -> NotFoundError:
     """The error for a name that is not in a checkpoint."""
-    return CheckpointError(
+    return NotFoundError(
         f"{path} has no tensor {name!r}.",
         given=repr(name),
         expected=f"the name of one of its {count} tensors",

@@ -160,7 +160,7 @@ def test_values(inspect: Any, read: Any, tmp_path: Path) -> None:
     assert lines[2:] == ["[[ 1.   inf]", " [-2.   0.5]]"]
     assert read(tmp_path / "weights", "--values", "a")["values"] == [[1.0, "inf"], [-2.0, 0.5]]
     assert read(tmp_path / "weights", "--values", "c")["values"] == [[1.0, 2.0]]
-    inspect(tmp_path / "weights", "--values", "b", code=1)
+    inspect(tmp_path / "weights", "--values", "b", code=2)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.int64, torch.float8_e5m2], ids=str)
@@ -291,7 +291,7 @@ def test_records_have_no_tensors(inspect: Any, tmp_path: Path, flag: str) -> Non
 
 def test_what_cannot_be_inspected(inspect: Any, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("text")
-    inspect(tmp_path / "text", code=1)
-    inspect(tmp_path / "none", code=1)
+    inspect(tmp_path / "text", code=2)
+    inspect(tmp_path / "none", code=2)
     inspect("s3://bucket/weights", code=2)
     inspect(RESNET, "--diff", "gs://bucket/weights", code=2)

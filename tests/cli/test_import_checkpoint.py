@@ -149,5 +149,5 @@ def test_a_folder_is_no_destination(made: Any, tmp_path: Path) -> None:
 
 
 def test_what_is_not_there(made: Any, tmp_path: Path) -> None:
-    made(tmp_path / "none", code=1)
+    made(tmp_path / "none", code=2)
     made("s3://bucket/weights", code=2)

@@ -94,8 +94,7 @@ def test_the_command_says_which_record_has_a_label_past_the_classes(tmp_path: Pa
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert ended.returncode == 2
     assert ended.stderr.endswith(
-        "error: worker 0 failed at step 0 (phase data):\n"
-        "The label of train-00001-of-00002:1 is none of the model's classes.\n"
+        "error: The label of train-00001-of-00002:1 is none of the model's classes.\n"
         "  given:    label 1000\n"
         "  expected: 0 to 3, for a model with 4 classes\n"
         "  hint:     set model.num_classes to 1001 or more; or data.labels_offset to 1, if the labels begin there\n"

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import gzip
+import multiprocessing
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from lockstep.convert import mnist
 from lockstep.convert.mnist import convert_mnist
 from lockstep.errors import DataError, InputError
-from lockstep.readers.mnist import FILES
+from lockstep.readers.mnist import FILES, SPLITS, load_idx, mnist_reader, mnist_records
 from lockstep.records.example import parse_example
 from lockstep.records.record_files import RecordFiles
 from lockstep.records.tfrecord import write_records
@@ -30,7 +32,7 @@ def originals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         values = np.broadcast_to(np.arange(count, dtype=np.uint8).reshape(-1, *[1] * (len(shape) - 1)), shape)
         header = bytes((0, 0, 8, len(shape))) + np.array(shape, dtype=">u4").tobytes()
         (folder / file.name).write_bytes(gzip.compress(header + values.tobytes()))
-    monkeypatch.setattr(mnist, "ensure_files", lambda path: path)
+    monkeypatch.setattr(mnist, "ensure_files", lambda path: [path / file.name for file in FILES])
     return folder
 
 
@@ -75,14 +77,55 @@ def test_a_file_of_something_else_is_left_alone(originals: Path, tmp_path: Path)
     assert path.read_bytes() == before
 
 
-def test_the_references_layout_has_pixels(tmp_path: Path) -> None:
-    written = convert_mnist(tmp_path, "raw", ORIGINALS)
-    assert {each.path.name: each.num_records for each in written} == {
-        "train.tfrecords": 55_000,
-        "validation.tfrecords": 5_000,
-        "test.tfrecords": 10_000,
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The records with pixels."""
+    folder = tmp_path_factory.mktemp("raw")
+    convert_mnist(folder, "raw", ORIGINALS)
+    return folder
+
+
+def test_the_references_layout_has_pixels(raw: Path) -> None:
+    features = parse_example(RecordFiles(raw / "test.tfrecords").read(0))
+    assert {name: list(values) for name, values in features.items()} == {
+        "image_raw": [load_idx(ORIGINALS / FILES[2].name)[0].tobytes()],
+        "label": [7],
+        "height": [28],
+        "width": [28],
+        "depth": [1],
     }
-    assert len(parse_example(RecordFiles(tmp_path / "test.tfrecords").read(0))["image_raw"][0]) == 784
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_records_are_the_examples_that_the_reader_has_without_them(raw: Path, split: str) -> None:
+    records, reader = mnist_records(raw / f"{split}.tfrecords", verify=False), mnist_reader(split, ORIGINALS)
+    assert (len(records), records.fingerprint()) == (len(reader), reader.fingerprint())
+    assert records.example_id(17) == reader.example_id(17)
+    indices = np.arange(len(reader))
+    ours, theirs = reader.read_batch(indices), records.read_batch(indices)
+    assert ours.keys() == theirs.keys()
+    for name, values in theirs.items():
+        assert ours[name].dtype == values.dtype
+        assert torch.equal(ours[name], values)
+
+
+def test_raw_records_that_are_there_need_no_originals(raw: Path, tmp_path: Path) -> None:
+    assert [each.num_records for each in convert_mnist(raw, "raw", tmp_path)] == [55_000, 5_000, 10_000]
+
+
+@pytest.mark.process
+def test_two_processes_may_convert_at_once(raw: Path, tmp_path: Path) -> None:
+    for name in ("train", "validation"):
+        (tmp_path / f"{name}.tfrecords").symlink_to(raw / f"{name}.tfrecords")
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=convert_mnist, args=(tmp_path, "raw", ORIGINALS)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert (tmp_path / "test.tfrecords").read_bytes() == (raw / "test.tfrecords").read_bytes()
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,10 @@ def test_a_failure_is_told_with_its_place_and_its_text_last() -> None:
     assert failure.text == "worker 1 failed at step 57 (phase exchange):\nTraceback ...\nValueError: bad"
 
 
+def test_wrong_input_is_told_by_its_text_alone() -> None:
+    assert watchdog.raised(STATUS, "input", "Record 7 is damaged.\n").text == "Record 7 is damaged."
+
+
 @pytest.mark.parametrize(
     ("status", "text"),
     [

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import multiprocessing
 import shutil
 import threading
 from collections.abc import Iterator
@@ -16,22 +15,10 @@ import torch
 
 from lockstep.errors import DataError, InputError
 from lockstep.images.normalisation import scale_image
-from lockstep.readers.mnist import FILES, SPLITS, ensure_files, load_idx, mnist_reader, prepare_records
-from lockstep.records.example import parse_example
-from lockstep.records.record_files import RecordFile
-from lockstep.records.record_index import build_index
-from lockstep.records.tfrecord import write_records
+from lockstep.readers.mnist import FILES, SPLITS, ensure_files, load_idx, mnist_folder, mnist_reader
 
 ORIGINALS = Path(__file__).parents[2] / "data" / "mnist"
 TEST_IMAGES, TEST_LABELS = FILES[2], FILES[3]
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of all records."""
-    folder = tmp_path_factory.mktemp("records")
-    prepare_records(ORIGINALS, folder)
-    return folder
 
 
 @pytest.fixture
@@ -72,11 +59,11 @@ def test_the_table_is_that_of_the_files() -> None:
 
 
 @pytest.mark.parametrize(("split", "size"), [("train", 55_000), ("validation", 5_000), ("test", 10_000)])
-def test_the_reader_gives_the_images_and_labels_of_its_split(prepared: Path, split: str, size: int) -> None:
-    reader = mnist_reader(split, str(ORIGINALS), str(prepared))
+def test_the_reader_gives_the_images_and_labels_of_its_split(split: str, size: int) -> None:
+    reader = mnist_reader(split, str(ORIGINALS))
     assert len(reader) == size
     assert reader.cost == "memory"
-    images, labels = (load_idx(ORIGINALS / name) for name in (SPLITS[split].images, SPLITS[split].labels))
+    images, labels = (load_idx(ORIGINALS / file.name) for file in (SPLITS[split].images, SPLITS[split].labels))
     rows = {"train": slice(5_000, None), "validation": slice(5_000), "test": slice(None)}[split]
     batch = reader.read_batch(np.arange(size))
     assert (batch["image"].dtype, batch["label"].dtype) == (torch.uint8, torch.int64)
@@ -85,74 +72,28 @@ def test_the_reader_gives_the_images_and_labels_of_its_split(prepared: Path, spl
     assert np.array_equal(batch["label"].numpy(), labels[rows])
 
 
-def test_the_records_have_the_features_of_the_reference(prepared: Path) -> None:
-    features = parse_example(RecordFile(prepared / "test.tfrecords").read(0))
-    assert {name: list(values) for name, values in features.items()} == {
-        "image_raw": [load_idx(ORIGINALS / TEST_IMAGES.name)[0].tobytes()],
-        "label": [7],
-        "height": [28],
-        "width": [28],
-        "depth": [1],
-    }
-
-
-def test_records_are_written_where_they_are_missing_and_nowhere_else(prepared: Path, tmp_path: Path) -> None:
-    for name in ("train", "validation"):
-        (tmp_path / f"{name}.tfrecords").touch()
-    prepare_records(ORIGINALS, tmp_path)
-    assert (tmp_path / "train.tfrecords").stat().st_size == 0
-    assert (tmp_path / "test.tfrecords").read_bytes() == (prepared / "test.tfrecords").read_bytes()
-
-
-def test_the_original_files_are_not_needed_once_there_are_records(prepared: Path, tmp_path: Path) -> None:
-    assert len(mnist_reader("test", tmp_path, prepared)) == 10_000
-
-
-@pytest.mark.process
-def test_two_processes_may_prepare_at_once(prepared: Path, tmp_path: Path) -> None:
-    for name in ("train", "validation"):
-        (tmp_path / f"{name}.tfrecords").touch()
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=prepare_records, args=(ORIGINALS, tmp_path)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0]
-    assert (tmp_path / "test.tfrecords").read_bytes() == (prepared / "test.tfrecords").read_bytes()
-    assert len(list(tmp_path.iterdir())) == 3
-
-
-def test_records_of_something_else_are_named_and_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "validation.tfrecords"
-    write_records(path, [b"", b""])
-    with pytest.raises(DataError) as caught:
-        mnist_reader("validation", ORIGINALS, tmp_path)
-    assert caught.value.what == f"{path} does not hold the validation images of MNIST."
-    assert (caught.value.given, caught.value.expected) == ("2 records", "5000 records")
-    assert caught.value.hint == "delete it, and it will be written again"
-    assert len(build_index(path)[0]) == 2
-
-
 def test_a_split_that_does_not_exist_is_refused() -> None:
     with pytest.raises(InputError, match=r"""no split 'valid'.\n.*\n.*"train" or "validation" or "test"\n"""):
         mnist_reader("valid")
 
 
-def test_the_folder_is_the_one_here_or_else_in_the_users_cache(
-    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here, cache = tmp_path / "here", tmp_path / "cache"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    here.mkdir()
-    monkeypatch.chdir(here)
-    (cache / "lockstep" / "mnist").mkdir(parents=True)
-    (cache / "lockstep" / "mnist" / "records").symlink_to(prepared)
-    assert len(mnist_reader("test")) == 10_000
-    (here / "data" / "mnist" / "records").mkdir(parents=True)
-    write_records(here / "data" / "mnist" / "records" / "test.tfrecords", [])
-    with pytest.raises(DataError, match=r"data/mnist/records/test.tfrecords does not hold the test images"):
-        mnist_reader("test")
+def test_the_folder_is_the_one_here_or_else_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert mnist_folder() == tmp_path / "cache" / "lockstep" / "mnist"
+    assert mnist_folder(cache="mine") == Path("mine/mnist")
+    assert mnist_folder("data", cache="mine") == Path("data")
+    (tmp_path / "data" / "mnist").mkdir(parents=True)
+    assert mnist_folder(cache="mine") == Path("data/mnist")
+
+
+def test_an_original_that_cannot_be_read_is_named(originals: Path) -> None:
+    path = originals / TEST_LABELS.name
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DataError, match=rf"{path} cannot be read\.\n.*Is a directory"):
+        mnist_reader("test", originals)
+    assert len(mnist_reader("validation", originals)) == 5_000
 
 
 def test_pixels_are_scaled_as_in_the_reference() -> None:
@@ -168,13 +109,13 @@ def test_a_damaged_original_is_named_and_left_alone(originals: Path) -> None:
     path.unlink()
     path.write_bytes(b"something else")
     with pytest.raises(DataError) as caught:
-        prepare_records(originals)
+        mnist_reader("test", originals)
     assert caught.value.what == f"{path} is not MNIST's original file."
     assert caught.value.given == f"sha256 {hashlib.sha256(b'something else').hexdigest()}, 14 bytes"
     assert caught.value.expected == f"sha256 {TEST_LABELS.sha256}, 4542 bytes"
     assert caught.value.hint == "move it away, and it will be fetched again"
     assert path.read_bytes() == b"something else"
-    assert not (originals / "records").exists()
+    assert len(list(originals.iterdir())) == 4
 
 
 def test_a_missing_file_is_fetched_from_the_first_mirror_that_has_it(originals: Path, mirror: tuple[str, Path]) -> None:
@@ -185,7 +126,8 @@ def test_a_missing_file_is_fetched_from_the_first_mirror_that_has_it(originals: 
     shutil.copy(ORIGINALS / TEST_LABELS.name, served / "good")
     path = originals / TEST_LABELS.name
     path.unlink()
-    assert ensure_files(originals, [f"{address}{name}/" for name in ("empty", "wrong", "good")]) == originals
+    mirrors = [f"{address}{name}/" for name in ("empty", "wrong", "good")]
+    assert ensure_files(originals, mirrors=mirrors) == [originals / file.name for file in FILES]
     assert path.read_bytes() == (ORIGINALS / TEST_LABELS.name).read_bytes()
     assert len(list(originals.iterdir())) == 4
 
@@ -195,7 +137,7 @@ def test_without_a_mirror_the_error_says_where_to_put_the_files(originals: Path,
     (served / TEST_LABELS.name).write_bytes(b"wrong")
     (originals / TEST_LABELS.name).unlink()
     with pytest.raises(DataError) as caught:
-        ensure_files(originals, [f"{address}none/", address, "http://127.0.0.1:1/"])
+        ensure_files(originals, mirrors=[f"{address}none/", address, "http://127.0.0.1:1/"])
     assert caught.value.what == f"{TEST_LABELS.name} of MNIST is not in {originals}, and cannot be fetched."
     wrong = hashlib.sha256(b"wrong").hexdigest()
     given_ = str(caught.value.given).split("; ")
@@ -212,6 +154,8 @@ def test_idx_files_of_any_number_of_dimensions(tmp_path: Path) -> None:
     path = tmp_path / "some.gz"
     path.write_bytes(gzip.compress(b"\0\0\x08\x02\0\0\0\x02\0\0\0\x03abcdef"))
     assert load_idx(path).tolist() == [[97, 98, 99], [100, 101, 102]]
+    assert load_idx(path, 1).tolist() == [[97, 98, 99]]
+    assert load_idx(path, 3).tolist() == [[97, 98, 99], [100, 101, 102]]
 
 
 HEAD = b"\0\0\x08\x01\0\0\0\x05"

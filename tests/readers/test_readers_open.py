@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import tarfile
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,16 +18,20 @@ from PIL import Image
 
 from lockstep.errors import DataError
 from lockstep.readers.coco import Coco
+from lockstep.readers.fingerprint import fingerprint_of
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.image_records import ImageRecords
+from lockstep.readers.mnist import FILES, mnist_reader
 from lockstep.readers.open import check_there, open_source
 from lockstep.readers.reader import Reader
 from lockstep.readers.records import Records
 from lockstep.readers.tar_shards import TarShards
 from lockstep.readers.voc import Voc
+from lockstep.records import record_index, tar_index
 from lockstep.records.example import Values, serialize_example
 from lockstep.records.tfrecord import write_records
 
+MNIST = Path(__file__).parents[2] / "data" / "mnist"
 WIDTH, HEIGHT = 4, 3
 
 
@@ -353,3 +360,73 @@ def test_what_is_not_there_is_named(tmp_path: Path, given: str, what: str) -> No
         check_there(f"{tmp_path}/{given.format()}")
     assert caught.value.what.startswith(what.format(tmp_path))
     assert "check the p" in caught.value.hint
+
+
+# Events by which Python tells of a change to a file system, and of an "open" that is for more than reading.
+CHANGES = {
+    "os.chmod",
+    "os.link",
+    "os.mkdir",
+    "os.remove",
+    "os.rename",
+    "os.rmdir",
+    "os.symlink",
+    "os.truncate",
+    "os.utime",
+}
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+changed: list[str] = []
+
+
+def note_change(event: str, arguments: tuple[Any, ...]) -> None:
+    """Audit hook, which cannot be removed again: note the paths that something changes, or tries to."""
+    if event in CHANGES or (event == "open" and arguments[2] & WRITING):
+        changed.extend(os.fsdecode(path) for path in arguments if isinstance(path, str | bytes | os.PathLike))
+
+
+sys.addaudithook(note_change)
+
+
+def mnist_in(folder: Path) -> Path:
+    folder.mkdir()
+    for file in FILES[2:]:
+        (folder / file.name).symlink_to(MNIST / file.name)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "opened"),
+    [
+        (lambda folder: image_in(folder / "cat/1.png").parents[1], open_source),
+        (lambda folder: records_in(folder / "train-00000-of-00001", classified()), open_source),
+        (lambda folder: records_in(folder / "test.tfrecords", raw_digit()), open_source),
+        (lambda folder: tar_in(folder / "train-000.tar", ["a", "b"]), open_source),
+        (lambda folder: voc_in(folder, ["1"]), open_source),
+        (lambda folder: coco_in(folder / "instances.json", folder / "images"), open_source),
+        (mnist_in, lambda folder, cache: mnist_reader("test", folder, cache)),
+    ],
+    ids=["folders", "image_records", "records", "tar", "voc", "coco", "mnist"],
+)
+def test_nothing_is_written_beside_the_data(
+    tmp_path: Path,
+    make: Callable[[Path], Path],
+    opened: Callable[..., Reader],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (record_index, tar_index):
+        monkeypatch.setattr(module, "_WORTH_KEEPING_BYTES", 1)
+    data, cache = tmp_path / "data", tmp_path / "cache"
+    path = make(data)
+    there = {file: file.lstat().st_mtime_ns for file in data.rglob("*")}
+    changed.clear()
+    for _ in range(2):
+        reader = opened(path, cache=cache)
+        fingerprint_of(reader)
+        images = reader.read_batch(np.array([0]))["image"]
+        if not isinstance(images, torch.Tensor):
+            images[0].decode()
+    assert [name for name in changed if Path(name).is_relative_to(data)] == []
+    assert {file: file.lstat().st_mtime_ns for file in data.rglob("*")} == there
+    kept = [file.parent.name for file in cache.rglob("*") if file.is_file()]
+    assert kept == ["record-index"] * isinstance(reader, Records | ImageRecords | TarShards)

@@ -251,12 +251,12 @@ def test_of_no_samples_labels_are_whole_numbers(path: Path) -> None:
     assert (batch["label"].dtype, batch["label"].shape, batch["image"]) == (torch.int64, (0,), [])
 
 
-def test_an_index_kept_beside_a_shard_is_used(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_was_kept_is_used(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.records.tar_index._WORTH_KEEPING_BYTES", 1)
-    first = read(TarShards(path), 0, 1, 2)
-    assert (path.parent / ".lockstep-index" / "a.tar").is_file()
+    first = read(TarShards(path, cache=tmp_path / "mine"), 0, 1, 2)
+    assert len(list((tmp_path / "mine" / "record-index").iterdir())) == 1
     monkeypatch.setattr("lockstep.records.tar_index.build_tar_index", None)
-    again = read(TarShards(path), 0, 1, 2)
+    again = read(TarShards(path, cache=tmp_path / "mine"), 0, 1, 2)
     assert again["image"] == first["image"]
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lockstep.records.index_cache import load_index, save_index
+from lockstep.errors import DataError
+from lockstep.records.index_cache import cache_folder, load_index, save_index
 from lockstep.records.open_files import Version
 
 KIND, VERSION = b"TESTKIND", Version(10, 20)
@@ -30,9 +33,70 @@ def test_the_index_of_another_kind_or_version_is_not_loaded(tmp_path: Path, kind
     assert load_index(tmp_path / "data", kind, version, bytes) is None
 
 
-def test_a_damaged_index_is_reported_and_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    save_index(tmp_path / "data", KIND, VERSION, b"content")
-    kept = tmp_path / ".lockstep-index" / "data"
-    kept.write_bytes(kept.read_bytes().replace(b"content", b"CONTENT"))
+def test_the_index_of_another_path_is_another(tmp_path: Path) -> None:
+    save_index(tmp_path / "one" / "data", KIND, VERSION, b"content")
+    assert load_index(tmp_path / "other" / "data", KIND, VERSION, bytes) is None
+
+
+def kept_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("damage", [lambda data: data.replace(b"content", b"CONTENT"), lambda data: data[:9]])
+def test_a_damaged_index_is_told_not_loaded_and_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
+) -> None:
+    data = tmp_path / "data"
+    save_index(data, KIND, VERSION, b"content")
+    (kept,) = kept_in(tmp_path)
+    kept.write_bytes(damage(kept.read_bytes()))
+    assert load_index(data, KIND, VERSION, bytes) is None
+    assert caplog.messages == [f"{kept} is damaged: the index of {data} is made again"]
+    save_index(data, KIND, VERSION, b"new")
+    assert load_index(data, KIND, VERSION, bytes) == b"new"
+    assert kept_in(tmp_path) == [kept]
+
+
+def test_the_cache_is_the_folder_given_or_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_index(tmp_path / "data", KIND, VERSION, b"content", tmp_path / "mine")
+    assert [path.parent for path in kept_in(tmp_path)] == [tmp_path / "mine" / "record-index"]
+    assert load_index(tmp_path / "data", KIND, VERSION, bytes, str(tmp_path / "mine")) == b"content"
     assert load_index(tmp_path / "data", KIND, VERSION, bytes) is None
-    assert caplog.messages == [f"{kept} is damaged: the records are counted again"]
+    assert cache_folder() == tmp_path / "cache" / "lockstep"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_folder() == tmp_path / "home" / ".cache" / "lockstep"
+    with pytest.raises(DataError, match="s3:/bucket is not on this machine"):
+        cache_folder("s3:/bucket")
+
+
+def test_a_cache_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for name in ("one", "two"):
+        save_index(tmp_path / name, KIND, VERSION, b"content", file)
+        assert load_index(tmp_path / name, KIND, VERSION, bytes, file) is None
+    (line,) = caplog.messages
+    assert line.startswith("Indices of data files cannot be kept, and are made again at each start: [Errno 20] Not a d")
+    assert "data.cache" in line
+    assert kept_in(tmp_path) == [file]
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(path: Path, data: bytes) -> int:
+        path.open("xb").close()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    save_index(tmp_path / "data", KIND, VERSION, b"content")
+    assert kept_in(tmp_path) == []
+
+
+def test_a_user_without_a_home_has_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    save_index(tmp_path / "data", KIND, VERSION, b"content")
+    assert load_index(tmp_path / "data", KIND, VERSION, bytes) is None

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.errors import DataError
-from lockstep.records import record_index
+from lockstep.records import index_cache, record_index
+from lockstep.records.index_cache import cache_folder
 from lockstep.records.record_files import RecordFile
 from lockstep.records.record_index import build_index, index_of
 from lockstep.records.tfrecord import Compression, frame, write_records
@@ -50,8 +51,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return paths
 
 
-def kept_beside(path: Path) -> Path:
-    return path.parent / ".lockstep-index" / path.name
+def kept_index_of(path: Path) -> Path:
+    return index_cache._place(cache_folder() or path, path)
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -83,17 +84,17 @@ def test_records_are_counted_however_they_lie_in_blocks(
 
 
 @pytest.mark.parametrize("compression", [None, "gzip", "zlib"])
-def test_an_index_is_kept_beside_its_file_and_read_the_next_time(
+def test_an_index_is_kept_in_the_cache_and_read_the_next_time(
     path: Path, counted: list[Path], user_cache: Path, compression: Compression | None
 ) -> None:
     write_records(path, PAYLOADS, compression)
     first = index_of(path, LIMIT)
-    assert files_in(path.parent) == [kept_beside(path), path]
+    assert files_in(path.parent) == [path]
+    assert len(files_in(user_cache / "lockstep" / "record-index")) == 1
     second = index_of(path, LIMIT)
     assert counted == [path]
     assert same(first, second)
     assert second.compression == compression
-    assert not user_cache.exists()
 
 
 def test_a_small_plain_file_is_counted_each_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,39 +103,16 @@ def test_a_small_plain_file_is_counted_each_time(path: Path, monkeypatch: pytest
     assert files_in(path.parent) == [path]
 
 
-def test_a_folder_that_is_not_to_be_written_is_not(path: Path, counted: list[Path], user_cache: Path) -> None:
-    path.parent.chmod(0o555)
-    first = index_of(path, LIMIT)
-    assert files_in(path.parent) == [path]
-    assert len(files_in(user_cache / "lockstep" / "record-index")) == 1
-    assert same(first, index_of(path, LIMIT))
+def test_the_index_is_kept_where_it_is_told_to(path: Path, counted: list[Path], tmp_path: Path) -> None:
+    first = index_of(path, LIMIT, tmp_path / "mine")
+    assert len(files_in(tmp_path / "mine")) == 1
+    assert same(first, index_of(path, LIMIT, tmp_path / "mine"))
     assert counted == [path]
-    path.parent.chmod(0o755)
 
 
-def test_the_users_cache_is_by_default_in_their_home(
-    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    path.parent.chmod(0o555)
-    index_of(path, LIMIT)
-    assert len(files_in(tmp_path / "home" / ".cache" / "lockstep" / "record-index")) == 1
-    path.parent.chmod(0o755)
-
-
-def test_an_index_that_can_be_kept_nowhere_is_used_all_the_same(
-    path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[Path]
-) -> None:
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    (path.parent / ".lockstep-index").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
-    assert len(index_of(path, LIMIT).lengths) == 3
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", homeless)
-    assert len(index_of(path, LIMIT).lengths) == 3
+def test_an_index_that_cannot_be_kept_is_used_all_the_same(path: Path, counted: list[Path]) -> None:
+    assert len(index_of(path, LIMIT, path).lengths) == 3
+    assert len(index_of(path, LIMIT, path).lengths) == 3
     assert counted == [path, path]
 
 
@@ -154,7 +132,7 @@ def test_a_file_of_another_size_or_time_is_counted_again(path: Path, counted: li
 
 def test_a_damaged_index_is_said_and_made_again(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     expected = index_of(path, LIMIT)
-    kept = kept_beside(path)
+    kept = kept_index_of(path)
     data = kept.read_bytes()
     flipped = [data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :] for place in range(len(data))]
     for damaged in [*flipped, b"", data[:10], data[:-1], data + b"x"]:
@@ -162,16 +140,16 @@ def test_a_damaged_index_is_said_and_made_again(path: Path, caplog: pytest.LogCa
         caplog.clear()
         with caplog.at_level(logging.WARNING, "lockstep"):
             assert same(index_of(path, LIMIT), expected)
-        assert caplog.messages == [f"{kept} is damaged: the records are counted again"]
+        assert caplog.messages == [f"{kept} is damaged: the index of {path} is made again"]
         assert kept.read_bytes() == data
 
 
 def test_an_index_of_other_records_is_said_and_made_again(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     expected = index_of(path, LIMIT)
-    record_index._keep(expected._replace(lengths=np.append(expected.lengths, 1)), path)
+    record_index._keep(expected._replace(lengths=np.append(expected.lengths, 1)), path, None)
     with caplog.at_level(logging.WARNING, "lockstep"):
         assert same(index_of(path, LIMIT), expected)
-    assert caplog.messages == [f"{kept_beside(path)} is damaged: the records are counted again"]
+    assert caplog.messages == [f"{kept_index_of(path)} is damaged: the index of {path} is made again"]
 
 
 def test_half_an_index_is_none(path: Path, counted: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +160,7 @@ def test_half_an_index_is_none(path: Path, counted: list[Path], monkeypatch: pyt
         patch.setattr(Path, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
             index_of(path, LIMIT)
-    assert not kept_beside(path).exists()
+    assert not kept_index_of(path).exists()
     index_of(path, LIMIT)
     index_of(path, LIMIT)
     assert len(counted) == 2
@@ -195,7 +173,7 @@ def test_processes_and_threads_write_an_index_at_once(path: Path) -> None:
     def read_there() -> None:
         for _ in range(20):
             assert same(index_of(path, LIMIT), expected)
-            kept_beside(path).unlink(missing_ok=True)
+            kept_index_of(path).unlink(missing_ok=True)
 
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=read_there) for _ in range(3)]
@@ -206,7 +184,7 @@ def test_processes_and_threads_write_an_index_at_once(path: Path) -> None:
     assert [process.exitcode for process in processes] == [0, 0, 0]
     with ThreadPoolExecutor(4) as pool:
         assert all(same(index, expected) for index in pool.map(lambda _: index_of(path, LIMIT), range(20)))
-    assert files_in(path.parent) == [kept_beside(path), path]
+    assert files_in(path.parent.parent) == [kept_index_of(path), path]
 
 
 def test_a_kept_index_of_a_compressed_file_tells_what_memory_it_takes(path: Path, counted: list[Path]) -> None:

@@ -451,8 +451,8 @@ def test_a_kept_index_that_names_what_is_not_there_is_made_again(
     tar_index.save_index(path, b"LSTARIX2", index.version, content)
     with caplog.at_level(logging.WARNING, "lockstep"):
         assert same(tar_index_of(path), index)
-    kept = tmp_path / ".lockstep-index" / "a.tar"
-    assert caplog.messages == [f"{kept} is damaged: the records are counted again"]
+    (kept,) = (tmp_path / "cache" / "lockstep" / "record-index").iterdir()
+    assert caplog.messages == [f"{kept} is damaged: the index of {path} is made again"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 32, b"\x01" + bytes(31), bytes(33)], ids=len)

@@ -14,7 +14,7 @@ import torch
 from damaged_files import FIXTURES, RESNET, SQUEEZENET, TENSORS
 from safetensors.torch import save_file
 
-from lockstep.errors import CheckpointError
+from lockstep.errors import CheckpointError, NotFoundError
 from lockstep.records.tfrecord import write_records
 from lockstep.weights.open import KNOWN, open_weights_file
 
@@ -105,7 +105,6 @@ def unknown_things(folder: Path) -> dict[str, str]:
     with zipfile.ZipFile(folder / "keras", "w") as archive:
         for name in ("metadata.json", "config.json", "model.weights.h5"):
             archive.writestr(name, b"")
-    (folder / "cut.npz").write_bytes(b"PK\x03\x04" + bytes(30))
     (folder / "folder").mkdir()
     (folder / "images").mkdir()
     for number in range(7):
@@ -115,21 +114,36 @@ def unknown_things(folder: Path) -> dict[str, str]:
         "text": "a file of 9 bytes that begins with 73 6f 6d 65 20 74 65 78 74",
         "records": "a file of records (TFRecord)",
         "keras": "a zip archive with metadata.json, config.json, model.weights.h5",
-        "cut.npz": "a zip archive that is damaged or cut short (File is not a zip file)",
         "folder": "an empty folder",
         "images": "a folder with 0.png, 1.png, 2.png, 3.png, 4.png and 2 more",
-        "none": "nothing that is called like this",
-        "no/such/place": "nothing that is called like this",
     }
 
 
 def test_what_holds_no_weights_is_described(tmp_path: Path) -> None:
     for name, found in unknown_things(tmp_path).items():
-        with pytest.raises(CheckpointError) as error:
+        with pytest.raises(NotFoundError) as error:
             open_weights_file(tmp_path / name)
         assert error.value.what == f"{tmp_path / name} holds no weights that are known."
         assert error.value.given == found
         assert error.value.expected == KNOWN
+
+
+def test_a_path_that_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "weights.pt").touch()
+    for name, hint in {
+        "weights.pth": f"did you mean {tmp_path / 'weights.pt'}?",
+        "no/such/place": "check the path",
+    }.items():
+        with pytest.raises(NotFoundError, match="There are no weights called") as error:
+            open_weights_file(tmp_path / name)
+        assert error.value.hint == hint
+
+
+def test_a_damaged_archive_is_no_wrong_input(tmp_path: Path) -> None:
+    (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04" + bytes(30))
+    with pytest.raises(CheckpointError, match="is a damaged zip archive") as error:
+        open_weights_file(tmp_path / "cut.npz")
+    assert not isinstance(error.value, NotFoundError)
 
 
 def test_a_prefix_that_other_files_begin_with(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_the_variables_and_the_slots_of_mtcnn_are_there() -> None:
 )
 def test_softmax_regression_is_as_right_on_mnist_as_it_was(checkpoint: str, scope: str, num_right: int) -> None:
     source = open_tensorflow(FOLDER / "sugyan_mnist" / checkpoint)
-    images, labels = (load_idx(MNIST / name) for name in (SPLITS["test"].images, SPLITS["test"].labels))
+    images, labels = (load_idx(MNIST / file.name) for file in (SPLITS["test"].images, SPLITS["test"].labels))
     pixels = torch.from_numpy(images.reshape(-1, 784).astype(np.float32) / 255)
     logits = pixels @ source.read(f"{scope}W") + source.read(f"{scope}b")
     assert (logits.argmax(1) == torch.tensor(labels)).sum() == num_right
