@@ -24,6 +24,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -92,7 +93,6 @@ def main() -> None:
     parser.add_argument("--python-of", nargs="+", default=[], metavar="NAME=PYTHON", help="of PyTorch, of TF-Slim")
     arguments = parser.parse_args()
     accelerated = arguments.accelerator
-    accelerated = arguments.accelerator
     settings = {
         "batch_size": arguments.batch_size or (REFERENCE_BATCH if accelerated else 8),
         "device": arguments.device or (accelerator() if accelerated else "cpu"),
@@ -129,9 +129,17 @@ def accelerator() -> str:
 class Process:
     """Where some of the trainers live."""
 
-    def __init__(self, python: str, settings: Mapping[str, Any], folder: Path, name: str) -> None:
+    def __init__(
+        self,
+        python: str,
+        settings: Mapping[str, Any],
+        folder: Path,
+        name: str,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         environment = {
             **os.environ,
+            **variables,
             **ALLOCATOR,
             "OMP_NUM_THREADS": str(settings["threads"]),
             "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH", "")]).rstrip(

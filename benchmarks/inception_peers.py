@@ -362,6 +362,7 @@ def tf_graph(settings: Settings) -> tuple[Any, Any]:
 TRAINERS: dict[str, Callable[[Settings], Trainer]] = {
     "ours, fp32": partial(ours),
     "ours, fp32, channels_last": partial(ours, channels_last=True),
+    "ours, fp32, channels_last, records": partial(ours, channels_last=True, on_records=True),
     "ours, bf16": partial(ours, precision="bf16"),
     "ours, bf16, channels_last": partial(ours, precision="bf16", channels_last=True),
     "ours, bf16, channels_last, 8 towers": partial(ours, precision="bf16", channels_last=True, num_towers=8),

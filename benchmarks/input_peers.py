@@ -200,20 +200,22 @@ def dali(folder: Path, num_processes: int, batch_size: int) -> Pipeline:
 
 
 PEERS: dict[str, Callable[[Path, int, int], Pipeline]] = {
-    "ours": ours_by(decoder="torchcodec"),
-    "ours, threads": ours_by(decoder="torchcodec", threads=True),
-    "ours, Pillow": ours_by(decoder="pillow"),
-    "ours, crop decode": ours_by(decoder="turbojpeg"),
-    "ours, crop decode, threads": ours_by(decoder="turbojpeg", threads=True),
+    "ours": ours_by(decoder="simplejpeg"),
+    "ours, threads": ours_by(decoder="simplejpeg", threads=True),
     "DALI": dali,
     "tf.data": tf_data,
     "tf.data, aliased": lambda *where: tf_data(*where, antialias=False),
     "torchvision": torchvision_pil,
-    "torchvision, tensors": torchvision_tensors,
-    "ours, coloured": ours_by(decoder="torchcodec", coloured=True),
+    "ours, coloured": ours_by(decoder="simplejpeg", coloured=True),
     "torchvision, coloured": lambda *where: torchvision_pil(*where, coloured=True),
+    "ours, Pillow": ours_by(decoder="pillow"),
+    "ours, torchcodec": ours_by(decoder="torchcodec"),
+    "ours, crop decode": ours_by(decoder="turbojpeg"),
+    "ours, crop decode, threads": ours_by(decoder="turbojpeg", threads=True),
+    "torchvision, tensors": torchvision_tensors,
     "torchvision, tensors, coloured": lambda *where: torchvision_tensors(*where, coloured=True),
 }
+"""First what an installation without further libraries gives, beside others."""
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from lockstep.parallel.forkserver import ENVIRONMENT
 from lockstep.workers.devices import describe_machine
+from lockstep.workers.environment import SETTINGS
 
-ALLOCATOR = {name: value for name, value in ENVIRONMENT.items() if name.startswith("MALLOC_")}
+ALLOCATOR = {name: value for name, value in SETTINGS.items() if name.startswith("MALLOC_")}
 """What `lockstep run` sets for its workers, and so for every contender."""
 WARM_UP_ROUNDS = 2
 Line = dict[str, Any]

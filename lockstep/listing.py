@@ -1,10 +1,12 @@
-"""Names in messages: long lists shortened, and the closest of the names and paths that there are."""
+"""Names in messages and tables: long lists shortened, the closest of the names and paths there are, lines of CSV."""
 
 from __future__ import annotations
 
+import csv
 import difflib
 import os
 from collections.abc import Iterable, Sequence
+from io import StringIO
 from itertools import islice
 from pathlib import Path
 
@@ -34,3 +36,11 @@ def hint_for_path(path: str | Path) -> str:
     if close := difflib.get_close_matches(path.name, names, n=1):
         return f"did you mean {path.with_name(close[0])}?"
     return "check the path" if path.is_absolute() else f"check the path; it is read from {Path.cwd()}"
+
+
+def csv_line(cells: Sequence[object]) -> str:
+    """Write a line of CSV, in which cells with commas, quotes or line breaks are quoted."""
+    # csv quotes a cell for the line breaks that end its own lines, and no others: so both end them here.
+    file = StringIO()
+    csv.writer(file, lineterminator="\r\n").writerow(cells)
+    return file.getvalue().removesuffix("\r\n") + "\n"

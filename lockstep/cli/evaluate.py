@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.checks import NonNegativeFloat, check_value
 from lockstep.cli.shared import Command, add_machine_arguments, check_target
-from lockstep.errors import InputError, WorkdirError
+from lockstep.cli.weights import add_weights_arguments, chosen_run, store_in
+from lockstep.errors import InputError
 
 if TYPE_CHECKING:
     from lockstep.checkpoints.store import Store
@@ -31,19 +32,11 @@ _FILES = {
 
 
 def _add_arguments(evaluate: argparse.ArgumentParser) -> None:
-    evaluate.add_argument("workdir", help="the folder of a run")
+    which = add_weights_arguments(evaluate)
+    which.add_argument("--follow", action="store_true", help="each new one, until the run is over")
     evaluate.add_argument(
         "--split", help="which examples: test (default, where there are some), validation (default else) or train"
     )
-    weights = evaluate.add_mutually_exclusive_group()
-    weights.add_argument("--average", action="store_true", help="score the moving averages of the parameters")
-    weights.add_argument("--raw", action="store_true", help="score the parameters themselves (default: as the recipe)")
-    which = evaluate.add_mutually_exclusive_group()
-    which.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step (default: the newest)")
-    which.add_argument(
-        "--best", action="store_true", help="the best one, by the score that the recipe keeps the best by"
-    )
-    which.add_argument("--follow", action="store_true", help="each new one, until the run is over")
     evaluate.add_argument("--examples", type=int, metavar="N", help="the first N of the split (default: as the recipe)")
     evaluate.add_argument(
         "--interval", type=float, metavar="SECONDS", help="with --follow, at least so long from one to the next (60)"
@@ -100,7 +93,7 @@ class ScoredRun:
     @property
     def store(self) -> Store:
         """The checkpoints of the run."""
-        return _store_in(self.path, self.recipe)
+        return store_in(self.path, self.recipe)
 
     def is_over(self) -> bool:
         """Whether the run's history has its end, which is written after the last checkpoint."""
@@ -116,34 +109,17 @@ class ScoredRun:
 
 def scored_run(arguments: argparse.Namespace) -> ScoredRun:
     """Decide what is to be scored, and refuse flags that this run cannot serve."""
-    from lockstep.runs.workdir import Workdir
-
-    path, polling = Path(arguments.workdir), _polling(arguments)
+    polling = _polling(arguments)
     _check_split(arguments.split)
     for flag, (ending, what) in _FILES.items():
         if (file := getattr(arguments, flag)) is not None:
             check_target(file, (ending,), what, overwrite=arguments.force, flag=f"--{flag}")
-    recipe = Workdir(path).recipe()
-    if recipe is None:
-        raise WorkdirError(
-            f"There is no run in {path}.",
-            given=str(path),
-            expected="the workdir of a run",
-            hint=f"check the path, or train first: lockstep train mnist --workdir {path}",
-        )
-    weights = _weights(arguments, recipe)
-    wanted = _wanted(_store_in(path, recipe), arguments)
+    path, recipe, wanted, weights = chosen_run(arguments)
     if arguments.examples is not None:
         recipe = replace(recipe, evaluate=replace(recipe.evaluate, examples=arguments.examples))
     split = arguments.split or ("test" if "test" in recipe.data.splits else "validation")
     _check_there(split, path, recipe)
     return ScoredRun(path, recipe, split, weights, polling, wanted)
-
-
-def _store_in(path: Path, recipe: Recipe) -> Store:
-    from lockstep.checkpoints.store import Store
-
-    return Store(path / "checkpoints", recipe.checkpoints.retention)
 
 
 def _polling(arguments: argparse.Namespace) -> Polling | None:
@@ -188,57 +164,6 @@ def _check_there(split: str, path: Path, recipe: Recipe) -> None:
             expected=f"--split {' or '.join(there)}",
             hint=f"lockstep evaluate {path} --split {there[-1]}",
         )
-
-
-def _weights(arguments: argparse.Namespace, recipe: Recipe) -> Weights:
-    if arguments.average and recipe.average is None:
-        raise InputError(
-            f"The run in {arguments.workdir} keeps no averages of its parameters.",
-            given="--average",
-            expected="a run whose recipe has an average",
-            hint="leave --average out, or train with one: --set average.decay=0.9999",
-        )
-    if arguments.average or arguments.raw:
-        return "average" if arguments.average else "raw"
-    return recipe.evaluate.weights
-
-
-def _wanted(store: Store, arguments: argparse.Namespace) -> int | None:
-    """Return the step of the checkpoint to score, which exists; None: the newest, or each new one."""
-    if arguments.follow:
-        return None
-    if arguments.best:
-        return _best(store, arguments.workdir)
-    steps, step = store.steps(), arguments.step
-    if not steps or step not in (None, *steps):
-        raise InputError(
-            f"There is no such checkpoint in {store.folder}.",
-            given="the newest" if step is None else f"--step {step}",
-            expected=f"one of step {', '.join(map(str, steps))}" if steps else "one at least",
-            hint="name one of these, or leave --step out"
-            if steps
-            else "let the run train until it has saved one, or add --follow to wait for it",
-        )
-    return step if step is None else int(step)
-
-
-def _best(store: Store, workdir: str) -> int:
-    if store.retention.best is None:
-        raise InputError(
-            f"The run in {workdir} does not say which checkpoint is the best.",
-            given="--best",
-            expected="a run whose recipe keeps the best checkpoints by some score",
-            hint="leave --best out, or train with one: --set checkpoints.retention.best=validation/top1",
-        )
-    best = store.best()
-    if best is None:
-        raise InputError(
-            f"None of the checkpoints in {store.folder} is known to be the best.",
-            given=f"checkpoints without a score {store.retention.best!r}",
-            expected="one that was saved after an evaluation",
-            hint="leave --best out, or let the run train until it has been scored",
-        )
-    return best
 
 
 COMMAND = Command("score a checkpoint of a workdir", _add_arguments, _run)

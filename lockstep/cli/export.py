@@ -22,19 +22,22 @@ def _add_arguments(export: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Write the file, and one line that says what is in it."""
     from lockstep.records.shards import check_local
-    from lockstep.runs.export import FORMATS, check_packages, encode_model, trained_model
+    from lockstep.runs.export import FORMATS, check_packages, encode_model
+    from lockstep.runs.trained import trained_model
 
     check_local(arguments.run)
     path = Path(arguments.to)
     what = "A model is exported as .safetensors (tensors alone), .pt2 (torch.export) or .onnx."
     check_target(path, FORMATS, what, overwrite=arguments.force)
     check_packages(path.suffix)
-    trained = trained_model(arguments.run, average=arguments.average)
+    trained = trained_model(arguments.run, "average" if arguments.average else "raw")
     parts = encode_model(trained, path.suffix)
     with atomic_write(path, failure=InputError) as file:
         num_bytes = sum(file.write(part) for part in parts)
     weights = "averaged" if arguments.average else "raw"
-    write_lines([f"{path}: {weights} weights of step {trained.step} of {trained.recipe}, {format_size(num_bytes)}"])
+    write_lines(
+        [f"{path}: {weights} weights of step {trained.step} of {trained.recipe.name}, {format_size(num_bytes)}"]
+    )
     return 0
 
 

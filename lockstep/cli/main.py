@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from lockstep import __version__
-from lockstep.cli import benchmark, convert, evaluate, export, import_checkpoint, inspect, run, show, train
+from lockstep.cli import benchmark, convert, evaluate, export, import_checkpoint, inspect, predict, run, show, train
 from lockstep.cli.shared import EXIT_CODES
 from lockstep.errors import InputError, LockstepError
 from lockstep.reporting.log import configure
@@ -19,6 +19,7 @@ EXAMPLES = """examples:
   lockstep train mnist --set optimizer.lr.initial=0.02    change one field of the recipe
   lockstep train mnist --print-recipe > mine.toml         a recipe of your own: lockstep train mine.toml
   lockstep evaluate runs/mnist                            score its newest checkpoint
+  lockstep predict runs/flowers photos --to out           the classes of images in files and folders
   lockstep run my_script.py --workers 4                   your own script on four workers
   lockstep convert images photos --to shards              sharded records of folders of images
   lockstep benchmark input mnist                          what limits the run, and what to change
@@ -30,6 +31,7 @@ EXAMPLES = """examples:
 COMMANDS = {
     "train": train.COMMAND,
     "evaluate": evaluate.COMMAND,
+    "predict": predict.COMMAND,
     "run": run.COMMAND,
     "convert": convert.COMMAND,
     "benchmark": benchmark.COMMAND,

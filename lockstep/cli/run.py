@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.checks import NonNegativeFloat, check_value
-from lockstep.cli.shared import Command, add_machine_arguments, choose_num_workers, join_workers
+from lockstep.cli.shared import ENVIRONMENT, Command, add_machine_arguments, choose_num_workers, join_workers
 from lockstep.errors import InputError
 
 
 def _add_arguments(run: argparse.ArgumentParser) -> None:
     run.allow_abbrev = False  # an abbreviation may be meant for the script
-    run.epilog = "All other arguments are the script's own; after -- also those that lockstep would take."
+    run.formatter_class = argparse.RawDescriptionHelpFormatter
+    own = "All other arguments are the script's own; after -- also those that lockstep would take."
+    run.epilog = f"{own}\n\n{ENVIRONMENT}"
     run.add_argument("script", help="a Python file; ls.join() in it takes its place among the workers")
     run.add_argument(
         "--hang-seconds",

@@ -41,6 +41,7 @@ from lockstep.reporting.append import append_line
 from lockstep.reporting.events import EventFile, scalar_summary
 from lockstep.reporting.jsonl import without_nonfinite
 from lockstep.runs.build import CONFUSION, MISTAKES, Classification, Examples, build_state, prepared, task
+from lockstep.runs.known_data import class_names
 from lockstep.runs.stages import recipe_at, recipe_at_start
 from lockstep.runs.workdir import Workdir
 from lockstep.screen import log
@@ -243,12 +244,6 @@ class Details:
         if self._mistakes is not None:
             with atomic_write(self._mistakes, failure=InputError) as file:
                 file.write(png_bytes(mistakes_sheet(self._worst.compute(), reader, names)))
-
-
-def class_names(reader: Reader) -> Mapping[int, str]:
-    """Return the names of the classes by the model's numbers; none if the reader knows none."""
-    offset = getattr(reader, "offset", 0)
-    return {label - offset: name for label, name in enumerate(getattr(reader, "classes", ()))}
 
 
 def mistakes_sheet(mistakes: Sequence[Mistake], reader: Reader, names: ClassNames = ()) -> Image.Image:

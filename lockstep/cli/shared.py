@@ -6,6 +6,7 @@ Modules of commands load no torch: `lockstep --help` and the process that only l
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -18,6 +19,7 @@ from lockstep.errors import InputError, LockstepError
 from lockstep.reporting.console import format_duration, format_rate
 from lockstep.reporting.log import configure, is_terminal
 from lockstep.screen import log
+from lockstep.workers.environment import SHORT_WAITS
 
 if TYPE_CHECKING:
     from lockstep.reporting.bar import Bar
@@ -30,6 +32,12 @@ EXIT_CODES = """exit codes:
   75   preempted (SIGUSR1; with --requeue also SIGTERM), after a final checkpoint: to be started again
   130  stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP, after a final checkpoint: the same command goes on
   137  aborted by a second Ctrl-C: the last checkpoint stands"""
+
+ENVIRONMENT = f"""environment:
+  Workers start with {" ".join(f"{name}={value}" for name, value in SHORT_WAITS.items())}, for idle threads
+  that spare busy neighbours, and with settings of the allocator. A variable of
+  yours goes before them; one set to nothing leaves it to the library:
+    GOMP_SPINCOUNT= lockstep train mnist"""
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 _SECONDS_BETWEEN_DRAWINGS = 0.2
@@ -82,6 +90,25 @@ def check_target(path: Path, endings: Collection[str], what: str, *, overwrite: 
             given=f"{flag} {path}",
             expected="a name that is free",
             hint="give another name" + ("" if path.is_dir() else ", or --force to overwrite it"),
+        )
+
+
+def check_output_folder(path: Path, *, overwrite: bool) -> None:
+    """Refuse a folder to write to that is a file, may not be written, or is not empty, before any work is done."""
+    above = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise InputError(
+            f"The folder {path} cannot be written.",
+            given=f"--to {path}" + ("" if above == path else f", and {above}"),
+            expected="a folder that may be written, or the name of a new one",
+            hint="name another folder",
+        )
+    if path.is_dir() and any(path.iterdir()) and not overwrite:
+        raise InputError(
+            f"The folder {path} is not empty.",
+            given=f"--to {path}",
+            expected="an empty folder, or the name of a new one",
+            hint="give another name, or --force to overwrite what has the same name in it",
         )
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lockstep.checks import Hint, Range, check_value
-from lockstep.cli.shared import EXIT_CODES, Command, add_machine_arguments
+from lockstep.cli.shared import ENVIRONMENT, EXIT_CODES, Command, add_machine_arguments
 from lockstep.lazy import import_lazily
 from lockstep.progress import End, Epochs, Hours, Steps
 
@@ -40,7 +40,7 @@ PREEMPTION = """preemption:
 
 def _add_arguments(train: argparse.ArgumentParser) -> None:
     train.formatter_class = argparse.RawDescriptionHelpFormatter
-    train.epilog = f"{PREEMPTION}\n\n{EXIT_CODES}"
+    train.epilog = f"{PREEMPTION}\n\n{ENVIRONMENT}\n\n{EXIT_CODES}"
     shipped = ", ".join(SHIPPED_RECIPES)
     train.add_argument("recipe", help=f"the name of a shipped recipe ({shipped}), or a file.toml")
     train.add_argument("--workdir", metavar="DIR", help="the run's folder (default: runs/NAME); 'none' writes nothing")

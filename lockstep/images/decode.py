@@ -1,7 +1,8 @@
 """Image files to pixels: `EncodedImage` is a file not decoded yet, `Decoding` says how it becomes a raster.
 
 Whichever library decodes, sizes come from the header, images are turned by the same lines, and errors read alike. A
-library is only asked for the raster of a JPEG as it is stored, or for a part of it. Every other format is Pillow's.
+library is only asked for the raster of a JPEG as it is stored, or for a part of it. Whatever it leaves, and every other
+format, is Pillow's.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from lockstep.checks import Checked, OneOf, PositiveInt, check_value
 from lockstep.errors import DataError, InputError
 from lockstep.images import jpeg, pillow
-from lockstep.images.jpeg import JpegDecoder, JpegHeader, check_raster_size, torchcodec, turbojpeg
+from lockstep.images.jpeg import LIBRARIES, JpegDecoder, JpegHeader, check_raster_size
 from lockstep.tracing import timed
 
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
     from torch import Tensor
 
-DECODERS = ("auto", "turbojpeg", "torchcodec", "pillow")
+DECODERS = ("auto", *LIBRARIES, "pillow")
 
 # For each EXIF orientation: whether to exchange rows and columns, then which axes to flip.
 _ROWS, _COLUMNS = -2, -1
@@ -52,9 +53,9 @@ class Decoding(Checked):
     """How the images of a reader are decoded."""
 
     decoder: Annotated[str, OneOf(DECODERS)] = "auto"
-    """The library for JPEGs: "turbojpeg", "torchcodec", "pillow", or "auto" for the first of these that can be loaded.
-    TurboJPEG decodes little more than the region asked for, leaves doubtful files to the next library, and does not see
-    damage beyond the region. All give the same pixels if their versions of libjpeg-turbo compute alike."""
+    """The library for JPEGs: "turbojpeg", "simplejpeg", "torchcodec", "pillow", or "auto" for the first of these that
+    can be loaded. All give the same pixels. TurboJPEG decodes little more than the region asked for, and does not see
+    damage beyond it; the others decode the whole image."""
     exif: bool = False
     """Turn images as their EXIF orientation asks for. Boxes are most often those of the raster as it is stored."""
     max_pixels: PositiveInt = 100_000_000
@@ -62,8 +63,8 @@ class Decoding(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        library = {"turbojpeg": turbojpeg, "torchcodec": torchcodec}.get(self.decoder)
-        if library and (found := library()).problem:
+        load = LIBRARIES.get(self.decoder)
+        if load and (found := load()).problem:
             raise InputError(
                 f"{self.decoder} cannot be used.",
                 given=found.problem,
@@ -73,9 +74,9 @@ class Decoding(Checked):
 
     @property
     def chosen(self) -> str:
-        """The libraries that decode, with their versions: a run names them, since pixels depend on them."""
-        fast = (library.name for library in (self._turbojpeg, self._torchcodec) if library)
-        return "; ".join([*fast, pillow.version()])
+        """The library that decodes JPEGs, with its version: a run names it, since pixels depend on it."""
+        library = self._library
+        return library.name if library else pillow.version()
 
     def size(self, data: bytes, source: str) -> tuple[int, int]:
         """Read width and height in pixels from the header; raises what `decode` raises, but for damaged pixels."""
@@ -105,12 +106,10 @@ class Decoding(Checked):
         return raster[:, top // factor : -(-(top + height) // factor), left // factor : -(-(left + width) // factor)]
 
     @property
-    def _turbojpeg(self) -> JpegDecoder | None:
-        return _usable(turbojpeg()) if self.decoder in ("auto", "turbojpeg") else None
-
-    @property
-    def _torchcodec(self) -> JpegDecoder | None:
-        return None if self.decoder == "pillow" else _usable(torchcodec())
+    def _library(self) -> JpegDecoder | None:
+        """The library for plain JPEGs; None for Pillow."""
+        loaded = (load() for name, load in LIBRARIES.items() if self.decoder in ("auto", name))
+        return next((library for library in loaded if not library.problem), None)
 
     def _header(self, data: bytes, source: str) -> _Header:
         """Read the header, and refuse one that announces too many pixels."""
@@ -130,17 +129,11 @@ class Decoding(Checked):
         """Decode a part of the raster as it is stored."""
         if not isinstance(header.opened, JpegHeader):
             return pillow.raster_of(header.opened, part)
-        # TurboJPEG reads no further than the part: only a file whose end is there is sure not to be cut short.
-        if (library := self._turbojpeg) and (part == header.whole or jpeg.is_whole(data, header.opened)):
-            pixels = library.decode(data, header.stored, part)
+        if (library := self._library) and jpeg.is_plain(data, header.opened):
+            pixels = library.decode(data, header.opened, part)
             if pixels is not None:
                 return pixels
-        data = jpeg.without_exif(data, header.opened)
-        if library := self._torchcodec:
-            pixels = library.decode(data, header.stored, part)
-            if pixels is not None:
-                return pixels
-        image = pillow.open_image(data)
+        image = pillow.open_image(jpeg.without_exif(data, header.opened))
         check_raster_size(image.size, header.stored)
         return pillow.raster_of(image, part)
 
@@ -175,10 +168,6 @@ class EncodedImage:
         """
         with timed("decode"):
             return self.decoding.decode(self.data, self.source, region, at_least)
-
-
-def _usable(library: JpegDecoder) -> JpegDecoder | None:
-    return None if library.problem else library
 
 
 class _Header(NamedTuple):

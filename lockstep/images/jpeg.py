@@ -3,9 +3,12 @@
 The header is read by hand: it takes microseconds, allocates nothing for the pixels, and is the same whichever library
 decodes. Markers as in ITU-T T.81, annex B; the orientation as in Exif 2.32, which holds a TIFF directory.
 
+A library decodes plain images, whose pixels are the same for all of libjpeg-turbo. Whatever it warns of is left to
+Pillow, whose judgement of damaged data so holds for all.
+
 TurboJPEG of libjpeg-turbo 3.0 or later decodes a part alone. Of the rows below the part it decodes nothing, and of what
-lies beside and above it not everything: a random crop of a photo takes three quarters of the time. Its pixels are those
-of a whole decode. Whatever it warns of is left to another decoder, whose judgement of damaged data then holds.
+lies beside and above it not everything: a random crop of a photo takes three quarters of the time. simplejpeg and
+torchcodec always decode the whole image.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 START = b"\xff\xd8\xff"
+TURBO = "libjpeg-turbo"
+"""Stands in the name of every decoder that computes pixels as this library does."""
 
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 _END = bytes([0xFF, _END_OF_IMAGE])
@@ -48,6 +53,8 @@ class JpegHeader(NamedTuple):
 
     size: tuple[int, int]
     """Width and height in pixels."""
+    components: int
+    """Samples of a pixel: 1 is grey, 3 are colours of a screen, 4 those of a printer."""
     exif: list[tuple[int, int]]
     """Where the content of each EXIF segment starts and stops; more than one is rare."""
     stop: int
@@ -60,15 +67,16 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
     Raises:
         ValueError: it announces no frame, or an empty one, before the first scan.
     """
-    size, exif, stop = None, [], 0
+    size, components, exif, stop = None, 0, [], 0
     for marker, start, stop in _segments(data):
         if marker in _FRAMES and size is None:
             size = _two_bytes(data, start + 3), _two_bytes(data, start + 1)
+            components = int.from_bytes(data[start + 5 : start + 6])
         elif marker == _EXIF_SEGMENT and data.startswith(_EXIF, start):
             exif.append((start, stop))
     if size is None or not all(size):
         raise ValueError("no size in the header of a JPEG")
-    return JpegHeader(size, exif, stop)
+    return JpegHeader(size, components, exif, stop)
 
 
 def without_exif(data: bytes, header: JpegHeader) -> bytes:
@@ -84,9 +92,9 @@ def without_exif(data: bytes, header: JpegHeader) -> bytes:
     return bytes(changed)
 
 
-def is_whole(data: bytes, header: JpegHeader) -> bool:
-    """Say whether the end of the image is marked; it is not where a file was cut short."""
-    return data.rfind(_END, header.stop) >= 0
+def is_plain(data: bytes, header: JpegHeader) -> bool:
+    """Say whether it is grey or of a screen's colours, and its end is marked, which it is not in a file cut short."""
+    return header.components in (1, 3) and data.rfind(_END, header.stop) >= 0
 
 
 def orientation_of(exif: bytes) -> int:
@@ -128,11 +136,11 @@ _LIBRARIES = ("libturbojpeg.dylib",) if sys.platform == "darwin" else ("libturbo
 # Of turbojpeg.h.
 _DECOMPRESS, _RGB_PIXELS = 1, 0
 _STOP_ON_WARNING, _SUBSAMPLING, _WIDTH, _HEIGHT, _PRECISION, _COLOURS, _LOSSLESS = 0, 4, 5, 6, 7, 8, 15
-# RGB, YCbCr and grey; those of printers are left to another decoder.
+# RGB, YCbCr and grey.
 _COLOUR_SPACES = (0, 1, 2)
 
 # By the number of the subsampling, 4:4:4, 4:2:2, 4:2:0 or grey: the columns that are coded together, and how many to
-# the left and right have a part in a pixel's colours. Others are rare, and left to another decoder.
+# the left and right have a part in a pixel's colours. Others are rare, and left to Pillow.
 _COLUMNS = {0: (8, 0), 1: (16, 16), 2: (16, 16), 3: (8, 0)}
 
 Part = tuple[int, int, int, int]
@@ -142,11 +150,11 @@ Part = tuple[int, int, int, int]
 class JpegDecoder(NamedTuple):
     """A library that decodes JPEGs."""
 
-    decode: Callable[[bytes, tuple[int, int], Part], Tensor | None]
-    """Decodes, from the bytes of a JPEG, the width and height that its header announces, and a part within these, that
-    part: uint8 of shape (3, height, width); None where another decoder has to do it. Damage beyond the part may go
-    unseen."""
+    decode: Callable[[bytes, JpegHeader, Part], Tensor | None]
+    """Decodes, from the bytes of a plain JPEG, its header, and a part within its size, that part: uint8 of shape
+    (3, height, width); None where Pillow has to do it. Damage beyond the part may go unseen."""
     name: str
+    """As a run names it, with its version as far as it tells one."""
     problem: str = ""
     """Why it cannot be used; "" if it can."""
     needed: str = ""
@@ -159,33 +167,73 @@ def turbojpeg() -> JpegDecoder:
     problems = []
     for name in _LIBRARIES:
         try:
-            return JpegDecoder(_TurboJpeg(ctypes.CDLL(name)).decode, f"TurboJPEG 3 in {name}")
+            return JpegDecoder(_TurboJpeg(ctypes.CDLL(name)).decode, f"TurboJPEG 3 in {name} ({TURBO})")
         except (OSError, AttributeError) as error:  # None, or an older one without these functions.
             problems.append(str(error))
-    needed = "libjpeg-turbo 3.0 or later with its TurboJPEG interface, where the system finds it"
-    return JpegDecoder(lambda data, size, part: None, "", "; ".join(problems), needed)
+    return _missing(
+        "; ".join(problems), "libjpeg-turbo 3.0 or later with its TurboJPEG interface, where the system finds it"
+    )
+
+
+@cache
+def simplejpeg() -> JpegDecoder:
+    """Load simplejpeg, which brings a libjpeg-turbo of its own."""
+    try:
+        from simplejpeg import __version__, decode_jpeg
+    except Exception as error:
+        return _missing(_import_problem("simplejpeg", error, logging.INFO), "simplejpeg 1.9 or later")
+
+    def decode(data: bytes, header: JpegHeader, part: Part) -> Tensor | None:
+        width, height = header.size
+        raster = torch.empty(height, width, 3, dtype=torch.uint8)
+        try:
+            # By default as Pillow has it: the accurate transform, smooth colours. It raises for each warning.
+            decoded = decode_jpeg(data, buffer=raster.numpy())
+        except ValueError:
+            return None
+        return _cut(raster.permute(2, 0, 1), part) if decoded.shape == raster.shape else None
+
+    return JpegDecoder(decode, f"simplejpeg {__version__} ({TURBO})")
 
 
 @cache
 def torchcodec() -> JpegDecoder:
-    """Load torchcodec; it decodes all of an image, and turns it by EXIF if there is one."""
+    """Load torchcodec."""
     try:
         from torchcodec import __version__
         from torchcodec.decoders import decode_jpeg
     except Exception as error:  # A library that does not fit torch fails in many ways.
-        problem = f"{type(error).__name__}: {error}"
-        is_installed = not (isinstance(error, ModuleNotFoundError) and error.name == "torchcodec")
-        log.log(logging.INFO if is_installed else logging.DEBUG, "torchcodec is not used: %s", problem)
-        needed = "torchcodec 0.16 or later, of the build that fits torch"
-        return JpegDecoder(lambda data, size, part: None, "", problem, needed)
+        problem = _import_problem("torchcodec", error, logging.DEBUG)
+        return _missing(problem, "torchcodec 0.16 or later, of the build that fits torch")
 
-    def decode(data: bytes, size: tuple[int, int], part: Part) -> Tensor:
-        whole: Tensor = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        check_raster_size((whole.shape[2], whole.shape[1]), size)
-        top, left, height, width = part
-        return whole[:, top : top + height, left : left + width]
+    def decode(data: bytes, header: JpegHeader, part: Part) -> Tensor:
+        upright = without_exif(data, header)  # It would turn the image.
+        whole: Tensor = decode_jpeg(torch.frombuffer(bytearray(upright), dtype=torch.uint8))
+        check_raster_size((whole.shape[2], whole.shape[1]), header.size)
+        return _cut(whole, part)
 
-    return JpegDecoder(decode, f"torchcodec {__version__}")
+    return JpegDecoder(decode, f"torchcodec {__version__} ({TURBO})")
+
+
+LIBRARIES = {"turbojpeg": turbojpeg, "simplejpeg": simplejpeg, "torchcodec": torchcodec}
+"""What loads each of them, the fastest first."""
+
+
+def _missing(problem: str, needed: str) -> JpegDecoder:
+    return JpegDecoder(lambda data, header, part: None, "", problem, needed)
+
+
+def _import_problem(library: str, error: Exception, level_if_missing: int) -> str:
+    """Log why a library cannot be imported, and return it."""
+    problem = f"{type(error).__name__}: {error}"
+    is_missing = isinstance(error, ModuleNotFoundError) and error.name == library
+    log.log(level_if_missing if is_missing else logging.INFO, "%s is not used: %s", library, problem)
+    return problem
+
+
+def _cut(raster: Tensor, part: Part) -> Tensor:
+    top, left, height, width = part
+    return raster[:, top : top + height, left : left + width]
 
 
 def check_raster_size(size: tuple[int, int], announced: tuple[int, int]) -> None:
@@ -221,9 +269,9 @@ class _TurboJpeg:
         self._decompress = function("tj3Decompress8", integer, pointer, data, length, pointer, integer, integer)
         self._of_thread = threading.local()
 
-    def decode(self, data: bytes, size: tuple[int, int], part: Part) -> Tensor | None:
+    def decode(self, data: bytes, header: JpegHeader, part: Part) -> Tensor | None:
         handle = self._handle()
-        pixels = self._decoded(handle, data, size, part)
+        pixels = self._decoded(handle, data, header.size, part)
         if pixels is None:
             del self._of_thread.handle  # An error leaves it in a state that the next image would meet.
         return pixels

@@ -100,4 +100,5 @@ def version() -> str:
     from PIL import features
 
     turbo = features.version("libjpeg_turbo")
-    return f"pillow {PIL.__version__}, " + (f"libjpeg-turbo {turbo}" if turbo else f"libjpeg {features.version('jpg')}")
+    library = f"libjpeg-turbo {turbo}" if turbo else f"libjpeg {features.version('jpg')}"
+    return f"pillow {PIL.__version__} ({library})"

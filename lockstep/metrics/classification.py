@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
-from io import StringIO
 
 import torch
 from torch import Tensor
 
 from lockstep.checks import PositiveInt, check_value
 from lockstep.errors import InputError
+from lockstep.listing import csv_line
 
 
 def in_top_k(logits: Tensor, labels: Tensor, k: int = 1) -> Tensor:
@@ -136,14 +135,8 @@ def confusion_csv(counts: Tensor | Sequence[Sequence[int]], names: ClassNames = 
             hint="give what ConfusionMatrix.compute returns",
         )
     classes = [class_name(names, label) for label in range(len(rows))]
-    return "".join(map(_line, [[_CORNER, *classes], *([name, *row] for name, row in zip(classes, rows, strict=True))]))
-
-
-def _line(cells: Sequence[object]) -> str:
-    # csv quotes a cell for the line breaks that end its own lines, and no others: so both end them here.
-    file = StringIO()
-    csv.writer(file, lineterminator="\r\n").writerow(cells)
-    return file.getvalue().removesuffix("\r\n") + "\n"
+    lines = [[_CORNER, *classes], *([name, *row] for name, row in zip(classes, rows, strict=True))]
+    return "".join(map(csv_line, lines))
 
 
 ClassNames = Sequence[str] | Mapping[int, str]

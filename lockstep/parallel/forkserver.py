@@ -30,15 +30,8 @@ from typing import Any
 from lockstep.errors import WorkerError
 from lockstep.owner import process_fields
 from lockstep.parallel import entry
+from lockstep.workers.environment import worker_environment
 from lockstep.workers.signals import NOTICES
-
-# Large gradients are allocated and freed each step: without these, glibc gives the pages back to the system each time.
-# One thread until the worker knows how many it may have: torch takes a later, larger number, but never fewer cores.
-ENVIRONMENT = {
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
-    "OMP_NUM_THREADS": "1",
-}
 
 _PACKET_BYTES = 1 << 17
 _MAX_DESCRIPTORS = 4
@@ -76,7 +69,7 @@ class ForkServer:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
-                env={**ENVIRONMENT, **os.environ},
+                env=worker_environment(os.environ),
                 pass_fds=[theirs.fileno()],
             )
         finally:

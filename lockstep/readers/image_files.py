@@ -14,7 +14,6 @@ from lockstep.errors import DataError, InputError
 from lockstep.images.decode import Decoding, EncodedImage
 from lockstep.listing import shorten
 from lockstep.readers.reader import Int64s
-from lockstep.screen import log
 from lockstep.tracing import now_reading
 
 _MOST_BYTES = 0x7FFF_F000  # what the system reads at once
@@ -39,7 +38,7 @@ class ImageFiles:
         """Height and width of each, (files, 2)."""
         self.names = FileNames(folder, names)
         self._decoding = decoding
-        self.decoder = load_decoder(decoding, folder)
+        self.decoder = load_decoder(decoding)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -102,14 +101,12 @@ class FileNames:
         ]
 
 
-def load_decoder(decoding: Decoding, source: object) -> str:
-    """Load the library that decodes images, log its name and version, and return them.
+def load_decoder(decoding: Decoding) -> str:
+    """Load the library that decodes images, and return its name and version.
 
     It is done before loader processes are forked: they must find the library loaded.
     """
-    decoder = decoding.chosen
-    log.info("Images in %s are decoded by %s", source, decoder)
-    return decoder
+    return decoding.chosen
 
 
 def _size_of(path: str) -> int:

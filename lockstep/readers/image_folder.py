@@ -50,7 +50,7 @@ class ImageFolder:
     ) -> None:
         check_local(path)
         self._decoding = decoding
-        self.decoder = load_decoder(decoding, path)
+        self.decoder = load_decoder(decoding)
         files = _files_by_class(Path(path), read_labels(Path(labels)) if labels else None)
         self.classes = (BACKGROUND, *files) if background else tuple(files)
         """The name of each class, by its label."""
@@ -92,7 +92,11 @@ def _files_by_class(path: Path, labels: tuple[str, ...] | None) -> dict[str, lis
         classes = folders if labels is None else labels
         if absent := sorted({*classes} - {*folders}):
             raise _unusable(path, f"no folder {shorten(absent)}", "a folder for each label")
-        files = {name: _files_below(path / name, others) for name in classes}
+        files = {}
+        for name in classes:
+            images, beside = images_below(path / name)
+            files[name] = [f"{name}/{image}" for image in images]
+            others += [f"{name}/{other}" for other in beside]
     except OSError as error:
         raise _unusable(path, str(error), "a folder of folders that may be read") from error
     if not files:
@@ -111,19 +115,22 @@ def _entries(path: Path) -> tuple[list[str], list[str]]:
     return [name for name in is_class if is_class[name]], [name for name in is_class if not is_class[name]]
 
 
-def _files_below(folder: Path, others: list[str]) -> list[str]:
-    """List the images in a folder and below; add other files and linked folders to `others`."""
-    above = len(os.fspath(folder)) - len(folder.name)
-    files = []
-    for at, folders, names in os.walk(folder, onerror=_raise):
-        prefix = at[above:].replace(os.sep, "/")
-        images = {name for name in names if name.lower().endswith(ENDINGS) and not name.startswith(".")}
+def images_below(folder: str | Path) -> tuple[list[str], list[str]]:
+    """List the files in a folder and below with the ending of an image, and everything else there: files and links.
+
+    Both are sorted paths within the folder. Hidden folders and links to folders are not entered.
+    """
+    top = os.fspath(folder)
+    images, others = [], []
+    for at, folders, names in os.walk(top, onerror=_raise):
+        prefix = "" if at == top else os.path.relpath(at, top).replace(os.sep, "/") + "/"
+        found = {name for name in names if name.lower().endswith(ENDINGS) and not name.startswith(".")}
         hidden = {name for name in folders if name.startswith(".")}
         linked = {name for name in folders if Path(at, name).is_symlink()}
-        files += [f"{prefix}/{name}" for name in images]
-        others += [f"{prefix}/{name}" for name in ({*names} - images) | hidden | linked]
+        images += [f"{prefix}{name}" for name in found]
+        others += [f"{prefix}{name}" for name in ({*names} - found) | hidden | linked]
         folders[:] = {*folders} - hidden
-    return sorted(files)
+    return sorted(images), sorted(others)
 
 
 def _raise(error: OSError) -> None:

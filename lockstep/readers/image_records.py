@@ -62,8 +62,7 @@ class ImageRecords:
         check_decoding(schema.features, decoding)
         self._records = RecordFiles(paths, verify=verify, cache=cache)
         self._schema, self._features, self._decoding = schema, schema.features, decoding
-        files = [str(file.path) for file in self._records.files]
-        self.decoder = load_decoder(decoding, shorten(files, 1) or "no files")
+        self.decoder = load_decoder(decoding)
 
     def __len__(self) -> int:
         return len(self._records)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
-from lockstep.listing import shorten
+from lockstep.listing import hint_for_path, shorten
 from lockstep.readers.coco import Coco
 from lockstep.readers.image_folder import ENDINGS, ImageFolder
 from lockstep.readers.image_records import ImageRecords, Schema
@@ -93,8 +93,27 @@ def check_there(path: str | Path) -> None:
         for found in find_shards(expand_braces(file)):
             if not found.exists():
                 raise DataError(
-                    f"There is no data at {path}.", given=f"no file {found}", expected=KNOWN, hint="check the path"
+                    f"There is no data at {path}.",
+                    given=f"no file {found}",
+                    expected=KNOWN,
+                    hint=hint_for_path(file) if str(found) == file else "check the path",
                 )
+
+
+def found_from(folder: Path, path: str) -> str:
+    """Return a path as it is, or if it leads nowhere, and in another folder somewhere, the one in that folder."""
+    annotations, colon, images = path.partition(".json:")
+    parts = [f"{annotations}.json", images] if colon else [path]
+    other = ":".join(str(folder / part) for part in parts)
+    return path if _is_there(path) or not _is_there(other) else other
+
+
+def _is_there(path: str) -> bool:
+    try:
+        check_there(path)
+    except DataError:
+        return False
+    return True
 
 
 def _open_folder(folder: Path, options: _Options) -> Reader:
@@ -131,7 +150,7 @@ def _one_set(folder: Path, names: Sequence[str]) -> list[Path]:
 
 def _open_files(files: Sequence[Path], given: str, options: _Options) -> Reader:
     if missing := next((file for file in files if not file.is_file()), None):
-        raise _unknown(given, f"no file {missing}")
+        raise _unknown(given, f"no file {missing}", hint_for_path(missing))
     everything, decoding, cache = options
     if _TAR.search(files[0].name):
         return TarShards(files, decoding=decoding, cache=cache)

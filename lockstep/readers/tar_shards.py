@@ -81,7 +81,7 @@ class TarShards:
         self._decoding = decoding
         self._fields = chosen or (_default_fields(self._sample(0)) if len(self) else ())
         has_images = any(field.kind == "image" for field in self._fields)
-        self.decoder = load_decoder(decoding, paths) if has_images else NO_DECODER
+        self.decoder = load_decoder(decoding) if has_images else NO_DECODER
 
     def __len__(self) -> int:
         return self._starts[-1]

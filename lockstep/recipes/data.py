@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
@@ -48,6 +49,19 @@ class MnistData:
 
     def check_complete(self) -> None:
         """Do nothing: the data comes with the project."""
+
+    def check_there(self, split: str) -> None:
+        """Do nothing: what is missing is fetched."""
+
+    def found_from(self, folder: Path) -> MnistData:
+        """Take the files from the current folder, or else from another one, if they are in it."""
+        name = self.folder or "data/mnist"
+        is_elsewhere = not Path(name).is_dir() and (folder / name).is_dir()
+        return replace(self, folder=str(folder / name)) if is_elsewhere else self
+
+    def at(self, split: str, path: str) -> MnistData:
+        """Take the files, of all splits, from another folder."""
+        return replace(self, folder=path)
 
     def prepare(self) -> None:
         """Fetch the files that are missing."""
@@ -119,14 +133,34 @@ class ImageData(Checked):
 
     def check_complete(self) -> None:
         """Check that there are examples to train on."""
+        for split in dict.fromkeys((self.split, *self.splits)):
+            self.check_there(split)
+
+    def check_there(self, split: str) -> None:
+        """Check that a split has a path, and that it leads somewhere."""
         from lockstep.readers.open import check_there
 
+        check_there(self._path(split))
+
+    def _path(self, split: str) -> str:
+        path: str | None = getattr(self, split)
         if self.function is not None:
             raise self._needs_its_script()
-        if getattr(self, self.split) is None:
-            raise _no_path(self.split)
-        for split in self.splits:
-            check_there(getattr(self, split))
+        if path is None:
+            raise _no_path(split)
+        return path
+
+    def found_from(self, folder: Path) -> ImageData:
+        """Take each path that leads nowhere from another folder, if it leads somewhere there."""
+        from lockstep.readers.open import found_from
+
+        paths: dict[str, Any] = {split: found_from(folder, getattr(self, split)) for split in self.splits}
+        return replace(self, **paths)
+
+    def at(self, split: str, path: str) -> ImageData:
+        """Take the examples of a split from another path."""
+        paths: dict[str, Any] = {split: path}
+        return replace(self, function=None, **paths)
 
     def prepare(self) -> None:
         """Do nothing: the files are read as they are."""
@@ -135,13 +169,8 @@ class ImageData(Checked):
         """Open the examples of a split."""
         from lockstep.readers.open import open_source
 
-        path = getattr(self, split)
-        if self.function is not None:
-            raise self._needs_its_script()
-        if path is None:
-            raise _no_path(split)
         source = open_source(
-            path, everything=to_train and self.crops_by_boxes, decoding=self.decoding, cache=self.cache
+            self._path(split), everything=to_train and self.crops_by_boxes, decoding=self.decoding, cache=self.cache
         )
         return self.labelled(source, num_classes, to_train=to_train)
 
@@ -158,7 +187,8 @@ class ImageData(Checked):
             f"The examples of this run come from the function {self.function} of a script.",
             given=f"data.function={self.function!r}",
             expected="that script, which gives the function to ls.run",
-            hint="run the script again: lockstep run SCRIPT; or set data.function=none and name paths",
+            hint="run the script again: lockstep run SCRIPT; or name paths, with --set data.function=none; "
+            "to score other images alone: lockstep evaluate RUN --data PATH",
         )
 
     @property

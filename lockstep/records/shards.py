@@ -126,7 +126,7 @@ def _matching(given: str | Path) -> list[Path]:
             f"No file is named like {pattern}",
             given=_held(path.parent),
             expected="one file or more",
-            hint="check the pattern",
+            hint="check the pattern" + ("" if path.is_absolute() else f"; it is read from {Path.cwd()}"),
         )
     _check_complete(files, path.name)
     return files

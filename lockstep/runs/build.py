@@ -253,17 +253,18 @@ class Classification:
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
         """Score each example: whether its class is among the k with the highest logits."""
-        return self._scores(self._logits(model, batch), batch["label"])
+        return self._scores(self.logits(model, batch), batch["label"])
 
     def score_in_detail(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
         """Score each example, and return the inputs of a confusion matrix and of a list of the worst mistakes, too."""
-        logits, labels = self._logits(model, batch), batch["label"]
+        logits, labels = self.logits(model, batch), batch["label"]
         predicted = logits.argmax(1)
         loss = softmax_cross_entropy(logits, labels, reduction="none")
         more = {CONFUSION: (predicted, labels), MISTAKES: (loss, predicted, labels, example_indices(batch))}
         return {**self._scores(logits, labels), **more}
 
-    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
+    def logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Compute the logits that are scored, shape (batch, classes)."""
         images = self.inputs(batch)
         logits, _ = _heads(model(images))
         if not self.flip:

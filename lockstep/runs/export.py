@@ -8,26 +8,16 @@ import logging
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
 from lockstep.checkpoints.encoding import encode_tensors
-from lockstep.checkpoints.store import Store
 from lockstep.errors import InputError
-from lockstep.evaluation.scores import Weights
-from lockstep.recipes.recipe import Recipe
-from lockstep.runs.stages import recipe_at
-from lockstep.runs.workdir import RECIPE, Workdir
-from lockstep.training.run_weights import RunWeights, open_weights
-from lockstep.training.saved_state import check_compatible
-from lockstep.weights.name_maps import AVERAGE
-from lockstep.weights.source import WeightSource
+from lockstep.runs.trained import Trained
 
 FORMATS = (".safetensors", ".pt2", ".onnx")
 """Endings of the file: the tensors alone, or the model with them."""
@@ -39,60 +29,6 @@ INPUT, OUTPUT = "images", "scores"
 _ONNX_PACKAGES = ("onnx", "onnxscript")
 _MOST_ONNX_BYTES = 2**31 - 2**20  # the limit of a protobuf message, less room for the graph
 _EXAMPLES_TRACED = 2  # with one, torch would take the size of the batch for a constant
-
-
-@dataclass(frozen=True)
-class Trained:
-    """The model of a run at one step, on the CPU and in evaluation mode."""
-
-    model: nn.Module
-    example: Tensor
-    """An input of the model; its first dimension is the batch, of any size."""
-    step: int
-    recipe: str
-    """Its name."""
-    weights: Weights
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        """The origin of the model, as it is written to the file."""
-        return {"step": str(self.step), "recipe": self.recipe, "weights": self.weights}
-
-
-def trained_model(run: str, *, average: bool) -> Trained:
-    """Build the model of a run, with the weights of a checkpoint.
-
-    Args:
-        run: the workdir, for its newest checkpoint that is intact; or `WORKDIR@STEP`.
-        average: take the moving averages of parameters, and of statistics if the run averages them.
-    """
-    source, recipe = _opened(run)
-    model = recipe.model.build(recipe.seed)
-    take_weights(model, source, average=average)
-    weights: Weights = "average" if average else "raw"
-    checkpoint = Store(source.path.parent).read(source.step) if recipe.stages else None
-    at_stage = recipe_at(recipe, checkpoint) if checkpoint else recipe  # its images may have another size
-    example = at_stage.data.blank(_EXAMPLES_TRACED)
-    return Trained(model.eval(), example, source.step, recipe.name, weights)
-
-
-def take_weights(model: nn.Module, source: WeightSource, *, average: bool) -> None:
-    """Load all parameters and buffers from a checkpoint of the model's own run, which must have no others."""
-    averaged = {name.removesuffix(AVERAGE) for name in source.tensors if name.endswith(AVERAGE)} if average else set()
-    if average and not averaged:
-        raise InputError(
-            "This run keeps no averages of its parameters.",
-            given="--average",
-            expected="a run whose recipe has an average",
-            hint="leave --average out, or train with one: --set average.decay=0.9999",
-        )
-    names = [name for name in source.tensors if not name.endswith(AVERAGE)]
-    values = {name: source.read(name + AVERAGE if name in averaged else name) for name in names}
-    own: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    check_compatible({"model": own}, {"model": values})
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(values[name])
 
 
 def check_packages(ending: str) -> None:
@@ -110,14 +46,14 @@ def check_packages(ending: str) -> None:
 def encode_model(trained: Trained, ending: str) -> Iterable[bytes | memoryview]:
     """Encode a model in one of the formats; returns the parts of the file."""
     if ending == ".safetensors":
-        return encode_tensors(trained.model.state_dict(), trained.metadata)
+        return encode_tensors(trained.model.state_dict(), _metadata(trained))
     return [_pt2(trained) if ending == ".pt2" else _onnx(trained)]
 
 
 def _pt2(trained: Trained) -> memoryview:
     file = io.BytesIO()
     with _quiet():
-        torch.export.save(_program(trained), file, extra_files={METADATA: json.dumps(trained.metadata)})
+        torch.export.save(_program(trained), file, extra_files={METADATA: json.dumps(_metadata(trained))})
     return file.getbuffer()
 
 
@@ -139,33 +75,25 @@ def _onnx(trained: Trained) -> bytes:
             external_data=False,
             verbose=False,
         )
-    made.model.metadata_props.update(trained.metadata)
+    made.model.metadata_props.update(_metadata(trained))
     data: bytes = made.model_proto.SerializeToString()
     return data
 
 
+def _metadata(trained: Trained) -> dict[str, str]:
+    """Return the origin of a model, as it is written to the file."""
+    return {"step": str(trained.step), "recipe": trained.recipe.name, "weights": trained.weights}
+
+
 def _program(trained: Trained) -> ExportedProgram:
     """Trace the graph of the model, for batches of any size."""
-    program = torch.export.export(trained.model, (trained.example,), dynamic_shapes=({0: Dim("batch")},))
+    example = trained.recipe.data.blank(_EXAMPLES_TRACED)
+    program = torch.export.export(trained.model, (example,), dynamic_shapes=({0: Dim("batch")},))
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, GraphModule) else ():
             # It names files of this machine, which must not leave it.
             node.meta.pop("stack_trace", None)
     return program
-
-
-def _opened(run: str) -> tuple[RunWeights, Recipe]:
-    source = open_weights(run)
-    workdir = Workdir(source.path.absolute().parent.parent)  # of checkpoints/step-00001000
-    recipe = workdir.recipe() if (workdir.path / RECIPE).is_file() else None
-    if not isinstance(source, RunWeights) or recipe is None:
-        raise InputError(
-            f"{run} is no run whose model could be exported.",
-            given=f"{source.path} ({source.kind})",
-            expected=f"the workdir of a run (with a {RECIPE} and checkpoints), or WORKDIR@STEP",
-            hint="name a workdir; `lockstep import checkpoint` makes .safetensors of other files",
-        )
-    return source, recipe
 
 
 @contextmanager

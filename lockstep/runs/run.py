@@ -21,6 +21,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import to_toml
 from lockstep.reporting.throughput import InputTotals, Throughput
 from lockstep.runs.build import ReaderFunction, check_complete
+from lockstep.runs.known_data import KnownData, class_names, located
 from lockstep.runs.segment import Files, Segment
 from lockstep.runs.stages import Stages
 from lockstep.runs.start import resolve_choices, start
@@ -71,7 +72,7 @@ def run(
     worker, path = join(recipe.device), None if workdir is None else Path(workdir)
     if reader is not None:
         recipe = _with_function(recipe, reader)
-    check_complete(recipe, reader)
+    check_complete(located(recipe, path), reader)
     saved = Workdir(path).recipe() if path else None
     num_towers = recipe.num_towers or (saved.num_towers if saved else None) or worker.num_workers
     recipe = replace(recipe, num_towers=num_towers)
@@ -137,7 +138,10 @@ class Run:
             check_needs_no_files(recipe)
         self._changed = workdir.check(recipe, accept_changes=accept_changes) if workdir else []
         worker.group.agree("the recipe", to_toml(recipe).splitlines())
-        self._stages = Stages(recipe, worker, reader)
+        self._located = located(recipe, path)
+        if self._located is not recipe and worker.is_chief:
+            log.info("the data is not in %s: it is read where the run has read it before", Path.cwd())
+        self._stages = Stages(self._located, worker, reader)
         self._end = self._stages.end
         self._files = _files(workdir, recipe) if workdir else None
         self._input, self._pace = InputTotals(), Throughput()
@@ -211,11 +215,18 @@ class Run:
             facts["data_changed"] = started.data_changed
         if files and worker.is_chief:
             files.workdir.write_start(recipe, choices, started.report)
+            self._write_known_data(files.workdir)
         if files and started.is_forked:
             # Saved before the history names its step: a fork that is killed begins again, or goes on from here.
             save(stages.parts.state, stages.parts.loader, files.store)
             facts["forked_from"] = self._fork_from
         return "resume" if started.is_resumed else "start", facts
+
+    def _write_known_data(self, workdir: Workdir) -> None:
+        before = KnownData.of(workdir)
+        folder = Path.cwd() if self._located is self._recipe else before.folder
+        names = class_names(self._stages.parts.loader.reader) or before.class_names
+        KnownData(folder, names).write(workdir)
 
     def _log_changes(self, choices: list[str]) -> None:
         """Log learning rates that end elsewhere than the run, and changes of recipe and machine."""

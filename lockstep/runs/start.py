@@ -9,6 +9,7 @@ import torch
 
 from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.errors import CheckpointError
+from lockstep.readers.reader import NO_DECODER
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import Parts
 from lockstep.runs.stages import Stages
@@ -102,6 +103,8 @@ def resolve_choices(recipe: Recipe, parts: Parts, worker: Worker, workdir: Workd
     if worker.is_chief:
         towers, workers = _count(parts.towers.count, "tower"), _count(worker.num_workers, "worker")
         log.info("%s on %s: %s", towers, workers, now)
+        if now.decoder != NO_DECODER:
+            log.info("images are decoded by %s", now.decoder)
         if parts.loader.reader.cost == "decode":
             log.info("%s", parts.loader.pool.describe(worker.num_local_workers))
     return before or now, changed

@@ -2,6 +2,7 @@
 
 recipe.toml           the complete recipe, as it runs now
 choices.json          threads, kernels, versions: what can change bits
+data.json             the folder that relative paths of the recipe are read in, and the names of the classes
 history.jsonl         each start, with the step it started from and what had changed
 checkpoints/          one folder a checkpoint
 saves.jsonl           each checkpoint, with how many lines metrics.jsonl had
@@ -109,11 +110,9 @@ class Workdir:
 
     def saved_choices(self) -> dict[str, Any] | None:
         """Read the choices of the first start; None before it."""
-        path = self.path / CHOICES
-        with self._accessed():
-            if not path.exists():
-                return None
-            text = path.read_text(errors="replace")
+        path, text = self.path / CHOICES, self.read(CHOICES)
+        if text is None:
+            return None
         try:
             return asdict(Choices.read(json.loads(text)))
         except (ValueError, RecursionError) as error:
@@ -191,6 +190,12 @@ class Workdir:
         with self._accessed():
             lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         return [_facts(line, path, number) for number, line in enumerate(lines, start=1)]
+
+    def read(self, name: str) -> str | None:
+        """Read a file of the folder; None where it is not there."""
+        path = self.path / name
+        with self._accessed():
+            return path.read_text(errors="replace") if path.exists() else None
 
     def write(self, name: str, text: str) -> None:
         """Write a file of the folder atomically."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -20,6 +23,7 @@ from lockstep.training.saved_state import EXTRA, extra_state
 from lockstep.training.state import TrainState
 from lockstep.training.trained_with import threads_matter
 from lockstep.version import __version__
+from lockstep.workers.environment import chosen_waits, short_waits_here
 from lockstep.workers.rank import Worker
 
 
@@ -84,6 +88,28 @@ def check_threads(exchange: Exchange, worker: Worker) -> None:
                 "`lockstep run` starts workers with one",
                 num_threads,
             )
+
+
+@cache
+def tell_idle_threads(worker: Worker) -> None:
+    """Tell, once, how idle threads of the CPU wait; advise a script that was started without a word about it."""
+    if not worker.is_chief or worker.device.type != "cpu" or torch.get_num_threads() == 1:
+        return
+    chosen = chosen_waits(os.environ)
+    if worker.pulse.launched:
+        log.info("idle threads wait by %s", _assignments(chosen) or "the default of OpenMP")
+    elif not chosen and (short := short_waits_here()):
+        log.info(
+            "idle threads spin, and beside another busy process a step takes many times as long: start with "
+            "%s python %s, or with lockstep run, which sets it",
+            _assignments(short),
+            sys.argv[0] if sys.argv[0].endswith(".py") else "script.py",
+        )
+
+
+def _assignments(variables: Mapping[str, str]) -> str:
+    """Variables as a shell takes them."""
+    return " ".join(f"{name}={value}" for name, value in variables.items())
 
 
 def _check_embeddings(state: TrainState) -> None:

@@ -31,6 +31,7 @@ from lockstep.training.preflight import (
     check_start,
     check_threads,
     check_training_mode,
+    tell_idle_threads,
 )
 from lockstep.training.state import TrainState
 from lockstep.training.trained_with import compare_first_step, describe_step
@@ -111,6 +112,7 @@ class BoundStep:
         check_start(state, worker)
         check_fit(state, towers, exchange)
         check_threads(exchange, worker)
+        tell_idle_threads(worker)
         state.trained_with |= describe_step(towers, exchange)
         if worker.is_chief and state not in _steps:
             for line in state.matches:

@@ -26,13 +26,14 @@ import lockstep as ls
 from lockstep.cli import scoring, training
 from lockstep.cli.evaluate import scored_run
 from lockstep.cli.main import parse
-from lockstep.cli.scoring import Details, class_names, reference_names
+from lockstep.cli.scoring import Details, reference_names
 from lockstep.evaluation.follow import Polling
 from lockstep.progress import Interval
 from lockstep.recipes.parts import Evaluate, Stage
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
 from lockstep.runs.build import CONFUSION, MISTAKES
+from lockstep.runs.known_data import class_names
 from lockstep.runs.workdir import Workdir
 
 ROOT = Path(__file__).parent.parent.parent

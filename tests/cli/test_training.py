@@ -143,7 +143,7 @@ class TestEvaluate:
         return tmp_path
 
     def test_a_run_without_averages(self, workdir: Path) -> None:
-        with pytest.raises(ls.InputError, match=r"keeps no averages.*\n.*--average\n.*\n.*leave --average out"):
+        with pytest.raises(ls.InputError, match=r"keeps no averages.*\n.*--average.*\n.*\n.*leave --average out"):
             scoring.plan_scoring(["evaluate", str(workdir), "--average"])
 
     def test_a_run_without_a_checkpoint(self, workdir: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 import warnings
 import zlib
 from collections.abc import Iterator
+from importlib import metadata
 from io import BytesIO
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +29,7 @@ from lockstep.images.decode import Decoding, EncodedImage, Region
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "images"
 TURNED = FIXTURES / "padlock-406986_640_rotate_90.jpg"
-LIBRARIES = ["pillow", *(each.__name__ for each in (jpeg.turbojpeg, jpeg.torchcodec) if not each().problem)]
+LIBRARIES = ["pillow", *(name for name, load in jpeg.LIBRARIES.items() if not load().problem)]
 AS_STORED = Decoding("pillow")
 
 
@@ -399,16 +400,25 @@ class Torchcodec(ModuleType):
 
 
 @pytest.fixture
-def torchcodec(monkeypatch: pytest.MonkeyPatch) -> Iterator[Torchcodec]:
+def loads_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Libraries are loaded anew in the test, and after it."""
+    with monkeypatch.context() as patch:
+        for load in jpeg.LIBRARIES.values():
+            load.cache_clear()
+        yield patch
+    for load in jpeg.LIBRARIES.values():
+        load.cache_clear()
+
+
+@pytest.fixture
+def torchcodec(loads_anew: pytest.MonkeyPatch) -> Torchcodec:
+    """It alone is there."""
     module = Torchcodec()
-    monkeypatch.setitem(sys.modules, "torchcodec", module)
-    monkeypatch.setitem(sys.modules, "torchcodec.decoders", module.decoders)
-    monkeypatch.setattr(jpeg, "_LIBRARIES", ("no such library",))
-    jpeg.torchcodec.cache_clear()
-    jpeg.turbojpeg.cache_clear()
-    yield module
-    jpeg.torchcodec.cache_clear()
-    jpeg.turbojpeg.cache_clear()
+    loads_anew.setitem(sys.modules, "torchcodec", module)
+    loads_anew.setitem(sys.modules, "torchcodec.decoders", module.decoders)
+    loads_anew.setitem(sys.modules, "simplejpeg", None)
+    loads_anew.setattr(jpeg, "_LIBRARIES", ("no such library",))
+    return module
 
 
 @pytest.mark.parametrize("decoder", ["auto", "torchcodec"])
@@ -433,30 +443,54 @@ def test_another_size_than_announced_is_refused(torchcodec: Torchcodec) -> None:
     assert error.given == "100 rows and 128 columns, announced as 128 and 128"
 
 
-def test_the_libraries_and_their_versions_are_told(torchcodec: Torchcodec) -> None:
-    assert re.fullmatch(r"pillow \d+\.\d+\.\d+, libjpeg(-turbo)? \S+", Decoding("pillow").chosen)
-    assert Decoding("auto").chosen == Decoding("torchcodec").chosen
-    assert Decoding("auto").chosen == f"torchcodec 0.99; {Decoding('pillow').chosen}"
+def test_the_library_and_its_version_are_told(torchcodec: Torchcodec) -> None:
+    assert re.fullmatch(r"pillow \d+\.\d+\.\d+ \(libjpeg(-turbo)? \S+\)", Decoding("pillow").chosen)
+    assert Decoding("auto").chosen == Decoding("torchcodec").chosen == "torchcodec 0.99 (libjpeg-turbo)"
 
 
-@pytest.mark.parametrize(("lacking", "level"), [("torchcodec", logging.DEBUG), ("torchcodec.decoders", logging.INFO)])
-def test_without_torchcodec_pillow_decodes(
-    torchcodec: Torchcodec, lacking: str, level: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Who has not installed it is told nothing; who has, why it cannot be loaded."""
-    monkeypatch.setitem(sys.modules, lacking, None)
-    caplog.set_level(logging.DEBUG, "lockstep")
-    assert Decoding("auto").chosen == Decoding("pillow").chosen
+def test_simplejpeg_is_taken_before_torchcodec(torchcodec: Torchcodec, loads_anew: pytest.MonkeyPatch) -> None:
+    loads_anew.delitem(sys.modules, "simplejpeg")
+    assert Decoding("auto").chosen == Decoding("simplejpeg").chosen
+    assert Decoding("auto").chosen == f"simplejpeg {metadata.version('simplejpeg')} (libjpeg-turbo)"
     assert encoded("hopper.jpg", Decoding("auto")).decode().shape == (3, 128, 128)
+    assert torchcodec.calls == 0
+
+
+@pytest.mark.parametrize(
+    ("library", "lacking", "level", "needed"),
+    [
+        ("torchcodec", "torchcodec", logging.DEBUG, "torchcodec 0.16 or later, of the build that fits torch"),
+        ("torchcodec", "torchcodec.decoders", logging.INFO, "torchcodec 0.16 or later, of the build that fits torch"),
+        ("simplejpeg", "simplejpeg", logging.INFO, "simplejpeg 1.9 or later"),
+    ],
+)
+def test_a_library_that_cannot_be_loaded_is_named(
+    library: str,
+    lacking: str,
+    level: int,
+    needed: str,
+    torchcodec: Torchcodec,
+    loads_anew: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Only who has never installed torchcodec is not told."""
+    loads_anew.setitem(sys.modules, lacking, None)
+    caplog.set_level(logging.DEBUG, "lockstep")
+    with pytest.raises(InputError) as caught:
+        Decoding(library)
+    assert caught.value.what == f"{library} cannot be used."
+    assert str(caught.value.given).startswith("ModuleNotFoundError: ")
+    assert caught.value.expected == needed
+    assert caught.value.hint == 'install it, or leave the decoder at "auto"'
     (record,) = caplog.records
     assert record.levelno == level
-    assert record.getMessage().startswith("torchcodec is not used: ModuleNotFoundError: ")
-    with pytest.raises(InputError) as caught:
-        Decoding("torchcodec")
-    assert caught.value.what == "torchcodec cannot be used."
-    assert str(caught.value.given).startswith("ModuleNotFoundError: ")
-    assert caught.value.expected == "torchcodec 0.16 or later, of the build that fits torch"
-    assert caught.value.hint == 'install it, or leave the decoder at "auto"'
+    assert record.getMessage().startswith(f"{library} is not used: ModuleNotFoundError: ")
+
+
+def test_without_any_library_pillow_decodes(torchcodec: Torchcodec, loads_anew: pytest.MonkeyPatch) -> None:
+    loads_anew.setitem(sys.modules, "torchcodec", None)
+    assert Decoding("auto").chosen == Decoding("pillow").chosen
+    assert encoded("hopper.jpg", Decoding("auto")).decode().shape == (3, 128, 128)
 
 
 @pytest.mark.parametrize(

@@ -661,11 +661,15 @@ def main(argv):
 """
 
 
-def test_launched_workers_join_through_the_store(launch: Launch) -> None:
+def test_launched_workers_join_through_the_store(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_DISPLAY_ENV", "verbose")
     code, said, told = launch(workers=JOINING, preload='"torch"').end()
     assert said == ["[[0, 2, 2, True], [1, 2, 2, True]] True"]
     assert code == 1
     assert "The workers do not agree on the seed: worker 1 differs." in told
+    # OpenMP itself says what it has read: by default in this launcher, whose script imports torch, then in the server.
+    read = [line.split()[-1] for line in told if "GOMP_SPINCOUNT" in line or "KMP_BLOCKTIME" in line]
+    assert read[1:] == ["'1000'"]
 
 
 def test_importing_the_launcher_loads_no_torch() -> None:

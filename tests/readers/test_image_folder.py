@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import os
 from contextlib import closing
 from io import BytesIO
@@ -14,6 +13,7 @@ from PIL import Image
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError
 from lockstep.images.decode import Decoding, EncodedImage
+from lockstep.images.jpeg import turbojpeg
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.reader import Reader
 
@@ -170,13 +170,11 @@ def test_an_image_that_is_gone_is_named(tmp_path: Path) -> None:
     assert caught.value.hint == "put it back, or begin again with the folder as it is now"
 
 
-def test_the_decoder_is_chosen_before_loader_processes_are_forked(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = folder_of(tmp_path, "a/0.png")
-    caplog.set_level(logging.INFO, "lockstep")
-    ImageFolder(folder, decoding=Decoding("pillow"))
-    assert caplog.messages == [f"Images in {folder} are decoded by {Decoding('pillow').chosen}"]
+def test_the_decoder_is_loaded_before_loader_processes_are_forked(tmp_path: Path) -> None:
+    turbojpeg.cache_clear()
+    reader = ImageFolder(folder_of(tmp_path, "a/0.png"))
+    assert turbojpeg.cache_info().currsize == 1
+    assert reader.decoder == Decoding().chosen
 
 
 @pytest.mark.process

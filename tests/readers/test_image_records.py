@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import pickle
 import shutil
 from collections.abc import Sequence
@@ -111,19 +110,6 @@ def test_a_reader_may_be_pickled(tmp_path: Path, name: str) -> None:
     write_records(tmp_path / name, [payload(5)], "gzip" if name.endswith("gz") else None)
     reader = pickle.loads(pickle.dumps(ImageRecords(tmp_path / name, ImageNetSchema())))
     assert reader.read_batch(np.array([0]))["label"].tolist() == [5]
-
-
-def test_the_decoder_is_named_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="lockstep")
-    for name in ("a", "b", "c"):
-        write_records(tmp_path / name, [payload(0)])
-    decoding = Decoding("pillow")
-    ImageRecords(tmp_path / "a", ImageNetSchema(), decoding=decoding)
-    ImageRecords([tmp_path / "a", tmp_path / "b", tmp_path / "c"], ImageNetSchema(), decoding=decoding)
-    assert caplog.messages == [
-        f"Images in {tmp_path}/a are decoded by {decoding.chosen}",
-        f"Images in {tmp_path}/a and 2 more are decoded by {decoding.chosen}",
-    ]
 
 
 @pytest.mark.parametrize("schema", [ImageNetSchema, {"image": "image/encoded"}, None])

@@ -89,10 +89,7 @@ def test_photographs_and_their_objects(caplog: pytest.LogCaptureFixture) -> None
         "truncated": torch.bool,
     }
     odd = f"1 of {len(found)} objects in {root} have no area on their image, and are left out"
-    assert caplog.messages == [
-        f"Images in {root}/JPEGImages are decoded by {Decoding('pillow').chosen}",
-        f"{odd}: {names[without]} on BloodImage_00338.jpg",
-    ]
+    assert caplog.messages == [f"{odd}: {names[without]} on BloodImage_00338.jpg"]
 
 
 def test_classes_are_numbered_alike_in_all_splits() -> None:
@@ -130,7 +127,7 @@ def test_boxes_are_clipped_and_those_without_area_left_out(tmp_path: Path, caplo
     )
     caplog.set_level(logging.INFO, "lockstep")
     assert field_of(Voc(root), "boxes") == [[[0.5, 0, 1, 1]]]
-    assert caplog.messages[1:] == [
+    assert caplog.messages == [
         f"1 of 4 boxes in {root} reach out of their image, and are clipped to it",
         f"3 of 4 objects in {root} have no area on their image, and are left out: "
         "dog on 1.png, cat on 1.png, cat on 1.png",

@@ -59,7 +59,7 @@ def test_a_path_that_leads_nowhere_is_refused_before_workers_start(tmp_path: Pat
     data = replace(ImageData(train=train, validation=train, test=train), **{split: str(tmp_path / "phtos")})
     said = said_by(data.check_complete)
     assert said.startswith(f"There is no data at {tmp_path}/phtos.\n  given:    no file {tmp_path}/phtos\n")
-    assert said.endswith("hint:     check the path")
+    assert said.endswith(f"hint:     did you mean {train}?")
 
 
 @pytest.mark.parametrize("path", ["shards/train-*", "shards/train-{00000..00003}-of-00004", "s3://bucket/train-*"])
@@ -81,7 +81,8 @@ def test_data_of_a_function_needs_its_script() -> None:
         "The examples of this run come from the function photos.reader of a script.\n"
         "  given:    data.function='photos.reader'\n"
         "  expected: that script, which gives the function to ls.run\n"
-        "  hint:     run the script again: lockstep run SCRIPT; or set data.function=none and name paths"
+        "  hint:     run the script again: lockstep run SCRIPT; or name paths, with --set data.function=none; "
+        "to score other images alone: lockstep evaluate RUN --data PATH"
     )
     assert said_by(ImageData(train="x", function="photos.reader").reader, "train", 3) == said
 

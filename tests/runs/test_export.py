@@ -15,25 +15,19 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from saved_runs import saved
 from torch import Tensor, nn
 
 import lockstep as ls
-from lockstep.checkpoints.store import Store
-from lockstep.errors import CheckpointError, InputError
-from lockstep.evaluation.evaluate import Weights
+from lockstep.errors import InputError
+from lockstep.evaluation.scores import Weights
 from lockstep.images.normalisation import scale_image
-from lockstep.models import SqueezeNet
-from lockstep.recipes.data import ImageData
-from lockstep.recipes.parts import Stage
-from lockstep.recipes.preprocessing import Inception
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
 from lockstep.runs import export
-from lockstep.runs.export import METADATA, Trained, check_packages, encode_model, take_weights, trained_model
-from lockstep.runs.workdir import Workdir
-from lockstep.weights.name_maps import AVERAGE
-from lockstep.weights.source import MemorySource
+from lockstep.runs.export import METADATA, check_packages, encode_model
+from lockstep.runs.trained import Trained, trained_model
 
 FILES = ("raw.safetensors", "average.safetensors", "raw.pt2", "average.pt2")
 NUM_EXAMPLES = 5
@@ -106,32 +100,6 @@ def made_run(folder: Path, *settings: str) -> tuple[Recipe, ls.TrainState]:
     return given, saved(folder, given)
 
 
-def saved(folder: Path, given: Recipe, *steps: int) -> ls.TrainState:
-    """Make the run."""
-    state = ls.TrainState(given.model.build(1), given.optimizer, average=given.average)
-    for tensor in state.averages().values():
-        tensor.mul_(1.25)
-    folder.mkdir()
-    Workdir(folder).write_recipe(given)
-    for step in steps or (7,):
-        Store(folder / "checkpoints").write(step, state.sections(), {"loader": {"epoch_size": 100}})
-    return state
-
-
-def test_images_are_as_large_as_in_the_stage_of_the_checkpoint(tmp_path: Path) -> None:
-    shorten = Recipe(
-        name="few",
-        model=SqueezeNet(num_classes=2),
-        data=ImageData(image_size=32, preprocessing=Inception()),
-        optimizer=ls.optim.SGD(0.1),
-        batch_size=2,
-        stages=(Stage(ls.Steps(2)), Stage(ls.Steps(2), image_size=48)),
-    )
-    saved(tmp_path / "run", shorten, 2, 3)
-    sides = [trained_model(f"{tmp_path}/run@{step}", average=False).example.shape[2:] for step in (2, 3)]
-    assert sides == [(32, 32), (48, 48)]
-
-
 def evaluated(state: ls.TrainState, weights: Weights) -> np.ndarray[Any, Any]:
     """The scores that an evaluation sees."""
     seen: list[Tensor] = []
@@ -162,7 +130,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ls.TrainState]:
 def test_plain_torch_gets_the_scores_of_an_evaluation(run: tuple[Path, ls.TrainState]) -> None:
     folder, state = run
     for name in FILES:
-        write(trained_model(str(folder), average=name.startswith("average")), folder.parent / name)
+        write(trained_model(str(folder), "average" if name.startswith("average") else "raw"), folder.parent / name)
     said = subprocess.run(
         [sys.executable, "-I", "-c", READER, *FILES],
         cwd=folder.parent, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
@@ -182,7 +150,7 @@ def test_onnx_gets_the_scores_of_an_evaluation(run: tuple[Path, ls.TrainState]) 
         pytest.skip(f"not installed: {', '.join(missing)}")
     folder, state = run
     onnxruntime = importlib.import_module("onnxruntime")
-    write(trained_model(str(folder), average=True), folder / "model.onnx")
+    write(trained_model(str(folder), "average"), folder / "model.onnx")
     session = onnxruntime.InferenceSession(folder / "model.onnx")
     images = np.load(folder.parent / "images.npy")
     expected = evaluated(state, "average")
@@ -198,7 +166,7 @@ def test_onnx_gets_the_scores_of_an_evaluation(run: tuple[Path, ls.TrainState]) 
 def test_a_program_takes_batches_of_any_size(tmp_path: Path, lrn: str) -> None:
     _, state = made_run(tmp_path / "run", f"model.lrn={lrn}")
     path = tmp_path / "model.pt2"
-    write(trained_model(f"{tmp_path / 'run'}@7", average=False), path)
+    write(trained_model(f"{tmp_path / 'run'}@7", "raw"), path)
     found = {METADATA: ""}
     model = torch.export.load(path, extra_files=found).module()
     for num in (1, 3):
@@ -212,52 +180,10 @@ def test_safetensors_have_the_names_of_the_model_and_say_where_they_come_from(
     run: tuple[Path, ls.TrainState], tmp_path: Path
 ) -> None:
     folder, state = run
-    write(trained_model(str(folder), average=True), tmp_path / "model.safetensors")
+    write(trained_model(str(folder), "average"), tmp_path / "model.safetensors")
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
         assert file.metadata() == {"step": "7", "recipe": "mnist", "weights": "average"}
         assert set(file.keys()) == state.model.state_dict().keys()
-
-
-def test_averaged_statistics_are_taken_where_there_are_some() -> None:
-    model = nn.BatchNorm1d(1)
-    tensors = {
-        "weight": torch.tensor([2.0]), "bias": torch.tensor([3.0]), "running_mean": torch.tensor([4.0]),
-        "running_var": torch.tensor([5.0]), "num_batches_tracked": torch.tensor(6),
-        "weight" + AVERAGE: torch.tensor([0.2]), "running_mean" + AVERAGE: torch.tensor([0.4]),
-    }  # fmt: skip
-    take_weights(model, MemorySource(tensors), average=False)
-    assert [tensor.item() for tensor in model.state_dict().values()] == [2, 3, 4, 5, 6]
-    take_weights(model, MemorySource(tensors), average=True)
-    assert [tensor.item() for tensor in model.state_dict().values()] == pytest.approx([0.2, 3, 0.4, 5, 6])
-
-
-def test_averages_that_a_run_does_not_keep(tmp_path: Path) -> None:
-    made_run(tmp_path / "run")
-    with pytest.raises(InputError, match="This run keeps no averages of its parameters"):
-        trained_model(str(tmp_path / "run"), average=True)
-
-
-def test_what_is_no_run(tmp_path: Path) -> None:
-    np.savez(tmp_path / "weights.npz", w=np.ones(2))
-    with pytest.raises(InputError, match="is no run whose model could be exported") as caught:
-        trained_model(str(tmp_path / "weights.npz"), average=False)
-    assert "lockstep import checkpoint" in str(caught.value)
-
-
-def test_a_checkpoint_without_its_recipe(tmp_path: Path) -> None:
-    Store(tmp_path / "checkpoints").write(1, {"parameters": {"w": torch.ones(1)}}, {})
-    with pytest.raises(InputError, match="is no run whose model could be exported"):
-        trained_model(str(tmp_path), average=False)
-
-
-def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
-    _, state = made_run(tmp_path / "run")
-    sections = state.sections()
-    sections["parameters"].pop("conv1.bias")
-    Store(tmp_path / "run" / "checkpoints").write(8, sections, {})
-    with pytest.raises(CheckpointError, match="does not fit") as caught:
-        trained_model(str(tmp_path / "run"), average=False)
-    assert "'conv1.bias' is missing" in str(caught.value)
 
 
 def test_packages_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,7 @@ def test_bad_examples_are_named_counted_and_listed(
     assert "2 loader threads a worker" in said
     assert sum(line.startswith("waited for data ") and "bad examples replaced: 2" in line for line in said) == 1
     assert "a decoder 1.0" in (tmp_path / "choices.json").read_text()
+    assert [line for line in said if "a decoder 1.0" in line] == 2 * ["images are decoded by a decoder 1.0"]
 
 
 def test_a_budget_that_is_used_up_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

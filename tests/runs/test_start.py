@@ -117,6 +117,17 @@ def test_too_little_loaded_is_a_start_that_is_refused(tmp_path: Path, run: Any) 
     assert not (tmp_path / "new" / "recipe.toml").exists()
 
 
+def test_how_idle_threads_wait_is_no_choice_of_an_exact_run(
+    tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = "exchange.exact=true"
+    whole = run(tmp_path / "whole", exact)
+    run(tmp_path / "parts", exact, "end.count=4")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
+    assert run(tmp_path / "parts", exact) == whole
+    assert history(tmp_path / "parts")[2]["changed"] == ["end.count: saved 4, given 6"]
+
+
 def ls_weights(workdir: Path, step: int) -> list[float]:
     from safetensors.torch import load_file
 

@@ -12,7 +12,7 @@ CHOICES = Choices(1, "cpu", "x86_64 AVX2", "fp32", "channels_last", "fused", "of
 
 def test_one_line_says_all() -> None:
     assert str(CHOICES) == (
-        "cpu (x86_64 AVX2), 1 thread a worker, fp32, channels_last, fused kernels, compilation off, decoder none, "
+        "cpu (x86_64 AVX2), 1 thread a worker, fp32, channels_last, fused kernels, compilation off, "
         "torch 2.11.0, lockstep 0.1.0"
     )
     assert ", 4 threads a worker, " in str(replace(CHOICES, threads=4))
@@ -28,6 +28,21 @@ def test_differences_are_named() -> None:
         "cpu was x86_64 AVX2 and is x86_64 AVX512",
         "torch was 2.11.0 and is 2.13.0",
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("simplejpeg 1.9.0 (libjpeg-turbo)", "pillow 13.0.0 (libjpeg-turbo 3.2.0)", False),
+        ("torchcodec 0.17.0; pillow 13.0.0, libjpeg-turbo 3.2.0", "simplejpeg 1.9.0 (libjpeg-turbo)", False),
+        ("simplejpeg 1.9.0 (libjpeg-turbo)", "pillow 13.0.0 (libjpeg 9.6)", True),
+        ("a decoder 1.0", "a decoder 1.1", True),
+        ("none", "simplejpeg 1.9.0 (libjpeg-turbo)", True),
+    ],
+)
+def test_another_decoder_is_named_if_its_pixels_may_differ(before: str, after: str, told: bool) -> None:
+    changed = differences(replace(CHOICES, decoder=before), replace(CHOICES, decoder=after))
+    assert changed == ([f"decoder was {before} and is {after}"] if told else [])
 
 
 def test_exact_runs_refuse_them() -> None:

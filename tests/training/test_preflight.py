@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -144,3 +145,63 @@ def test_another_memory_format_before_the_first_step_is_refused() -> None:
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     with pytest.raises(ls.InputError, match=r"another memory format or dtype than when their state was made"):
         by_the_loop(state)
+
+
+def told_of_threads(caplog: pytest.LogCaptureFixture, num_threads: int = 2) -> list[str]:
+    """The lines about idle threads of a training on so many threads."""
+    caplog.set_level(logging.INFO)
+    torch.set_num_threads(num_threads)
+    for _ in range(2):
+        by_the_loop(ls.TrainState(make_model(), ls.optim.SGD(0.1)))
+    return [line for line in caplog.messages if line.startswith("idle threads")]
+
+
+@pytest.fixture
+def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if nobody had chosen how idle threads wait."""
+    for name in ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("_no_waits")
+def test_a_plain_script_on_several_threads_is_advised_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.training.preflight.short_waits_here", lambda: {"GOMP_SPINCOUNT": "1000"})
+    monkeypatch.setattr("sys.argv", ["nets/mine.py", "--fast"])
+    assert told_of_threads(caplog) == [
+        "idle threads spin, and beside another busy process a step takes many times as long: start with "
+        "GOMP_SPINCOUNT=1000 python nets/mine.py, or with lockstep run, which sets it"
+    ]
+
+
+@pytest.mark.usefixtures("_no_waits")
+def test_one_thread_needs_no_advice(caplog: pytest.LogCaptureFixture) -> None:
+    assert told_of_threads(caplog, num_threads=1) == []
+
+
+@pytest.mark.usefixtures("_no_waits")
+@pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY"])
+def test_who_has_chosen_needs_no_advice(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "")
+    assert told_of_threads(caplog) == []
+
+
+@pytest.mark.usefixtures("_no_waits")
+@pytest.mark.parametrize(
+    ("environment", "how"),
+    [
+        ({"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}, "GOMP_SPINCOUNT=1000 KMP_BLOCKTIME=1"),
+        ({"OMP_WAIT_POLICY": "active"}, "OMP_WAIT_POLICY=active"),
+        ({}, "the default of OpenMP"),
+    ],
+)
+def test_a_launched_worker_tells_what_holds(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], how: str
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(ls.join("cpu").pulse, "launched", True)
+    assert told_of_threads(caplog) == [f"idle threads wait by {how}"]

@@ -1,0 +1,131 @@
+"""`lockstep predict`: the classes of images in files and folders, as CSV and JSON, and as a page to look at."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.checks import NonNegativeInt, PositiveInt, check_value
+from lockstep.cli.shared import Command, check_output_folder, show_progress
+from lockstep.cli.weights import add_weights_arguments, chosen_run
+from lockstep.durable import atomic_write
+from lockstep.errors import InputError
+from lockstep.screen import log, write_lines
+
+if TYPE_CHECKING:
+    from lockstep.cli.cards import Card
+    from lockstep.runs.predict import ClassProbability, Predictions
+
+CSV, JSON, PAGE = "predictions.csv", "predictions.json", "predictions.html"
+
+_SIDE_PIXELS = 160
+_MOST_NAMED = 10
+
+
+def _add_arguments(predict: argparse.ArgumentParser) -> None:
+    add_weights_arguments(predict)
+    predict.add_argument("images", nargs="+", metavar="FILE|FOLDER", help="images, and folders with images below them")
+    predict.add_argument("--to", required=True, type=Path, metavar="DIR", help=f"for {CSV}, {JSON} and {PAGE}")
+    predict.add_argument("--force", action="store_true", help="write to a folder that is not empty")
+    predict.add_argument(
+        "--top", default="5", metavar="N", help="the N most probable classes of each image, or all (default: 5)"
+    )
+    predict.add_argument(
+        "--show", type=int, default=100, metavar="N", help=f"so many of the images on {PAGE} (default: 100; 0: no page)"
+    )
+    predict.add_argument("--device", choices=["cpu"], help="leave the accelerators alone")
+
+
+def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    """Write the files, and one line that says how many images there were."""
+    from lockstep.parallel.launch import STOPPED
+    from lockstep.runs.predict import predict
+
+    top = _top(arguments.top)
+    check_value("--show", arguments.show, NonNegativeInt)
+    check_output_folder(arguments.to, overwrite=arguments.force)
+    run = chosen_run(arguments)
+    name = str(run.path) if run.step is None else f"{run.path}@{run.step}"
+    try:
+        with show_progress("predicting") as show:
+            predictions = predict(
+                name, arguments.images, weights=run.weights, top=top, device=arguments.device, progress=show
+            )
+        _write(predictions, arguments.to, arguments.show)
+    except KeyboardInterrupt:
+        return STOPPED["SIGINT"]
+    for bad in predictions.skipped[:_MOST_NAMED]:
+        log.warning("%s is skipped. %s", bad.example_id, bad.reason)
+    if len(predictions.skipped) > _MOST_NAMED:
+        log.warning("and %d more: %s names all", len(predictions.skipped) - _MOST_NAMED, CSV)
+    skipped = f", {len(predictions.skipped)} skipped" if predictions.skipped else ""
+    images = f"{len(predictions)} image{'s' if len(predictions) != 1 else ''}"
+    write_lines([f"{arguments.to}: {images}{skipped}, by the {predictions.weights} weights of step {predictions.step}"])
+    return 0
+
+
+def _top(text: str) -> int | None:
+    if text == "all":
+        return None
+    if not text.isdecimal():
+        raise InputError(
+            "This is no number of classes.",
+            given=f"--top {text}",
+            expected="a whole number from 1 on, or all",
+            hint="leave --top out for the 5 most probable",
+        )
+    check_value("--top", int(text), PositiveInt)
+    return int(text)
+
+
+def _write(predictions: Predictions, folder: Path, num_shown: int) -> None:
+    """Write all files, or none."""
+    from lockstep.cli.cards import html_page
+    from lockstep.runs.predict import predictions_csv, predictions_json
+
+    files = {
+        # Files are named by people: their names need not be text.
+        CSV: predictions_csv(predictions).encode(errors="backslashreplace"),
+        JSON: predictions_json(predictions).encode(),
+    }
+    if num_shown:
+        files[PAGE] = html_page(_title(predictions), _cards(predictions, num_shown))
+    with ExitStack() as stack:
+        for name, content in files.items():
+            stack.enter_context(atomic_write(folder / name, parents=True, failure=InputError)).write(content)
+
+
+def _title(predictions: Predictions) -> str:
+    from lockstep.images.drawing import printable
+
+    return printable(f"{predictions.reader.folder}, by the {predictions.weights} weights of step {predictions.step}")
+
+
+def _cards(predictions: Predictions, num_shown: int) -> list[Card]:
+    """Make a card of each of the first files: the image, and its classes below it."""
+    from lockstep.cli.cards import card
+    from lockstep.data.showing import examples
+    from lockstep.images.drawing import printable
+
+    found = predictions.by_position()
+    first = range(min(num_shown, len(predictions.reader)))
+    shown = [card(each, _SIDE_PIXELS) for each in examples(predictions.reader, first, order="sequential")]
+    return [
+        replace(
+            each,
+            details=printable(", ".join(map(_text, found.get(each.position, ())))),
+            tiles=tuple(tile._replace(caption="") for tile in each.tiles),
+        )
+        for each in shown
+    ]
+
+
+def _text(found: ClassProbability) -> str:
+    return f"{found.name} {100 * found.probability:.1f} %"
+
+
+COMMAND = Command("predict the classes of images in files and folders", _add_arguments, _run)

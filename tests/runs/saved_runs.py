@@ -1,0 +1,38 @@
+"""Runs whose checkpoints are made by hand, without training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lockstep as ls
+from lockstep.checkpoints.store import Store
+from lockstep.models import SqueezeNet
+from lockstep.recipes.data import ImageData
+from lockstep.recipes.parts import DataLoading
+from lockstep.recipes.preprocessing import Inception
+from lockstep.recipes.recipe import Recipe
+from lockstep.runs.workdir import Workdir
+
+
+def saved(folder: Path, given: Recipe, *steps: int) -> ls.TrainState:
+    """Make a run with a checkpoint of step 7, or of these steps, whose averages are not its weights."""
+    state = ls.TrainState(given.model.build(1), given.optimizer, average=given.average)
+    for tensor in state.averages().values():
+        tensor.mul_(1.25)
+    folder.mkdir()
+    Workdir(folder).write_recipe(given)
+    for step in steps or (7,):
+        Store(folder / "checkpoints").write(step, state.sections(), {"loader": {"epoch_size": 100}})
+    return state
+
+
+def recipe_of_photos(num_classes: int = 3, **data: str) -> Recipe:
+    """A small net for photos of 32 pixels."""
+    return Recipe(
+        name="few",
+        model=SqueezeNet(num_classes=num_classes),
+        data=ImageData(image_size=32, preprocessing=Inception(), **data),
+        optimizer=ls.optim.SGD(0.1),
+        batch_size=2,
+        feed=DataLoading(num_processes=0),
+    )
