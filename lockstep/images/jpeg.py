@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -41,6 +42,8 @@ _WITHOUT_LENGTH = {0x00, 0x01, *range(0xD0, 0xD9)}
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _EXIF_SEGMENT, _OTHER_SEGMENT = 0xE1, 0xEF
 _EXIF = b"Exif\0\0"
+# A byte of ones, the marker, and the length, which counts itself.
+_SEGMENT = struct.Struct(">BBH")
 # The content of a segment comes after its marker's second byte and two bytes of length.
 _MARKER_BEFORE = 3
 
@@ -113,16 +116,18 @@ def orientation_of(exif: bytes) -> int:
 def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield marker, start and stop of each segment before the first scan; bytes between segments are skipped."""
     place = 2
-    while 0 <= (place := data.find(_FILL, place)) < len(data) - 1:
-        marker = data[place + 1]
-        if marker == _FILL:
+    while 0 <= place <= len(data) - _SEGMENT.size:
+        first, marker, length = _SEGMENT.unpack_from(data, place)
+        if first != _FILL:
+            place = data.find(_FILL, place)
+        elif marker == _FILL:
             place += 1
         elif marker in _WITHOUT_LENGTH:
             place += 2
         elif marker in (_START_OF_SCAN, _END_OF_IMAGE):
             return
         else:
-            stop = place + 2 + _two_bytes(data, place + 2)
+            stop = place + 2 + length
             yield marker, place + 4, stop
             place = stop
 

@@ -195,7 +195,7 @@ def test_plain_images_are_not_left_to_pillow(kind: str, library: str) -> None:
     assert torch.equal(pixels, PILLOW.decode(content, "x", Region(3, 5, 20, 10)))
 
 
-@pytest.mark.parametrize("library", {"turbojpeg", "simplejpeg"}.intersection(LIBRARIES))
+@pytest.mark.parametrize("library", sorted({"turbojpeg", "simplejpeg"}.intersection(LIBRARIES)))
 def test_what_a_library_warns_of_is_left_to_pillow(library: str) -> None:
     decode = jpeg.LIBRARIES[library]().decode
     whole = a_jpeg(24, 16)
