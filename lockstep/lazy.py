@@ -57,7 +57,7 @@ def import_lazily(*libraries: str) -> None:
 class _LazyLibrary(ModuleType):
     """A library that loads itself; it stays the same object, and becomes a plain module.
 
-    Not `importlib.util.LazyLoader`: there a second `import torch` is a use, as it looks at `__spec__`.
+    The LazyLoader of importlib does not do: a second `import torch` looks at `__spec__`, which there is a use.
     """
 
     def __getattr__(self, name: str) -> object:
