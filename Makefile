@@ -16,7 +16,7 @@ $(SETUP): pyproject.toml constraints.txt scripts/setup
 setup: $(SETUP) ## make or renew .venv with everything that is needed
 
 demo: $(SETUP) ## train the reference MNIST net on two towers, with progress on screen
-	$(BIN)/lockstep train mnist --towers 2 --workdir runs/mnist
+	$(BIN)/lockstep train mnist --workdir runs/mnist
 
 test: $(SETUP) ## run the tests, as many at once as there are cores
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile

@@ -130,12 +130,21 @@ def take(folder: Path) -> Lease:
         dead = before.owner if before and not before.owner.released else None
         if before and dead:
             _check_dead(before, folder)
+            log.warning("the run in %s was held by %s, which is dead: going on in its place", folder, dead)
         mine = folder / f".lease-{_number(last) + 1:06d}"
         if _create(mine, owner):
             if _newest(folder) == mine:
                 _sweep(folder, mine)
                 return Lease(mine, owner, dead)
             mine.unlink(missing_ok=True)
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a folder that another process holds, as `take` does, and take nothing."""
+    last = _newest(folder)
+    seen = _read(last) if last else None
+    if seen and not seen.owner.released:
+        _check_dead(seen, folder)
 
 
 def _check_dead(seen: _Entry, folder: Path) -> None:
@@ -145,7 +154,6 @@ def _check_dead(seen: _Entry, folder: Path) -> None:
         # The clock of a server may be set: a time far ahead is that of no renewal.
         silent_seconds = abs(_server_seconds(folder) - seen.renewed)
     if state == "dead" or silent_seconds >= EXPIRY_SECONDS:
-        log.warning("the run in %s was held by %s, which is dead: going on in its place", folder, seen.owner)
         return
     heard, more = "alive", ""
     if state == "unseen":

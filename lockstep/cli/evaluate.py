@@ -30,12 +30,21 @@ _FILES = {
 }
 """The flags that name a file to write, with its ending."""
 
+_SETTABLE = ("data", "evaluate", "feed")
+"""The parts of a recipe that an evaluation may change: no others could change which examples are scored, or how."""
+
 
 def _add_arguments(evaluate: argparse.ArgumentParser) -> None:
     which = add_weights_arguments(evaluate)
     which.add_argument("--follow", action="store_true", help="each new one, until the run is over")
     evaluate.add_argument(
         "--split", help="which examples: test (default, where there are some), validation (default else) or train"
+    )
+    evaluate.add_argument(
+        "--data", metavar="PATH", help="other data: shards, their pattern, or a folder with a folder for each class"
+    )
+    evaluate.add_argument(
+        "--set", dest="settings", action="append", default=[], metavar="PATH=VALUE", help="of data, evaluate or feed"
     )
     evaluate.add_argument("--examples", type=int, metavar="N", help="the first N of the split (default: as the recipe)")
     evaluate.add_argument(
@@ -82,8 +91,10 @@ class ScoredRun:
     path: Path
     """The workdir."""
     recipe: Recipe
-    """The run's, with `evaluate.examples` of the flags."""
+    """The run's, with the settings of the flags."""
     split: str
+    is_other_data: bool
+    """Whether the flags name other examples than those of the run."""
     weights: Weights
     polling: Polling | None
     """Times to wait for new checkpoints; None: one checkpoint is scored."""
@@ -109,17 +120,44 @@ class ScoredRun:
 
 def scored_run(arguments: argparse.Namespace) -> ScoredRun:
     """Decide what is to be scored, and refuse flags that this run cannot serve."""
+    from lockstep.runs.known_data import located
+
     polling = _polling(arguments)
     _check_split(arguments.split)
     for flag, (ending, what) in _FILES.items():
         if (file := getattr(arguments, flag)) is not None:
             check_target(file, (ending,), what, overwrite=arguments.force, flag=f"--{flag}")
-    path, recipe, wanted, weights = chosen_run(arguments)
+    path, saved, wanted, weights = chosen_run(arguments)
+    saved = located(saved, path)
+    recipe = _with_settings(arguments, saved)
+    split = arguments.split or ("test" if "test" in recipe.data.splits else "validation")
+    if arguments.data is not None:
+        recipe = replace(recipe, data=recipe.data.at(split, arguments.data))
+    if not (arguments.average or arguments.raw):
+        weights = recipe.evaluate.weights
+    _check_there(split, path, recipe)
+    recipe.data.check_there(split)
+    is_other = recipe.data.path_of(split) != saved.data.path_of(split)
+    return ScoredRun(path, recipe, split, is_other, weights, polling, wanted)
+
+
+def _with_settings(arguments: argparse.Namespace, saved: Recipe) -> Recipe:
+    """Apply the settings of the flags; one that would change what was trained is refused."""
+    from lockstep.recipes.recipe import recipe_changes
+    from lockstep.recipes.settings import with_settings
+
+    recipe = with_settings(saved, arguments.settings)
     if arguments.examples is not None:
         recipe = replace(recipe, evaluate=replace(recipe.evaluate, examples=arguments.examples))
-    split = arguments.split or ("test" if "test" in recipe.data.splits else "validation")
-    _check_there(split, path, recipe)
-    return ScoredRun(path, recipe, split, weights, polling, wanted)
+    wrong = [change for change in recipe_changes(saved, recipe) if not change.is_allowed(_SETTABLE)]
+    if wrong or type(recipe.data) is not type(saved.data):
+        raise InputError(
+            "These settings would change what was trained, and a checkpoint is scored as it was trained.",
+            given="; ".join(map(str, wrong)) or f"data of another kind: {type(recipe.data).__name__}",
+            expected=f"settings of {', '.join(_SETTABLE)}: which examples are scored, and how",
+            hint="leave them out; to train with them: lockstep train",
+        )
+    return recipe
 
 
 def _polling(arguments: argparse.Namespace) -> Polling | None:

@@ -27,11 +27,12 @@ from lockstep.cli.main import parse
 from lockstep.cli.shared import choose_num_workers, join_workers, worker_exit_code
 from lockstep.data.showing import ShownExample, examples
 from lockstep.durable import atomic_write, make_folder
-from lockstep.errors import InputError, WorkdirError
+from lockstep.errors import DataError, InputError, WorkdirError
 from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
 from lockstep.evaluation.follow import Polling, follow
 from lockstep.images.drawing import printable
 from lockstep.images.pillow import png_bytes
+from lockstep.listing import shorten
 from lockstep.metrics.classification import ClassNames, ConfusionMatrix, class_name, confusion_csv
 from lockstep.metrics.metric import Metric
 from lockstep.metrics.worst_mistakes import Mistake, WorstMistakes
@@ -41,7 +42,7 @@ from lockstep.reporting.append import append_line
 from lockstep.reporting.events import EventFile, scalar_summary
 from lockstep.reporting.jsonl import without_nonfinite
 from lockstep.runs.build import CONFUSION, MISTAKES, Classification, Examples, build_state, prepared, task
-from lockstep.runs.known_data import class_names
+from lockstep.runs.known_data import KnownData, class_names
 from lockstep.runs.stages import recipe_at, recipe_at_start
 from lockstep.runs.workdir import Workdir
 from lockstep.screen import log
@@ -108,6 +109,7 @@ class _Scoring:
         """Build the model and open the examples of a stage: stages differ in averages and in the size of images."""
         self._recipe, self._examples = recipe, Examples(recipe)
         self._held = self._examples.held_out(self._run.split)
+        _check_classes(self._run, self._examples.reader(self._run.split))
         self._state = build_state(recipe, self._worker)
         files = {"confusion": self._arguments.confusion, "mistakes": self._arguments.mistakes}
         self._details = Details(task(recipe), recipe.model.num_classes, **files)
@@ -131,7 +133,9 @@ class _Scoring:
             metrics=self._details.metrics,
         )
         if result and self._worker.is_chief:
-            log.info("%s weights of step %d, from %s", result.weights, result.step, checkpoint.path)
+            path = recipe.data.path_of(self._run.split)
+            on = f", on {path}" if path else ""
+            log.info("%s weights of step %d, from %s%s", result.weights, result.step, checkpoint.path, on)
             self._write(result)
         return result is not None
 
@@ -140,13 +144,14 @@ class _Scoring:
         self._files.close()
 
     def _write(self, result: Evaluation) -> None:
-        split = self._run.split
+        split, reader = self._run.split, self._examples.reader(self._run.split)
+        data = self._recipe.data.path_of(split) if self._run.is_other_data else None
         log_scores(result, split)
-        self._files.write(result, split)
+        self._files.write(result, split, data)
         if self._arguments.json:
-            write_result(result, split, self._arguments.json)
+            write_result(result, split, self._arguments.json, data)
         if self._details.metrics:
-            self._details.write(self._examples.reader(split))
+            self._details.write(reader, KnownData.of(Workdir(self._run.path)).class_names or class_names(reader))
 
 
 def _follow(run: ScoredRun, polling: Polling, scoring: _Scoring, worker: Worker) -> bool:
@@ -167,16 +172,37 @@ def _checkpoint(run: ScoredRun) -> Checkpoint:
     return checkpoint
 
 
-def _facts(result: Evaluation, split: str) -> dict[str, Any]:
+def _check_classes(run: ScoredRun, reader: Reader) -> None:
+    """Refuse folders that number their classes in another way than those that the run was trained on."""
+    known = KnownData.of(Workdir(run.path)).class_names
+    for label, name in class_names(reader).items():
+        if known.get(label, name) != name:
+            raise DataError(
+                f"The classes of the {run.split} examples have other numbers than those that the run was trained on.",
+                given=f"class {label} is {name!r}, and {known[label]!r} in the run",
+                expected=f"the folders {shorten([*known.values()])}",
+                hint="have a folder with at least one image for each class",
+            )
+
+
+def _facts(result: Evaluation, split: str, data: str | None) -> dict[str, Any]:
     """The facts of an evaluation: the same for the same weights and examples; "nan" and "inf" are text."""
-    facts: dict[str, Any] = without_nonfinite({"step": result.step, "split": split, **result.facts})
+    other = {"data": data} if data else {}
+    facts: dict[str, Any] = without_nonfinite({"step": result.step, "split": split, **other, **result.facts})
     return facts
 
 
-def write_result(result: Evaluation, split: str, path: Path) -> None:
-    """Write one result to a JSON file of its own; a file that cannot be written is an InputError."""
+def write_result(result: Evaluation, split: str, path: Path, data: str | None = None) -> None:
+    """Write one result to a JSON file of its own; a file that cannot be written is an InputError.
+
+    Args:
+        result: to write.
+        split: that was scored.
+        path: of the file.
+        data: the path of the examples, if it is not that of the run.
+    """
     with atomic_write(path, failure=InputError) as file:
-        file.write(json.dumps(_facts(result, split), indent=1).encode() + b"\n")
+        file.write(json.dumps(_facts(result, split, data), indent=1).encode() + b"\n")
 
 
 class ScoreFiles:
@@ -186,11 +212,13 @@ class ScoreFiles:
         self._workdir = workdir
         self._events: dict[Path, EventFile] = {}
 
-    def write(self, result: Evaluation, split: str) -> None:
-        """Add the scores of an evaluation."""
+    def write(self, result: Evaluation, split: str, data: str | None = None) -> None:
+        """Add the scores of an evaluation; TensorBoard shows those of the run's own examples alone."""
         path, folder = self._workdir / EVALUATIONS, self._workdir / SUMMARIES / f"{split}-{result.weights}"
         with _logged_if_refused(path):
-            append_line(path, json.dumps(_facts(result, split)))
+            append_line(path, json.dumps(_facts(result, split, data)))
+        if data is not None:
+            return
         with _logged_if_refused(folder):
             if folder not in self._events:
                 make_folder(folder)
@@ -234,9 +262,8 @@ class Details:
         found = self._task.score_in_detail(model, batch)
         return {name: value for name, value in found.items() if name in self.metrics or not isinstance(value, tuple)}
 
-    def write(self, reader: Reader) -> None:
+    def write(self, reader: Reader, names: ClassNames) -> None:
         """Write the files, on the chief: its metrics alone have seen the examples, which the reader reads again."""
-        names = class_names(reader)
         if self._confusion is not None:
             with atomic_write(self._confusion, failure=InputError) as file:
                 # Classes are named by folders, whose names need not be text.

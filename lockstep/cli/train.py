@@ -8,16 +8,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from lockstep.checks import Hint, Range, check_value
 from lockstep.cli.shared import ENVIRONMENT, EXIT_CODES, Command, add_machine_arguments
 from lockstep.lazy import import_lazily
-from lockstep.progress import End, Epochs, Hours, Steps
-
-if TYPE_CHECKING:
-    from lockstep.recipes.recipe import Recipe
 
 SHIPPED_RECIPES = (
     "mnist",
@@ -42,9 +37,13 @@ def _add_arguments(train: argparse.ArgumentParser) -> None:
     train.formatter_class = argparse.RawDescriptionHelpFormatter
     train.epilog = f"{PREEMPTION}\n\n{ENVIRONMENT}\n\n{EXIT_CODES}"
     shipped = ", ".join(SHIPPED_RECIPES)
-    train.add_argument("recipe", help=f"the name of a shipped recipe ({shipped}), or a file.toml")
+    train.add_argument(
+        "recipe", help=f"a shipped recipe ({shipped}), a file.toml, or the folder of a run, which goes on"
+    )
     train.add_argument("--workdir", metavar="DIR", help="the run's folder (default: runs/NAME); 'none' writes nothing")
-    train.add_argument("--towers", type=int, metavar="N", help="slices of the batch (default: the number of workers)")
+    train.add_argument(
+        "--towers", type=int, metavar="N", help="slices of the batch (default: those of the run or recipe)"
+    )
     end = train.add_mutually_exclusive_group()
     end.add_argument("--steps", type=int, metavar="N", help="end after so many updates")
     end.add_argument("--epochs", type=float, metavar="N", help="end after so many passes over the data")
@@ -77,6 +76,8 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         return _work(list(argv))
     # A recipe that cannot be used is refused before torch is loaded, and before there is a worker.
     import_lazily("torch", "numpy")
+    from lockstep.cli.given_run import given_recipe
+
     recipe = given_recipe(arguments)
     if arguments.print_recipe:
         from lockstep.recipes.toml import to_toml
@@ -88,28 +89,6 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         check_value("--grace", arguments.grace, Annotated[float, Range(gt=0, finite=False), hint])
     limits, preload = Limits(stop_seconds=arguments.grace), ("torch", "lockstep.cli.training")
     return launch(argv, plan=_plan, main=_work, preload=preload, limits=limits, requeue=arguments.requeue)
-
-
-def given_recipe(arguments: argparse.Namespace) -> Recipe:
-    """Return the recipe of a command line, changed by its settings and flags."""
-    from lockstep.recipes.settings import with_settings
-    from lockstep.recipes.shipped import find
-
-    given = {"num_towers": arguments.towers, "num_workers": arguments.workers, "device": arguments.device}
-    flags = {field: value for field, value in given.items() if value is not None}
-    recipe = find(arguments.recipe)
-    if arguments.settings:
-        # At once with the flags: a batch size need not be split over the towers that there were before.
-        recipe = with_settings(recipe, [*arguments.settings, *(f"{name}={value}" for name, value in flags.items())])
-    return replace(recipe, **flags, end=None if arguments.forever else _end(arguments) or recipe.end)
-
-
-def _end(arguments: argparse.Namespace) -> End | None:
-    if arguments.steps is not None:
-        return Steps(arguments.steps)
-    if arguments.epochs is not None:
-        return Epochs(arguments.epochs)
-    return Hours(arguments.hours) if arguments.hours is not None else None
 
 
 def _plan(argv: list[str]) -> dict[str, Any]:

@@ -5,42 +5,88 @@ from __future__ import annotations
 import argparse
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lockstep.checks import check_together
+from lockstep.cli.given_run import GivenRun, check_files_wanted, given_run
 from lockstep.cli.main import parse
 from lockstep.cli.scoring import log_scores
 from lockstep.cli.shared import choose_num_workers, join_workers, worker_exit_code
-from lockstep.cli.train import given_recipe
+from lockstep.errors import InputError
 from lockstep.owner import scratch_folder
 from lockstep.progress import Steps
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs.build import check_complete
-from lockstep.runs.run import Run, check_needs_no_files
-from lockstep.runs.workdir import Result, Workdir
+from lockstep.reporting.log import configure
+from lockstep.runs.inputs import check_inputs
+from lockstep.runs.run import Run
+from lockstep.runs.start import check_sources
+from lockstep.runs.workdir import Result
 from lockstep.screen import log
+from lockstep.workers.devices import num_accelerators
 from lockstep.workers.rank import Worker
 
 
 def plan_training(argv: list[str]) -> dict[str, Any]:
     """Decide how many workers to start, and refuse what can be refused before."""
+    configure()
     arguments = parse(argv)
-    recipe, path = _recipe_and_path(arguments)
-    check_complete(recipe)
+    run = given_run(arguments)
+    check_given(arguments, run)
+    workers = choose_workers(run.recipe)
+    _log_idle_devices(run.recipe, workers)
+    return {"workers": workers, "hang_seconds": run.recipe.watch.hang_seconds}
+
+
+def check_given(arguments: argparse.Namespace, run: GivenRun) -> None:
+    """Check all that a run needs before it begins; what is wrong is told together."""
+    path = None if arguments.rehearse else run.path
+    options = {"accept_changes": arguments.accept_changes, "fork_from": arguments.fork_from}
+    check_together(
+        [
+            partial(check_inputs, run.recipe, path, **options),
+            partial(check_files_wanted, arguments, run),
+            partial(choose_workers, run.recipe),
+            partial(check_sources, run.recipe, path, arguments.fork_from),
+        ]
+    )
+
+
+def choose_workers(recipe: Recipe) -> int:
+    """Return the number of workers of a run; one that does not fit the batch or the towers is refused."""
     workers = choose_num_workers(recipe.num_workers, recipe.device, recipe.num_towers)
-    recipe = replace(recipe, num_towers=recipe.num_towers or workers)
+    if recipe.num_towers is None and recipe.batch_size % workers:
+        raise InputError(
+            "The batch cannot be split evenly over the workers.",
+            given=f"batch_size={recipe.batch_size} over {workers} workers, and no number of towers",
+            expected="workers that divide the batch size, or towers that do",
+            hint=f"--workers {_largest_divisor(recipe.batch_size, workers)}; or --towers, at least one for each worker",
+        )
     recipe.towers_for(workers).check(recipe.batch_size, workers)
-    if path is None and not arguments.rehearse:
-        check_needs_no_files(recipe)
-    if path and not arguments.rehearse:
-        Workdir(path).check(recipe, accept_changes=arguments.accept_changes)
-    return {"workers": workers, "hang_seconds": recipe.watch.hang_seconds}
+    return workers
+
+
+def _log_idle_devices(recipe: Recipe, workers: int) -> None:
+    """Say how many accelerators a run leaves alone because it has fewer towers."""
+    idle = (0 if recipe.device == "cpu" else num_accelerators()) - workers
+    if recipe.num_workers is None and idle > 0:
+        log.info(
+            "%d devices are left alone: the run has %d towers; to use more: --towers %d, which is another experiment",
+            idle,
+            workers,
+            _largest_divisor(recipe.batch_size, workers + idle),
+        )
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    return next(divisor for divisor in range(min(most, number, 1024), 0, -1) if number % divisor == 0)
 
 
 def train_in_worker(argv: list[str]) -> int:
     """Run one worker to the end of the run."""
     arguments = parse(argv)
-    recipe, path = _recipe_and_path(arguments)
+    recipe, path = given_run(arguments)
     with join_workers(recipe.device) as worker:
         recipe = replace(recipe, num_towers=recipe.num_towers or worker.num_workers)
         if arguments.rehearse:
@@ -91,11 +137,3 @@ def _rehearse(recipe: Recipe, worker: Worker) -> int:
     if worker.is_chief:
         log.info("rehearsed: two steps, saved, resumed, step %d, evaluated; nothing was left behind", result.step)
     return 0
-
-
-def _recipe_and_path(arguments: argparse.Namespace) -> tuple[Recipe, Path | None]:
-    """Return the recipe, changed by the flags, with the workdir's towers if neither gives them; and the workdir."""
-    recipe = given_recipe(arguments)
-    path = None if arguments.workdir == "none" else Path(arguments.workdir or Path("runs") / recipe.name)
-    saved = Workdir(path).recipe() if path and not arguments.rehearse else None
-    return replace(recipe, num_towers=recipe.num_towers or (saved.num_towers if saved else None)), path

@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
@@ -78,6 +79,10 @@ class Torchvision(Checked):
             return 1
         return InceptionV3.image_size if self.options.get("aux_logits", True) else InceptionV3.smallest_image
 
+    def check_installed(self) -> None:
+        """Refuse the model where torchvision is not installed; it is not imported for it."""
+        _check_installed("torchvision")
+
     def build(self, seed: int) -> nn.Module:
         """Make the net; its initial weights depend on the seed alone, and no random stream of torch's is touched."""
         models = _torchvision_models()
@@ -99,12 +104,21 @@ class Timm(Checked):
     """As in "resnet50", or with the tag of some weights, "resnet50.a1_in1k": it loads none of them."""
     num_classes: PositiveInt = 1000
 
+    def check_installed(self) -> None:
+        """Refuse the model where timm is not installed; it is not imported for it."""
+        _check_installed("timm")
+
     def build(self, seed: int) -> nn.Module:
         """Make the net; its initial weights depend on the seed alone, and no random stream of torch's is touched."""
         timm = _timm()
         # Names such as hf-hub:... are none of the list: they would fetch what they name.
         _check_known("timm", self.name.partition(".")[0], timm.list_models(include_tags=False))
         return _built(self, seed, lambda: timm.create_model(self.name, pretrained=False, num_classes=self.num_classes))
+
+
+def _check_installed(library: str) -> None:
+    if find_spec(library) is None:
+        raise _not_usable(library, f"{library} is not installed")
 
 
 def _torchvision_models() -> ModuleType:
@@ -127,12 +141,16 @@ def _imported(library: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise InputError(
-            f"This model needs {library}, which cannot be imported.",
-            given=f"{type(error).__name__}: {error}",
-            expected=f"a {library} that fits torch {torch.__version__}",
-            hint=f"pip install 'lockstep-train[{library}]', from where torch was installed",
-        ) from error
+        raise _not_usable(library, f"{type(error).__name__}: {error}") from error
+
+
+def _not_usable(library: str, given: str) -> InputError:
+    return InputError(
+        f"This model needs {library}, which cannot be imported.",
+        given=given,
+        expected=f"a {library} that fits torch {torch.__version__}",
+        hint=f"pip install 'lockstep-train[{library}]', from where torch was installed",
+    )
 
 
 def _check_known(library: str, name: str, classifiers: Sequence[str], models: Sequence[str] = ()) -> None:

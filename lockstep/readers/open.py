@@ -37,6 +37,9 @@ _RECORDS = re.compile(r"-\d+-of-\d+|\.(tfrecord|record)s?(\.|-|$)")
 _TAR = re.compile(r"\.tar$")
 _NUMBER_OF_SHARD = re.compile(r"\d+(?=-of-\d|\.tar$|\.(tfrecord|record))")
 
+_SETS = frozenset(("train", "validation", "valid", "val", "test"))
+"""Names of folders of sets, which hold the folders of classes."""
+
 _IMAGE, _PIXELS, _LABEL = "image/encoded", "image_raw", "image/class/label"
 _OBJECTS = "image/object/"
 _MASK, _POINTS, _TOPS = f"{_OBJECTS}mask", f"{_OBJECTS}keypoint/y", f"{_OBJECTS}bbox/ymin"
@@ -89,15 +92,26 @@ def check_there(path: str | Path) -> None:
     """Refuse a path or a pattern that leads nowhere, without opening the data."""
     check_local(path)
     file = str(path).partition(".json:")[0] + ".json" if ".json:" in str(path) else str(path)
-    if not Path(file).exists():
-        for found in find_shards(expand_braces(file)):
-            if not found.exists():
-                raise DataError(
-                    f"There is no data at {path}.",
-                    given=f"no file {found}",
-                    expected=KNOWN,
-                    hint=hint_for_path(file) if str(found) == file else "check the path",
-                )
+    if Path(file).exists():
+        return
+    files = find_shards(expand_braces(file))
+    if missing := [found for found in files if not found.exists()]:
+        raise DataError(
+            f"There is no data at {path}.",
+            given=f"no file {missing[0]}",
+            expected=KNOWN,
+            hint=hint_for_path(file) if len(files) == 1 else "check the path",
+        )
+
+
+def class_folders(folder: str | Path) -> tuple[str, ...]:
+    """Return the names of the classes if `open_source` would read this folder as an `ImageFolder`; else none.
+
+    The folder alone is listed. One without any kind of data that is known is a DataError.
+    """
+    entries = _listed(Path(folder))
+    is_other = _shards_among(entries) or _annotations_among(entries)
+    return () if is_other else _classes_among(Path(folder), entries)
 
 
 def found_from(folder: Path, path: str) -> str:
@@ -117,22 +131,59 @@ def _is_there(path: str) -> bool:
 
 
 def _open_folder(folder: Path, options: _Options) -> Reader:
-    try:
-        entries = sorted(folder.iterdir())
-    except OSError as error:
-        raise _unknown(str(folder), str(error)) from error
-    names = [entry.name for entry in entries]
-    if shards := [name for name in names if _RECORDS.search(name) or _TAR.search(name)]:
+    entries = _listed(folder)
+    if shards := _shards_among(entries):
         return _open_files(_one_set(folder, shards), str(folder), options)
-    if annotations := next((entry for entry in entries if entry.name.lower() == "annotations"), None):
+    if annotations := _annotations_among(entries):
         # Those of captions have no categories, and come last.
         if files := sorted(annotations.glob("*.json"), key=lambda file: ("captions" in file.name, file)):
-            raise _unknown(str(folder), shorten(names), f"name one of its files of annotations: {files[0]}")
+            raise _unknown(str(folder), _held(entries), f"name one of its files of annotations: {files[0]}")
         has_lists = (folder / "ImageSets" / "Main" / "train.txt").is_file()
         return Voc(folder, "train" if has_lists else None, decoding=options.decoding)
-    if any(entry.is_dir() and not entry.name.startswith(".") for entry in entries):
-        return ImageFolder(folder, decoding=options.decoding)
-    raise _unknown(str(folder), shorten(names) if names else "an empty folder")
+    _classes_among(folder, entries)
+    return ImageFolder(folder, decoding=options.decoding)
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise _unknown(str(folder), str(error)) from error
+
+
+def _held(entries: Sequence[Path]) -> str:
+    return shorten([entry.name for entry in entries]) if entries else "an empty folder"
+
+
+def _shards_among(entries: Sequence[Path]) -> list[str]:
+    return [entry.name for entry in entries if _RECORDS.search(entry.name) or _TAR.search(entry.name)]
+
+
+def _annotations_among(entries: Sequence[Path]) -> Path | None:
+    return next((entry for entry in entries if entry.name.lower() == "annotations"), None)
+
+
+def _classes_among(folder: Path, entries: Sequence[Path]) -> tuple[str, ...]:
+    """Return the names of the folders of classes; images without any, and folders of sets, are refused."""
+    names = tuple(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    images = [entry.name for entry in entries if entry.name.lower().endswith(ENDINGS)]
+    if not names and images:
+        raise DataError(
+            f"The images in {folder} are not in folders of their classes.",
+            given=f"{len(images)} images ({shorten(images, 2)}) and no folders",
+            expected="a folder of images for each class",
+            hint=f"move the images of each class into a folder with its name, such as {folder / 'CLASS' / images[0]}",
+        )
+    if not names:
+        raise _unknown(str(folder), _held(entries))
+    if _SETS.issuperset(names):
+        raise DataError(
+            f"{folder} holds sets of images, each with folders of classes.",
+            given=f"the folders {', '.join(names)}",
+            expected="a folder of images for each class",
+            hint=f"name one of them: {' or '.join(str(folder / name) for name in names)}",
+        )
+    return names
 
 
 def _one_set(folder: Path, names: Sequence[str]) -> list[Path]:
@@ -233,5 +284,5 @@ def _has_images(folder: Path) -> bool:
         return False
 
 
-def _unknown(path: str, given: str, hint: str = "check the path; or read it by a reader of its own") -> DataError:
+def _unknown(path: str, given: str, hint: str = "check the path; `lockstep convert --help` makes records") -> DataError:
     return DataError(f"{path} is no data that is known.", given=given, expected=KNOWN, hint=hint)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 
-from lockstep.checks import Checked, PositiveInt, Range
+from lockstep.checks import Checked, PositiveInt, Range, check_together
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment, RandomShift
 from lockstep.images.decode import Decoding
@@ -58,6 +58,10 @@ class MnistData:
         name = self.folder or "data/mnist"
         is_elsewhere = not Path(name).is_dir() and (folder / name).is_dir()
         return replace(self, folder=str(folder / name)) if is_elsewhere else self
+
+    def path_of(self, split: str) -> str | None:
+        """Return the folder of the files."""
+        return self.folder
 
     def at(self, split: str, path: str) -> MnistData:
         """Take the files, of all splits, from another folder."""
@@ -133,8 +137,7 @@ class ImageData(Checked):
 
     def check_complete(self) -> None:
         """Check that there are examples to train on."""
-        for split in dict.fromkeys((self.split, *self.splits)):
-            self.check_there(split)
+        check_together(partial(self.check_there, split) for split in dict.fromkeys((self.split, *self.splits)))
 
     def check_there(self, split: str) -> None:
         """Check that a split has a path, and that it leads somewhere."""
@@ -142,8 +145,13 @@ class ImageData(Checked):
 
         check_there(self._path(split))
 
-    def _path(self, split: str) -> str:
+    def path_of(self, split: str) -> str | None:
+        """Return the path of a split, if it has one."""
         path: str | None = getattr(self, split)
+        return path
+
+    def _path(self, split: str) -> str:
+        path = self.path_of(split)
         if self.function is not None:
             raise self._needs_its_script()
         if path is None:

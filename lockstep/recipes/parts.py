@@ -144,7 +144,8 @@ class Evaluate(Checked):
     flip: bool = False
     """Score the mean of the logits of each image and its mirror image: a little better, at twice the cost."""
     patience: PositiveInt64 | None = None
-    """Early stopping: the run ends after this many evaluations in a row without a better checkpoint; None: never."""
+    """Early stopping: the run ends after this many evaluations in a row without a better checkpoint; None: never. Which
+    is better is said by `checkpoints.retention`, and where its `best` is left out, by the first accuracy of `top`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

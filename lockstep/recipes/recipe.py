@@ -114,7 +114,8 @@ class Recipe(Checked):
     nonfinite_budget: NonNegativeInt64 = 10
     """Attempts that may be skipped, or rolled back from, before the run ends after all."""
     num_towers: PositiveInt64 | None = None
-    """Slices of the batch; None: as many as the workers of the first start, and from then on that number."""
+    """Slices of the batch; None: as many as the workers of the first start, and from then on that number. All shipped
+    recipes name it, so that they are the same experiment on any machine."""
     towers: Towers = field(default_factory=Towers)
     """How each tower computes; `num_towers` alone says how many there are."""
     num_workers: PositiveInt64 | None = None
@@ -133,10 +134,10 @@ class Recipe(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._name_best()
         self._check_name()
         self._check_towers()
         self._check_best()
-        self._check_patience()
         self._check_stages()
         self._check_image_sizes()
         self._check_top()
@@ -148,6 +149,12 @@ class Recipe(Checked):
                 hint='set average.decay (0.9999 is usual), or evaluate.weights="raw"',
             )
 
+    def _name_best(self) -> None:
+        """Keep the best checkpoint where early stopping has to know which it is: by the first of the accuracies."""
+        if self.evaluate.patience is not None and self.checkpoints.retention.best is None:
+            retention = replace(self.checkpoints.retention, best=f"validation/top{self.evaluate.top[0]}")
+            object.__setattr__(self, "checkpoints", replace(self.checkpoints, retention=retention))
+
     def _check_best(self) -> None:
         best = self.checkpoints.retention.best
         if best is not None and not (best.startswith("validation/") and self.evaluate.every.amount):
@@ -156,15 +163,6 @@ class Recipe(Checked):
                 given=f"checkpoints.retention.best={best!r}, evaluate.every={self.evaluate.every}",
                 expected='a score of the validation examples, such as "validation/top1", and evaluations',
                 hint="name such a score and set evaluate.every, or leave checkpoints.retention.best out",
-            )
-
-    def _check_patience(self) -> None:
-        if self.evaluate.patience is not None and self.checkpoints.retention.best is None:
-            raise InputError(
-                "There is no score that the run could be out of patience with.",
-                given=f"evaluate.patience={self.evaluate.patience}, and no checkpoints.retention.best",
-                expected="the score by which checkpoints are the best",
-                hint='set checkpoints.retention.best="validation/top1", or leave evaluate.patience out',
             )
 
     def _check_stages(self) -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from lockstep.errors import RecipeError
 from lockstep.recipes.recipe import Recipe
-from lockstep.recipes.toml import FieldPath, field_hints, field_type, made, read, unknown_field, write
+from lockstep.recipes.toml import FieldPath, FieldType, field_hints, field_type, made, read, unknown_field, write
 
 
 class _Setting(NamedTuple):
@@ -30,8 +30,9 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     """Set fields of a recipe, each given as `path.to.field=value`.
 
     The order of the settings does not matter, but that of two settings of the same field does: the last one holds.
-    A setting of a part's field brings the part into being, one of another `kind` starts it afresh, and a number in
-    the path counts the items of a list from 0 (one past the last adds an item).
+    A setting of a part's field brings the part into being. One of another `kind` starts it afresh, but for the
+    learning rate of an optimizer, which stays. A number in the path counts the items of a list from 0 (one past the
+    last adds an item).
     """
     parsed = sorted(map(_parsed, settings), key=lambda setting: setting.rank)
     changed: Recipe = _changed(Recipe, recipe, parsed, FieldPath("--set")) if parsed else recipe
@@ -44,7 +45,10 @@ def _changed(hint: Any, value: Any, settings: Sequence[_Setting], path: FieldPat
     if cls not in field_type(hint).classes.values() or any(setting.keys[:1] in ([], ["kind"]) for setting in settings):
         plain = write(hint, value, path) if settings[0].keys else None
         for setting in settings:
+            before = plain if isinstance(plain, dict) else {}
             plain = _with(plain, setting.keys, setting.value, path)
+            if setting.keys == ["kind"]:
+                plain = _kept(before, field_type(hint), setting.value) | plain
         return read(hint, plain, path)
     hints = field_hints(cls)
     by_field: dict[str, list[_Setting]] = {}
@@ -55,6 +59,14 @@ def _changed(hint: Any, value: Any, settings: Sequence[_Setting], path: FieldPat
     fields = {name: _changed(hints[name], getattr(value, name), each, path.at(name)) for name, each in by_field.items()}
     return made(lambda: replace(value, **fields), path)
 
+
+def _kept(before: Mapping[str, Any], field: FieldType, kind: object) -> dict[str, Any]:
+    """Return what a part of another kind takes over: the other fields of one name may mean other things in both."""
+    cls = field.classes.get(kind) if isinstance(kind, str) else None
+    return {name: before[name] for name in _KEPT if cls and name in field_hints(cls) and name in before}
+
+
+_KEPT = ("lr",)
 
 _KEY = re.compile(r"""\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^."'=]+?))\s*([.=])""")
 """One key of a path, as in TOML: in quotes where it holds a dot, and the dot or = after it."""

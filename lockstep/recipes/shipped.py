@@ -57,6 +57,7 @@ def _mnist() -> Recipe:
         data=MnistData(),
         optimizer=SGD(Cosine(0.05, epochs), momentum=0.9, nesterov=True),
         batch_size=128,
+        num_towers=2,
         towers=Towers(channels_last=True),
         end=epochs,
     )
@@ -80,6 +81,7 @@ def _lenet() -> Recipe:
         data=MnistData(scale="one"),
         optimizer=SGD(0.01),
         batch_size=50,
+        num_towers=1,
         towers=Towers(channels_last=True),
         end=Steps(20_000),
     )

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.checks import check_one_of
 from lockstep.data.loader import Loader
-from lockstep.errors import DataError, InputError
+from lockstep.errors import DataError
 from lockstep.evaluation.evaluate import example_indices
-from lockstep.listing import shorten
 from lockstep.losses import softmax_cross_entropy
 from lockstep.metrics import in_top_k
 from lockstep.parallel.towers import Towers
@@ -22,6 +20,7 @@ from lockstep.readers.reader import Reader, reader_of
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.parts import CrossEntropy
 from lockstep.recipes.recipe import Recipe
+from lockstep.runs.inputs import check_best, check_same_classes
 from lockstep.training.state import TrainState
 from lockstep.types import Batch
 from lockstep.workers.rank import Worker
@@ -75,25 +74,17 @@ class Examples:
         for split in SCORED:
             if self.has(split):
                 self.held_out(split)
-                self._check_classes(split)
+                check_same_classes(split, getattr(self.reader(split), "classes", ()), self.trained_classes)
 
     def counts(self) -> dict[str, int]:
         """Count the examples to train on, and those of each split that is scored."""
         counts = {"to train on": len(self.reader(self._recipe.data.split, to_train=True))}
         return counts | {split: len(self.reader(split)) for split in SCORED if self.has(split)}
 
-    def _check_classes(self, split: str) -> None:
-        """Refuse folders that number their classes in another way than those to train on, as one is missing there."""
-        trained = getattr(self.reader(self._recipe.data.split, to_train=True), "classes", ())
-        scored = getattr(self.reader(split), "classes", ())
-        for label, (theirs, ours) in enumerate(zip(scored, trained, strict=False)):
-            if theirs != ours:
-                raise DataError(
-                    f"The classes of the {split} examples have other numbers than those to train on.",
-                    given=f"class {label} is {theirs!r}, and {ours!r} to train on",
-                    expected=f"the same folders for both: {shorten(trained)}",
-                    hint="have a folder with at least one image for each class in both",
-                )
+    @property
+    def trained_classes(self) -> Sequence[str]:
+        """The names of the classes to train on, where the reader knows them."""
+        return getattr(self.reader(self._recipe.data.split, to_train=True), "classes", ())
 
     def reader(self, split: str, *, to_train: bool = False) -> Reader:
         """Return the reader of a split; to train on it, with the fields that its augmentations need."""
@@ -151,44 +142,16 @@ class Parts:
 
 def build(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) -> Parts:
     """Build the parts of a run, whose recipe has its number of towers; the chief prepares the data, the others wait."""
-    check_complete(recipe, reader)
+    if reader is None:
+        recipe.data.check_complete()
     towers = recipe.towers_for(worker.num_workers)
     towers.check(recipe.batch_size, worker.num_workers)
     examples = prepared(recipe, worker, reader)
-    _check_scored(recipe, examples)
+    check_best(recipe, has_validation=examples.has("validation"))
     examples.check_held_out()
     worker.group.agree("the numbers of examples", examples.counts())
     loader = examples.training()
     return Parts(build_state(recipe, worker), loader, towers, task(recipe), examples)
-
-
-def check_complete(recipe: Recipe, reader: ReaderFunction | None = None) -> None:
-    """Refuse a recipe that lacks the path of its data or of its first weights."""
-    if reader is None:
-        recipe.data.check_complete()
-        _check_scored(recipe, Examples(recipe))
-    if recipe.warm_start is not None and recipe.warm_start.path is None:
-        raise InputError(
-            "This recipe starts from trained weights, and has not been told which.",
-            given="no warm_start.path",
-            expected="a run, a TensorFlow checkpoint, or a file of safetensors or torch",
-            hint="--set warm_start.path=PATH (of TF-Slim's, also --set warm_start.mapping.name_map=slim_inception_v3); "
-            "or --set warm_start=none to begin with fresh ones",
-        )
-
-
-def _check_scored(recipe: Recipe, examples: Examples) -> None:
-    best = recipe.checkpoints.retention.best
-    if best is not None and not examples.has("validation"):
-        raise InputError(
-            "Nothing would say which checkpoints are the best: there are no validation examples.",
-            given=f"checkpoints.retention.best={best!r}, and no validation examples",
-            expected="validation examples, or a run without best checkpoints",
-            hint="--set data.validation=PATH; or --set checkpoints.retention.best=none",
-        )
-    if best is not None:
-        known = [f"validation/{name}" for name in task(recipe).score_names]
-        check_one_of("checkpoints.retention.best", best, known)
 
 
 def prepared(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) -> Examples:

@@ -6,12 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import WorkdirError
-from lockstep.readers.reader import Reader
-from lockstep.recipes.recipe import Recipe
 from lockstep.runs.workdir import Workdir
+
+if TYPE_CHECKING:
+    from lockstep.readers.reader import Reader
+    from lockstep.recipes.recipe import Recipe
 
 DATA = "data.json"
 

@@ -13,14 +13,15 @@ from typing import Any
 
 from lockstep.checkpoints.store import Store
 from lockstep.checks import check_type, wrong_type
-from lockstep.errors import InputError, NonFiniteError, WorkdirError
+from lockstep.errors import InputError, NonFiniteError
 from lockstep.evaluation.evaluate import Evaluation
 from lockstep.progress import Hours, Progress
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import to_toml
 from lockstep.reporting.throughput import InputTotals, Throughput
-from lockstep.runs.build import ReaderFunction, check_complete
+from lockstep.runs.build import ReaderFunction
+from lockstep.runs.inputs import check_inputs, unused_classes
 from lockstep.runs.known_data import KnownData, class_names, located
 from lockstep.runs.segment import Files, Segment
 from lockstep.runs.stages import Stages
@@ -72,7 +73,6 @@ def run(
     worker, path = join(recipe.device), None if workdir is None else Path(workdir)
     if reader is not None:
         recipe = _with_function(recipe, reader)
-    check_complete(located(recipe, path), reader)
     saved = Workdir(path).recipe() if path else None
     num_towers = recipe.num_towers or (saved.num_towers if saved else None) or worker.num_workers
     recipe = replace(recipe, num_towers=num_towers)
@@ -133,9 +133,8 @@ class Run:
     ) -> None:
         self._recipe, self._worker, self._fork_from = recipe, worker, fork_from
         self._accept_data_change = accept_data_change
+        check_inputs(recipe, path, has_function=reader is not None, accept_changes=accept_changes, fork_from=fork_from)
         workdir = Workdir(path) if path else None
-        if workdir is None:
-            check_needs_no_files(recipe)
         self._changed = workdir.check(recipe, accept_changes=accept_changes) if workdir else []
         worker.group.agree("the recipe", to_toml(recipe).splitlines())
         self._located = located(recipe, path)
@@ -230,6 +229,10 @@ class Run:
 
     def _log_changes(self, choices: list[str]) -> None:
         """Log learning rates that end elsewhere than the run, and changes of recipe and machine."""
+        if self._files is None:
+            log.info("without a workdir nothing is written: no checkpoints, metrics or summaries")
+        if unused := unused_classes(self._recipe, self._stages.parts.examples.trained_classes):
+            log.warning("%s", unused)
         for line in self._stages.mismatches():
             log.warning("%s", line)
         for line in self._changed:
@@ -284,32 +287,3 @@ class Run:
 def _files(workdir: Workdir, recipe: Recipe) -> Files:
     store = Store(workdir.path / "checkpoints", recipe.checkpoints.retention)
     return Files(workdir, store, Saver(store))
-
-
-def check_needs_no_files(recipe: Recipe) -> None:
-    """Refuse a recipe that asks for checkpoints, metrics or summaries where there is no workdir."""
-    if recipe.nonfinite == "rollback":
-        raise WorkdirError(
-            "Without a workdir there is no checkpoint to go back to.",
-            given="nonfinite=rollback",
-            expected="a workdir, or another policy",
-            hint="name a --workdir, or add --set nonfinite=skip",
-        )
-    watch = recipe.watch
-    asked = {
-        "checkpoints.every": recipe.checkpoints.every,
-        "watch.summaries": watch.summaries,
-        "watch.metrics": watch.metrics,
-        "watch.images": watch.images,
-        "watch.gradients": watch.gradients,
-        "watch.variables": watch.variables,
-        "watch.activations": watch.activations,
-    }
-    wanted = [f"{field}={interval}" for field, interval in asked.items() if getattr(interval, "amount", interval)]
-    if wanted:
-        raise WorkdirError(
-            "Without a workdir nothing can be written, and the recipe asks for files.",
-            given=", ".join(wanted),
-            expected="a workdir, or 0 for each of these",
-            hint="name a --workdir, or add " + " ".join(f"--set {each.partition('=')[0]}=0" for each in wanted),
-        )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from lockstep.checkpoints.store import Checkpoint, Store
-from lockstep.errors import CheckpointError
+from lockstep.checks import check_together
+from lockstep.errors import NotFoundError
 from lockstep.readers.reader import NO_DECODER
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import Parts
@@ -19,7 +22,7 @@ from lockstep.training import choices
 from lockstep.training.choices import Choices
 from lockstep.training.preflight import check_data
 from lockstep.training.resume import read_checkpoint
-from lockstep.training.run_weights import run_at_step
+from lockstep.training.run_weights import open_weights, run_at_step
 from lockstep.training.saving import store_of
 from lockstep.training.warm_start import warm_start
 from lockstep.weights.warm_start import WarmStartReport
@@ -72,17 +75,36 @@ def start(
     return Start(is_resumed=own is not None, is_forked=own is None, data_changed=changed)
 
 
-def _of_another_run(fork_from: str) -> Checkpoint:
-    folder, step = run_at_step(fork_from)
-    checkpoint = read_checkpoint(folder, step)
-    if checkpoint is None:
-        place = store_of(folder).folder
-        raise CheckpointError(
-            f"There is no checkpoint in {place}.",
-            given=str(place),
-            expected="the workdir of a run that has saved one",
-            hint="check the path; for weights alone call ls.warm_start",
+def check_sources(recipe: Recipe, path: Path | None, fork_from: str | None) -> None:
+    """Check that what a run without a checkpoint of its own begins with can be opened: another run, or weights."""
+    if path and store_of(path).steps():
+        return
+    told = recipe.warm_start.path if recipe.warm_start else None
+    checks: list[Callable[[], object]] = (
+        [partial(_check_has_checkpoint, fork_from)] if fork_from else [partial(open_weights, told)] if told else []
+    )
+    check_together(checks)
+
+
+def _check_has_checkpoint(run: str) -> None:
+    folder, step = run_at_step(run)
+    store = store_of(folder)
+    steps = store.steps()
+    if not steps or step not in (None, *steps):
+        raise NotFoundError(
+            f"There is no checkpoint{'' if step is None else f' of step {step}'} in {store.folder}.",
+            given=f"--fork-from {run}",
+            expected=f"one of the steps there are: {', '.join(map(str, steps))}"
+            if steps
+            else "a run that has saved one",
+            hint="name one of these steps, or none for the newest" if steps else "check the path",
         )
+
+
+def _of_another_run(fork_from: str) -> Checkpoint:
+    _check_has_checkpoint(fork_from)
+    checkpoint = read_checkpoint(*run_at_step(fork_from))
+    assert checkpoint is not None, "there is one, and where all are damaged the chief has raised"
     return checkpoint
 
 

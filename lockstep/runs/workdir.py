@@ -34,7 +34,7 @@ from lockstep.checkpoints.store import Store
 from lockstep.durable import atomic_write
 from lockstep.errors import WorkdirError
 from lockstep.evaluation.evaluate import Evaluation
-from lockstep.lease import Lease, take
+from lockstep.lease import Lease, check_free, take
 from lockstep.listing import shorten
 from lockstep.recipes.recipe import Recipe, is_harmless, recipe_changes
 from lockstep.recipes.toml import load, to_toml
@@ -89,6 +89,12 @@ class Workdir:
                 hint="take the changes back, name another --workdir, or add --accept-changes to go on with them",
             )
         return [str(change) for change in changes]
+
+    def check_free(self) -> None:
+        """Refuse a folder in which the run is going on already; nothing is taken."""
+        if self.path.is_dir():
+            with self._accessed():
+                check_free(self.path)
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Save the recipe as it runs now."""

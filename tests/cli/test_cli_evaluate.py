@@ -210,7 +210,7 @@ def test_a_class_may_be_called_what_is_no_text(tmp_path: Path) -> None:
     """As a folder is whose name is of another encoding."""
     table = tmp_path / "table.csv"
     reader: Any = SimpleNamespace(classes=(os.fsdecode(b"r\xffd"), "ü"))
-    Details(Task(), 2, confusion=table, mistakes=None).write(reader)  # type: ignore[arg-type]
+    Details(Task(), 2, confusion=table, mistakes=None).write(reader, class_names(reader))  # type: ignore[arg-type]
     assert table.read_text().splitlines()[0] == r"is / predicted,r\udcffd,ü"
 
 

@@ -53,7 +53,7 @@ def test_inspected_tensors(weights: Path, tmp_path: Path, screen: Any) -> None:
     other = tmp_path / "other.safetensors"
     save_file({"w": torch.zeros(1)}, other)
     assert f"\n  {SHOWN}\n" in screen("inspect", weights, "--diff", other, code=1)
-    assert SHOWN in screen("inspect", weights, "--values", f"no {EVIL}", code=1)
+    assert SHOWN in screen("inspect", weights, "--values", f"no {EVIL}", code=2)
 
 
 def test_imported_tensors(weights: Path, tmp_path: Path, screen: Any) -> None:

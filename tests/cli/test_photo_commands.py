@@ -118,13 +118,15 @@ def refused(run: Callable[[list[str]], object], argv: list[str]) -> str:
         (["data.train={0}/phtos"], "There is no data at {0}/phtos."),
         (["data.train={0}/shards/test-*"], "No file is named like {0}/shards/test-*"),
         (["data.train={0}/shards/train-*", "data.validation={0}/valid"], "There is no data at {0}/valid."),
+        (["data.train={0}/shards/train-*", "data.test={0}/empty"], "{0}/empty is no data that is known."),
         (["data.train={0}/shards/train-*", "data.function=mine"], "from the function mine of a script."),
     ],
-    ids=["untold", "misspelled", "no_match", "no_validation", "function"],
+    ids=["untold", "misspelled", "no_match", "no_validation", "empty", "function"],
 )  # fmt: skip
 def test_a_path_that_is_none_is_refused_before_workers_start(
     shards: str, tmp_path: Path, settings: list[str], said: str
 ) -> None:
+    (tmp_path / "empty").mkdir()
     given = [setting.format(tmp_path) for setting in settings]
     assert said.format(tmp_path) in refused(training.plan_training, words(tmp_path, *given))
     assert not (tmp_path / "run").exists()
@@ -140,16 +142,14 @@ def test_a_path_that_is_none_is_refused_before_workers_start(
             ["data.train={0}/shards/train-*", "data.validation={0}/shards/train-*", "evaluate.examples=7"],
             "There are fewer validation examples than are to be scored.",
         ),
-        (["data.train={0}/shards/train-*", "data.test={0}/empty"], "{0}/empty is no data that is known."),
         (["data.train={0}/shards/train-*", "data.decoding.exif=true"], "exif"),
     ],
-    ids=["voc", "coco", "unlabelled", "few", "empty", "turned"],
+    ids=["voc", "coco", "unlabelled", "few", "turned"],
 )
 def test_data_that_will_not_do_is_refused_by_a_worker_at_its_start(
     shards: str, tmp_path: Path, settings: list[str], said: str
 ) -> None:
     image_shards(tmp_path / "unlabelled", "train", [None] * 4)
-    (tmp_path / "empty").mkdir()
     given = [setting.format(tmp_path, FIXTURES) for setting in settings]
     argv = words(tmp_path, *given, "feed.order=sequential")
     training.plan_training(argv)

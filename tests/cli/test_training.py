@@ -9,6 +9,7 @@ import pytest
 import lockstep as ls
 from lockstep.cli import run as cli_run
 from lockstep.cli import scoring, shared, training
+from lockstep.cli.given_run import given_recipe
 from lockstep.cli.main import parse
 from lockstep.recipes.shipped import find
 from lockstep.runs.workdir import Workdir
@@ -42,9 +43,14 @@ def plan(*words: str) -> dict[str, object]:
         (["mnist", "--set", "batch_size=many"], ls.RecipeError, "batch_size"),
         (["mnist", "--set", "optimizer.lr.kind=cosin"], ls.RecipeError, "cosin"),
         (
-            ["mnist", "--workdir", "none"],
+            ["mnist", "--workdir", "none", "--set", "watch.images=4"],
+            ls.InputError,
+            r'Without a workdir nothing is written.*\n.*--set watch.images="4"',
+        ),
+        (
+            ["mnist", "--workdir", "none", "--set", "nonfinite=rollback"],
             ls.WorkdirError,
-            r"Without a workdir nothing can be written",
+            r"Without a workdir there is no checkpoint to go back to",
         ),
     ],
 )
@@ -62,12 +68,10 @@ def test_a_misspelt_field_is_guessed() -> None:
         plan("mnist", "--set", "optimizer.lr.initialize=1")
 
 
-def test_without_files_a_workdir_is_not_needed() -> None:
-    off = [f"{field}=0" for field in ("checkpoints.every", "watch.summaries", "watch.metrics")]
-    assert plan("mnist", "--workdir", "none", *(word for each in off for word in ("--set", each))) == {
-        "workers": 1,
-        "hang_seconds": 600.0,
-    }
+def test_without_a_workdir_nothing_else_has_to_be_said() -> None:
+    planned = {"workers": 1, "hang_seconds": 600.0}
+    assert plan("mnist", "--workdir", "none", "--workers", "1") == planned
+    assert plan("mnist", "--workdir", "none", "--workers", "1", "--set", "watch.metrics=0") == planned
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -181,12 +185,12 @@ def test_only_the_setting_at_fault_is_named() -> None:
 
 
 def test_a_rehearsal_needs_no_workdir() -> None:
-    assert plan("mnist", "--workdir", "none", "--rehearse")["workers"] == 1
+    assert plan("mnist", "--workdir", "none", "--rehearse", "--workers", "1")["workers"] == 1
 
 
 def test_flags_and_settings_are_taken_at_once() -> None:
     """A batch of 20 cannot be split over the 8 towers of the recipe, but over the 2 of the flag."""
-    given = training.given_recipe(parse(["train", "inception_v3", "--set", "batch_size=20", "--towers", "2"]))
+    given = given_recipe(parse(["train", "inception_v3", "--set", "batch_size=20", "--towers", "2"]))
     assert (given.batch_size, given.num_towers) == (20, 2)
 
 

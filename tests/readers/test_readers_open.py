@@ -359,7 +359,7 @@ def test_what_is_not_there_is_named(tmp_path: Path, given: str, what: str) -> No
     with pytest.raises(DataError) as caught:
         check_there(f"{tmp_path}/{given.format()}")
     assert caught.value.what.startswith(what.format(tmp_path))
-    assert "check the p" in caught.value.hint
+    assert "check the p" in caught.value.hint or "did you mean" in caught.value.hint
 
 
 # Events by which Python tells of a change to a file system, and of an "open" that is for more than reading.

@@ -18,7 +18,7 @@ from lockstep.recipes.shipped import find
 
 
 def test_towers_not_given_are_as_many_as_the_workers(mnist: Recipe) -> None:
-    recipe = replace(mnist, towers=Towers(precision="bf16"))
+    recipe = replace(mnist, num_towers=None, towers=Towers(precision="bf16"))
     assert recipe.towers_for(3) == Towers(3, precision="bf16")
     assert replace(recipe, num_towers=8).towers_for(3) == Towers(8, precision="bf16")
 
@@ -82,7 +82,7 @@ def test_parts_refuse_counts_out_of_range() -> None:
     "changes",
     [
         {"name": "again"},
-        {"num_workers": 4},
+        {"num_workers": 1},
         {"device": "cpu"},
         {"end": Hours(2)},
         {"end": None},
@@ -106,7 +106,7 @@ def test_what_may_differ_on_resume(mnist: Recipe, changes: dict[str, Any]) -> No
         {"gradient_transforms": (ClipGlobalNorm(1.0),)},
         {"exchange": Alone()},
         {"towers": Towers(precision="bf16")},
-        {"num_towers": 2},
+        {"num_towers": 4},
         {"evaluate": Evaluate(micro_batch=10)},
         {"nonfinite": "skip"},
     ],

@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.errors import RecipeError
 from lockstep.images.augment import RandomShift
-from lockstep.optim import SGD, ByName, ClipGlobalNorm, Cosine, MovingAverage
+from lockstep.optim import SGD, AdamW, ByName, ClipGlobalNorm, Cosine, MovingAverage
 from lockstep.optim.schedules import Constant
 from lockstep.parallel.exchange import Alone
 from lockstep.progress import Epochs, Interval, Steps
@@ -35,6 +35,9 @@ from lockstep.recipes.shipped import find
             "optimizer.lr",
             Cosine(1, 9),
         ),
+        (["optimizer.kind=adamw"], "optimizer", AdamW(Cosine(0.05, Epochs(4)))),
+        (["optimizer.lr.initial=0.001", "optimizer.kind=adamw"], "optimizer", AdamW(Cosine(0.001, Epochs(4)))),
+        (["optimizer.kind=adamw", "optimizer.lr=0.1"], "optimizer", AdamW(0.1)),
         (["end=none"], "end", None),
         (["end.count=9", "end.kind=steps"], "end", Steps(9)),
         (['end={kind = "steps", count = 9}'], "end", Steps(9)),

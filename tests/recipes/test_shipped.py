@@ -14,7 +14,7 @@ from lockstep.recipes.toml import to_toml
 
 def test_mnist_falls_from_a_safe_rate(mnist: Recipe) -> None:
     assert mnist.optimizer == SGD(Cosine(0.05, Epochs(4)), momentum=0.9, nesterov=True)
-    assert (mnist.batch_size, mnist.end, mnist.num_towers) == (128, Epochs(4), None)
+    assert (mnist.batch_size, mnist.end, mnist.num_towers) == (128, Epochs(4), 2)
 
 
 def test_mnist_reference_keeps_the_rate_of_the_reference() -> None:

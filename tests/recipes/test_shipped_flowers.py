@@ -15,7 +15,8 @@ from lockstep.recipes.parts import CrossEntropy
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
-from lockstep.runs.build import Classification, build_state, check_complete, task
+from lockstep.runs.build import Classification, build_state, task
+from lockstep.runs.inputs import check_inputs
 from lockstep.runs.run import run
 from lockstep.training.warm_start import warm_start
 from lockstep.types import Batch
@@ -68,9 +69,9 @@ def test_the_first_layers_stay_the_last_learn_slowly_and_the_classifier_is_new(s
 def test_where_data_and_weights_are_must_be_told(small: Recipe) -> None:
     given = find("flowers_small")
     with pytest.raises(InputError, match="has not been told where its train images are"):
-        check_complete(given)
+        check_inputs(given, None)
     with pytest.raises(InputError, match="starts from trained weights, and has not been told which"):
-        check_complete(replace(small, warm_start=given.warm_start))
+        check_inputs(replace(small, warm_start=given.warm_start), None)
 
 
 def test_images_come_as_caffe_has_them() -> None:

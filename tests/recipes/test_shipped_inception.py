@@ -28,7 +28,8 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import from_toml, to_toml
-from lockstep.runs.build import build_state, check_complete, task
+from lockstep.runs.build import build_state, task
+from lockstep.runs.inputs import check_inputs
 from lockstep.selection import selected
 from lockstep.training.state import TrainState
 from lockstep.weights.warm_start import WarmStart
@@ -178,17 +179,18 @@ def test_statistics_have_averages(state: TrainState) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_path_says_how_to_build_the_shards(name: str) -> None:
     with pytest.raises(InputError, match=r"`lockstep convert imagenet --help`"):
-        check_complete(find(name))
+        check_inputs(find(name), None)
 
 
 @pytest.mark.parametrize("name", ["flowers", "flowers_two_stages"])
 def test_a_missing_checkpoint_says_how_to_name_one(name: str, tmp_path: Path) -> None:
+    (tmp_path / "roses").mkdir()
     told = with_settings(find(name), [f"data.train={tmp_path}", f"data.validation={tmp_path}"])
     with pytest.raises(InputError, match="and has not been told which") as caught:
-        check_complete(told)
+        check_inputs(told, None)
     assert "--set warm_start.path=PATH" in caught.value.hint
     assert "slim_inception_v3" in caught.value.hint
-    check_complete(with_settings(told, ["warm_start=none"]))
+    check_inputs(with_settings(told, ["warm_start=none"]), None)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -253,9 +255,10 @@ def test_a_model_of_few_classes_has_no_top_5(name: str) -> None:
 
 
 def test_a_score_that_is_none_is_refused_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "roses").mkdir()
     told = [f"data.train={tmp_path}", f"data.validation={tmp_path}", "checkpoints.retention.best=validation/top3"]
     with pytest.raises(InputError, match=r"checkpoints.retention.best cannot be 'validation/top3'") as caught:
-        check_complete(with_settings(find("inception_v3"), told))
+        check_inputs(with_settings(find("inception_v3"), told), None)
     assert caught.value.expected == "'validation/top1' or 'validation/top5'"
 
 

@@ -18,6 +18,8 @@ def parts_by_hand(
     score: Callable[..., Any] | None = None,
     held_out: ls.data.Loader | None = None,
 ) -> Parts:
-    examples: Any = SimpleNamespace(held_out=lambda split: held_out, has=lambda split: held_out is not None)
+    examples: Any = SimpleNamespace(
+        held_out=lambda split: held_out, has=lambda split: held_out is not None, trained_classes=()
+    )
     task: Any = SimpleNamespace(losses=losses, score=score)
     return Parts(state, loader, towers, task, examples)

@@ -18,7 +18,7 @@ from lockstep.readers.reader import Arrays, Reader
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
-from lockstep.runs.build import Examples, build, check_complete
+from lockstep.runs.build import Examples, build
 
 
 def make_recipe(*settings: str) -> Recipe:
@@ -77,7 +77,6 @@ def test_what_is_to_be_scored_and_cannot_be_read_is_refused_at_the_start(
 ) -> None:
     (tmp_path / "empty").mkdir()
     given = photos(f"data.test={tmp_path}/empty")
-    check_complete(given)
     with pytest.raises(DataError, match="empty is no data that is known"):
         build(given, ls.join("cpu"))
 

@@ -213,11 +213,14 @@ def test_what_is_in_vain(scores: list[float], retention: Retention, count: int) 
     assert num_without_improvement(scores, retention) == count
 
 
-def test_patience_needs_a_score(mnist: Recipe) -> None:
-    with pytest.raises(ls.RecipeError) as raised:
-        with_settings(mnist, ["evaluate.patience=3"])
-    assert "There is no score that the run could be out of patience with." in str(raised.value)
-    assert "evaluate.patience=3, and no checkpoints.retention.best" in str(raised.value)
+def test_patience_alone_keeps_the_best_by_the_first_accuracy(mnist: Recipe) -> None:
+    assert with_settings(mnist, ["evaluate.patience=3"]).checkpoints.retention.best == "validation/top1"
+    of_five = with_settings(mnist, ["evaluate.patience=3", "evaluate.top=[5, 1]"])
+    assert of_five.checkpoints.retention.best == "validation/top5"
+    named = with_settings(of_five, ["checkpoints.retention.best=validation/top1"])
+    assert named.checkpoints.retention.best == "validation/top1"
+    with pytest.raises(ls.RecipeError, match="By this score no checkpoint can be kept"):
+        with_settings(mnist, ["evaluate.patience=3", "evaluate.every=0"])
 
 
 def test_the_end_of_the_run_comes_first(tmp_path: Path) -> None:

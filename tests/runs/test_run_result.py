@@ -21,7 +21,8 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
 from lockstep.runs import stages
-from lockstep.runs.build import Parts, check_complete
+from lockstep.runs.build import Parts
+from lockstep.runs.inputs import check_inputs
 from lockstep.runs.run import Run
 from lockstep.runs.workdir import Result
 from lockstep.version import __version__
@@ -196,11 +197,11 @@ def test_the_best_of_nothing_is_refused_before_the_run(tmp_path: Path, data: lis
     (tmp_path / "roses").mkdir()
     settings = [f"data.train={tmp_path}", *[each.format(train=tmp_path) for each in data]]
     with pytest.raises(ls.InputError) as raised:
-        check_complete(with_settings(find("inception_v3"), settings))
+        check_inputs(with_settings(find("inception_v3"), settings), None)
     assert str(raised.value) == (
         "Nothing would say which checkpoints are the best: there are no validation examples.\n"
         "  given:    checkpoints.retention.best='validation/top1', and no validation examples\n"
         "  expected: validation examples, or a run without best checkpoints\n"
         "  hint:     --set data.validation=PATH; or --set checkpoints.retention.best=none"
     )
-    check_complete(with_settings(find("inception_v3"), [*settings, "checkpoints.retention.best=none"]))
+    check_inputs(with_settings(find("inception_v3"), [*settings, "checkpoints.retention.best=none"]), None)

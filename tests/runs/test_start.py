@@ -83,9 +83,11 @@ def test_a_fork_that_is_started_again_goes_on_with_its_own(
 
 
 def test_where_there_is_nothing_to_fork_from_nothing_is_begun(tmp_path: Path, run: Any) -> None:
-    with pytest.raises(CheckpointError, match=r"There is no checkpoint in "):
-        run(tmp_path / "fork", fork_from=str(tmp_path / "nowhere"))
-    assert not [path for path in (tmp_path / "fork").rglob("*") if path.name in ("recipe.toml", "metrics.jsonl")]
+    (tmp_path / "empty").mkdir()
+    for other, message in {"nowhere": "There is no run .*nowhere to fork from", "empty": "no checkpoint in "}.items():
+        with pytest.raises(ls.InputError, match=message):
+            run(tmp_path / "fork", fork_from=str(tmp_path / other))
+    assert not (tmp_path / "fork/recipe.toml").exists()
     run(tmp_path / "fork")
 
 

@@ -1,0 +1,180 @@
+"""What a run needs to begin, checked before anything is written: its data, its first weights, its workdir, libraries.
+
+All that is wrong is told together. No data is opened for it, and no torch is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+
+from lockstep.checks import check_one_of, check_together
+from lockstep.errors import DataError, InputError, NotFoundError, WorkdirError
+from lockstep.listing import hint_for_path, shorten
+from lockstep.models import Timm, Torchvision
+from lockstep.readers.open import class_folders
+from lockstep.recipes.data import ImageData
+from lockstep.recipes.recipe import Recipe
+from lockstep.runs.known_data import located
+from lockstep.runs.workdir import RECIPE, Workdir
+
+
+def check_inputs(
+    recipe: Recipe,
+    path: Path | None,
+    *,
+    has_function: bool = False,
+    accept_changes: bool = False,
+    fork_from: str | None = None,
+) -> None:
+    """Check all that can be seen to be missing or wrong before a run begins.
+
+    Args:
+        recipe: of the run.
+        path: its workdir, which may hold the run already; None writes nothing.
+        has_function: a function gives the examples in place of the recipe's paths.
+        accept_changes: the run in the workdir may go on by another recipe.
+        fork_from: the run, or RUN@STEP, that one without checkpoints begins with.
+
+    Raises:
+        InputError: InputErrors where several things are wrong.
+    """
+    checks: list[Callable[[], object]] = [partial(_check_library, recipe)]
+    if not has_function:
+        is_begun = path is not None and (path / RECIPE).is_file()
+        found = located(recipe, path) if is_begun else recipe
+        checks += [
+            found.data.check_complete,
+            partial(_check_class_folders, found),
+            partial(check_best, recipe, has_validation="validation" in recipe.data.splits),
+        ]
+    if path is None:
+        checks.append(partial(_check_no_rollback, recipe))
+    else:
+        checks += [partial(Workdir(path).check, recipe, accept_changes=accept_changes), Workdir(path).check_free]
+    if path is None or not any(path.glob("checkpoints/step-*")):  # it goes on from its own
+        checks += [partial(_check_first_weights, recipe), partial(_check_fork, fork_from)]
+    check_together(checks)
+
+
+def check_best(recipe: Recipe, *, has_validation: bool) -> None:
+    """Refuse to keep the best checkpoints by a score that there will not be."""
+    best = recipe.checkpoints.retention.best
+    if best is not None and not has_validation:
+        raise InputError(
+            "Nothing would say which checkpoints are the best: there are no validation examples.",
+            given=f"checkpoints.retention.best={best!r}, and no validation examples",
+            expected="validation examples, or a run without best checkpoints",
+            hint="--set data.validation=PATH; or --set checkpoints.retention.best=none",
+        )
+    if best is not None:
+        check_one_of("checkpoints.retention.best", best, [f"validation/top{k}" for k in recipe.evaluate.top])
+
+
+def check_same_classes(split: str, scored: Sequence[str], trained: Sequence[str]) -> None:
+    """Refuse folders that number their classes in another way than those to train on, as one is missing there."""
+    for label, (theirs, ours) in enumerate(zip(scored, trained, strict=False)):
+        if theirs != ours:
+            raise DataError(
+                f"The classes of the {split} examples have other numbers than those to train on.",
+                given=f"class {label} is {theirs!r}, and {ours!r} to train on",
+                expected=f"the same folders for both: {shorten(trained)}",
+                hint="have a folder with at least one image for each class in both",
+            )
+
+
+def unused_classes(recipe: Recipe, classes: Sequence[str]) -> str:
+    """Say that the model has classes without examples, of which one may be meant; "" where it has none.
+
+    Args:
+        recipe: of the run.
+        classes: their names in the data; none where they are not known.
+    """
+    given, offset = recipe.model.num_classes, getattr(recipe.data, "labels_offset", 0)
+    if not classes or len(classes) - offset >= given:
+        return ""
+    background = f"{len(classes) + 1} with data.labels_offset=-1 keeps class 0 for a background"
+    return f"the model has {given} classes, the data {len(classes)} (model.num_classes={len(classes)}; {background})"
+
+
+def _check_class_folders(recipe: Recipe) -> None:
+    """Check folders of images by the names of the folders in them; other data is left to its reader."""
+    data, num_classes = recipe.data, recipe.model.num_classes
+    if not isinstance(data, ImageData):
+        return
+    classes: dict[str, Sequence[str]] = {}
+
+    def look(split: str) -> None:
+        classes[split] = class_folders(getattr(data, split))
+
+    check_together(partial(look, split) for split in data.splits if Path(getattr(data, split)).is_dir())
+    for split, names in classes.items():
+        needed = len(names) - data.labels_offset
+        if names and needed > num_classes:
+            raise DataError(
+                f"The {split} examples have more classes than the model.",
+                given=f"{len(names)} folders in {getattr(data, split)}, and model.num_classes={num_classes}"
+                + (f" with data.labels_offset={data.labels_offset}" if data.labels_offset else ""),
+                expected=f"a model with {needed} classes or more",
+                hint=f"--set model.num_classes={needed}",
+            )
+    for split, names in classes.items():
+        check_same_classes(split, names, classes.get(data.split, ()))
+
+
+def _check_library(recipe: Recipe) -> None:
+    if isinstance(recipe.model, Torchvision | Timm):
+        recipe.model.check_installed()
+
+
+def _check_first_weights(recipe: Recipe) -> None:
+    """Refuse first weights that are asked for and not told, or not there."""
+    if recipe.warm_start is None:
+        return
+    told = recipe.warm_start.path
+    if told is None:
+        raise InputError(
+            "This recipe starts from trained weights, and has not been told which.",
+            given="no warm_start.path",
+            expected="a run, a TensorFlow checkpoint, or a file of safetensors or torch",
+            hint="--set warm_start.path=PATH (of TF-Slim's, also --set warm_start.mapping.name_map=slim_inception_v3); "
+            "or --set warm_start=none to begin with fresh ones",
+        )
+
+    if not _is_there(told):
+        raise NotFoundError(
+            f"There are no first weights at {told}.",
+            given=f"warm_start.path={told!r}",
+            expected="a run, a TensorFlow checkpoint, or a file of safetensors or torch",
+            hint=hint_for_path(told),
+        )
+
+
+def _check_fork(fork_from: str | None) -> None:
+    if fork_from is not None and not _is_there(fork_from):
+        raise NotFoundError(
+            f"There is no run {fork_from} to fork from.",
+            given=f"--fork-from {fork_from}",
+            expected="the folder of a run, or FOLDER@STEP",
+            hint=hint_for_path(fork_from.partition("@")[0]),
+        )
+
+
+def _is_there(path: str) -> bool:
+    """Whether a path may lead to weights: it exists, begins the names of files or is their pattern, or is RUN@STEP."""
+    whole, run = Path(path), path.rpartition("@")[0]
+    names = [each.name for each in whole.parent.iterdir()] if whole.parent.is_dir() else []
+    is_prefix = any(name.startswith(whole.name) or fnmatchcase(name, whole.name) for name in names)
+    return is_prefix or whole.exists() or (bool(run) and Path(run).is_dir())
+
+
+def _check_no_rollback(recipe: Recipe) -> None:
+    if recipe.nonfinite == "rollback":
+        raise WorkdirError(
+            "Without a workdir there is no checkpoint to go back to.",
+            given="nonfinite=rollback",
+            expected="a workdir, or another policy",
+            hint="name a --workdir, or add --set nonfinite=skip",
+        )

@@ -1,0 +1,133 @@
+"""The run that a command line of `lockstep train` asks for: by a recipe, or by the folder of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import lockstep as ls
+from lockstep.cli import training
+from lockstep.cli.given_run import GivenRun, given_recipe, given_run
+from lockstep.cli.main import parse
+from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.shipped import find, names
+from lockstep.recipes.toml import to_toml
+from lockstep.runs.workdir import Workdir
+
+
+def given(*words: str) -> GivenRun:
+    return given_run(parse(["train", *words]))
+
+
+def plan(*words: str) -> dict[str, object]:
+    return training.plan_training(["train", *words, "--device", "cpu"])
+
+
+# By the folder of a run -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a run, with a seed of its own."""
+    Workdir(tmp_path / "run").path.mkdir()
+    Workdir(tmp_path / "run").write_recipe(replace(find("mnist"), name="mine", seed=7))
+    return tmp_path / "run"
+
+
+def test_a_run_goes_on_in_its_folder_by_its_own_recipe(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, path = given(str(run), "--steps", "7")
+    assert (recipe.name, recipe.seed, recipe.end, path) == ("mine", 7, ls.Steps(7), run)
+    monkeypatch.chdir(run.parent)
+    assert given("run").path == Path("run")
+    assert given("run", "--workdir", str(run)).path == Path("run")
+    assert plan("run", "--steps", "7")["workers"] in (1, 2)
+    assert given_recipe(parse(["train", "run"])).seed == 7
+
+
+def test_settings_of_a_run_by_its_folder_are_changes_to_accept(run: Path) -> None:
+    with pytest.raises(ls.WorkdirError, match=r"has another recipe.*\n.*seed: saved 7, given 8"):
+        plan(str(run), "--set", "seed=8")
+    assert plan(str(run), "--set", "seed=8", "--accept-changes", "--towers", "1")["workers"] == 1
+
+
+def test_a_run_by_its_folder_has_no_other_workdir(run: Path) -> None:
+    for workdir in ("none", "runs/other"):
+        with pytest.raises(ls.WorkdirError) as caught:
+            given(str(run), "--workdir", workdir)
+        assert f"lockstep train {run}/recipe.toml --workdir {workdir}" in caught.value.hint
+
+
+def test_a_folder_that_is_no_run_is_told_with_what_is_there(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "photos/roses").mkdir(parents=True)
+    (run / "checkpoints").mkdir()
+    there = {
+        "empty": ("an empty folder", "name another folder"),
+        "photos": ("a folder with roses", "name another folder"),
+        "run/checkpoints": ("an empty folder", f"lockstep train {run}"),
+        "rum": ("no such file or folder", f"did you mean {run}?"),
+        "run/recipe.json": ("no such file or folder", f"lockstep train {run}"),
+    }
+    for name, (found, hint) in there.items():
+        with pytest.raises(ls.RecipeError, match="is neither a recipe nor the folder of a run") as caught:
+            given(str(tmp_path / name))
+        assert (caught.value.given, caught.value.hint) == (found, hint)
+
+
+def test_a_shipped_recipe_goes_before_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mnist").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert given("mnist").path == Path("runs/mnist")
+
+
+# The number of towers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_shipped_recipe_names_its_towers(name: str) -> None:
+    recipe = find(name)
+    assert recipe.num_towers
+    assert given_recipe(parse(["train", name])).num_towers == recipe.num_towers
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> Path:
+    """The folder of a run that was begun when the recipe named no towers, on one worker."""
+    (tmp_path / "older").mkdir()
+    Workdir(tmp_path / "older").write_recipe(replace(find("mnist"), num_towers=1))
+    return tmp_path / "older"
+
+
+def file_of(recipe: Recipe, folder: Path) -> str:
+    (folder / "mine.toml").write_text(to_toml(recipe))
+    return str(folder / "mine.toml")
+
+
+def test_a_run_keeps_the_towers_it_began_with(older: Path, tmp_path: Path) -> None:
+    unsaid = file_of(replace(find("mnist"), num_towers=None), tmp_path)
+    for words in (["mnist"], ["mnist", "--epochs", "9"], ["mnist", "--towers", "1"], [unsaid], [str(older)]):
+        argv = [*words, "--workdir", str(older)]
+        assert given(*argv).recipe.num_towers == 1
+        assert plan(*argv)["workers"] == 1
+
+
+def test_other_towers_have_to_be_given_and_are_a_change(older: Path, tmp_path: Path) -> None:
+    said = file_of(find("mnist"), tmp_path)
+    for words in (
+        ["mnist", "--towers", "2"],
+        ["mnist", "--set", "num_towers=2"],
+        [said],
+        [str(older), "--towers", "2"],
+    ):
+        with pytest.raises(ls.WorkdirError, match="num_towers: saved 1, given 2"):
+            plan(*words, "--workdir", str(older))
+
+
+def test_without_a_run_the_towers_are_those_of_the_recipe(tmp_path: Path) -> None:
+    unsaid = file_of(replace(find("mnist"), num_towers=None), tmp_path)
+    assert given("mnist", "--workdir", str(tmp_path / "new")).recipe.num_towers == 2
+    assert given("mnist", "--workdir", "none").recipe.num_towers == 2
+    assert given(unsaid, "--workdir", "none").recipe.num_towers is None
+    assert plan(unsaid, "--workdir", "none", "--workers", "4")["workers"] == 4
