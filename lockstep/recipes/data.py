@@ -16,6 +16,7 @@ from lockstep.images.augment import Augment, RandomShift
 from lockstep.images.decode import Decoding
 from lockstep.images.normalisation import scale_image
 from lockstep.images.slim_presets import Preset
+from lockstep.readers.paths import check_there, found_from
 from lockstep.recipes.preprocessing import Inception, Preprocessing
 
 if TYPE_CHECKING:
@@ -141,8 +142,6 @@ class ImageData(Checked):
 
     def check_there(self, split: str) -> None:
         """Check that a split has a path, and that it leads somewhere."""
-        from lockstep.readers.open import check_there
-
         check_there(self._path(split))
 
     def path_of(self, split: str) -> str | None:
@@ -160,8 +159,6 @@ class ImageData(Checked):
 
     def found_from(self, folder: Path) -> ImageData:
         """Take each path that leads nowhere from another folder, if it leads somewhere there."""
-        from lockstep.readers.open import found_from
-
         paths: dict[str, Any] = {split: found_from(folder, getattr(self, split)) for split in self.splits}
         return replace(self, **paths)
 

@@ -43,6 +43,8 @@ for recipe in {names()}:
 assert main(["train", "mnits"]) == main(["train", "nowhere.toml"]) == 2
 assert main(["train", "mnist", "--set", "optimizer.lr.initial=fast"]) == 2
 assert main(["train", "mnist", "--set", "nothing=3"]) == 2
+assert main(["train", "runs/no_such_run"]) == 2
+assert main(["train", "flowers_small", "--set", "data.train=nowhere", "--workdir", "none"]) == 2
 loaded = {{"torch._C", "numpy._core", "PIL.Image"}} & {{*sys.modules}}
 assert not loaded, loaded
 """
