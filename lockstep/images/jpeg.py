@@ -20,12 +20,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from lockstep.screen import log
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 START = b"\xff\xd8\xff"
 TURBO = "libjpeg-turbo"
