@@ -70,7 +70,7 @@ def copy(finished: tuple[Path, str], tmp_path: Path) -> Path:
 def test_a_run_says_what_was_chosen_and_how_it_ended(finished: tuple[Path, str]) -> None:
     workdir, said = finished
     lines = said.splitlines()
-    assert any("3 towers on 3 workers" in line and "torch" in line for line in lines)
+    assert any("3 towers on 3 workers (cpu, 1 thread each, fp32)" in line for line in lines)
     assert any(line.startswith("step 6 of 6 | loss ") for line in lines)
     assert re.fullmatch(r"test accuracy \d+\.\d\d % \(\d+ of 500\)", lines[-3])
     assert lines[-2].endswith(f"lockstep evaluate {workdir}")
