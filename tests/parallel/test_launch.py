@@ -595,7 +595,7 @@ def test_a_second_ctrl_c_aborts(launch: Launch) -> None:
     running.pids()
     os.killpg(running.process.pid, signal.SIGINT)
     assert running.process.stderr is not None
-    assert running.process.stderr.readline() == f"{STOPPING}\n"
+    assert running.process.stderr.readline() == f"warning: {STOPPING}\n"
     os.killpg(running.process.pid, signal.SIGINT)
     code, _, told = running.end()
     assert (code, told) == (137, ["aborted, without a checkpoint"])
