@@ -702,7 +702,7 @@ def test_elsewhere_one_worker_runs_in_the_launcher_itself(tmp_path: Path) -> Non
     assert run("here").stdout.splitlines()[1:] == ["in the launcher itself"]
     skipped = run("done")
     assert skipped.returncode == 2
-    assert skipped.stderr.splitlines()[:2] == ["Several workers need Linux.", "  given:    2 workers on darwin"]
+    assert skipped.stderr.splitlines()[:2] == ["error: Several workers need Linux.", "  given:    2 workers on darwin"]
 
 
 @pytest.mark.parametrize(("names", "expected"), [([], False), (["RANK"], False), (["RANK", "WORLD_SIZE"], True)])
