@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sysconfig
 from collections.abc import Iterator
 from itertools import dropwhile, groupby
 from pathlib import Path
@@ -11,7 +10,7 @@ from traceback import FrameSummary, StackSummary, TracebackException
 from typing import Any
 
 _OURS = str(Path(__file__).parent) + os.sep
-_PYTHON = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+_PYTHON = str(Path(os.__file__).parent) + os.sep
 _PACKAGES = ("site-packages", "dist-packages")
 
 
@@ -42,7 +41,7 @@ def package_of(filename: str) -> str | None:
     for folder in _PACKAGES:
         if folder in parts[:-1]:
             return parts[parts.index(folder) + 1].removesuffix(".py")
-    return "Python" if filename.startswith((*_PYTHON, "<frozen ")) else None
+    return "Python" if filename.startswith((_PYTHON, "<frozen ")) else None
 
 
 class _Folded(StackSummary):

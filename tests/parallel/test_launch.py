@@ -595,7 +595,7 @@ def test_a_second_ctrl_c_aborts(launch: Launch) -> None:
     running.pids()
     os.killpg(running.process.pid, signal.SIGINT)
     assert running.process.stderr is not None
-    assert running.process.stderr.readline() == f"{STOPPING}\n"
+    assert running.process.stderr.readline() == f"warning: {STOPPING}\n"
     os.killpg(running.process.pid, signal.SIGINT)
     code, _, told = running.end()
     assert (code, told) == (137, ["aborted, without a checkpoint"])
@@ -702,7 +702,7 @@ def test_elsewhere_one_worker_runs_in_the_launcher_itself(tmp_path: Path) -> Non
     assert run("here").stdout.splitlines()[1:] == ["in the launcher itself"]
     skipped = run("done")
     assert skipped.returncode == 2
-    assert skipped.stderr.splitlines()[:2] == ["Several workers need Linux.", "  given:    2 workers on darwin"]
+    assert skipped.stderr.splitlines()[:2] == ["error: Several workers need Linux.", "  given:    2 workers on darwin"]
 
 
 @pytest.mark.parametrize(("names", "expected"), [([], False), (["RANK"], False), (["RANK", "WORLD_SIZE"], True)])
