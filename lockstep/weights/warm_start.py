@@ -6,9 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Literal, NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from lockstep.checks import Checked, Hint, Probability, check_type
 from lockstep.listing import shorten
@@ -17,6 +15,9 @@ from lockstep.selection import Patterns
 from lockstep.weights.layouts import Shape, System
 from lockstep.weights.name_maps import NameMap, get_name_map
 from lockstep.weights.names import Rename
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Role = Literal["kernel", "table", "other"]
 """The role of a tensor in its module.
@@ -119,6 +120,8 @@ class Loaded:
     """The two dtypes, "float32 -> float16"; None where they are the same."""
     averaged: bool
     """Whether it is a moving average."""
+    padded: bool = False
+    """Whether it is a smaller kernel, in that layout, which goes in the middle of zeros."""
     doubt: str | None = None
     """Why its values may be in another order than the model's, and what to give if they are."""
 
@@ -227,6 +230,7 @@ class WarmStartReport:
             "renamed": [each.target != each.source for each in self.loaded],
             "transposed": [each.layout is not None for each in self.loaded],
             "reshaped": [each.reshaped for each in self.loaded],
+            "put in the middle of zeros": [each.padded for each in self.loaded],
             "converted": [each.converted is not None for each in self.loaded],
             "averages": [each.averaged for each in self.loaded],
         }
