@@ -18,19 +18,18 @@ from lockstep.errors import InputError
 from lockstep.owner import scratch_folder
 from lockstep.progress import Steps
 from lockstep.recipes.recipe import Recipe
-from lockstep.reporting.log import configure
 from lockstep.runs.inputs import check_inputs
 from lockstep.runs.run import Run
 from lockstep.runs.start import check_sources
 from lockstep.runs.workdir import Result
-from lockstep.screen import log
+from lockstep.screen import log, show_log
 from lockstep.workers.devices import num_accelerators
 from lockstep.workers.rank import Worker
 
 
 def plan_training(argv: list[str]) -> dict[str, Any]:
     """Decide how many workers to start, and refuse what can be refused before."""
-    configure()
+    show_log()
     arguments = parse(argv)
     run = given_run(arguments)
     check_given(arguments, run)

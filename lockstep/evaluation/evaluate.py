@@ -28,7 +28,7 @@ from lockstep.workers.group import JSON
 from lockstep.workers.rank import join
 
 if TYPE_CHECKING:
-    from lockstep.types import ScoreFunction
+    from lockstep.types import ProgressFunction, ScoreFunction
 
 
 _MOST_NAMED = 10
@@ -90,6 +90,7 @@ def evaluate(
     statistics: PreciseStatistics | None = None,
     drop_last: bool = False,
     metrics: Mapping[str, Metric] = NO_METRICS,
+    progress: ProgressFunction | None = None,
 ) -> Evaluation:
     """Score a copy of the state's model, in evaluation mode, on every example of the loader's reader once.
 
@@ -111,6 +112,8 @@ def evaluate(
         statistics: the batch norm of the copy gets statistics computed afresh from these training batches.
         drop_last: leave out the last micro-batch if it is not full, as the reference trainers did.
         metrics: by name; the same names on all workers.
+        progress: called before and after each of this worker's micro-batches with the number of examples up to there,
+            and of all.
 
     Raises:
         InputError: a score is not one number an example, or is missing in a micro-batch; the state keeps no average;
@@ -123,7 +126,7 @@ def evaluate(
         if statistics is not None:
             recompute_statistics(model, score, statistics, join())
         size = micro_batch or loader.batch_size
-        result = _evaluate(model, score, loader, size, drop_last, metrics, stoppable=False)
+        result = _evaluate(model, score, loader, size, drop_last, metrics, progress, stoppable=False)
     assert result is not None, "nothing stops it"
     return replace(result, weights=weights, step=state.step)
 
@@ -137,6 +140,7 @@ def evaluate_unless_stopped(
     micro_batch: int | None = None,
     drop_last: bool = False,
     metrics: Mapping[str, Metric] = NO_METRICS,
+    progress: ProgressFunction | None = None,
 ) -> Evaluation | None:
     """Do what `evaluate` does; return None on all workers if one is asked to stop before it has scored its part.
 
@@ -145,7 +149,7 @@ def evaluate_unless_stopped(
     with join().pulse.during(state.step, "evaluate"):
         model = _scored_copy(state, weights)
         size = micro_batch or loader.batch_size
-        result = _evaluate(model, score, loader, size, drop_last, metrics, stoppable=True)
+        result = _evaluate(model, score, loader, size, drop_last, metrics, progress, stoppable=True)
     return result and replace(result, weights=weights, step=state.step)
 
 
@@ -156,6 +160,7 @@ def _evaluate(
     size: int,
     drop_last: bool,
     metrics: Mapping[str, Metric],
+    progress: ProgressFunction | None,
     *,
     stoppable: bool,
 ) -> Evaluation | None:
@@ -164,8 +169,11 @@ def _evaluate(
     feed = GatheredMetrics(metrics, worker)
     mine: list[JSON] = []
     stopped = False
+    num_examples = len(loader.reader) // size * size if drop_last else len(loader.reader)
     batches = loader.evaluation_batches(size, worker.rank, worker.num_workers, worker.device, drop_last=drop_last)
     with closing(batches):
+        if progress:
+            progress(0, num_examples)
         for batch in batches:
             worker.pulse.at(worker.pulse.step, worker.pulse.phase)  # It advances.
             stopped = stoppable and worker.pulse.stop_requested is not None
@@ -176,6 +184,8 @@ def _evaluate(
             sums, rows = counted(scores, batch.valid)
             mine.append([batch.position, batch.valid, sums, [list(bad) for bad in batch.bad]])
             feed.add(rows)
+            if progress:
+                progress(min(batch.position + size, num_examples), num_examples)
     feed.finish()
     gathered = worker.group.gather([stopped, mine])
     if any(stopped for stopped, _ in gathered):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import task
 from lockstep.runs.known_data import KnownData
 from lockstep.runs.trained import Trained, trained_model
-from lockstep.types import BadExample
+from lockstep.types import BadExample, ProgressFunction
 from lockstep.workers.rank import join
 
 _MOST_NAMED = 3
@@ -90,7 +90,7 @@ def predict(
     weights: Weights | None = None,
     top: int | None = 5,
     device: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: ProgressFunction | None = None,
 ) -> Predictions:
     """Predict the classes of images with the model of a run, on this worker alone.
 
