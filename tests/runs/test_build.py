@@ -102,7 +102,9 @@ def test_a_folder_without_one_of_the_classes_is_refused(tmp_path: Path) -> None:
         "  hint:     have a folder with at least one image for each class in both"
     )
     first = image_folder(tmp_path / "first", classes=("blue", "green"))
-    Examples(make_recipe(given[0], f"data.test={first}")).check_held_out()
+    examples = Examples(make_recipe(given[0], f"data.test={first}"))
+    examples.check_held_out()
+    assert examples.trained_classes == ("blue", "green", "red")
     shards = image_shards(tmp_path / "shards", "train", [1, 2])
     Examples(make_recipe(given[0], f"data.test={shards}")).check_held_out()
 
