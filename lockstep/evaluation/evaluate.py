@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from lockstep.data.loader import EvaluationBatch, Loader
 from lockstep.errors import InputError
 from lockstep.evaluation.gathered_metrics import GatheredMetrics
 from lockstep.evaluation.precise_statistics import PreciseStatistics, recompute_statistics
-from lockstep.evaluation.scores import checked, counted, summed
+from lockstep.evaluation.scores import Weights, checked, counted, summed
 from lockstep.metrics.metric import Metric
 from lockstep.screen import log
 from lockstep.training.state import TrainState
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 
 _MOST_NAMED = 10
-
-Weights = Literal["raw", "average"]
 
 NO_METRICS: Mapping[str, Metric] = MappingProxyType({})
 

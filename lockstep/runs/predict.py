@@ -16,7 +16,8 @@ from lockstep.checks import PositiveInt, check_value
 from lockstep.data.loader import EvaluationBatch, Loader
 from lockstep.data.showing import Pipeline, examples
 from lockstep.errors import DataError, LockstepError, NonFiniteError
-from lockstep.evaluation.evaluate import Weights, example_indices
+from lockstep.evaluation.evaluate import example_indices
+from lockstep.evaluation.scores import Weights
 from lockstep.images.augment import Augment
 from lockstep.images.jitter import grey
 from lockstep.images.resized_crops import Resize
