@@ -11,6 +11,8 @@ from itertools import islice
 from pathlib import Path
 
 _MOST_COMPARED = 1000
+_RUNS = Path("runs")
+"""Where `lockstep train` keeps the folders of runs that are given no other."""
 
 
 def shorten(names: Sequence[str], most: int = 5, *, separator: str = ", ") -> str:
@@ -26,16 +28,24 @@ def did_you_mean(word: object, words: Iterable[str]) -> str:
 
 
 def hint_for_path(path: str | Path) -> str:
-    """Say what a path that leads nowhere may mean: the closest name beside it, else which folder it is read from."""
+    """Say what a path that leads nowhere may mean: another path, else which folder it is read from."""
     path = Path(path)
+    if meant := closest_path(path):
+        return f"did you mean {meant}?"
+    return "check the path" if path.is_absolute() else f"check the path; it is read from {Path.cwd()}"
+
+
+def closest_path(path: Path) -> Path | None:
+    """Return what a path that leads nowhere may mean: the run of that name, or the closest name beside it."""
+    if (run := _RUNS / path).exists():
+        return run
     try:
         with os.scandir(path.parent) as entries:
             names = [entry.name for entry in islice(entries, _MOST_COMPARED)]
     except OSError:
         names = []
-    if close := difflib.get_close_matches(path.name, names, n=1):
-        return f"did you mean {path.with_name(close[0])}?"
-    return "check the path" if path.is_absolute() else f"check the path; it is read from {Path.cwd()}"
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return path.with_name(close[0]) if close else None
 
 
 def csv_line(cells: Sequence[object]) -> str:

@@ -27,3 +27,10 @@ def test_a_path_that_leads_nowhere_may_mean_the_closest_name_beside_it(
     assert hint_for_path("runs/mnist2") == "did you mean runs/mnist?"
     assert hint_for_path("no/mnist") == f"check the path; it is read from {tmp_path}"
     assert hint_for_path(tmp_path / "photos") == "check the path"
+
+
+def test_a_name_alone_may_mean_the_run_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs/mnist").mkdir(parents=True)
+    (tmp_path / "mnist2").touch()
+    monkeypatch.chdir(tmp_path)
+    assert hint_for_path("mnist") == "did you mean runs/mnist?"

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.cli.shared import Command, format_size, show_progress
+from lockstep.errors import DataError
+from lockstep.listing import hint_for_path
 from lockstep.reporting.console import format_duration
 from lockstep.screen import log
 
@@ -40,12 +42,27 @@ def _add_arguments(convert: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    if "folder" in arguments and arguments.kind != "mnist":  # which is fetched to a folder that is not there
+        _check_there(arguments.folder)
     try:
         CONVERTERS[arguments.kind].run(arguments)
     except KeyboardInterrupt:
         log.info("Stopped. What is finished is kept: the same command goes on.")
         return _INTERRUPTED
     return 0
+
+
+def _check_there(folder: Path) -> None:
+    from lockstep.records.shards import check_local
+
+    check_local(folder)
+    if not folder.is_dir():
+        raise DataError(
+            f"There is no folder {folder}.",
+            given="a file" if folder.exists() else "no such file or folder",
+            expected="the folder of the data set",
+            hint=hint_for_path(folder),
+        )
 
 
 def _add_output(command: argparse.ArgumentParser) -> None:

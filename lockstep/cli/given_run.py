@@ -48,7 +48,8 @@ def given_run(arguments: argparse.Namespace) -> GivenRun:
     is_shipped = arguments.recipe in names()
     recipe = _changed(replace(named, num_towers=None) if is_shipped else named, arguments)
     path = _workdir(arguments, recipe.name, folder)
-    saved = Workdir(path).recipe() if path and not arguments.rehearse else None
+    # A workdir that holds something else is refused later, with all else that is wrong.
+    saved = Workdir(path).recipe() if path and not arguments.rehearse and (path / RECIPE).is_file() else None
     num_towers = recipe.num_towers or (saved and saved.num_towers) or named.num_towers
     return GivenRun(replace(recipe, num_towers=num_towers), path)
 

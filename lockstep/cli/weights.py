@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.errors import InputError, WorkdirError
+from lockstep.listing import closest_path
 
 if TYPE_CHECKING:
     from lockstep.checkpoints.store import Store
@@ -61,11 +62,14 @@ def chosen_run(arguments: argparse.Namespace) -> ChosenRun:
         )
     recipe = Workdir(path).recipe()
     if recipe is None:
+        meant = None if path.exists() else closest_path(path)
         raise WorkdirError(
             f"There is no run in {path}.",
-            given=str(path),
+            given="an empty folder" if path.is_dir() else "no such folder",
             expected="the workdir of a run",
-            hint=f"check the path, or train first: lockstep train mnist --workdir {path}",
+            hint=f"did you mean {meant}?"
+            if meant
+            else f"check the path, or train first: lockstep train mnist --workdir {path}",
         )
     weights = _weights(arguments, recipe)
     store = store_in(path, recipe)

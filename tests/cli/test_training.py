@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,9 @@ from lockstep.cli import run as cli_run
 from lockstep.cli import scoring, shared, training
 from lockstep.cli.given_run import given_recipe
 from lockstep.cli.main import parse
+from lockstep.errors import InputErrors
 from lockstep.recipes.shipped import find
+from lockstep.recipes.toml import to_toml
 from lockstep.runs.workdir import Workdir
 from lockstep.workers import devices
 
@@ -127,6 +132,67 @@ class TestWorkers:
         with pytest.raises(ls.InputError, match=r"cannot be started here.*\n.*4 workers\n.*1 to 2, the devices"):
             shared.choose_num_workers(4, None, 8)
         assert shared.choose_num_workers(4, "cpu", 8) == 4
+
+    def test_devices_that_are_left_alone_are_told_with_the_flag_that_uses_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        for module in (devices, training):
+            monkeypatch.setattr(module, "num_accelerators", lambda: 8)
+        caplog.set_level("INFO", "lockstep")
+        assert plan("mnist")["workers"] == 2
+        assert caplog.messages == [
+            "6 devices are left alone: the run has 2 towers; to use more: --towers 8, which is another experiment"
+        ]
+        caplog.clear()
+        for words in (["--towers", "8"], ["--workers", "2"], ["--device", "cpu"], ["--rehearse", "--towers", "8"]):
+            plan("mnist", *words)
+        assert caplog.messages == []
+
+    def test_workers_that_do_not_divide_the_batch_are_told_as_workers(self, tmp_path: Path) -> None:
+        mine = tmp_path / "mine.toml"
+        mine.write_text(to_toml(replace(find("mnist"), num_towers=None)))
+        with pytest.raises(ls.InputError) as caught:
+            plan(str(mine), "--workers", "99", "--device", "cpu", "--workdir", str(tmp_path / "run"))
+        assert str(caught.value) == (
+            "The batch cannot be split evenly over the workers.\n"
+            "  given:    batch_size=128 over 99 workers, and no number of towers\n"
+            "  expected: workers that divide the batch size, or towers that do\n"
+            "  hint:     --workers 64; or --towers, at least one for each worker"
+        )
+
+
+def test_what_is_wrong_is_told_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of recipe, machine, data, weights and workdir."""
+    monkeypatch.chdir(tmp_path)
+    Path("thesis").mkdir()
+    Path("thesis/thesis.tex").touch()
+    Path("runs/other/checkpoints/step-00000002").mkdir(parents=True)
+    words = ["flowers", "--set", "data.train=phtos", "--workers", "4", "--workdir", "thesis", "--device", "cpu"]
+    with pytest.raises(InputErrors) as caught:
+        plan(*words, "--fork-from", "runs/other@7")
+    assert [error.what for error in caught.value.errors] == [
+        "There is no data at phtos.",
+        "Nothing would say which checkpoints are the best: there are no validation examples.",
+        "thesis holds something that is not a run.",
+        "This recipe starts from trained weights, and has not been told which.",
+        "Some workers would have no tower to run.",
+        "There is no checkpoint of step 7 in runs/other/checkpoints.",
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "thesis"]
+
+
+@pytest.mark.process
+def test_the_command_tells_it_and_blames_no_worker(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lockstep", "train", "flowers", "--set", "data.train=phtos"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2
+    first, second, *others = ended.stderr.splitlines()
+    assert first.startswith("error: ")
+    assert first.endswith(" things cannot be used as given.")
+    assert second == "1. There is no data at phtos."
+    assert not [line for line in others if "worker" in line or "Traceback" in line]
+    assert list(tmp_path.iterdir()) == []
 
 
 class TestParse:

@@ -1,0 +1,88 @@
+"""The page for those who come from other trainers: its names exist, its values can be made, its code runs."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from functools import reduce
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import lockstep as ls
+from lockstep.cli.main import parse
+from lockstep.recipes.settings import with_settings
+from lockstep.recipes.shipped import find
+
+PAGE = (Path(__file__).parent.parent / "docs" / "reference" / "coming-from.md").read_text()
+CODE = "\n".join(re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
+ROWS = re.findall(r"^\|.*\|(.*)\|$", PAGE, re.MULTILINE)
+HERE = sorted({code for row in ROWS for code in re.findall(r"`([^`]+)`", row)})
+"""What the right columns of the tables quote."""
+VALUES = [
+    code
+    for code in HERE
+    if re.match(r"ls\.(optim|images)\.\w+\(|ls\.(?!TrainState)[A-Z]\w+\(\w|lambda ", code) and "..." not in code
+]
+FIELDS = [code for code in HERE if re.match(rf"({'|'.join(vars(find('mnist')))})\b", code) and "ls." not in code]
+
+
+def test_all_names_exist() -> None:
+    names = set(re.findall(r"\bls(?:\.\w+)+", PAGE))
+    assert len(names) > 45
+    for name in names:
+        reduce(getattr, name.split(".")[1:], ls)
+    below = re.findall(r"((?:`\w+`(?:, | and )?)+) of `(lockstep\.[\w.]+)`", PAGE)
+    assert below
+    for quoted, module in below:
+        for name in re.findall(r"`(\w+)`", quoted):
+            assert hasattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("code", VALUES)
+def test_values_can_be_made(code: str) -> None:
+    given = {"schedule": 0.1, "p": 0.5, "size": 224, "scale": (0.1, 1.0), "ratio": (0.8, 1.2), "resize": "area"}
+    loader = ls.data.Loader(ls.data.Arrays({"x": torch.ones(8)}), batch_size=4)
+    eval(code, {"ls": ls, "torch": torch, "loader": loader, **given})
+
+
+@pytest.mark.parametrize("code", FIELDS)
+def test_fields_of_recipes_are_there(code: str) -> None:
+    recipe = with_settings(find("flowers"), ["data.preprocessing.kind=resized_crop"])
+    path, _, value = code.partition("=")
+    if value:
+        with_settings(recipe, [f"{path.strip()}={value.strip()}"])
+    else:
+        reduce(getattr, path.split("."), recipe)
+
+
+@pytest.mark.parametrize("flags", [code for code in HERE if code.startswith("--")])
+def test_flags_are_understood(flags: str) -> None:
+    parse(["train", "mnist", *flags.split()])
+
+
+@pytest.mark.process
+def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[tuple[int, dict[str, float]]] = []
+    wandb = ModuleType("wandb")
+    vars(wandb)["init"] = lambda project: SimpleNamespace(log=lambda values, step: logged.append((step, values)))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    train, other = ({"image": torch.randn(1024, 1, 4, 4), "label": torch.randint(3, (1024,))} for _ in range(2))
+    given: dict[str, Any] = {
+        "model": nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)),
+        "reader": ls.data.Arrays(train),
+        "dataset": torch.utils.data.TensorDataset(*train.values()),
+        "held_out": ls.data.Loader(ls.data.Arrays(other), batch_size=256),
+    }
+    exec(CODE, given)
+    assert [(step, sorted(values)) for step, values in logged] == [(4, ["cross_entropy", "learning rate"])]
+    assert (tmp_path / "runs/mine/checkpoints").is_dir()
+    assert given["loader"].position == 6 * 1024
+    assert given["model"].rate < 0.1
