@@ -66,7 +66,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     from lockstep.parallel.launch import STOPPED
     from lockstep.workers.rank import join
 
-    check_value("--seconds", arguments.seconds, Annotated[float, Range(ge=_MIN_SECONDS)])
+    check_value("seconds", arguments.seconds, Annotated[float, Range(ge=_MIN_SECONDS)])
     threads = torch.get_num_threads()
     try:
         recipe = _recipe(arguments) if is_recipe(arguments.what) else None
@@ -139,7 +139,7 @@ def _workload_of_path(arguments: argparse.Namespace) -> _Workload:
 
     what, name = arguments.what, arguments.augment
     if name is not None:
-        check_one_of("--augment", name, list(SLIM_PRESETS))
+        check_one_of("augment", name, list(SLIM_PRESETS))
     reader = _without_locations(open_data(what))
     augment = SLIM_PRESETS[name]().train if name else (RandomResizedCrop(_CROP_SIZE), HorizontalFlip())
     return _Workload(
@@ -238,4 +238,15 @@ def _pace(pace: Timing) -> dict[str, Any]:
     return {**vars(pace), "stage_seconds": dict(pace.stage_seconds), "examples_per_second": pace.examples_per_second}
 
 
-COMMAND = Command("measure what limits a run, and say what to change", _add_arguments, _run)
+COMMAND = Command(
+    "measure what limits a run, and say what to change",
+    _add_arguments,
+    _run,
+    flags={
+        "seconds": "--seconds",
+        "augment": "--augment",
+        "batch_size": "--batch-size",
+        "num_processes": "--processes",
+        "num_threads": "--threads",
+    },
+)

@@ -9,10 +9,10 @@ from typing import NoReturn
 
 from lockstep import __version__
 from lockstep.cli import benchmark, convert, evaluate, export, import_checkpoint, inspect, predict, run, show, train
-from lockstep.cli.shared import EXIT_CODES
+from lockstep.cli.shared import EXIT_CODES, in_words_of_flags
 from lockstep.errors import InputError, LockstepError
 from lockstep.reporting.log import configure
-from lockstep.screen import log, one_line
+from lockstep.screen import Lines, log, one_line
 
 EXAMPLES = """examples:
   lockstep train mnist --towers 2 --workdir runs/mnist    train; the same again resumes
@@ -79,8 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = parse(given)
     configure()
+    command = COMMANDS[arguments.command]
     try:
-        return COMMANDS[arguments.command].run(arguments, given)
+        return command.run(arguments, given)
     except LockstepError as error:
-        log.error("%s", error)
+        log.error("%s", Lines(in_words_of_flags(str(error), command.flags)))
         return 2 if isinstance(error, InputError) else 1

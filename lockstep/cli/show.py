@@ -48,7 +48,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     path = Path(arguments.to)
     what = "Examples are shown as a page of HTML or as one PNG."
     check_target(path, _SIDE_PIXELS, what, overwrite=arguments.force)
-    check_value("--repeat", arguments.repeat, Annotated[int, Range(ge=1, le=_MAX_PICTURES)])
+    check_value("repeat", arguments.repeat, Annotated[int, Range(ge=1, le=_MAX_PICTURES)])
     positions = _positions(arguments.positions, arguments.repeat)
     side = _SIDE_PIXELS[path.suffix]
     try:
@@ -99,4 +99,9 @@ def _title(arguments: argparse.Namespace, positions: range, stream: ExampleStrea
     return printable(f"{arguments.source}, {order}, seed {stream.seed}, {places}{augmented}")
 
 
-COMMAND = Command("show examples, before and after they are augmented", _add_arguments, _run)
+COMMAND = Command(
+    "show examples, before and after they are augmented",
+    _add_arguments,
+    _run,
+    flags={"repeat": "--repeat", "size": "--size", "seed": "--seed"},
+)
