@@ -11,12 +11,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
 
 _CLASS = "class"
 """The key of a value's class, beside its fields. The keys of a mapping are quoted, so none equals it."""
@@ -77,7 +79,7 @@ def _described_array(value: Any, outer: tuple[int, ...]) -> Any:
         if math.prod(array.shape) <= _MOST_ITEMS or getattr(array.dtype, "hasobject", False):
             return _described(array.tolist(), outer)
         shape = dtype_and_shape(array)
-        data = bytes_of_tensor(array) if isinstance(array, Tensor) else np.ascontiguousarray(array)
+        data = bytes_of_tensor(array) if isinstance(array, torch.Tensor) else np.ascontiguousarray(array)
         return f"{shape}, sha256 {_hash(data.tobytes())}"
     except Exception:  # a sparse or meta tensor, or an __array__ of the user's own
         return f"{type(value).__qualname__}, {dtype_and_shape(value)}"
@@ -98,7 +100,7 @@ def bytes_of_tensor(values: Tensor) -> npt.NDArray[np.uint8]:
 
 
 def _on_host(value: Any) -> Any:
-    if isinstance(value, Tensor):
+    if isinstance(value, torch.Tensor):
         return value.detach().cpu().resolve_conj().resolve_neg()
     return np.asarray(value)
 

@@ -1,7 +1,12 @@
-"""Public names of a package that are loaded on first use, so that importing the package loads no torch.
+"""Imports that wait until they are used: public names of a package, and whole libraries.
 
-The block `if TYPE_CHECKING:` in the package's `__init__.py` is the only list of its names: type checkers and editors
-read it, and so does this module. Each line is `from home import Name as Name`; ruff keeps them in order.
+Each package lists its public names once, in the block `if TYPE_CHECKING:` of its `__init__.py`: type checkers and
+editors read it, and so does `lazy_names`. Each line is `from home import Name as Name`; ruff keeps them in order.
+
+torch takes 1.4 s to import. A process that may end without a tensor, such as the launcher, which reads a recipe and
+perhaps refuses it, calls `import_lazily("torch")` first; all others import libraries as usual. So that it helps,
+modules that a recipe needs ask torch for nothing while they are imported: `from torch import Tensor` stands under
+`if TYPE_CHECKING:`, and no constant or decorator at the top level is torch's.
 """
 
 from __future__ import annotations
@@ -9,6 +14,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec, module_from_spec
+from types import ModuleType
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
@@ -31,3 +38,34 @@ def _homes(source: str) -> dict[str, str]:
     """Find the lines `    from home import Name as Name` of a source; returns home by name."""
     lines = [line.split() for line in source.splitlines() if line.startswith("    from ")]
     return {words[3]: words[1] for words in lines if words[4:] == ["as", words[3]]}
+
+
+def import_lazily(*libraries: str) -> None:
+    """Have each of these libraries loaded when the first of its attributes is used, not when it is imported.
+
+    For a process with a single thread. A library that is loaded already, or is not there, is left as it is.
+    """
+    for name in libraries:
+        spec = None if name in sys.modules else find_spec(name)
+        if spec is not None:
+            sys.modules[name] = module = module_from_spec(spec)
+            # Asked for by the import of a submodule, which needs the library itself.
+            del module.__path__
+            module.__class__ = _LazyLibrary
+
+
+class _LazyLibrary(ModuleType):
+    """A library that loads itself; it stays the same object, and becomes a plain module.
+
+    The LazyLoader of importlib does not do: a second `import torch` looks at `__spec__`, which there is a use.
+    """
+
+    def __getattr__(self, name: str) -> object:
+        spec = self.__spec__
+        assert spec is not None, "made of one"
+        assert spec.loader is not None, "it was found"
+        assert spec.submodule_search_locations is not None, "it is a package"
+        self.__class__ = ModuleType  # type: ignore[assignment]
+        self.__path__ = spec.submodule_search_locations
+        spec.loader.exec_module(self)
+        return getattr(self, name)

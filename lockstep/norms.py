@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-_WIDE = {torch.float32, torch.float64}
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _LARGE = 2**18
 """Larger tensors, in elements, are added up by parts."""
 _PART = 2**11
@@ -29,7 +31,7 @@ def norms_of(tensors: Sequence[Tensor | None], order: int = 2) -> list[float]:
 def _norms(tensors: list[Tensor], order: int) -> list[float]:
     dtypes = set(map(attrgetter("dtype"), tensors))
     # In 16 bits a norm has two or three digits, or overflows.
-    wide = None if dtypes <= _WIDE else reduce(torch.promote_types, dtypes, torch.float32)
+    wide = None if dtypes <= {torch.float32, torch.float64} else reduce(torch.promote_types, dtypes, torch.float32)
     if tensors[0].device.type != "cpu":
         values: list[float] = torch.stack(torch._foreach_norm(tensors, order, wide)).tolist()
         return values

@@ -7,11 +7,14 @@ The mixer is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable ps
 from __future__ import annotations
 
 import zlib
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-UInt64s = npt.NDArray[np.uint64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+UInt64s: TypeAlias = "npt.NDArray[np.uint64]"
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -1,20 +1,23 @@
-r"""Text on its way to a screen or a log, and screens that may be closed.
+r"""Text on its way to the screen, and the log of the library.
 
 A name from a file may hold any character: one that moves the cursor, a line break that forges a line, a mark that turns
 the direction of writing. So characters that are not printable are escaped as by `repr`: `\x1b`, `\n`, `\u202e`.
+
+On a terminal lines break at words; elsewhere a record is one line, however long.
 """
 
 from __future__ import annotations
 
-import errno
-import io
 import json
 import logging
 import os
 import sys
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import PurePath
 from typing import Any, TextIO
+
+from lockstep.terminal import is_terminal, width_of, wrapped
 
 
 def one_line(text: object) -> str:
@@ -48,49 +51,103 @@ def escape_arguments(record: logging.LogRecord) -> bool:
     return True
 
 
-log = logging.getLogger("lockstep")
-"""The logger of the library. Names from files that it logs stay on their line, whatever handler shows them."""
-log.addFilter(escape_arguments)
+class LineHandler(logging.Handler):
+    """Writes records as plain sentences: `[worker 1] warning: ...`, the level where it is not INFO.
+
+    Each record is written with a single call, so that the lines of several workers never mix. On a terminal everything
+    below the cursor is cleared first: that is where any process draws its progress bar, and draws it again.
+
+    Args:
+        stream: None is `sys.stderr` at the time of writing.
+        worker_name: stands before every line; None for the chief, whose lines stand alone.
+    """
+
+    def __init__(self, stream: TextIO | None = None, worker_name: str | None = None) -> None:
+        super().__init__()
+        self._given_stream = stream
+        self._prefix = f"[{worker_name}] " if worker_name else ""
+
+    @property
+    def _stream(self) -> TextIO:
+        return self._given_stream or sys.stderr
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record as text; a traceback follows on lines of its own."""
+        kind = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        columns = width_of(self._stream)
+        width = columns and columns - len(self._prefix)
+        lines = Lines(kind + super().format(record)).split("\n")
+        return "\n".join(self._prefix + part for line in lines for part in wrapped(line, width))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record; an error goes to `logging`'s own handling and never to the caller."""
+        try:
+            stream = self._stream
+            stream.write(("\x1b[J" if is_terminal(stream) else "") + self.format(record) + "\n")
+            stream.flush()
+        except Exception:
+            self.handleError(record)
+
+
+class Log(logging.LoggerAdapter[logging.Logger]):
+    """The logger `lockstep`, whose lines are on the screen where nobody has configured logging.
+
+    In a script that has configured nothing, Python shows the warnings of any library. This shows the chief's few lines
+    as well (resumed at, nothing to do, what patterns matched), and of other workers the warnings. Nothing is installed:
+    as soon as the logger or one above it has a handler, that one gets the records, and nobody else does.
+    `logging.getLogger("lockstep").setLevel(...)` sets in either case what is seen.
+    """
+
+    def log(self, level: int, msg: object, *args: object, **options: Any) -> None:
+        """Log a message; all other methods call this one."""
+        if self.logger.hasHandlers():
+            self.logger.log(level, msg, *args, stacklevel=options.pop("stacklevel", 1) + 1, **options)
+        elif level >= self._least_level() and level > self.logger.manager.disable:
+            record = self.logger.makeRecord(self.logger.name, level, __file__, 0, msg, args, None)
+            if self.logger.filter(record):
+                self._last_resort.handle(record)
+
+    @cached_property
+    def _last_resort(self) -> LineHandler:
+        """Made with the first line: only then is the worker's rank known."""
+        return LineHandler(worker_name=f"worker {_rank()}" if _rank() else None)
+
+    def _least_level(self) -> int:
+        """The level that was asked for; where the root logger has Python's default, INFO on the chief."""
+        level = self.logger.getEffectiveLevel()
+        is_default = level == logging.WARNING and not self.logger.level
+        return logging.INFO if is_default and not _rank() else level
+
+
+def _rank() -> int:
+    """The rank that a launcher has given this process; 0 for a script that is started by itself."""
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdecimal() else 0
+
+
+log = Log(logging.getLogger("lockstep"), {})
+"""The log of the library. Names from files that it logs stay on their line, whatever handler shows them."""
+log.logger.addFilter(escape_arguments)
+
+
+def show_log(worker_name: str | None = None, stream: TextIO | None = None, level: int = logging.INFO) -> None:
+    """Show the log on a stream, whatever other libraries do; to call it again replaces what the first call set.
+
+    Commands call this, never the library: a script decides on its own where log lines go.
+    """
+    for handler in [handler for handler in log.logger.handlers if isinstance(handler, LineHandler)]:
+        log.logger.removeHandler(handler)
+    log.logger.addHandler(LineHandler(stream, worker_name))
+    log.logger.setLevel(level)
 
 
 def write_lines(lines: Iterable[str]) -> None:
     """Write lines to the standard output, each escaped."""
-    sys.stdout.write("".join(f"{one_line(line)}\n" for line in lines))
+    width = width_of(sys.stdout)
+    sys.stdout.write("".join(f"{part}\n" for line in lines for part in wrapped(one_line(line), width)))
 
 
 def write_json(value: object) -> None:
     """Write a value as JSON to the standard output, in printable ASCII."""
     text = json.dumps(value, indent=1, allow_nan=False)
     sys.stdout.write(text.replace("\x7f", "\\u007f") + "\n")
-
-
-class _Terminal(io.FileIO):
-    """A terminal that accepts writes after it is closed, instead of raising."""
-
-    def write(self, data: Any, /) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            return len(memoryview(data))
-
-
-def outlive_terminal() -> None:
-    """Make `sys.stdout` and `sys.stderr` accept writes though their terminal is closed: the run still saves."""
-    while (nowhere := os.open(os.devnull, os.O_RDWR)) < 3:
-        pass  # Open what was closed: a file that is opened later would else be taken for the screen.
-    os.close(nowhere)
-    for name, descriptor in (("stdout", 1), ("stderr", 2)):
-        stream: TextIO | None = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, os.fdopen(descriptor, "w", closefd=False))
-            continue
-        if not stream.isatty():
-            continue
-        stream.flush()
-        raw = _Terminal(descriptor, "w", closefd=False)
-        lasting = io.TextIOWrapper(
-            io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=True
-        )
-        setattr(sys, name, lasting)

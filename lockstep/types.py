@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lockstep.progress import Progress
 
+ProgressFunction = Callable[[int, int], object]
+"""`progress(done, total)` is called with how many items are done so far, and how many there are."""
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 import worker_processes
 
-from lockstep.reporting.log import LineHandler
+from lockstep.screen import LineHandler
 
 NUM_SLOWEST_SHOWN, MAX_CPU_SECONDS = 20, 30.0
 """20 s on a quiet machine: where cores are shared, the same work takes up to half as much again."""

@@ -4,7 +4,6 @@ import io
 import json
 import logging
 import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.errors import DataError
-from lockstep.reporting.bar import Bar
-from lockstep.reporting.log import LineFormatter, LineHandler
-from lockstep.screen import Lines, one_line, write_json, write_lines
+from lockstep.errors import DataError, WorkdirError
+from lockstep.screen import LineHandler, Lines, one_line, show_log, write_json, write_lines
 
 # Lone surrogates among them: so Python has a file name that is not UTF-8.
 NAMES = st.text(st.characters())
@@ -28,8 +25,7 @@ logger = logging.getLogger("lockstep")
 
 def logged(message: str, *arguments: object) -> str:
     stream = io.StringIO()
-    handler = LineHandler(stream)
-    handler.setFormatter(LineFormatter("worker 1"))
+    handler = LineHandler(stream, "worker 1")
     logger.addHandler(handler)
     logger.propagate = False  # pytest-xdist cannot send what pytest would capture: lone surrogates
     logger.warning(message, *arguments)
@@ -111,58 +107,186 @@ def test_lines_and_json_on_the_standard_output_are_printable(name: str) -> None:
     assert json.loads(written) == {name: name}
 
 
-@given(NAMES)
-def test_the_bar_shows_names_on_its_two_lines(name: str) -> None:
-    plain, named = io.StringIO(), io.StringIO()
-    for stream, text in ((plain, "x"), (named, f"x{name}")):
-        bar = Bar(stream)
-        bar.draw(text, 0.5, "3 s left", text)
-    assert controls(named.getvalue()) == controls(plain.getvalue())
+def test_chief_speaks_plain_sentences() -> None:
+    stream = io.StringIO()
+    show_log(None, stream)
+    logger.info("Two workers on the CPU.")
+    logger.warning("The newest checkpoint is damaged.")
+    logger.error("It is over.")
+    assert stream.getvalue() == (
+        "Two workers on the CPU.\nwarning: The newest checkpoint is damaged.\nerror: It is over.\n"
+    )
 
 
-def controls(text: str) -> list[str]:
-    return [sign for sign in text if not sign.isprintable()]
+def test_every_line_of_another_worker_carries_its_name() -> None:
+    stream = io.StringIO()
+    show_log("worker 1", stream)
+    logger.warning("%s", WorkdirError("No.", given="a", expected="b", hint="c"))
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "[worker 1] warning: No."
+    assert [line.split()[2] for line in lines[1:]] == ["given:", "expected:", "hint:"]
+    assert all(line.startswith("[worker 1] ") for line in lines)
 
 
-WRITES = """
-import sys
-
-from lockstep.screen import outlive_terminal
-
-outlive_terminal()
-print("there", sys.stdout.isatty(), sys.stdout.encoding)
-sys.stdin.readline()
-print("nobody reads this" * 10_000)
-sys.stderr.write("nor this")
-sys.exit(7)
-"""
-
-
-@pytest.mark.process
-def test_what_is_written_after_the_terminal_is_closed_is_no_error() -> None:
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-c", WRITES], stdin=subprocess.PIPE, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    assert os.read(ours, 100) == b"there True utf-8\r\n"
-    os.close(ours)
-    process.communicate(b"\n", timeout=60)
-    assert process.returncode == 7
+def test_traceback_follows_its_message() -> None:
+    stream = io.StringIO()
+    show_log("worker 2", stream)
+    try:
+        raise ValueError("torn")
+    except ValueError:
+        logger.exception("A worker failed.")
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "[worker 2] error: A worker failed."
+    assert lines[1] == "[worker 2] Traceback (most recent call last):"
+    assert lines[-1] == "[worker 2] ValueError: torn"
 
 
-@pytest.mark.process
-def test_what_is_no_terminal_is_left_as_it_is() -> None:
-    code = "import sys; from lockstep.screen import outlive_terminal; before = sys.stdout; outlive_terminal(); "
+def test_configuring_again_replaces_and_leaves_other_handlers_alone() -> None:
+    mine = logging.NullHandler()
+    logger.addHandler(mine)
+    root_handlers = list(logging.getLogger().handlers)
+    first, second = io.StringIO(), io.StringIO()
+    show_log("worker 1", first)
+    show_log(None, second)
+    logger.info("Once.")
+    assert (first.getvalue(), second.getvalue()) == ("", "Once.\n")
+    assert mine in logger.handlers
+    assert sum(isinstance(handler, LineHandler) for handler in logger.handlers) == 1
+    assert logging.getLogger().handlers == root_handlers
+
+
+def test_level_hides_what_is_below() -> None:
+    stream = io.StringIO()
+    show_log(None, stream, logging.WARNING)
+    logger.info("hidden")
+    logger.warning("shown")
+    show_log(None, stream, logging.DEBUG)
+    logger.debug("shown too")
+    assert stream.getvalue() == "warning: shown\ndebug: shown too\n"
+
+
+def test_stream_is_the_standard_error_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    show_log()
+    later = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", later)
+    logger.info("Here.")
+    assert later.getvalue() == "Here.\n"
+
+
+def test_a_record_is_one_write() -> None:
+    class Writes(io.StringIO):
+        def write(self, text: str) -> int:
+            pieces.append(text)
+            return len(text)
+
+    pieces: list[str] = []
+    show_log("worker 1", Writes())
+    logger.info("one\ntwo")
+    assert pieces == ["[worker 1] one\n[worker 1] two\n"]
+
+
+def test_a_closed_stream_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    stream = io.StringIO()
+    stream.close()
+    show_log(None, stream)
+    logger.info("nobody reads this")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("columns", "worker_name"), [(80, None), (40, None), (80, "worker 12"), (40, "worker 12")])
+def test_on_a_terminal_lines_break_at_words(
+    monkeypatch: pytest.MonkeyPatch, columns: int, worker_name: str | None
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    error = DataError(
+        "The learning rate ends at step 1718, and the run at step 12, which is long before it.",
+        given="epochs=4, and --steps 12, of 55000 examples in batches of 128",
+        expected="a schedule that ends with the run",
+        hint="set optimizer.lr.steps=12, or leave --steps out to train for all four epochs",
+    )
+    show_log(worker_name, stream := Terminal())
+    logger.error("%s", error)
+    lines = stream.getvalue().removeprefix("\x1b[J").splitlines()
+    assert max(map(len, lines)) <= columns
+    prefix = f"[{worker_name}] " if worker_name else ""
+    assert all(line.startswith(prefix) for line in lines)
+    assert " ".join(line.removeprefix(prefix) for line in lines).split() == f"error: {error}".split()
+
+
+def test_elsewhere_a_record_is_one_line() -> None:
+    show_log(None, stream := io.StringIO())
+    logger.info("word " * 100)
+    assert stream.getvalue() == "word " * 100 + "\n"
+
+
+def test_tables_break_at_words_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = ["Conv2d_1a.weight  (32, 3, 3, 3)  float32  of slim", "short"]
+    for stream, shown in [
+        (io.StringIO(), lines),
+        (Terminal(), ["Conv2d_1a.weight  (32, 3, 3, 3)  float32", "                  of slim", "short"]),
+    ]:
+        monkeypatch.setattr(sys, "stdout", stream)
+        write_lines(lines)
+        assert stream.getvalue().splitlines() == shown
+
+
+# A script that has configured no logging --------------------------------------------------------------------------
+
+
+def said(script: str, **environment: str) -> str:
+    """What a script of its own writes to its standard error."""
+    code = f"import logging\nfrom lockstep.screen import log\nlogger = logging.getLogger('lockstep')\n{script}"
+    there = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     ended = subprocess.run(
-        [sys.executable, "-c", f"{code} print(sys.stdout is before)"], capture_output=True, check=True
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=there | environment, check=True
     )
-    assert ended.stdout == b"True\n"
+    return ended.stderr
+
+
+LINES = "log.info('resumed at step %d', 5); log.warning('slow'); log.debug('why')"
 
 
 @pytest.mark.process
-def test_closed_streams_are_opened_on_nothing() -> None:
-    code = (
-        "import os, sys; from lockstep.screen import outlive_terminal; outlive_terminal(); "
-        "print('out'); print('error', file=sys.stderr); file = os.open('/dev/null', 0); sys.exit(file)"
-    )
-    ended = subprocess.run(["sh", "-c", '"$0" -c "$1" 2>&- >&-', sys.executable, code], check=False)
-    assert ended.returncode == 3
+@pytest.mark.parametrize(
+    ("configuration", "shown"),
+    [
+        ("", "resumed at step 5\nwarning: slow\n"),
+        ("logger.setLevel('WARNING')", "warning: slow\n"),
+        ("logger.setLevel('DEBUG')", "resumed at step 5\nwarning: slow\ndebug: why\n"),
+        ("logging.getLogger().setLevel('ERROR')", ""),
+        ("logging.disable('INFO')", "warning: slow\n"),
+        ("logger.addHandler(logging.NullHandler())", ""),
+        ("logging.basicConfig(format='%(name)s %(message)s')", "lockstep slow\n"),
+        (
+            "logging.basicConfig(format='%(funcName)s %(message)s', level=20)",
+            "<module> resumed at step 5\n<module> slow\n",
+        ),
+        (
+            "log.info('before'); logging.basicConfig(format='%(message)s', level=20)",
+            "before\nresumed at step 5\nslow\n",
+        ),
+        ("log.info('before'); logger.setLevel('ERROR')", "before\n"),
+    ],
+)
+def test_a_script_sees_the_lines_once_in_the_way_it_has_chosen(configuration: str, shown: str) -> None:
+    assert said(f"{configuration}\n{LINES}") == shown
+
+
+@pytest.mark.process
+def test_of_other_workers_a_script_sees_warnings_alone() -> None:
+    assert said(LINES, RANK="0", WORLD_SIZE="2") == "resumed at step 5\nwarning: slow\n"
+    assert said(LINES, RANK="1", WORLD_SIZE="2") == "[worker 1] warning: slow\n"
+
+
+@pytest.mark.process
+def test_names_that_a_script_sees_stay_on_their_line() -> None:
+    assert said(f"log.info('Not read: %s', {HOSTILE!r})") == f"Not read: {ESCAPED}\n"
+    assert said("log.info('A handler was added'); assert not logger.handlers and not logging.root.handlers")

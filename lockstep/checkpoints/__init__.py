@@ -1,6 +1,13 @@
 """Checkpoints: written whole or not at all, verified when read, and readable without Lockstep."""
 
-from lockstep.checkpoints.retention import Retention
-from lockstep.checkpoints.store import Store
+from __future__ import annotations
 
-__all__ = ["Retention", "Store"]
+from typing import TYPE_CHECKING
+
+from lockstep.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from lockstep.checkpoints.retention import Retention as Retention
+    from lockstep.checkpoints.store import Store as Store
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

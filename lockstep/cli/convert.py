@@ -11,10 +11,11 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from lockstep.cli.shared import Command, format_size, show_progress
+from lockstep.cli.shared import Command, format_size
 from lockstep.errors import DataError
 from lockstep.listing import hint_for_path
 from lockstep.reporting.console import format_duration
+from lockstep.reporting.work import show_progress
 from lockstep.screen import log
 
 if TYPE_CHECKING:

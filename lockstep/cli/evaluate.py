@@ -19,8 +19,8 @@ from lockstep.errors import InputError
 
 if TYPE_CHECKING:
     from lockstep.checkpoints.store import Store
-    from lockstep.evaluation.evaluate import Weights
     from lockstep.evaluation.follow import Polling
+    from lockstep.evaluation.scores import Weights
     from lockstep.recipes.recipe import Recipe
 
 _FILES = {

@@ -9,6 +9,7 @@ from pathlib import Path
 from lockstep.cli.shared import Command, check_target, format_size
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
+from lockstep.reporting.work import show_elapsed
 from lockstep.screen import write_lines
 
 
@@ -31,9 +32,10 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     check_target(path, FORMATS, what, overwrite=arguments.force)
     check_packages(path.suffix)
     trained = trained_model(arguments.run, "average" if arguments.average else "raw")
-    parts = encode_model(trained, path.suffix)
-    with atomic_write(path, failure=InputError) as file:
-        num_bytes = sum(file.write(part) for part in parts)
+    with show_elapsed(f"exporting to {path}"):
+        parts = encode_model(trained, path.suffix)
+        with atomic_write(path, failure=InputError) as file:
+            num_bytes = sum(file.write(part) for part in parts)
     weights = "averaged" if arguments.average else "raw"
     write_lines(
         [f"{path}: {weights} weights of step {trained.step} of {trained.recipe.name}, {format_size(num_bytes)}"]

@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
+from lockstep.checks import check_together
 from lockstep.errors import InputError, RecipeError, WorkdirError
 from lockstep.listing import hint_for_path, shorten
 from lockstep.progress import End, Epochs, Hours, Steps
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find, names
+from lockstep.runs.inputs import check_inputs
 from lockstep.runs.workdir import RECIPE, Workdir
 
 _WRITERS = (
@@ -119,6 +122,13 @@ def _workdir(arguments: argparse.Namespace, name: str, folder: Path | None) -> P
         expected="no --workdir",
         hint=f"to begin another run by the same recipe: lockstep train {folder / RECIPE} --workdir {wanted}",
     )
+
+
+def check_without_torch(arguments: argparse.Namespace, run: GivenRun) -> None:
+    """Check what can be seen to be missing or wrong before torch is loaded; what is wrong is told together."""
+    path = None if arguments.rehearse else run.path
+    options = {"accept_changes": arguments.accept_changes, "fork_from": arguments.fork_from}
+    check_together([partial(check_inputs, run.recipe, path, **options), partial(check_files_wanted, arguments, run)])
 
 
 def check_files_wanted(arguments: argparse.Namespace, run: GivenRun) -> None:

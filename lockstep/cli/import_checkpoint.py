@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 from lockstep.cli.shared import Command, check_target, format_size
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
+from lockstep.reporting.work import show_progress
 from lockstep.screen import write_lines
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from lockstep.weights.layouts import Layout
     from lockstep.weights.names import Destination
     from lockstep.weights.source import TensorInfo, WeightSource
@@ -47,7 +50,11 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     mapping = WarmStart(name_map=arguments.map, prefer_average=arguments.average)
     source = open_weights(arguments.path)
     planned = assign_tensors(source, targets(source, mapping), mapping)
-    tensors = dict(planned.tensors(source))
+    tensors: dict[str, Tensor] = {}
+    with show_progress(f"importing {source.path}") as show:
+        for name, tensor in planned.tensors(source):
+            tensors[name] = tensor
+            show(len(tensors), len(planned.report.loaded))
     check_saveable({"weights": tensors})
     with atomic_write(path, failure=InputError) as file:
         for part in encode_tensors(tensors):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from lockstep import __version__
 from lockstep.cli import benchmark, convert, evaluate, export, import_checkpoint, inspect, predict, run, show, train
 from lockstep.cli.shared import EXIT_CODES, in_words_of_flags
 from lockstep.errors import InputError, LockstepError
-from lockstep.reporting.log import configure
-from lockstep.screen import Lines, log, one_line
+from lockstep.screen import Lines, log, one_line, show_log
+from lockstep.terminal import width_of, wrapped
 
 EXAMPLES = """examples:
   lockstep train mnist --towers 2 --workdir runs/mnist    train; the same again resumes
@@ -47,6 +47,18 @@ class _Parser(argparse.ArgumentParser):
         # The shell expands a pattern to names of files, which may hold anything.
         super().error(one_line(message))
 
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        super().exit(status, message and _fitted(message, sys.stderr))
+
+    def format_help(self) -> str:
+        return _fitted(super().format_help(), sys.stdout)
+
+
+def _fitted(text: str, stream: TextIO) -> str:
+    """Break the lines that are too long for a terminal: argparse leaves examples and messages as they are."""
+    width = width_of(stream)
+    return "\n".join(part for line in text.split("\n") for part in wrapped(line, width))
+
 
 def parser() -> argparse.ArgumentParser:
     """Make the parser of all commands."""
@@ -78,8 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = parse(given)
-    configure()
     command = COMMANDS[arguments.command]
+    if arguments.command != "run":  # a script decides on its own where log lines go
+        show_log()
     try:
         return command.run(arguments, given)
     except LockstepError as error:

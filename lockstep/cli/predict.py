@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.checks import NonNegativeInt, PositiveInt, check_value
-from lockstep.cli.shared import Command, check_output_folder, show_progress
+from lockstep.cli.shared import Command, check_output_folder
 from lockstep.cli.weights import add_weights_arguments, chosen_run
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
+from lockstep.reporting.work import show_progress
 from lockstep.screen import log, write_lines
 
 if TYPE_CHECKING:

@@ -61,7 +61,7 @@ def _work(argv: list[str]) -> int:
     script = Path(arguments.script).resolve()
     sys.argv = [str(script), *arguments.arguments]
     sys.path.insert(0, str(script.parent))
-    with join_workers(arguments.device) as worker:
+    with join_workers(arguments.device, shows_log=False) as worker:
         worker.pulse.at(0, "script")
         runpy.run_path(str(script), run_name="__main__")
     return 0

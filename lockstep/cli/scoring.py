@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.reporting.append import append_line
 from lockstep.reporting.events import EventFile, scalar_summary
 from lockstep.reporting.jsonl import without_nonfinite
+from lockstep.reporting.work import show_progress
 from lockstep.runs.build import CONFUSION, MISTAKES, Classification, Examples, build_state, prepared, task
 from lockstep.runs.inputs import check_same_classes
 from lockstep.runs.known_data import KnownData, class_names
@@ -125,15 +126,17 @@ class _Scoring:
             self._build(recipe)
         load_states(checkpoint, {"": self._state})
         how = self._run.recipe.evaluate
-        result = evaluate_unless_stopped(
-            self._state,
-            self._details.score,
-            self._held,
-            weights=self._run.weights,
-            micro_batch=how.micro_batch,
-            drop_last=how.drop_last,
-            metrics=self._details.metrics,
-        )
+        with show_progress(f"scoring {self._run.split}") if self._worker.is_chief else nullcontext() as progress:
+            result = evaluate_unless_stopped(
+                self._state,
+                self._details.score,
+                self._held,
+                weights=self._run.weights,
+                micro_batch=how.micro_batch,
+                drop_last=how.drop_last,
+                metrics=self._details.metrics,
+                progress=progress,
+            )
         if result and self._worker.is_chief:
             path = recipe.data.path_of(self._run.split)
             on = f", on {path}" if path else ""

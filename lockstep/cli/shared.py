@@ -1,4 +1,4 @@
-"""Shared by the commands: flags, the files they write, workers, and progress on the screen.
+"""Shared by the commands: flags, the files they write, and workers.
 
 Modules of commands load no torch: `lockstep --help` and the process that only launches workers need none.
 """
@@ -6,25 +6,21 @@ Modules of commands load no torch: `lockstep --help` and the process that only l
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import re
-import sys
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.cores import usable_cores
 from lockstep.errors import InputError, LockstepError
-from lockstep.reporting.console import format_duration, format_rate
-from lockstep.reporting.log import configure, is_terminal
-from lockstep.screen import log
+from lockstep.screen import show_log
 from lockstep.workers.environment import SHORT_WAITS
 
 if TYPE_CHECKING:
-    from lockstep.reporting.bar import Bar
     from lockstep.workers.rank import Worker
 
 EXIT_CODES = """exit codes:
@@ -42,8 +38,6 @@ ENVIRONMENT = f"""environment:
     GOMP_SPINCOUNT= lockstep train mnist"""
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
-_SECONDS_BETWEEN_DRAWINGS = 0.2
-_SECONDS_BETWEEN_LINES = 10.0
 
 
 class Command(NamedTuple):
@@ -161,13 +155,17 @@ def choose_num_workers(wanted: int | None, device: str | None, num_towers: int |
 
 
 @contextmanager
-def join_workers(device: str | None) -> Iterator[Worker]:
-    """Make this process a worker: its name stands in its log lines, and a signal ends the run after the step."""
+def join_workers(device: str | None, *, shows_log: bool = True) -> Iterator[Worker]:
+    """Make this process a worker: a signal ends the run after the step.
+
+    The chief's log is shown, and the warnings of other workers below their names; a script's log is its own.
+    """
     from lockstep.workers.rank import join
     from lockstep.workers.signals import stop_on_signals
 
     worker = join(device)
-    configure(None if worker.is_chief else worker.name)
+    if shows_log:
+        show_log(None if worker.is_chief else worker.name, level=logging.INFO if worker.is_chief else logging.WARNING)
     if worker.pulse.launched:
         yield worker
     else:
@@ -180,53 +178,3 @@ def worker_exit_code(worker: Worker, *, requeue: bool = False) -> int:
     from lockstep.parallel.launch import exit_code_of_stop
 
     return 0 if worker.pulse.launched else exit_code_of_stop(worker.pulse.stop_requested or "SIGTERM", requeue=requeue)
-
-
-@contextmanager
-def show_progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that shows, below a title, how many items of how many are done."""
-    display = _Display(title, sys.stderr)
-    try:
-        yield display.show
-    finally:
-        display.close()
-
-
-class _Display:
-    """The progress of some work: a bar on a terminal, else a line of the log every ten seconds."""
-
-    def __init__(self, title: str, stream: TextIO) -> None:
-        self._title, self._stream = title, stream
-        self._on_terminal = is_terminal(stream)
-        self._bar: Bar | None = None
-        self._first: tuple[int, float] | None = None
-        self._next = time.monotonic() + (0.0 if self._on_terminal else _SECONDS_BETWEEN_LINES)
-
-    def show(self, done: int, total: int) -> None:
-        """Show how many are done, if it is time to."""
-        now = time.monotonic()
-        # The pace is that of this start alone.
-        self._first = self._first or (done, now)
-        if now < self._next and not (done == total and self._bar):
-            return
-        num_since, seconds = done - self._first[0], now - self._first[1]
-        pace = num_since / seconds if seconds else 0.0
-        left = f"{format_duration((total - done) / pace)} left" if pace else ""
-        place = f"{self._title}: {done} of {total}"
-        if self._on_terminal:
-            self._draw(place, done / total, left, f"{format_rate(pace)}/s")
-        else:
-            log.info("%s", " | ".join(part for part in (place, f"{format_rate(pace)}/s", left) if part))
-        self._next = now + (_SECONDS_BETWEEN_DRAWINGS if self._on_terminal else _SECONDS_BETWEEN_LINES)
-
-    def close(self) -> None:
-        """Remove the bar from the terminal."""
-        if self._bar is not None:
-            self._bar.close()
-
-    def _draw(self, place: str, fraction: float, left: str, measures: str) -> None:
-        if self._bar is None:
-            from lockstep.reporting.bar import Bar  # only a terminal needs rich, 50 ms to import
-
-            self._bar = Bar(self._stream)
-        self._bar.draw(place, fraction, left, measures)

@@ -18,7 +18,8 @@ from lockstep.images.augment import HorizontalFlip
 from lockstep.images.resized_crops import RandomResizedCrop
 from lockstep.images.slim_presets import SLIM_PRESETS, inception_preset
 from lockstep.listing import did_you_mean
-from lockstep.readers.open import KNOWN, open_source
+from lockstep.readers.open import open_source
+from lockstep.readers.paths import KNOWN
 from lockstep.readers.reader import Reader
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from lockstep.checks import Hint, Range, check_value
 from lockstep.cli.shared import ENVIRONMENT, EXIT_CODES, Command, add_machine_arguments
+from lockstep.lazy import import_lazily
 
 SHIPPED_RECIPES = (
     "mnist",
@@ -23,7 +24,7 @@ SHIPPED_RECIPES = (
     "flowers_two_stages",
     "flowers_small",
 )
-"""The names of the shipped recipes, here for the help: `lockstep.recipes.shipped` loads torch."""
+"""The names of the shipped recipes, here for the help: `lockstep.recipes.shipped` takes 0.2 s to import."""
 
 PREEMPTION = """preemption:
   At SIGUSR1 or SIGTERM all workers end the step they are at, save, and the command ends; the same command goes on from
@@ -71,14 +72,18 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     from lockstep.parallel.launch import is_worker, launch
     from lockstep.parallel.watchdog import Limits
 
+    if is_worker() and not arguments.print_recipe:
+        return _work(list(argv))
+    # What can be refused without torch is refused here, before there is any other process.
+    import_lazily("torch", "numpy")
+    from lockstep.cli.given_run import check_without_torch, given_recipe, given_run
+
     if arguments.print_recipe:
-        from lockstep.cli.given_run import given_recipe
         from lockstep.recipes.toml import to_toml
 
         sys.stdout.write(to_toml(given_recipe(arguments)))
         return 0
-    if is_worker():
-        return _work(list(argv))
+    check_without_torch(arguments, given_run(arguments))
     if arguments.grace is not None:
         hint = Hint("give the seconds between the signal and the end of the machine")
         check_value("--grace", arguments.grace, Annotated[float, Range(gt=0, finite=False), hint])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.checks import check_together
-from lockstep.cli.given_run import GivenRun, check_files_wanted, given_run
+from lockstep.cli.given_run import GivenRun, check_without_torch, given_run
 from lockstep.cli.main import parse
 from lockstep.cli.scoring import log_scores
 from lockstep.cli.shared import choose_num_workers, join_workers, worker_exit_code
@@ -18,19 +18,17 @@ from lockstep.errors import InputError
 from lockstep.owner import scratch_folder
 from lockstep.progress import Steps
 from lockstep.recipes.recipe import Recipe
-from lockstep.reporting.log import configure
-from lockstep.runs.inputs import check_inputs
 from lockstep.runs.run import Run
 from lockstep.runs.start import check_sources
 from lockstep.runs.workdir import Result
-from lockstep.screen import log
+from lockstep.screen import log, show_log
 from lockstep.workers.devices import num_accelerators
 from lockstep.workers.rank import Worker
 
 
 def plan_training(argv: list[str]) -> dict[str, Any]:
     """Decide how many workers to start, and refuse what can be refused before."""
-    configure()
+    show_log()
     arguments = parse(argv)
     run = given_run(arguments)
     check_given(arguments, run)
@@ -42,11 +40,9 @@ def plan_training(argv: list[str]) -> dict[str, Any]:
 def check_given(arguments: argparse.Namespace, run: GivenRun) -> None:
     """Check all that a run needs before it begins; what is wrong is told together."""
     path = None if arguments.rehearse else run.path
-    options = {"accept_changes": arguments.accept_changes, "fork_from": arguments.fork_from}
     check_together(
         [
-            partial(check_inputs, run.recipe, path, **options),
-            partial(check_files_wanted, arguments, run),
+            partial(check_without_torch, arguments, run),
             partial(choose_workers, run.recipe),
             partial(check_sources, run.recipe, path, arguments.fork_from),
         ]

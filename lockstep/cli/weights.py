@@ -11,7 +11,7 @@ from lockstep.listing import closest_path
 
 if TYPE_CHECKING:
     from lockstep.checkpoints.store import Store
-    from lockstep.evaluation.evaluate import Weights
+    from lockstep.evaluation.scores import Weights
     from lockstep.recipes.recipe import Recipe
 
 

@@ -20,13 +20,13 @@ from pathlib import Path
 from lockstep.checks import check_one_of
 from lockstep.convert.image_folder import find_sets, labelled, shuffled
 from lockstep.convert.image_record import Box, LabelledImage, Synset
-from lockstep.convert.sharding import Progress
 from lockstep.durable import atomic_write
 from lockstep.errors import DataError
 from lockstep.listing import shorten
 from lockstep.readers.label_map import read_labels
 from lockstep.readers.voc import VocAnnotation, VocObject, read_voc_xml
 from lockstep.screen import log
+from lockstep.types import ProgressFunction
 
 _ENDING = ".JPEG"
 
@@ -120,7 +120,7 @@ def write_boxes(
     synsets: Collection[str] | None = None,
     *,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressFunction | None = None,
 ) -> BoxCounts:
     """Write the boxes of all files SYNSET/NAME.xml in a folder to one CSV file, in the order of their paths.
 
@@ -222,7 +222,7 @@ def _parse_box(row: Sequence[str], line: int) -> tuple[str, Box]:
 
 
 def sort_validation(
-    folder: Path, labels: Path, output: Path, how: str = "link", *, progress: Progress | None = None
+    folder: Path, labels: Path, output: Path, how: str = "link", *, progress: ProgressFunction | None = None
 ) -> int:
     """Put ILSVRC2012_val_00000001.JPEG and those after it into folders named after their classes; returns their number.
 

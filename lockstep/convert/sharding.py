@@ -27,9 +27,9 @@ from lockstep.errors import DataError, InputError
 from lockstep.records.shards import check_local
 from lockstep.records.tfrecord import frame
 from lockstep.screen import log
+from lockstep.types import ProgressFunction
 
 Item = TypeVar("Item")
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Settings(Checked):
     """Items that may be skipped; None: any number."""
     overwrite: bool = False
     """Overwrite the shards of another conversion."""
-    progress: Progress | None = None
+    progress: ProgressFunction | None = None
     """Called after each item with the numbers of items done and of all items."""
 
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from lockstep.data.bad_examples import ChooseRows, check_budget
-from lockstep.data.each_example import restore_global_generators, seed_global_generators
 from lockstep.data.order import Int64s
 from lockstep.data.rows import BatchRequest, Rows, RowsOf
+from lockstep.data.seeding import restore_global_generators, seed_global_generators, seeded_items
 from lockstep.errors import DataError, LockstepError
 from lockstep.images.augment import turns
 from lockstep.randomness import Draws
-from lockstep.readers.reader import draws_globally
+from lockstep.readers.reader import ItemReader, draws_globally
 from lockstep.tracing import now_reading, timed
 
 if TYPE_CHECKING:
@@ -215,6 +215,8 @@ def _unreadable(reader: Reader, indices: Int64s, error: Exception) -> DataError:
 
 def _read_seeded(reader: Reader, rows: Rows, seed: int) -> Fields:
     """Read examples one by one, each with the generators of the process seeded by its position."""
+    if isinstance(reader, ItemReader):
+        return reader.collate(seeded_items(reader, rows, seed), rows.indices)
     names = [reader.example_id(index) for index in rows.indices.tolist()]
     single = []
     with restore_global_generators():

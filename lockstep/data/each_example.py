@@ -7,19 +7,17 @@ draws from the global generators of the process: these are seeded for each examp
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from lockstep.checks import check_type
+from lockstep.data.seeding import restore_global_generators, seed_global_generators
 from lockstep.errors import DataError, InputError, LockstepError
 from lockstep.images.decode import EncodedImage
-from lockstep.randomness import Draws, key_of, mix
+from lockstep.randomness import Draws
 from lockstep.readers.reader import Collation
 
 Fields = dict[str, Any]
@@ -135,26 +133,3 @@ def _check_function(name: str, given: object) -> None:
 
 def _name(function: object) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
-
-
-_KEY = key_of("global generators")
-
-
-def seed_global_generators(seed: int, position: int) -> None:
-    """Seed Python's, numpy's and torch's generators by a hash of the seed and the position of an example."""
-    key = mix(seed, position, _KEY)
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(key)
-
-
-@contextmanager
-def restore_global_generators() -> Iterator[None]:
-    """Put the three global generators back, after the block, to where they were before it."""
-    python, numpy, of_torch = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.default_generator.set_state(of_torch)

@@ -6,21 +6,21 @@ An order says by arithmetic which example stands at a position of the stream, so
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from lockstep.checks import Checked, PositiveInt, wrong_type
 from lockstep.errors import InputError
 from lockstep.randomness import UInt64s, key_of, mix, mix_arrays
 
-Int64s = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Int64s: TypeAlias = "npt.NDArray[np.int64]"
 
 _ROUNDS = 6
-_HALF = np.uint64(32)
-_ONE = np.uint64(1)
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 class Order(Protocol):
@@ -145,7 +145,7 @@ def permuted(places: Int64s | UInt64s, keys: UInt64s, sizes: Int64s | int) -> In
 def _passed_once(values: UInt64s, keys: UInt64s, sizes: UInt64s) -> UInt64s:
     """Permute 0 to a * b - 1, where a * b is the first such product at or above the size with a = ceil(sqrt(size))."""
     num_rows = np.ceil(np.sqrt(sizes)).astype(np.uint64)
-    num_columns = (sizes + num_rows - _ONE) // num_rows
+    num_columns = (sizes + num_rows - np.uint64(1)) // num_rows
     rows, columns = np.divmod(values, num_columns)
     for number in range(0, _ROUNDS, 2):
         rows = _shifted(rows, num_rows, keys, number, columns)
@@ -157,18 +157,25 @@ def _passed_once(values: UInt64s, keys: UInt64s, sizes: UInt64s) -> UInt64s:
 def _shifted(half: UInt64s, modulus: UInt64s, keys: UInt64s, number: int, other: UInt64s) -> UInt64s:
     """One round: add a hash of the key, the round and the other half, modulo `modulus`."""
     # In place, and lighter than `mix_arrays`: this is most of what the stream costs when the examples lie in memory.
+    bits, first, second = _constants()
     shifted = other + np.uint64(number << 40)
     shifted ^= keys
-    shifted *= _FIRST
-    shifted ^= shifted >> _HALF
-    shifted *= _SECOND
-    shifted >>= _HALF
+    shifted *= first
+    shifted ^= shifted >> bits
+    shifted *= second
+    shifted >>= bits
     shifted *= modulus  # The upper half of 32 random bits times the modulus is a number below it.
-    shifted >>= _HALF
+    shifted >>= bits
     shifted += half
     # Unsigned: where nothing has to be taken off, the difference wraps round and is the larger of the two.
     reduced: UInt64s = np.minimum(shifted, shifted - modulus)
     return reduced
+
+
+@cache
+def _constants() -> tuple[np.uint64, np.uint64, np.uint64]:
+    """Return half the number of bits, and the factors of the hash; made once, and only when numpy is needed."""
+    return np.uint64(32), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 class _Layout:

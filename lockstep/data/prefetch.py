@@ -10,14 +10,16 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from lockstep.checks import Checked, NonNegativeFloat, NonNegativeInt, PositiveInt, check_type
 from lockstep.cores import usable_cores
 from lockstep.errors import InputError, WorkerError
-from lockstep.readers.reader import Reader
 from lockstep.screen import Lines, log
 from lockstep.tracing import StageSeconds, measure_stages
+
+if TYPE_CHECKING:
+    from lockstep.readers.reader import Reader
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

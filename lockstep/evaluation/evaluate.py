@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from lockstep.data.loader import EvaluationBatch, Loader
 from lockstep.errors import InputError
 from lockstep.evaluation.gathered_metrics import GatheredMetrics
 from lockstep.evaluation.precise_statistics import PreciseStatistics, recompute_statistics
-from lockstep.evaluation.scores import checked, counted, summed
+from lockstep.evaluation.scores import Weights, checked, counted, summed
 from lockstep.metrics.metric import Metric
 from lockstep.screen import log
 from lockstep.training.state import TrainState
@@ -28,12 +28,10 @@ from lockstep.workers.group import JSON
 from lockstep.workers.rank import join
 
 if TYPE_CHECKING:
-    from lockstep.types import ScoreFunction
+    from lockstep.types import ProgressFunction, ScoreFunction
 
 
 _MOST_NAMED = 10
-
-Weights = Literal["raw", "average"]
 
 NO_METRICS: Mapping[str, Metric] = MappingProxyType({})
 
@@ -90,6 +88,7 @@ def evaluate(
     statistics: PreciseStatistics | None = None,
     drop_last: bool = False,
     metrics: Mapping[str, Metric] = NO_METRICS,
+    progress: ProgressFunction | None = None,
 ) -> Evaluation:
     """Score a copy of the state's model, in evaluation mode, on every example of the loader's reader once.
 
@@ -111,6 +110,8 @@ def evaluate(
         statistics: the batch norm of the copy gets statistics computed afresh from these training batches.
         drop_last: leave out the last micro-batch if it is not full, as the reference trainers did.
         metrics: by name; the same names on all workers.
+        progress: called before and after each of this worker's micro-batches with the number of examples up to there,
+            and of all.
 
     Raises:
         InputError: a score is not one number an example, or is missing in a micro-batch; the state keeps no average;
@@ -123,7 +124,7 @@ def evaluate(
         if statistics is not None:
             recompute_statistics(model, score, statistics, join())
         size = micro_batch or loader.batch_size
-        result = _evaluate(model, score, loader, size, drop_last, metrics, stoppable=False)
+        result = _evaluate(model, score, loader, size, drop_last, metrics, progress, stoppable=False)
     assert result is not None, "nothing stops it"
     return replace(result, weights=weights, step=state.step)
 
@@ -137,6 +138,7 @@ def evaluate_unless_stopped(
     micro_batch: int | None = None,
     drop_last: bool = False,
     metrics: Mapping[str, Metric] = NO_METRICS,
+    progress: ProgressFunction | None = None,
 ) -> Evaluation | None:
     """Do what `evaluate` does; return None on all workers if one is asked to stop before it has scored its part.
 
@@ -145,7 +147,7 @@ def evaluate_unless_stopped(
     with join().pulse.during(state.step, "evaluate"):
         model = _scored_copy(state, weights)
         size = micro_batch or loader.batch_size
-        result = _evaluate(model, score, loader, size, drop_last, metrics, stoppable=True)
+        result = _evaluate(model, score, loader, size, drop_last, metrics, progress, stoppable=True)
     return result and replace(result, weights=weights, step=state.step)
 
 
@@ -156,6 +158,7 @@ def _evaluate(
     size: int,
     drop_last: bool,
     metrics: Mapping[str, Metric],
+    progress: ProgressFunction | None,
     *,
     stoppable: bool,
 ) -> Evaluation | None:
@@ -164,8 +167,11 @@ def _evaluate(
     feed = GatheredMetrics(metrics, worker)
     mine: list[JSON] = []
     stopped = False
+    num_examples = len(loader.reader) // size * size if drop_last else len(loader.reader)
     batches = loader.evaluation_batches(size, worker.rank, worker.num_workers, worker.device, drop_last=drop_last)
     with closing(batches):
+        if progress:
+            progress(0, num_examples)
         for batch in batches:
             worker.pulse.at(worker.pulse.step, worker.pulse.phase)  # It advances.
             stopped = stoppable and worker.pulse.stop_requested is not None
@@ -176,6 +182,8 @@ def _evaluate(
             sums, rows = counted(scores, batch.valid)
             mine.append([batch.position, batch.valid, sums, [list(bad) for bad in batch.bad]])
             feed.add(rows)
+            if progress:
+                progress(min(batch.position + size, num_examples), num_examples)
     feed.finish()
     gathered = worker.group.gather([stopped, mine])
     if any(stopped for stopped, _ in gathered):

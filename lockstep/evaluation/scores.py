@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from torch import Tensor
+import torch
 
 from lockstep.errors import InputError
 
-Rows = Mapping[str, tuple[Tensor, ...]]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Weights = Literal["raw", "average"]
+"""Which weights are scored: the parameters as they are, or their moving averages."""
+Rows: TypeAlias = "Mapping[str, tuple[Tensor, ...]]"
 """By the name of a metric, the arguments of its `update`: tensors with the examples first."""
 
 
@@ -75,7 +80,7 @@ def _sum(values: Sequence[float]) -> float:
 
 
 def _checked_score(name: str, values: object, size: int) -> Tensor:
-    if isinstance(values, Tensor) and values.shape == (size,):
+    if isinstance(values, torch.Tensor) and values.shape == (size,):
         return values
     raise InputError(
         f"The score {name!r} is not one number an example.",
@@ -94,7 +99,7 @@ def _checked_rows(name: str, value: object, metrics: Collection[str], size: int)
             hint=f'give the metric that takes it: evaluate(..., metrics={{"{name}": metric}})',
         )
     columns = value if isinstance(value, tuple) else ()
-    wrong = [each for each in columns if not (isinstance(each, Tensor) and each.shape[:1] == (size,))]
+    wrong = [each for each in columns if not (isinstance(each, torch.Tensor) and each.shape[:1] == (size,))]
     if wrong or not columns:
         raise InputError(
             f"The metric {name!r} cannot be given what the score function returned for it.",
@@ -106,6 +111,6 @@ def _checked_rows(name: str, value: object, metrics: Collection[str], size: int)
 
 
 def _kind(value: object) -> str:
-    if isinstance(value, Tensor):
+    if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return f"an empty {type(value).__name__}" if value == () else f"a {type(value).__name__}"

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.functional import pad
 
 from lockstep.checks import Checked, Hint, PositiveFloat, PositiveInt, Probability, Range, ordered
 from lockstep.errors import InputError
 from lockstep.images.decode import EncodedImage
 from lockstep.randomness import Draws
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LOCATION_FIELDS = ("boxes", "masks", "keypoints", "keypoint_visibility", "area")
 """The fields that say where objects are on an image, or how much of it they take."""
@@ -92,7 +93,7 @@ class RandomShift(Checked):
         images = image_tensor(batch, self.field, self)
         check_no_locations(batch, self)
         height, width = images.shape[2:]
-        padded = pad(images, [self.pixels] * 4)
+        padded = torch.nn.functional.pad(images, [self.pixels] * 4)
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (batch, channels, shifts, shifts, height, width)
         top, left = (
             torch.from_numpy(draws.integers(f"RandomShift {self.field} {axis}", 0, 2 * self.pixels + 1))
@@ -118,7 +119,7 @@ def encoded_images(batch: dict[str, Any], field: str, wanted_by: object) -> list
 def image_tensor(batch: dict[str, Any], field: str, wanted_by: object) -> Tensor:
     """Look up the images in a field of a batch: shape (batch, channels, height, width), any dtype."""
     images = batch.get(field)
-    if isinstance(images, Tensor) and images.ndim == 4:
+    if isinstance(images, torch.Tensor) and images.ndim == 4:
         return images
     raise _no_decoded_images(batch, field, wanted_by, "a tensor of shape (batch, channels, height, width)")
 
@@ -126,7 +127,7 @@ def image_tensor(batch: dict[str, Any], field: str, wanted_by: object) -> Tensor
 def colour_images(batch: dict[str, Any], field: str, wanted_by: object) -> Tensor:
     """Look up the decoded images in a field of a batch: uint8 of shape (batch, 3, height, width)."""
     images = batch.get(field)
-    if isinstance(images, Tensor) and images.dtype == torch.uint8 and images.ndim == 4 and images.shape[1] == 3:
+    if isinstance(images, torch.Tensor) and images.dtype == torch.uint8 and images.ndim == 4 and images.shape[1] == 3:
         return images
     raise _no_decoded_images(batch, field, wanted_by, "a uint8 tensor of shape (batch, 3, height, width)")
 
@@ -144,7 +145,7 @@ def _no_decoded_images(batch: dict[str, Any], field: str, wanted_by: object, exp
 def describe_field(batch: dict[str, Any], field: str) -> str:
     """Say for an error what a field of a batch holds, and which fields there are."""
     value = batch.get(field)
-    if isinstance(value, Tensor):
+    if isinstance(value, torch.Tensor):
         found = f"a tensor of shape {tuple(value.shape)}, {value.dtype}"
     elif isinstance(value, list) and value:
         found = f"a list of {', '.join(sorted({type(item).__name__ for item in value}))}"
@@ -175,7 +176,7 @@ def check_no_locations(batch: dict[str, Any], moved_by: object, consumed: str | 
 
 
 def _one_each(values: object) -> bool:
-    return isinstance(values, Tensor) and values.ndim == 1
+    return isinstance(values, torch.Tensor) and values.ndim == 1
 
 
 Share = Annotated[float, Range(gt=0, le=1)]

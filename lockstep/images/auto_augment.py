@@ -9,12 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from lockstep.checks import Checked, NonNegativeInt, PositiveInt, Range
 from lockstep.errors import InputError
@@ -22,7 +20,11 @@ from lockstep.images.augment import check_no_locations, colour_images
 from lockstep.images.jitter import grey
 from lockstep.randomness import Draws
 
-_Floats = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+_Floats: TypeAlias = "npt.NDArray[np.float64]"
 
 
 @dataclass(frozen=True)

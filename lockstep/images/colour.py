@@ -10,21 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lockstep.checks import Checked, NonNegativeFloat, Range, check_all, check_one_of, ordered
 from lockstep.errors import InputError
 from lockstep.images.normalisation import as_floats
 from lockstep.randomness import Draws
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Order = tuple[str, ...]
 """Names of operations."""
 
-Operations = Mapping[str, Callable[[Tensor, Tensor], Tensor]]
+Operations: TypeAlias = "Mapping[str, Callable[[Tensor, Tensor], Tensor]]"
 """By name, in the order of their columns: each maps images of shape (batch, 3, height, width) and numbers of shape
 (batch, 1, 1, 1) to images."""
 
@@ -94,6 +96,10 @@ def distort(images: Tensor, numbers: Tensor, orders: tuple[Order, ...] = INCEPTI
     return in_chosen_orders(images, numbers, orders, OPERATIONS, drawn_by="ColourDraws").clamp_(0, 1)
 
 
+def _brightened(values: Tensor, number: Tensor) -> Tensor:
+    return values + number
+
+
 def _contrasted(values: Tensor, factor: Tensor) -> Tensor:
     mean = values.mean(dim=(2, 3), keepdim=True)
     return torch.lerp(mean, values, factor)
@@ -127,7 +133,7 @@ def _bounds(red: Tensor, green: Tensor, blue: Tensor) -> tuple[Tensor, Tensor]:
 
 
 OPERATIONS: Operations = {
-    "brightness": torch.add,
+    "brightness": _brightened,
     "contrast": _contrasted,
     "saturation": _saturated,
     "hue": turned_hue,

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from lockstep.checks import Checked, NonNegativeInt, OneOf, PositiveInt, ordered
 from lockstep.errors import DataError, InputError
@@ -22,8 +20,12 @@ from lockstep.images.decode import AS_STORED, EncodedImage
 from lockstep.images.resizing import ANTIALIASED, METHODS, resized
 from lockstep.randomness import Draws
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
 Fields = dict[str, Any]
-Int64s = npt.NDArray[np.int64]
+Int64s: TypeAlias = "npt.NDArray[np.int64]"
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def scaled_sides(sides: Int64s, short: Int64s) -> Int64s:
 def _images(batch: Fields, field: str, wanted_by: object) -> Sequence[EncodedImage | Tensor]:
     """Look up the images of a field, encoded or decoded."""
     images = batch.get(field)
-    if isinstance(images, Tensor) and images.ndim == 4:
+    if isinstance(images, torch.Tensor) and images.ndim == 4:
         return images.unbind()
     return encoded_images(batch, field, wanted_by)
 
@@ -191,7 +193,7 @@ def _stacked(crops: list[Tensor], batch: Fields, crop: CropOrPad | RandomCrop | 
     if crops:
         return torch.stack(crops)
     given = batch[crop.field]
-    images = given if isinstance(given, Tensor) else torch.empty(0, 3, 0, 0, dtype=torch.uint8)
+    images = given if isinstance(given, torch.Tensor) else torch.empty(0, 3, 0, 0, dtype=torch.uint8)
     return images.new_empty(0, images.shape[1], crop.size, crop.size)
 
 

@@ -11,16 +11,17 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, NamedTuple
-
-from PIL.ImageFile import ImageFile
-from torch import Tensor
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from lockstep.checks import Checked, OneOf, PositiveInt, check_value
 from lockstep.errors import DataError, InputError
 from lockstep.images import jpeg, pillow
 from lockstep.images.jpeg import LIBRARIES, JpegDecoder, JpegHeader, check_raster_size
 from lockstep.tracing import timed
+
+if TYPE_CHECKING:
+    from PIL.ImageFile import ImageFile
+    from torch import Tensor
 
 DECODERS = ("auto", *LIBRARIES, "pillow")
 
@@ -126,7 +127,7 @@ class Decoding(Checked):
 
     def _raster(self, data: bytes, header: _Header, part: Region) -> Tensor:
         """Decode a part of the raster as it is stored."""
-        if isinstance(header.opened, ImageFile):
+        if not isinstance(header.opened, JpegHeader):
             return pillow.raster_of(header.opened, part)
         if (library := self._library) and jpeg.is_plain(data, header.opened):
             pixels = library.decode(data, header.opened, part)

@@ -6,20 +6,22 @@ Zhong et al., Random erasing data augmentation, 2017; rectangles by the law of t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from lockstep.checks import Checked, OneOf, Probability
 from lockstep.images.augment import Bounds, Shares, colour_images
 from lockstep.images.normalisation import IMAGENET_MEAN
 from lockstep.randomness import Draws, mix_arrays
 
-_Floats = npt.NDArray[np.float64]
-_Int64s = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+_Floats: TypeAlias = "npt.NDArray[np.float64]"
+_Int64s: TypeAlias = "npt.NDArray[np.int64]"
 
 _ATTEMPTS = 10
 _COLOURS = {"black": (0, 0, 0), "mean": tuple(round(255 * share) for share in IMAGENET_MEAN)}

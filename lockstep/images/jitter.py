@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
-from torch import Tensor
 
 from lockstep.checks import Checked, NonNegativeFloat, Probability, Range
 from lockstep.errors import InputError
 from lockstep.images.colour import Operations, Order, drawn_numbers, in_chosen_orders, turned_hue
 from lockstep.images.normalisation import as_floats, mean_in_steps
 from lockstep.randomness import Draws
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -20,19 +20,21 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from lockstep.screen import log
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 START = b"\xff\xd8\xff"
 TURBO = "libjpeg-turbo"
 """Stands in the name of every decoder that computes pixels as this library does."""
 
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
-_END = bytes([0xFF, _END_OF_IMAGE])
+_SCAN, _END = bytes([0xFF, _START_OF_SCAN]), bytes([0xFF, _END_OF_IMAGE])
 _FILL = 0xFF
 # Stuffed bytes, TEM, restarts and the start of the image: markers that no length follows.
 _WITHOUT_LENGTH = {0x00, 0x01, *range(0xD0, 0xD9)}
@@ -60,6 +62,8 @@ class JpegHeader(NamedTuple):
     """Where the content of each EXIF segment starts and stops; more than one is rare."""
     stop: int
     """Where its last segment stops: scans follow."""
+    has_gaps: bool
+    """Whether anything lies between its segments: what decoders accept there differs."""
 
 
 def read_jpeg_header(data: bytes) -> JpegHeader:
@@ -68,16 +72,18 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
     Raises:
         ValueError: it announces no frame, or an empty one, before the first scan.
     """
-    size, components, exif, stop = None, 0, [], 0
-    for marker, start, stop in _segments(data):
+    size, components, exif, stop, has_gaps = None, 0, [], 2, False
+    for marker, start, end in _segments(data):
+        has_gaps |= start != stop + _SEGMENT.size
+        stop = end
         if marker in _FRAMES and size is None:
             size = _two_bytes(data, start + 3), _two_bytes(data, start + 1)
             components = int.from_bytes(data[start + 5 : start + 6])
         elif marker == _EXIF_SEGMENT and data.startswith(_EXIF, start):
-            exif.append((start, stop))
+            exif.append((start, end))
     if size is None or not all(size):
         raise ValueError("no size in the header of a JPEG")
-    return JpegHeader(size, components, exif, stop)
+    return JpegHeader(size, components, exif, stop, has_gaps)
 
 
 def without_exif(data: bytes, header: JpegHeader) -> bytes:
@@ -94,8 +100,9 @@ def without_exif(data: bytes, header: JpegHeader) -> bytes:
 
 
 def is_plain(data: bytes, header: JpegHeader) -> bool:
-    """Say whether it is grey or of a screen's colours, and its end is marked, which it is not in a file cut short."""
-    return header.components in (1, 3) and data.rfind(_END, header.stop) >= 0
+    """Say whether it is grey or of a screen's colours, with a tidy header, a scan and an end: all decode it alike."""
+    is_tidy = not header.has_gaps and data.startswith(_SCAN, header.stop)
+    return is_tidy and header.components in (1, 3) and data.rfind(_END, header.stop) >= 0
 
 
 def orientation_of(exif: bytes) -> int:

@@ -15,15 +15,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Int32s = npt.NDArray[np.int32]
 _Int64s = npt.NDArray[np.int64]

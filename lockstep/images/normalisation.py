@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
-from torch import Tensor
 
 from lockstep.checks import Hint, PositiveFloat, check_value
 from lockstep.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Of red, green and blue in [0, 1], over ImageNet's training images."""
@@ -77,6 +79,11 @@ def as_floats(images: Tensor) -> Tensor:
 def scaled(images: Tensor) -> Tensor:
     """Convert uint8 to float32 in [0, 1]."""
     return images.float().mul_(1 / 255)
+
+
+def scale_image(images: Tensor) -> Tensor:
+    """Scale pixels 0 to 255 to float32 from -0.5 to 0.5, as the MNIST trainer does."""
+    return images.to(torch.float32) * (1 / 255) - 0.5
 
 
 def mean_in_steps(values: Tensor) -> Tensor:

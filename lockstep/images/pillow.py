@@ -7,32 +7,29 @@ some of which run other programs, and would warn of sizes by a limit of its own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from importlib import import_module
 from io import BytesIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 import PIL
 import torch
-from PIL import features
-from PIL.BmpImagePlugin import BmpImageFile
-from PIL.GifImagePlugin import GifImageFile
-from PIL.Image import Image
-from PIL.ImageFile import ImageFile
-from PIL.JpegImagePlugin import JpegImageFile
-from PIL.PngImagePlugin import PngImageFile
-from PIL.PpmImagePlugin import PpmImageFile
-from PIL.TiffImagePlugin import TiffImageFile
-from PIL.WebPImagePlugin import WebPImageFile
-from torch import Tensor
 
-_OPENERS: dict[bytes, Callable[[BytesIO], ImageFile]] = {
-    b"\xff\xd8\xff": JpegImageFile,
-    b"\x89PNG\r\n\x1a\n": PngImageFile,
-    b"RIFF": WebPImageFile,
-    b"GIF8": GifImageFile,
-    b"BM": BmpImageFile,
-    b"II*\0": TiffImageFile,
-    b"MM\0*": TiffImageFile,
-    **{b"P%d" % number: PpmImageFile for number in range(1, 7)},
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from PIL.ImageFile import ImageFile
+    from torch import Tensor
+
+_PLUGINS = {
+    b"\xff\xd8\xff": "Jpeg",
+    b"\x89PNG\r\n\x1a\n": "Png",
+    b"RIFF": "WebP",
+    b"GIF8": "Gif",
+    b"BM": "Bmp",
+    b"II*\0": "Tiff",
+    b"MM\0*": "Tiff",
+    **{b"P%d" % number: "Ppm" for number in range(1, 7)},
 }
 FORMATS = "JPEG, PNG, WebP, GIF, BMP, TIFF or PNM"
 
@@ -46,10 +43,17 @@ def open_image(data: bytes) -> ImageFile:
         ValueError: the first bytes are those of no format known here.
         Exception: anything, where the data is damaged.
     """
-    for start, opener in _OPENERS.items():
+    for start, name in _PLUGINS.items():
         if data.startswith(start):
-            return opener(BytesIO(data))
+            return _plugin(name)(BytesIO(data))
     raise ValueError(f"the first bytes {data[:12].hex(' ')}" if data else "no bytes")
+
+
+@cache
+def _plugin(name: str) -> Callable[[BytesIO], ImageFile]:
+    """Load a plugin: all of them would take 90 ms."""
+    opener: Callable[[BytesIO], ImageFile] = getattr(import_module(f"PIL.{name}ImagePlugin"), f"{name}ImageFile")
+    return opener
 
 
 def png_bytes(image: Image) -> bytes:
@@ -93,6 +97,8 @@ def raster_of(image: ImageFile, part: tuple[int, int, int, int] | None = None) -
 
 def version() -> str:
     """Name the versions of Pillow and of its JPEG library."""
+    from PIL import features
+
     turbo = features.version("libjpeg_turbo")
     library = f"libjpeg-turbo {turbo}" if turbo else f"libjpeg {features.version('jpg')}"
     return f"pillow {PIL.__version__} ({library})"

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from lockstep.checks import Checked, NonNegativeFloat, OneOf, PositiveInt
 from lockstep.errors import DataError, InputError
@@ -23,11 +21,15 @@ from lockstep.images.decode import EncodedImage, Region
 from lockstep.images.resizing import ANTIALIASED, LEGACY_METHODS, METHODS, resized
 from lockstep.randomness import Draws
 
-Int64s = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+Int64s: TypeAlias = "npt.NDArray[np.int64]"
 Fields = dict[str, Any]
-_Float32s = npt.NDArray[np.float32]
-_Float64s = npt.NDArray[np.float64]
-_Bools = npt.NDArray[np.bool_]
+_Float32s: TypeAlias = "npt.NDArray[np.float32]"
+_Float64s: TypeAlias = "npt.NDArray[np.float64]"
+_Bools: TypeAlias = "npt.NDArray[np.bool_]"
 
 RANDOM = "random"
 _TORCHVISION_ATTEMPTS = 10
@@ -314,7 +316,7 @@ def _rounded(values: _Float32s | _Float64s) -> Int64s:
 
 
 def _is_boxes(value: object) -> bool:
-    return isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == 4
+    return isinstance(value, torch.Tensor) and value.ndim == 2 and value.shape[1] == 4
 
 
 def _sizes(images: Sequence[EncodedImage]) -> tuple[Int64s, Int64s]:

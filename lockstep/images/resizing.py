@@ -7,17 +7,19 @@ Those four sample the image at i * (from / to), without half a pixel's offset; b
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from torch import Tensor
-from torch.nn.functional import interpolate
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ANTIALIASED = "antialiased"
 
 _ALL = slice(None)
 
 # For lengths from and to: the places to read, and their weights, both of shape (taps, to).
-_Taps = tuple[Tensor, Tensor]
+_Taps: TypeAlias = "tuple[Tensor, Tensor]"
 
 
 def resized(
@@ -44,7 +46,8 @@ def resized(
     if method == ANTIALIASED:
         # For images that are not contiguous torch has a slower kernel of the same bits.
         pixels = image[None].contiguous(memory_format=torch.channels_last)
-        return interpolate(pixels, (height, width), mode="bilinear", antialias=True)[0, :, rows, columns]
+        resampled_all = torch.nn.functional.interpolate(pixels, (height, width), mode="bilinear", antialias=True)
+        return resampled_all[0, :, rows, columns]
     values = resampled(image.contiguous().float(), height, width, method, rows, columns)
     return values.round_().clamp_(0, 255).to(torch.uint8)
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from lockstep.checks import check_one_of
 from lockstep.images.augment import Augment, HorizontalFlip
@@ -20,6 +19,9 @@ from lockstep.images.colour import FAST_ORDERS, SLIM_ORDERS, ColourDraws, Order,
 from lockstep.images.crops import CropOrPad, RandomCrop, ShortSideCrop
 from lockstep.images.normalisation import centred, scaled, standardised
 from lockstep.images.resized_crops import RANDOM, CentralCrop, DistortedCrop
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _IMAGE, _COLOUR = "image", "image.colour"
 _VGG_MEANS = (123.68, 116.78, 103.94)  # of red, green and blue

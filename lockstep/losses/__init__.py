@@ -3,19 +3,21 @@
 All take predictions or logits, labels, then by name their own parameters, `weights` and `reduction`.
 """
 
-from lockstep.losses.classification import hinge_loss, sigmoid_cross_entropy, softmax_cross_entropy
-from lockstep.losses.regression import absolute_difference, cosine_distance, squared_error
-from lockstep.losses.regularization import L1, L2
-from lockstep.losses.weighting import weighted_loss
+from __future__ import annotations
 
-__all__ = [
-    "L1",
-    "L2",
-    "absolute_difference",
-    "cosine_distance",
-    "hinge_loss",
-    "sigmoid_cross_entropy",
-    "softmax_cross_entropy",
-    "squared_error",
-    "weighted_loss",
-]
+from typing import TYPE_CHECKING
+
+from lockstep.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from lockstep.losses.classification import hinge_loss as hinge_loss
+    from lockstep.losses.classification import sigmoid_cross_entropy as sigmoid_cross_entropy
+    from lockstep.losses.classification import softmax_cross_entropy as softmax_cross_entropy
+    from lockstep.losses.regression import absolute_difference as absolute_difference
+    from lockstep.losses.regression import cosine_distance as cosine_distance
+    from lockstep.losses.regression import squared_error as squared_error
+    from lockstep.losses.regularization import L1 as L1
+    from lockstep.losses.regularization import L2 as L2
+    from lockstep.losses.weighting import weighted_loss as weighted_loss
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
-from torch import Tensor, nn
 
 from lockstep.checks import Checked, Hint, PositiveFloat
 from lockstep.errors import InputError
@@ -16,6 +15,9 @@ from lockstep.listing import shorten
 from lockstep.losses.weighting import widened
 from lockstep.norms import norms_of
 from lockstep.selection import Patterns, selected
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,12 @@ class BoundRegularizer:
         self._value = value
         self._tensors = {i: chosen[name] for i, name in enumerate(parameters) if name in chosen}
 
-    @torch.no_grad()
     def loss(self) -> float:
         """Compute the penalty on the parameters as they are now."""
-        norms = norms_of([tensor.detach() for tensor in self._tensors.values()], self._value.order)
-        return self._value.weight / self._value.order * sum(norm**self._value.order for norm in norms)
+        with torch.no_grad():
+            norms = norms_of([tensor.detach() for tensor in self._tensors.values()], self._value.order)
+            return self._value.weight / self._value.order * sum(norm**self._value.order for norm in norms)
 
-    @torch.no_grad()
     def add_gradients(self, gradients: Sequence[Tensor | None], *, owned: bool = False) -> list[Tensor | None]:
         """Add the penalty's gradients to those given, in a new list; tensors are changed in place only if owned.
 
@@ -130,20 +131,21 @@ class BoundRegularizer:
                 in TensorFlow, where the penalty is part of the loss that is differentiated.
             owned: nobody else holds them.
         """
-        added = list(gradients)
-        slopes = dict(zip(self._tensors, self._value.slopes(list(self._tensors.values())), strict=True))
-        for index in [i for i in slopes if added[i] is None]:
-            added[index] = self._value.weight * slopes.pop(index)
-        given = [g for i in slopes if (g := added[i]) is not None]
-        if not given:  # torch refuses empty lists
+        with torch.no_grad():
+            added = list(gradients)
+            slopes = dict(zip(self._tensors, self._value.slopes(list(self._tensors.values())), strict=True))
+            for index in [i for i in slopes if added[i] is None]:
+                added[index] = self._value.weight * slopes.pop(index)
+            given = [g for i in slopes if (g := added[i]) is not None]
+            if not given:  # torch refuses empty lists
+                return added
+            if owned:
+                torch._foreach_add_(given, list(slopes.values()), alpha=self._value.weight)
+                return added
+            sums = torch._foreach_add(given, list(slopes.values()), alpha=self._value.weight)
+            for index, gradient in zip(slopes, sums, strict=True):
+                added[index] = gradient
             return added
-        if owned:
-            torch._foreach_add_(given, list(slopes.values()), alpha=self._value.weight)
-            return added
-        sums = torch._foreach_add(given, list(slopes.values()), alpha=self._value.weight)
-        for index, gradient in zip(slopes, sums, strict=True):
-            added[index] = gradient
-        return added
 
 
 def _sum_of_powers(tensors: Sequence[Tensor], power: int) -> Tensor:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
-from torch import Tensor
 
 from lockstep.checks import check_one_of, wrong_type
 from lockstep.errors import InputError
 
-Weights = float | Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Weights: TypeAlias = "float | Tensor"
 """A number, or a tensor that fits the first dimensions of the losses."""
 
 Reduction = Literal["mean", "sum", "none"]
@@ -34,7 +36,7 @@ def weighted_loss(losses: Tensor, *, weights: Weights = 1.0, reduction: Reductio
     """
     check_one_of("reduction", reduction, ("mean", "sum", "none"))
     losses = widened(losses)
-    factors = _fitted(weights, losses) if isinstance(weights, Tensor) else _number(weights)
+    factors = _fitted(weights, losses) if isinstance(weights, torch.Tensor) else _number(weights)
     weighted = losses if isinstance(factors, float) and factors == 1.0 else losses * factors
     if reduction == "none":
         return weighted
@@ -44,7 +46,7 @@ def weighted_loss(losses: Tensor, *, weights: Weights = 1.0, reduction: Reductio
 
 def _num_present(factors: Weights, losses: Tensor) -> int | Tensor:
     # At least 1: where nothing is present the sum is 0 already. A tensor stays on its device, nobody waits for it.
-    if isinstance(factors, Tensor):
+    if isinstance(factors, torch.Tensor):
         return torch.count_nonzero(factors.expand_as(losses)).clamp(min=1)
     return max(1, losses.numel())
 

@@ -1,6 +1,14 @@
 """Metrics: scores of single examples, shape (batch,), and of all examples together; for `lockstep.evaluate`."""
 
-from lockstep.metrics.classification import ConfusionMatrix, in_top_k
-from lockstep.metrics.worst_mistakes import WorstMistakes
+from __future__ import annotations
 
-__all__ = ["ConfusionMatrix", "WorstMistakes", "in_top_k"]
+from typing import TYPE_CHECKING
+
+from lockstep.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from lockstep.metrics.classification import ConfusionMatrix as ConfusionMatrix
+    from lockstep.metrics.classification import in_top_k as in_top_k
+    from lockstep.metrics.worst_mistakes import WorstMistakes as WorstMistakes
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

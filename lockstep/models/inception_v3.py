@@ -7,14 +7,12 @@ torchvision's, so that its files fit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lockstep.checks import Checked, Decay, Fraction, Hint, PositiveFloat, PositiveInt
 from lockstep.models.initial_weights import (
     check_images,
     clear_statistics,
@@ -22,8 +20,8 @@ from lockstep.models.initial_weights import (
     truncated_normal,
     without_memory,
 )
+from lockstep.models.values import InceptionV3
 
-Initialization = Literal["truncated_normal", "variance_scaling"]
 _Size = int | tuple[int, int]
 
 # Standard deviations before the cut.
@@ -33,40 +31,6 @@ _FINAL_STDDEV = 0.01
 
 LEAST_CHANNELS = 16
 """No convolution has fewer, however small the depth multiplier."""
-
-
-@dataclass(frozen=True)
-class InceptionV3(Checked):
-    """Inception-v3 as a value of a recipe.
-
-    The defaults are the reference trainer's. For the weights that torchvision offers, which expect values from -1 to 1
-    too, set `num_classes=1000, batch_norm_scale=True, average_over_padding=True`.
-    """
-
-    image_size: ClassVar[int] = 299
-    smallest_image: ClassVar[int] = 75
-
-    num_classes: PositiveInt = 1001
-    """With the background, which has label 0 in the ImageNet records."""
-    auxiliary: bool = True
-    """A second head on the last map of 17x17: it is trained and saved, and used in training alone."""
-    dropout: Fraction = 0.2
-    """The share of the values before the last layer that are left out."""
-    batch_norm_decay: Annotated[Decay, Hint("write batch_norm_decay=0.9997")] = 0.9997
-    """The share of the moving statistics that a step keeps."""
-    batch_norm_epsilon: Annotated[PositiveFloat, Hint("write batch_norm_epsilon=0.001")] = 0.001
-    batch_norm_scale: bool = False
-    """Batch norm multiplies after it has normalised, and does not only add."""
-    average_over_padding: bool = False
-    """The average pools count the zeros around a map, as torchvision's do and TensorFlow's do not."""
-    depth_multiplier: Annotated[PositiveFloat, Hint("write depth_multiplier=0.5 for half the channels")] = 1.0
-    """Scales the channels of each convolution, of which 16 always remain: below 1 for a smaller net."""
-    initial_weights: Initialization = "truncated_normal"
-    """Fixed standard deviations, as in the reference trainer; or by the inputs of a layer, as in the TF-Slim nets."""
-
-    def build(self, seed: int) -> InceptionV3Net:
-        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
-        return InceptionV3Net(self, generator=Generator().manual_seed(seed))
 
 
 class InceptionLogits(NamedTuple):

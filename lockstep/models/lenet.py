@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lockstep.checks import Checked, Fraction, PositiveInt
 from lockstep.models.initial_weights import check_images, truncated_normal, without_memory
+from lockstep.models.values import LeNet
 
 _STDDEV = 0.1
-
-
-@dataclass(frozen=True)
-class LeNet(Checked):
-    """LeNet as a value of a recipe."""
-
-    image_size: ClassVar[int] = 28
-    smallest_image: ClassVar[int] = 28
-
-    num_classes: PositiveInt = 10
-    channels: PositiveInt = 1
-    """Of the images: 1 for grey ones, 3 for colour."""
-    dropout: Fraction = 0.5
-    """The share of the values before the last layer that are left out in training."""
-
-    def build(self, seed: int) -> LeNetNet:
-        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
-        return LeNetNet(self, generator=Generator().manual_seed(seed))
 
 
 class LeNetNet(nn.Module):

@@ -6,9 +6,6 @@ the net fragile at the reference's rate of 0.1: where all ten die, it never lear
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
@@ -58,22 +55,6 @@ class MnistNet(nn.Module):
         hidden = F.relu(self.local3(hidden.flatten(1)))
         scores: Tensor = self.softmax_linear(F.relu(self.local4(hidden)))
         return scores
-
-
-@dataclass(frozen=True)
-class Mnist:
-    """The MNIST net as a value of a recipe."""
-
-    lrn: bool = False
-    """Local response normalisation around the second convolution."""
-
-    num_classes: ClassVar[int] = NUM_CLASSES
-    image_size: ClassVar[int] = 28
-    smallest_image: ClassVar[int] = 28
-
-    def build(self, seed: int) -> MnistNet:
-        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
-        return MnistNet(lrn=self.lrn, generator=Generator().manual_seed(seed))
 
 
 def _initialise(layer: nn.Conv2d | nn.Linear, std: float, bias: float, generator: Generator | None) -> None:

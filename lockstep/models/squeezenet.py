@@ -7,38 +7,15 @@ repository, and takes 2.4 times less computation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lockstep.checks import Checked, Fraction, PositiveInt, Range
 from lockstep.models.initial_weights import check_images, without_memory
+from lockstep.models.values import SqueezeNet
 
 _FINAL_STDDEV = 0.01
-_NUM_FIRES = 8
-
-
-@dataclass(frozen=True)
-class SqueezeNet(Checked):
-    """SqueezeNet 1.1 as a value of a recipe."""
-
-    image_size: ClassVar[int] = 224
-    smallest_image: ClassVar[int] = 17
-
-    num_classes: PositiveInt = 1000
-    dropout: Fraction = 0.5
-    """The share of the values before the last layer that are left out in training."""
-    fires_seen: Annotated[int, Range(ge=1, le=_NUM_FIRES)] | None = None
-    """How many Fire modules, from the last one back, the last layer sees: it gets the means of all their channels,
-    normalised together, and learns more from few images. None is the published net, whose last layer sees the last map
-    place by place."""
-
-    def build(self, seed: int) -> SqueezeNetNet:
-        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
-        return SqueezeNetNet(self, generator=Generator().manual_seed(seed))
 
 
 class Fire(nn.Module):

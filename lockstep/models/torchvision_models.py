@@ -11,15 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Annotated, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 import torch
-from torch import nn
 
 from lockstep.checks import Checked, Hint, PositiveInt, check_type
 from lockstep.errors import InputError
 from lockstep.listing import shorten
-from lockstep.models.inception_v3 import InceptionV3
+from lockstep.models.values import InceptionV3
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _INCEPTION = "inception_v3"
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
-from torch import Tensor
 
 from lockstep.checks import Fraction, Hint, NonNegativeFloat
 from lockstep.optim.kernels import fused_adam
 from lockstep.optim.optimizers import WeightDecay
 from lockstep.optim.rules import Chunk, Rule, in_float32, slot
 from lockstep.optim.schedules import LearningRate
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Betas = Annotated[tuple[Fraction, Fraction], Hint("write betas=(0.9, 0.999)")]
 """The decays of the means of the gradients and of their squares."""

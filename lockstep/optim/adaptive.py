@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
-from torch import Tensor
 
 from lockstep.checks import Fraction, Hint, NonNegativeFloat, PositiveFloat, Range
 from lockstep.errors import InputError
@@ -14,6 +13,9 @@ from lockstep.optim.kernels import fused_adagrad
 from lockstep.optim.optimizers import WeightDecay
 from lockstep.optim.rules import Chunk, Rule, in_float32, slot
 from lockstep.optim.schedules import LearningRate
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

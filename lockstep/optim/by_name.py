@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from lockstep.checks import check_type, wrong_type
 from lockstep.errors import InputError
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.optimizers import Optimizer, of_another
 from lockstep.selection import pattern_of_each
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

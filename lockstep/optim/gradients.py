@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from lockstep.errors import InputError
 from lockstep.norms import norms_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Gradients:

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from lockstep.optim.rules import Chunk
 
-# The kernels want slots of the parameters' dtype, for which 16 bits are too few.
-_DTYPES = {torch.float32, torch.float64}
 _DEVICES = {"sgd": {"cpu", "cuda"}, "adam": {"cpu", "cuda"}, "adamw": {"cpu", "cuda"}, "adagrad": {"cpu"}}
 """Of torch 2.11, the oldest supported."""
 
@@ -26,7 +25,8 @@ def can_fuse(parameters: Sequence[Tensor], kernel: str = "sgd") -> bool:
     if not hasattr(torch, f"_fused_{kernel}_") or len({(p.device, p.dtype) for p in parameters}) != 1:
         return False
     device, dtype = parameters[0].device.type, parameters[0].dtype
-    if dtype not in _DTYPES or device not in _DEVICES[kernel]:
+    # The kernels want slots of the parameters' dtype, for which 16 bits are too few.
+    if dtype not in (torch.float32, torch.float64) or device not in _DEVICES[kernel]:
         return False
     return all(map(_is_dense, parameters))
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Annotated, Any, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from lockstep.checks import NonNegativeFloat, check_value
 from lockstep.errors import CheckpointError
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.resolution import describe_schedule, resolve_schedule
 from lockstep.optim.schedules import Constant, LearningRate, Schedule, rate_at
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _check_weight_decay(name: str, decay: object) -> None:

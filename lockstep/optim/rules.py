@@ -10,10 +10,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
 
 from lockstep.checks import Checked, plain
 from lockstep.errors import InputError
@@ -22,6 +21,9 @@ from lockstep.optim.gradients import Gradients
 from lockstep.optim.optimizers import Scheduled, WeightDecay, of_another
 from lockstep.optim.schedules import LearningRate
 from lockstep.selection import assigned, selected
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _CACHED_ELEMENTS = 1 << 18
 

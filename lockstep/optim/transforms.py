@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Protocol, cast
 
 import torch
-from torch import Tensor
 
 from lockstep.checks import Checked, Hint, Range, check_type
 from lockstep.errors import InputError
@@ -17,6 +16,9 @@ from lockstep.norms import norms_of
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.schedules import Schedule, rate_at
 from lockstep.selection import Patterns, pattern_of_each, selected
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BoundTransform = Callable[[Gradients, int], None]
 """`transform(gradients, step)` changes the gradients of the update that follows `step` completed ones."""
@@ -159,15 +161,15 @@ class _UnitClip:
         self._num_units = {i: len(w) for i, w in weights.items() if i not in self._one_unit}
         self._runs = _runs({i: weights[i] for i in self._num_units})
 
-    @torch.no_grad()
     def __call__(self, gradients: Gradients, step: int) -> None:
         """Clip the units whose norms are above their limits."""
-        _refuse_rows([gradients.names[i] for i in gradients.rows if i in self._weights])
-        norms = gradients.norms
-        # No limit is lower than this, and no norm of a unit higher than that of the whole.
-        suspects = {i for i in self._weights if norms[i] > self._value.clip_factor * self._value.eps}
-        self._clip_units([kept for run in self._runs if (kept := [i for i in run if i in suspects])], gradients)
-        self._clip_wholes(sorted(self._one_unit & suspects), norms, gradients)
+        with torch.no_grad():
+            _refuse_rows([gradients.names[i] for i in gradients.rows if i in self._weights])
+            norms = gradients.norms
+            # No limit is lower than this, and no norm of a unit higher than that of the whole.
+            suspects = {i for i in self._weights if norms[i] > self._value.clip_factor * self._value.eps}
+            self._clip_units([kept for run in self._runs if (kept := [i for i in run if i in suspects])], gradients)
+            self._clip_wholes(sorted(self._one_unit & suspects), norms, gradients)
 
     def _clip_wholes(self, indices: Sequence[int], norms: Sequence[float], gradients: Gradients) -> None:
         sizes = norms_of([self._weights[i] for i in indices])

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from lockstep.errors import InputError, LockstepError, PeerLostError
 from lockstep.parallel.watchdog import FailureKind
-from lockstep.screen import outlive_terminal
+from lockstep.terminal import outlive_terminal
 from lockstep.workers import pulse as pulses
 from lockstep.workers.channel import Channel
 from lockstep.workers.signals import pass_on_notices

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from lockstep.checks import check_type, wrong_type
 from lockstep.errors import InputError
-from lockstep.parallel.transports import CollectiveTransport, SharedMemoryTransport
 from lockstep.parallel.tree import PartialSum, TreeSum
-from lockstep.workers.rank import Worker
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from lockstep.workers.rank import Worker
 
 TransportName = Literal["shared_memory", "gloo", "nccl"]
 Counts = Mapping[str, "float | Tensor"]
@@ -90,6 +90,8 @@ class AllReduce:
         """Connect this worker with the others; all of them call it together."""
         if worker.num_workers == 1:
             return _NoTransport()
+        from lockstep.parallel.transports import CollectiveTransport, SharedMemoryTransport
+
         name = self.resolve(worker)
         if name == "shared_memory":
             self._check_one_cpu_host(worker)

@@ -23,7 +23,8 @@ from lockstep.parallel.entry import reference
 from lockstep.parallel.forkserver import ForkServer
 from lockstep.parallel.supervisor import STOPPED_EARLY, TICK_SECONDS, RunOutcome, Supervisor
 from lockstep.parallel.watchdog import Limits, root_cause
-from lockstep.screen import Lines, log, outlive_terminal
+from lockstep.screen import Lines, log
+from lockstep.terminal import outlive_terminal
 from lockstep.workers.channel import Channel
 from lockstep.workers.signals import notices
 

@@ -15,11 +15,10 @@ from lockstep.listing import shorten
 from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts
 from lockstep.readers.image_files import FileNames, bytes_of, load_decoder
 from lockstep.readers.label_map import BACKGROUND, read_labels
+from lockstep.readers.paths import ENDINGS
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.records.shards import check_local
 from lockstep.screen import log
-
-ENDINGS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
 
 
 class ImageFolder:

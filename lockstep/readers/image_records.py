@@ -197,21 +197,22 @@ def boxes_of(examples: Sequence[ParsedExample], prefix: str) -> list[Tensor]:
     A DataError names an example whose features differ in length, and a box that is no number, upside down, or farther
     outside, as boxes in pixels are.
     """
-    boxes = [_boxes_of(example, prefix) for example in examples]
-    joined = np.concatenate([np.empty((0, 4), np.float32), *boxes])
+    edges = [[example.float32s(prefix + edge) for example in examples] for edge in EDGES]
+    counts = _counts(edges, examples, prefix)
+    joined = np.stack([np.concatenate([np.empty(0, np.float32), *values]) for values in edges], axis=1)
     usable = (joined >= -_BEYOND) & (joined <= 1 + _BEYOND)  # NaN is neither
     if usable.all():
         usable[:, :2] = joined[:, :2] <= joined[:, 2:]
     if not usable.all():
         wrong = int(np.flatnonzero(~usable.all(1))[0])
-        example = examples[int(np.searchsorted(np.cumsum([len(each) for each in boxes]), wrong, side="right"))]
+        example = examples[int(np.searchsorted(np.cumsum(counts), wrong, side="right"))]
         edge = EDGES[int(usable[wrong].argmin())]
         raise example.unusable(
             prefix + edge,
             "shares of height and width from 0 to 1, the top before the bottom and the left before the right",
             given="a box of top, left, bottom and right " + ", ".join(f"{share:g}" for share in joined[wrong]),
         )
-    return list(torch.split(torch.from_numpy(joined.clip(0, 1)), [len(each) for each in boxes]))
+    return list(torch.split(torch.from_numpy(joined.clip(0, 1)), counts))
 
 
 def places_with_area(boxes: Sequence[Tensor]) -> dict[int, list[int]]:
@@ -232,11 +233,11 @@ def check_decoding(features: Iterable[str], decoding: Decoding) -> None:
         check_not_turned(decoding)
 
 
-def _boxes_of(example: ParsedExample, prefix: str) -> Float32s:
-    """Return the boxes of a record, unchecked, shape (boxes, 4)."""
-    edges = [example.float32s(prefix + edge) for edge in EDGES]
-    count = max(map(len, edges))
-    for edge, values in zip(EDGES, edges, strict=True):
-        if len(values) != count:
-            raise example.unusable(prefix + edge, f"{count} values of float32, as many as of another edge")
-    return np.stack(edges, axis=1)
+def _counts(edges: Sequence[Sequence[Float32s]], examples: Sequence[ParsedExample], prefix: str) -> list[int]:
+    """Return each example's number of boxes; an error names one whose edges differ in number."""
+    counts = [max(map(len, of_one)) for of_one in zip(*edges, strict=True)]
+    for example, count, of_one in zip(examples, counts, zip(*edges, strict=True), strict=True):
+        for edge, values in zip(EDGES, of_one, strict=True):
+            if len(values) != count:
+                raise example.unusable(prefix + edge, f"{count} values of float32, as many as of another edge")
+    return counts

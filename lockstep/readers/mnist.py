@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from lockstep.durable import atomic_write
 from lockstep.errors import DataError, InputError
@@ -121,11 +120,6 @@ def mnist_records(paths: str | Path | Sequence[str | Path], *, verify: bool = Tr
     Its batches are {"image": uint8 (batch, 1, 28, 28), "label": int64 (batch,)}.
     """
     return Records(paths, _FIELDS, verify=verify, cache=cache)
-
-
-def scale_image(images: Tensor) -> Tensor:
-    """Scale pixels 0 to 255 to float32 from -0.5 to 0.5, on their device."""
-    return images.to(torch.float32) * (1 / 255) - 0.5
 
 
 def mnist_folder(folder: str | Path | None = None, cache: Cache = None) -> Path:

@@ -15,9 +15,20 @@ from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.listing import hint_for_path, shorten
 from lockstep.readers.coco import Coco
-from lockstep.readers.image_folder import ENDINGS, ImageFolder
+from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.image_records import ImageRecords, Schema
 from lockstep.readers.mnist import mnist_records
+from lockstep.readers.paths import (
+    ENDINGS,
+    RECORDS,
+    TAR,
+    annotations_among,
+    classes_among,
+    entries_of,
+    held,
+    shards_among,
+    unknown_data,
+)
 from lockstep.readers.reader import Reader
 from lockstep.readers.schemas import DetectionSchema, ImageNetSchema
 from lockstep.readers.tar_shards import TarShards
@@ -27,18 +38,7 @@ from lockstep.records.index_cache import Cache
 from lockstep.records.shards import check_local, expand_braces, find_shards
 from lockstep.records.tfrecord import read_all
 
-KNOWN = (
-    "a folder with a folder of images for each class; TFRecord files or tar shards, their folder or a pattern; "
-    "VOC's folder; or COCO's annotations.json, with :FOLDER after it where its images are not beside it"
-)
-"""What `open_source` opens, in words."""
-
-_RECORDS = re.compile(r"-\d+-of-\d+|\.(tfrecord|record)s?(\.|-|$)")
-_TAR = re.compile(r"\.tar$")
 _NUMBER_OF_SHARD = re.compile(r"\d+(?=-of-\d|\.tar$|\.(tfrecord|record))")
-
-_SETS = frozenset(("train", "validation", "valid", "val", "test"))
-"""Names of folders of sets, which hold the folders of classes."""
 
 _IMAGE, _PIXELS, _LABEL = "image/encoded", "image_raw", "image/class/label"
 _OBJECTS = "image/object/"
@@ -88,102 +88,18 @@ def open_source(
     return _open_files(find_shards(expand_braces(text)), text, options)
 
 
-def check_there(path: str | Path) -> None:
-    """Refuse a path or a pattern that leads nowhere, without opening the data."""
-    check_local(path)
-    file = str(path).partition(".json:")[0] + ".json" if ".json:" in str(path) else str(path)
-    if Path(file).exists():
-        return
-    files = find_shards(expand_braces(file))
-    if missing := [found for found in files if not found.exists()]:
-        raise DataError(
-            f"There is no data at {path}.",
-            given=f"no file {missing[0]}",
-            expected=KNOWN,
-            hint=hint_for_path(file) if len(files) == 1 else "check the path",
-        )
-
-
-def class_folders(folder: str | Path) -> tuple[str, ...]:
-    """Return the names of the classes if `open_source` would read this folder as an `ImageFolder`; else none.
-
-    The folder alone is listed. One without any kind of data that is known is a DataError.
-    """
-    entries = _listed(Path(folder))
-    is_other = _shards_among(entries) or _annotations_among(entries)
-    return () if is_other else _classes_among(Path(folder), entries)
-
-
-def found_from(folder: Path, path: str) -> str:
-    """Return a path as it is, or if it leads nowhere, and in another folder somewhere, the one in that folder."""
-    annotations, colon, images = path.partition(".json:")
-    parts = [f"{annotations}.json", images] if colon else [path]
-    other = ":".join(str(folder / part) for part in parts)
-    return path if _is_there(path) or not _is_there(other) else other
-
-
-def _is_there(path: str) -> bool:
-    try:
-        check_there(path)
-    except DataError:
-        return False
-    return True
-
-
 def _open_folder(folder: Path, options: _Options) -> Reader:
-    entries = _listed(folder)
-    if shards := _shards_among(entries):
+    entries = entries_of(folder)
+    if shards := shards_among(entries):
         return _open_files(_one_set(folder, shards), str(folder), options)
-    if annotations := _annotations_among(entries):
+    if annotations := annotations_among(entries):
         # Those of captions have no categories, and come last.
         if files := sorted(annotations.glob("*.json"), key=lambda file: ("captions" in file.name, file)):
-            raise _unknown(str(folder), _held(entries), f"name one of its files of annotations: {files[0]}")
+            raise unknown_data(str(folder), held(entries), f"name one of its files of annotations: {files[0]}")
         has_lists = (folder / "ImageSets" / "Main" / "train.txt").is_file()
         return Voc(folder, "train" if has_lists else None, decoding=options.decoding)
-    _classes_among(folder, entries)
+    classes_among(folder, entries)
     return ImageFolder(folder, decoding=options.decoding)
-
-
-def _listed(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError as error:
-        raise _unknown(str(folder), str(error)) from error
-
-
-def _held(entries: Sequence[Path]) -> str:
-    return shorten([entry.name for entry in entries]) if entries else "an empty folder"
-
-
-def _shards_among(entries: Sequence[Path]) -> list[str]:
-    return [entry.name for entry in entries if _RECORDS.search(entry.name) or _TAR.search(entry.name)]
-
-
-def _annotations_among(entries: Sequence[Path]) -> Path | None:
-    return next((entry for entry in entries if entry.name.lower() == "annotations"), None)
-
-
-def _classes_among(folder: Path, entries: Sequence[Path]) -> tuple[str, ...]:
-    """Return the names of the folders of classes; images without any, and folders of sets, are refused."""
-    names = tuple(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-    images = [entry.name for entry in entries if entry.name.lower().endswith(ENDINGS)]
-    if not names and images:
-        raise DataError(
-            f"The images in {folder} are not in folders of their classes.",
-            given=f"{len(images)} images ({shorten(images, 2)}) and no folders",
-            expected="a folder of images for each class",
-            hint=f"move the images of each class into a folder with its name, such as {folder / 'CLASS' / images[0]}",
-        )
-    if not names:
-        raise _unknown(str(folder), _held(entries))
-    if _SETS.issuperset(names):
-        raise DataError(
-            f"{folder} holds sets of images, each with folders of classes.",
-            given=f"the folders {', '.join(names)}",
-            expected="a folder of images for each class",
-            hint=f"name one of them: {' or '.join(str(folder / name) for name in names)}",
-        )
-    return names
 
 
 def _one_set(folder: Path, names: Sequence[str]) -> list[Path]:
@@ -201,15 +117,15 @@ def _one_set(folder: Path, names: Sequence[str]) -> list[Path]:
 
 def _open_files(files: Sequence[Path], given: str, options: _Options) -> Reader:
     if missing := next((file for file in files if not file.is_file()), None):
-        raise _unknown(given, f"no file {missing}", hint_for_path(missing))
+        raise unknown_data(given, f"no file {missing}", hint_for_path(missing))
     everything, decoding, cache = options
-    if _TAR.search(files[0].name):
+    if TAR.search(files[0].name):
         return TarShards(files, decoding=decoding, cache=cache)
     features = _first_features(files, given)
     if _PIXELS in features:
         return mnist_records(files, cache=cache)
     if _IMAGE not in features:
-        raise _unknown(given, f"records with the features {shorten(sorted(features)) or '(none)'}")
+        raise unknown_data(given, f"records with the features {shorten(sorted(features)) or '(none)'}")
     schema: Schema
     if _LABEL in features or not any(name.startswith(_OBJECTS) for name in features):
         schema = ImageNetSchema(boxes=everything, text=everything)
@@ -254,9 +170,9 @@ def _first_features(files: Sequence[Path], given: str) -> dict[str, Values]:
         try:
             first = next(read_all(file), None)
         except DataError as error:
-            if _RECORDS.search(file.name):
+            if RECORDS.search(file.name):
                 raise
-            raise _unknown(given, f"{file}, which is no file of records") from error
+            raise unknown_data(given, f"{file}, which is no file of records") from error
         if first:
             return parse_example(first[1], f"The first record of {file}")
     raise DataError(
@@ -282,7 +198,3 @@ def _has_images(folder: Path) -> bool:
             return any(entry.name.lower().endswith(ENDINGS) for entry in entries)
     except OSError:
         return False
-
-
-def _unknown(path: str, given: str, hint: str = "check the path; `lockstep convert --help` makes records") -> DataError:
-    return DataError(f"{path} is no data that is known.", given=given, expected=KNOWN, hint=hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
@@ -81,6 +82,8 @@ def reader_of(reader: Reader | ExampleReader) -> Reader:
 
 
 NO_DECODER = "none"
+
+_NUMBERS, _NUMBER_KINDS = (bool, int, float), "biuf"
 
 
 def decoder_of(reader: Reader) -> str:
@@ -169,19 +172,45 @@ def _number_of_rows(fields: Mapping[str, Tensor]) -> int:
     return length
 
 
-class TorchDataset:
+class ItemReader:
+    """Base of readers that read item by item, and collate the items to a batch."""
+
+    cost: Cost = "decode"
+    draws_beyond_torch = False
+    """Whether an item has drawn from Python's or numpy's generator; noted by the loader, which seeds them then."""
+
+    def __init__(self, collation: Collation) -> None:
+        self._collation = collation
+
+    def item(self, index: int) -> Any:
+        """Read one item."""
+        raise NotImplementedError
+
+    def collate(self, items: Sequence[Any], indices: Int64s) -> dict[str, Any]:
+        """Collate the items of these indices; an error names an item that differs from the first one."""
+        return self._collation.batch_of(items, indices)
+
+    def read_batch(self, indices: Int64s) -> dict[str, Any]:
+        """Read and collate the items of these indices."""
+        return self.collate([self.item(index) for index in indices.tolist()], indices)
+
+    def example_id(self, index: int) -> str:
+        """Return the index as text."""
+        return str(index)
+
+
+class TorchDataset(ItemReader):
     """A map-style dataset of torch, whose items are dicts, or pairs (image, label).
 
     Tensors, arrays and numbers are stacked, if all items have the same shape and dtype; values of anything else become
-    a list. What an item draws from the random generators of the process is seeded by its position in the stream.
+    a list. What an item draws from the random generators of the process is seeded by its position in the stream; an
+    item that draws from Python's or numpy's may be read twice.
 
     Args:
         dataset: with a length, and items by index.
         draws: whether items draw random numbers, as most transforms do. If not, threads may read them, and reading is
             a little faster.
     """
-
-    cost: Cost = "decode"
 
     def __init__(self, dataset: Dataset[Any], *, draws: bool = True) -> None:
         check_value("draws", draws, bool)
@@ -193,27 +222,16 @@ class TorchDataset:
                 expected="a map-style dataset, with __len__ and __getitem__",
                 hint="give it both; or train with ls.data.IterableLoader(dataset, ...), which cannot resume exactly",
             )
+        super().__init__(Collation(type(dataset).__name__, "__getitem__ of the dataset"))
         self._dataset = dataset
         self.draws_globally = draws
-        self._collation = Collation(type(dataset).__name__, "__getitem__ of the dataset")
 
     def __len__(self) -> int:
         return len(cast(Any, self._dataset))
 
-    def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """Collate the items of these indices; an error names an item that fails or differs from the first one."""
-        return self._collation.batch_of([self._item(index) for index in indices.tolist()], indices)
-
-    def example_id(self, index: int) -> str:
-        """Return the index as text."""
-        return str(index)
-
-    def fingerprint(self) -> Fingerprint:
-        """Return the dataset's own fingerprint, or that of `fingerprint_of_dataset`."""
-        return fingerprint_of_dataset(self._dataset)
-
-    def _item(self, index: int) -> Any:
-        now_reading(self.example_id(index))
+    def item(self, index: int) -> Any:
+        """Return the dataset's item; an error names one that fails."""
+        now_reading(str(index))
         try:
             return self._dataset[index]
         except LockstepError:
@@ -221,8 +239,12 @@ class TorchDataset:
         except Exception as error:
             raise self._collation.failed(index, error) from error
 
+    def fingerprint(self) -> Fingerprint:
+        """Return the dataset's own fingerprint, or that of `fingerprint_of_dataset`."""
+        return fingerprint_of_dataset(self._dataset)
 
-class OneByOne:
+
+class OneByOne(ItemReader):
     """Wraps a reader with `read(index)` as one with `read_batch(indices)`.
 
     Tensors, arrays and numbers are stacked; values of anything else become a list. Without a `cost` of its own the
@@ -230,18 +252,19 @@ class OneByOne:
     """
 
     def __init__(self, reader: ExampleReader) -> None:
+        super().__init__(Collation(type(reader).__name__, "read(index)"))
         self._reader = reader
-        self._collation = Collation(type(reader).__name__, "read(index)")
-        self.cost: Cost = getattr(reader, "cost", "decode")
+        self.cost = getattr(reader, "cost", "decode")
         self.decoder: str = getattr(reader, "decoder", NO_DECODER)
         self.draws_globally: bool = getattr(reader, "draws_globally", True)
 
     def __len__(self) -> int:
         return len(self._reader)
 
-    def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """Collate the examples of these indices; an error names one that differs from the first one."""
-        return self._collation.batch_of([self._read(index) for index in indices.tolist()], indices)
+    def item(self, index: int) -> Any:
+        """Read an example."""
+        now_reading(self.example_id(index))
+        return self._reader.read(index)
 
     def example_id(self, index: int) -> str:
         """Return the example's name in the reader, or its index."""
@@ -251,10 +274,6 @@ class OneByOne:
     def fingerprint(self) -> Fingerprint:
         """Return the reader's fingerprint."""
         return fingerprint_of(self._reader, len(self))
-
-    def _read(self, index: int) -> Any:
-        now_reading(self.example_id(index))
-        return self._reader.read(index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,13 +289,18 @@ class Collation:
     method: str
     """The method that makes items, to be fixed where one is wrong, for errors."""
 
-    def batch_of(self, items: Sequence[Any], numbers: Int64s) -> dict[str, Any]:
+    def batch_of(self, items: Sequence[Any], indices: Int64s) -> dict[str, Any]:
         """Collate items to fields: tensors with the batch first, or lists of its length."""
-        rows = [self._fields(item, number) for item, number in zip(items, numbers, strict=True)]
+        numbers = indices.tolist()
+        rows = [
+            item if type(item) is dict else self._fields(item, number)
+            for item, number in zip(items, numbers, strict=True)
+        ]
+        names = rows[0].keys()
         for row, number in zip(rows, numbers, strict=True):
-            if row.keys() != rows[0].keys():
+            if row.keys() != names:
                 raise self.unusable(number, f"the fields {_names(row)}", f"{_names(rows[0])}, as in item {numbers[0]}")
-        return {name: self._column(name, [row[name] for row in rows], numbers) for name in rows[0]}
+        return {name: self._column(name, [row[name] for row in rows], numbers) for name in names}
 
     def failed(self, number: int, error: Exception) -> DataError:
         """Make the error for an item that raised one."""
@@ -299,7 +323,9 @@ class Collation:
         size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
         raise self.unusable(number, f"a {type(item).__name__}{size}", "a dict of fields, or a pair (image, label)")
 
-    def _column(self, name: str, values: Sequence[Any], numbers: Int64s) -> Tensor | list[Any]:
+    def _column(self, name: str, values: Sequence[Any], numbers: Sequence[int]) -> Tensor | list[Any]:
+        if (stacked := _stacked(values)) is not None:
+            return stacked
         tensors = [self._as_tensor(name, value, number) for value, number in zip(values, numbers, strict=True)]
         stackable = [tensor for tensor in tensors if tensor is not None]
         if not stackable:
@@ -317,6 +343,19 @@ class Collation:
             raise self.unusable(number, f"{name!r}: {error}", "numbers that torch can hold") from error
 
 
+def _stacked(values: Sequence[Any]) -> Tensor | None:
+    """Stack values of one kind at once; None for those that differ, which are then looked at one by one."""
+    first, kind = values[0], type(values[0])
+    with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+        if kind in _NUMBERS:
+            return torch.tensor(values) if all(type(value) is kind for value in values) else None
+        if kind is Tensor or (kind is np.ndarray and first.dtype.kind in _NUMBER_KINDS and first.dtype.isnative):
+            dtype, shape = first.dtype, first.shape
+            if all(type(value) is kind and value.dtype == dtype and value.shape == shape for value in values):
+                return torch.stack(list(values)) if kind is Tensor else torch.from_numpy(np.stack(values))
+    return None
+
+
 def _kind(value: Tensor | None) -> str:
     """Describe the dtype and shape that all items of a batch must share."""
     return "no tensor" if value is None else dtype_and_shape(value)
@@ -326,9 +365,9 @@ def _as_tensor(value: Any) -> Tensor | None:
     """Convert a value to a tensor if it is numbers, else return None."""
     if isinstance(value, Tensor):
         return value
-    if isinstance(value, bool | int | float):
+    if isinstance(value, _NUMBERS):
         return torch.tensor(value)
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _NUMBER_KINDS:
         return torch.from_numpy(np.array(value))  # a copy: the array may be read-only
     return None
 

@@ -19,7 +19,7 @@ from lockstep.errors import DataError, InputError
 from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
 from lockstep.readers.fingerprint import Fingerprint, checksum, named_parts
 from lockstep.readers.image_files import load_decoder
-from lockstep.readers.image_folder import ENDINGS
+from lockstep.readers.paths import ENDINGS
 from lockstep.readers.reader import NO_DECODER, Cost, Int64s
 from lockstep.records.index_cache import Cache
 from lockstep.records.open_files import OpenFiles

@@ -21,7 +21,6 @@ from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.listing import shorten
 from lockstep.readers.fingerprint import Fingerprint
 from lockstep.readers.image_files import ImageFiles
-from lockstep.readers.image_folder import ENDINGS
 from lockstep.readers.label_map import Label, LabelMap
 from lockstep.readers.object_table import (
     NO_AREA,
@@ -33,6 +32,7 @@ from lockstep.readers.object_table import (
     shares_of_boxes,
     warn_of_objects,
 )
+from lockstep.readers.paths import ENDINGS
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.records.shards import check_local
 from lockstep.screen import log

@@ -6,21 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
-from lockstep.checks import Checked, PositiveInt, check_together
+from lockstep.checks import Checked, PositiveInt, Range, check_together
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment, RandomShift
 from lockstep.images.decode import Decoding
+from lockstep.images.normalisation import scale_image
 from lockstep.images.slim_presets import Preset
-from lockstep.readers.classification import ClassificationReader, check_labels_offset
-from lockstep.readers.mnist import ensure_files, mnist_folder, mnist_reader, scale_image
-from lockstep.readers.open import check_there, found_from, open_source
-from lockstep.readers.reader import Reader
+from lockstep.readers.paths import check_there, found_from
 from lockstep.recipes.preprocessing import Inception, Preprocessing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lockstep.readers.reader import Reader
 
 SPLITS = ("train", "validation", "test")
 
@@ -68,10 +70,15 @@ class MnistData:
 
     def prepare(self) -> None:
         """Fetch the files that are missing."""
+        from lockstep.readers.mnist import ensure_files, mnist_folder
+
         ensure_files(mnist_folder(self.folder or None, self.cache))
 
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
         """Return the examples of a split."""
+        from lockstep.readers.classification import ClassificationReader
+        from lockstep.readers.mnist import mnist_reader
+
         return ClassificationReader(mnist_reader(split, self.folder or None, self.cache), num_classes)
 
     def training(self) -> Sequence[Augment]:
@@ -106,7 +113,7 @@ class ImageData(Checked):
     """Height and width of the images that the network sees, in pixels."""
     preprocessing: Preprocessing = field(default_factory=Inception)
     """Crops, augmentations and normalisation."""
-    labels_offset: Annotated[int, check_labels_offset] = 0
+    labels_offset: Annotated[int, Range(gt=-(2**31), lt=2**31)] = 0
     """Subtracted from each label; -1 for folders, whose classes count from 0, if class 0 is the background."""
     decoding: Decoding = field(default_factory=Decoding)
     """How image files become pixels."""
@@ -165,6 +172,8 @@ class ImageData(Checked):
 
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
         """Open the examples of a split."""
+        from lockstep.readers.open import open_source
+
         source = open_source(
             self._path(split), everything=to_train and self.crops_by_boxes, decoding=self.decoding, cache=self.cache
         )
@@ -172,6 +181,8 @@ class ImageData(Checked):
 
     def labelled(self, source: Reader, num_classes: int, *, to_train: bool = False) -> Reader:
         """Select the images, labels and, if crops depend on them, boxes of a source; labels are checked."""
+        from lockstep.readers.classification import ClassificationReader
+
         return ClassificationReader(
             source, num_classes, offset=self.labels_offset, boxes=to_train and self.crops_by_boxes
         )

@@ -11,7 +11,7 @@ from lockstep.data.bad_examples import Policy
 from lockstep.data.order import BlockShuffled
 from lockstep.data.prefetch import LoaderPool
 from lockstep.errors import InputError
-from lockstep.evaluation.evaluate import Weights
+from lockstep.evaluation.scores import Weights
 from lockstep.optim.optimizers import Optimizer
 from lockstep.progress import Epochs, Interval, Steps
 from lockstep.weights.warm_start import WarmStart

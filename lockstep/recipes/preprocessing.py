@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from lockstep.checks import Checked, FiniteFloat, Hint, NonNegativeFloat, PositiveFloat, Probability
 from lockstep.images.augment import Augment, HorizontalFlip, Share
@@ -18,6 +16,9 @@ from lockstep.images.jitter import JitterDraws, jittered
 from lockstep.images.normalisation import IMAGENET_MEAN, IMAGENET_STD, normalised
 from lockstep.images.resized_crops import DistortedCrop, RandomResizedCrop
 from lockstep.images.slim_presets import Preset, cifarnet_preset, inception_preset, lenet_preset, vgg_preset
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _POLICIES: Mapping[str, tuple[Augment, ...]] = {
     "none": (),

@@ -58,8 +58,7 @@ from lockstep.recipes.parts import (
     PositiveInt64,
     Stage,
 )
-from lockstep.training.attempt import LossAverage
-from lockstep.training.state import Nonfinite
+from lockstep.training.attempt import LossAverage, Nonfinite
 
 CLASSES_OF: Mapping[Any, tuple[type, ...]] = {
     Schedule: (Constant, Cosine, Exponential, Polynomial, PiecewiseConstant, OneCycle, Warmup, ScaledByBatch),

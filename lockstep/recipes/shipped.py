@@ -10,9 +10,7 @@ from lockstep.checkpoints.retention import Retention
 from lockstep.errors import RecipeError
 from lockstep.listing import did_you_mean
 from lockstep.losses.regularization import L2
-from lockstep.models import LeNet, Mnist
-from lockstep.models.inception_v3 import InceptionV3
-from lockstep.models.squeezenet import SqueezeNet
+from lockstep.models import InceptionV3, LeNet, Mnist, SqueezeNet
 from lockstep.optim import SGD, ByName, Cosine, Exponential, MovingAverage, RMSProp
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Interval, Steps

@@ -14,7 +14,7 @@ with a feature for each step, as for videos. As messages of protocol buffers, fi
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -91,9 +91,7 @@ def parse_example(data: Buffer, source: str = "The example", names: Container[st
 def scan_example(data: Buffer, source: str = "The example", names: Container[str] | None = None) -> dict[str, Feature]:
     """Find the values of every feature, or of those with the given names, without parsing them."""
     try:
-        entries = map_entries(data, FIRST)
-        wanted = entries if names is None else {name: entries[name] for name in entries if name in names}
-        features = {name: _feature_at(data, spans) for name, spans in wanted.items()}
+        features = {name: _feature_at(data, spans) for name, spans in map_entries(data, FIRST, names).items()}
         return {name: feature for name, feature in features.items() if feature.kind}
     except MalformedError as fault:
         raise fault.of(source, _EXAMPLE) from None
@@ -140,8 +138,10 @@ def feature_values(data: Buffer, feature: Feature) -> Values:
     return [bytes(data[start:stop]) for start, stop in feature.spans]
 
 
-def _feature_at(data: Buffer, spans: Iterable[Span]) -> Feature:
+def _feature_at(data: Buffer, spans: Sequence[Span]) -> Feature:
     """Merge the parts of a feature's message: values of one kind add up, those of another kind replace them."""
+    if len(spans) == 1 and (usual := _usual_feature(data, *spans[0])):
+        return usual
     kind = 0
     values: list[Span] = []
     for start, stop in spans:
@@ -154,6 +154,21 @@ def _feature_at(data: Buffer, spans: Iterable[Span]) -> Feature:
                     if value in tags:
                         values.append((value_start, value_stop))
     return Feature(kind, values)
+
+
+def _usual_feature(data: Buffer, start: int, stop: int) -> Feature | None:
+    """Read a feature with one byte string, or one run of numbers, as most are; None if it is another one."""
+    if stop - start < 4 or not (kind := _KINDS.get(data[start])):
+        return None
+    length, first = data[start + 1], start + 2
+    if length >= 128:
+        length, first = read_varint(data, start + 1, stop)
+    if first + length != stop or stop - first < 2 or data[first] != FIRST:
+        return None
+    length, value = data[first + 1], first + 2
+    if length >= 128:
+        length, value = read_varint(data, first + 1, stop)
+    return Feature(kind, [(value, stop)]) if value + length == stop else None
 
 
 def _steps(data: Buffer, spans: Sequence[Span]) -> list[Values]:
@@ -172,7 +187,7 @@ def _floats(data: Buffer, spans: Sequence[Span]) -> Float32s:
 
 
 def _int64s(data: Buffer, spans: Sequence[Span]) -> Int64s:
-    if sum(stop - start for start, stop in spans) >= _MANY_BYTES:
+    if spans and spans[-1][1] - spans[0][0] >= _MANY_BYTES:
         joined = np.frombuffer(_joined(data, spans), dtype=np.uint8)
         starts = np.flatnonzero(np.concatenate(([True], joined[:-1] < 128)))
         sizes = np.diff(starts, append=len(joined))

@@ -80,7 +80,9 @@ def version_of(file: BinaryIO) -> Version:
 
 def check_unchanged(file: BinaryIO, path: Path, version: Version) -> None:
     """Refuse a file that has changed since its index was made, by its size or its time of change."""
-    if (now := version_of(file)) != version:
+    status = os.fstat(file.fileno())
+    if (status.st_size, status.st_mtime_ns) != version:
+        now = version_of(file)
         raise DataError(
             f"{path} has changed since its index was made.",
             given=f"{now.size_bytes} bytes, changed at {now.mtime_ns} ns",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator
+from functools import lru_cache
+
 from lockstep.errors import DataError
 
 Buffer = bytes | memoryview
@@ -13,6 +16,7 @@ _FIXED_BYTES = {1: 8, FOUR_BYTES: 4}
 FIRST, SECOND = 1 << 3 | WITH_LENGTH, 2 << 3 | WITH_LENGTH
 
 VARINT_BYTES = 10
+_MOST_NAMES = 4096
 
 
 class MalformedError(Exception):
@@ -32,9 +36,8 @@ class MalformedError(Exception):
         )
 
 
-def message_fields(data: Buffer, place: int, end: int) -> list[tuple[int, int, int]]:
-    """List tag, start and stop of every field of the message from `place` to `end`. Tuned: examples have hundreds."""
-    fields = []
+def message_fields(data: Buffer, place: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield tag, start and stop of every field of the message from `place` to `end`. Tuned: examples have hundreds."""
     while place < end:
         tag, start = data[place], place + 1
         if tag >= 128:
@@ -56,24 +59,58 @@ def message_fields(data: Buffer, place: int, end: int) -> list[tuple[int, int, i
             raise MalformedError("a field longer than its message", place)
         if tag < 1 << 3:
             raise MalformedError("a field of number 0", place)
-        fields.append((tag, start, stop))
+        yield tag, start, stop
         place = stop
-    return fields
 
 
-def map_entries(data: Buffer, tag: int) -> dict[str, list[Span]]:
-    """Find the spans of a map's values by name; `tag` is the map field's. Of equal names the last one counts."""
-    entries = {}
+def map_entries(data: Buffer, tag: int, names: Container[str] | None = None) -> dict[str, list[Span]]:
+    """Find the spans of a map's values by name; `tag` is the map field's. Of equal names the last one counts.
+
+    With `names` only values of these names are returned.
+    """
+    entries: dict[str, list[Span]] = {}
     for found, start, stop in message_fields(data, 0, len(data)):
         if found == tag:
-            for entry, first, end in message_fields(data, start, stop):
-                if entry == FIRST:
-                    name, spans = _map_entry(data, first, end)
-                    entries[name] = spans
+            _add_entries(entries, names, data, start, stop)
     return entries
 
 
+def _add_entries(
+    entries: dict[str, list[Span]], names: Container[str] | None, data: Buffer, place: int, end: int
+) -> None:
+    """Add the entries of the map from `place` to `end`. Tuned for a short name and then one value, as all write it."""
+    while place < end:
+        try:
+            length, start = data[place + 1], place + 2
+            if length >= 128 and data[place] == FIRST:
+                length, start = read_varint(data, place + 1, end)
+            value, stop = start + 2 + data[start + 1], start + length
+            starts_well = data[place] == data[start] == FIRST and data[start + 1] < 128 and data[value] == SECOND
+            if starts_well and value + 1 < stop <= end:
+                length, first = data[value + 1], value + 2
+                if length >= 128:
+                    length, first = read_varint(data, value + 1, stop)
+                if first + length == stop:
+                    name = _name_of(bytes(data[start + 2 : value]))
+                    if names is None or name in names:
+                        entries[name] = [(first, stop)]
+                    place = stop
+                    continue
+        except (IndexError, UnicodeDecodeError):
+            pass
+        found, start, stop = next(message_fields(data, place, end))
+        if found == FIRST:
+            name, spans = _map_entry(data, start, stop)
+            if names is None or name in names:
+                entries[name] = spans
+        place = stop
+
+
+_name_of = lru_cache(_MOST_NAMES)(bytes.decode)  # the same few names come again in every example
+
+
 def _map_entry(data: Buffer, start: int, stop: int) -> tuple[str, list[Span]]:
+    """Read any entry: name and values in any order, none or several of each."""
     name, spans = b"", []
     for tag, first, end in message_fields(data, start, stop):
         if tag == FIRST:
@@ -81,7 +118,7 @@ def _map_entry(data: Buffer, start: int, stop: int) -> tuple[str, list[Span]]:
         elif tag == SECOND:
             spans.append((first, end))
     try:
-        return name.decode(), spans
+        return _name_of(name), spans
     except UnicodeDecodeError:
         raise MalformedError(f"the name {name!r}, which is not UTF-8,", start) from None
 

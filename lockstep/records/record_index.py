@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from array import array
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -23,8 +24,8 @@ from lockstep.records.tfrecord import (
     TAIL_BYTES,
     Compression,
     RecordSource,
+    checked_lengths,
     compression_of,
-    payload_length,
     read_all,
 )
 
@@ -34,6 +35,8 @@ MEMORY_LIMIT_BYTES = 1 << 32
 """Memory that compressed files may take together once they are decompressed."""
 
 _BLOCK_BYTES = 1 << 18
+_HEADS_AT_ONCE = 1 << 12
+_WIDE_HEAD_BYTES = TAIL_BYTES + HEAD_BYTES
 # From this length on it is faster to read the headers alone than all that lies between them.
 _LONG_RECORD_BYTES = 1 << 13
 # A smaller plain file is counted in about the time that its index is read in.
@@ -41,6 +44,7 @@ _WORTH_KEEPING_BYTES = 1 << 20
 
 _KIND = b"LSINDEX2"
 _ENDING_BYTES = 8
+_LENGTH = struct.Struct("<Q")
 _HEAD = struct.Struct(f"<qq{_ENDING_BYTES}s")  # which compression, the checksum, the ending of the file
 _COMPRESSIONS: tuple[Compression | None, ...] = (None, "gzip", "zlib")
 
@@ -98,9 +102,8 @@ def build_index(path: Path, limit_bytes: int = MEMORY_LIMIT_BYTES) -> RecordInde
             lengths, checksums = _compressed_lengths(path, limit_bytes), ending
         else:
             lengths, checksums = _plain_lengths(file, path)
-    numbers = np.array(lengths, dtype="<i8")
-    checksum = google_crc32c.value(numbers.tobytes() + checksums)
-    return _index(numbers.astype(np.int64), compression, version, checksum, ending)
+    checksum = google_crc32c.value(lengths.astype("<i8").tobytes() + checksums)
+    return _index(lengths, compression, version, checksum, ending)
 
 
 def too_large(files: str, size: str, expected: str) -> DataError:
@@ -124,36 +127,58 @@ def _ending(file: BinaryIO, version: Version) -> bytes:
     return read_at(file, _ENDING_BYTES, max(0, version.size_bytes - _ENDING_BYTES))
 
 
-def _plain_lengths(file: BinaryIO, path: Path) -> tuple[array[int], bytes]:
+def _plain_lengths(file: BinaryIO, path: Path) -> tuple[Int64s, bytes]:
     """Return the lengths of the payloads, and their checksums one after the other."""
     source, size = RecordSource(path), os.fstat(file.fileno()).st_size
-    lengths, checksums = array("q"), bytearray()
-    start, block_bytes = 0, _BLOCK_BYTES  # start: of the next frame, in the file
-    while start < size:
-        # A block begins with the checksum that ends the frame before, so that it costs no reading of its own.
-        block_start = max(0, start - TAIL_BYTES)
-        block = read_at(file, start - block_start + block_bytes, block_start)
-        last = max(start, block_start + len(block) - HEAD_BYTES)
-        while start <= last:
-            place = start - block_start
-            checksums += block[place - TAIL_BYTES : place]  # of the first frame nothing: [-4:0]
-            length = payload_length(block[place : place + HEAD_BYTES], source, len(lengths), start)
-            if FRAME_BYTES + length > size - start:
-                raise source.cut_short(len(lengths), start, FRAME_BYTES + length, size - start)
-            lengths.append(length)
-            start += FRAME_BYTES + length
-        block_bytes = HEAD_BYTES if length > _LONG_RECORD_BYTES else _BLOCK_BYTES
+    lengths, checksums = [np.empty(0, np.int64)], bytearray()
+    start, count = 0, 0  # of the next frame, in the file; of the records before it
+    for heads in _heads(file, size):
+        # Each with the checksum that ends the frame before it; of the first frame nothing.
+        rows = np.frombuffer(heads, np.uint8).reshape(-1, _WIDE_HEAD_BYTES)
+        checksums += rows[:, :TAIL_BYTES].tobytes()[0 if start else TAIL_BYTES :]
+        found = checked_lengths(rows[:, TAIL_BYTES:], source, count, start)
+        before = start + int(found[:-1].sum()) + FRAME_BYTES * (len(found) - 1)
+        start, count = before + FRAME_BYTES + int(found[-1]), count + len(found)
+        if start > size:
+            raise source.cut_short(count - 1, before, start - before, size - before)
+        lengths.append(found.astype(np.int64))
+    if start < size:
+        raise source.cut_short(count, start, FRAME_BYTES, size - start)
     checksums += read_at(file, TAIL_BYTES, max(0, size - TAIL_BYTES))
-    return lengths, bytes(checksums)
+    return np.concatenate(lengths), bytes(checksums)
 
 
-def _compressed_lengths(path: Path, limit_bytes: int) -> array[int]:
+def _heads(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield the heads of all frames, many at a time, each after the 4 bytes before it (zeros before the first).
+
+    Lengths are not verified: after a wrong one heads are read from anywhere in the file.
+    """
+    block, heads, start = bytes(TAIL_BYTES) + read_at(file, _BLOCK_BYTES, 0), [], 0  # the block begins at start - 4
+    while len(block) >= _WIDE_HEAD_BYTES:
+        offset, last = 0, len(block) - _WIDE_HEAD_BYTES
+        while offset <= last:
+            heads.append(block[offset : offset + _WIDE_HEAD_BYTES])
+            (length,) = _LENGTH.unpack_from(block, offset + TAIL_BYTES)
+            offset += FRAME_BYTES + length
+        start += offset
+        if start >= size:
+            break
+        if len(heads) >= _HEADS_AT_ONCE:
+            yield b"".join(heads)
+            heads = []
+        block_bytes = HEAD_BYTES if length > _LONG_RECORD_BYTES else _BLOCK_BYTES
+        block = read_at(file, TAIL_BYTES + block_bytes, start - TAIL_BYTES)
+    if heads:
+        yield b"".join(heads)
+
+
+def _compressed_lengths(path: Path, limit_bytes: int) -> Int64s:
     lengths = array("q")
     for end, payload in read_all(path, verify=False, largest_record_bytes=min(limit_bytes, LARGEST_RECORD_BYTES)):
         if end > limit_bytes:
             raise too_large(str(path), f"more than {limit_bytes} bytes", f"at most {limit_bytes} bytes")
         lengths.append(len(payload))
-    return lengths
+    return np.array(lengths, dtype=np.int64)
 
 
 def _keep(index: RecordIndex, path: Path, cache: Cache) -> None:

@@ -18,10 +18,13 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
 import google_crc32c
+import numpy as np
+import numpy.typing as npt
 
 from lockstep.checks import check_one_of
 from lockstep.durable import atomic_write
@@ -30,6 +33,9 @@ from lockstep.records.open_files import open_file
 from lockstep.records.shards import check_local
 
 Compression = Literal["gzip", "zlib"]
+UInt8s = npt.NDArray[np.uint8]
+UInt32s = npt.NDArray[np.uint32]
+UInt64s = npt.NDArray[np.uint64]
 
 LARGEST_RECORD_BYTES = 1 << 31
 """No message of protocol buffers is longer."""
@@ -145,6 +151,39 @@ def payload_length(head: bytes, source: RecordSource, record: int, start: int) -
     if masked_crc32c(head[: _LENGTH.size]) != crc:
         raise _bad_head(head, source, record, start)
     return length
+
+
+def checked_lengths(heads: UInt8s, source: RecordSource, record: int, start: int) -> UInt64s:
+    """Read the lengths in many heads at once, shape (records, 12), and verify their checksums.
+
+    Args:
+        heads: of frames that follow one another.
+        source: their file.
+        record: number of the first one.
+        start: of its frame.
+    """
+    numbers = np.ascontiguousarray(heads[:, : _LENGTH.size])
+    lengths = numbers.view("<u8")[:, 0].astype(np.uint64)
+    crcs = np.full(len(heads), 0xFFFFFFFF, np.uint32)
+    for column in numbers.T:
+        crcs = _crc32c_table()[(crcs ^ column) & 0xFF] ^ crcs >> 8
+    crcs = ~crcs
+    expected = np.ascontiguousarray(heads[:, _LENGTH.size :]).view("<u4")[:, 0]
+    wrong = np.flatnonzero((crcs >> 15 | crcs << 17) + np.uint32(0xA282EAD8) != expected)
+    if len(wrong):
+        first = int(wrong[0])
+        place = start + int(lengths[:first].sum()) + FRAME_BYTES * first
+        raise _bad_head(heads[first].tobytes(), source, record + first, place)
+    return lengths
+
+
+@cache
+def _crc32c_table() -> UInt32s:
+    """The CRC-32C of each byte, by Castagnoli's polynomial, reflected."""
+    table: UInt32s = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = table >> np.uint32(1) ^ np.uint32(0x82F63B78) * (table & np.uint32(1))
+    return table
 
 
 def payload_of(data: bytes, verify: bool, source: RecordSource, record: int, start: int) -> bytes:

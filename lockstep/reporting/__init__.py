@@ -1,1 +1,1 @@
-"""Reports of a run while it goes: the screen, `metrics.jsonl`, TensorBoard, and the log."""
+"""Reports of a run while it goes: progress on the screen, `metrics.jsonl` and TensorBoard."""

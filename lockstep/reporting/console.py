@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
-import time
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from lockstep.progress import End, Interval, Progress
-from lockstep.reporting.log import is_terminal
+from lockstep.reporting.bar import Bar
 from lockstep.reporting.throughput import Throughput, last_step, moment_before, seconds_left
 from lockstep.screen import log
+from lockstep.terminal import is_terminal
 from lockstep.types import StepReport
 
-if TYPE_CHECKING:
-    from lockstep.reporting.bar import Bar
-
-
-_SECONDS_BETWEEN_DRAWINGS = 0.2
 _FADE = 0.95
 """Of the bar's rates at every drawing: they look back about four seconds."""
 
@@ -35,59 +30,56 @@ class Console:
         self, interval: Interval, *, batch_size: int, end: End | None = None, stream: TextIO | None = None
     ) -> None:
         self._interval, self._batch_size, self._end = interval, batch_size, end
-        self._stream = stream or sys.stderr
-        self._on_terminal = is_terminal(self._stream)
-        self._bar: Bar | None = None
-        self._next_drawing = 0.0
+        stream = stream or sys.stderr
+        self._bar = Bar(stream) if is_terminal(stream) else None
         self._pace = Throughput()
         self._first: Progress | None = None
-        self._latest: Progress | None = None
-        self._unseen: StepReport | None = None
+        self._latest: StepReport | None = None
+        self._is_unseen = False
 
     def __call__(self, report: StepReport) -> None:
         """Count an attempt, and show it when its time has come."""
         if not self._interval.amount:
             return
-        before = self._latest or moment_before(report)
+        before = self._latest.progress if self._latest else moment_before(report)
         self._first = self._first or report.progress
-        self._latest, self._unseen = report.progress, report
+        self._latest, self._is_unseen = report, True
         self._pace.add(report)
-        if self._on_terminal:
-            if time.monotonic() >= self._next_drawing:
-                self._draw(report)
-        elif self._interval.passed(before, report.progress):
-            self._write_line(report)
+        if self._bar is None:
+            if self._interval.passed(before, report.progress):
+                self._write_line(report)
+        elif self._bar.is_due:
+            self._draw(self._bar, report)
 
     def close(self) -> None:
-        """Show the last attempt, if its time had not come, and give the terminal back."""
-        if self._unseen is not None:
-            (self._draw if self._on_terminal else self._write_line)(self._unseen)
+        """Show the last attempt, and give the terminal back."""
+        report, self._latest = self._latest, None
+        if report is None:
+            return
         if self._bar is not None:
+            self._draw(self._bar, report)
             self._bar.close()
-            self._bar = None
+        elif self._is_unseen:
+            self._write_line(report)
 
     def _write_line(self, report: StepReport) -> None:
-        parts = (self._place(report), format_measures(report, self._pace), self._time_left(report))
+        parts = (self._place(report), *step_measures(report, self._pace), self._time(report))
         log.info("%s", " | ".join(part for part in parts if part))
         self._pace.clear()
-        self._unseen = None
+        self._is_unseen = False
 
-    def _draw(self, report: StepReport) -> None:
-        if self._bar is None:
-            from lockstep.reporting.bar import Bar  # only a terminal needs rich, 50 ms to import
-
-            self._bar = Bar(self._stream)
+    def _draw(self, bar: Bar, report: StepReport) -> None:
         fraction = None if self._end is None else self._end.fraction(report.progress)
-        measures = format_measures(report, self._pace)
-        self._bar.draw(self._place(report), fraction, self._time_left(report), measures)
+        bar.draw(self._place(report), fraction, self._time(report), step_measures(report, self._pace))
         self._pace.fade(_FADE)
-        self._unseen = None
-        self._next_drawing = time.monotonic() + _SECONDS_BETWEEN_DRAWINGS
 
     def _place(self, report: StepReport) -> str:
         return format_step(report.step, last_step(self._end, report.progress, self._batch_size))
 
-    def _time_left(self, report: StepReport) -> str:
+    def _time(self, report: StepReport) -> str:
+        """How long it still takes; at the end, how long it took: what follows, such as scoring, takes its own time."""
+        if self._end is not None and self._end.reached(report.progress, self._batch_size):
+            return f"took {format_duration(report.progress.elapsed_seconds)}"
         left = seconds_left(self._end, self._first or report.progress, report.progress)
         return "" if left is None else f"{format_duration(left)} left"
 
@@ -134,14 +126,13 @@ def format_losses(report: StepReport) -> str:
     return text if smoothed is None else f"{text} (smoothed {format_number(smoothed)})"
 
 
-def format_measures(report: StepReport, pace: Throughput) -> str:
+def step_measures(report: StepReport, pace: Throughput) -> list[str]:
     """What a step measured, and the pace since the last time it was shown."""
-    parts = [
+    refused = f"{pace.num_skipped} {'attempt' if pace.num_skipped == 1 else 'attempts'} refused"
+    return [
         format_losses(report),
         f"lr {format_number(report.learning_rate)}",
         f"{format_rate(pace.examples_per_second)} examples/s",
         f"data wait {100 * pace.wait_share:.0f} %",
+        *([refused] if pace.num_skipped else []),
     ]
-    if pace.num_skipped:
-        parts.append(f"{pace.num_skipped} {'attempt' if pace.num_skipped == 1 else 'attempts'} refused")
-    return " | ".join(parts)

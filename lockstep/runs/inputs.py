@@ -14,7 +14,7 @@ from lockstep.checks import check_one_of, check_together
 from lockstep.errors import DataError, InputError, NotFoundError, WorkdirError
 from lockstep.listing import hint_for_path, shorten
 from lockstep.models import Timm, Torchvision
-from lockstep.readers.open import class_folders
+from lockstep.readers.paths import class_folders
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.known_data import located

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,8 @@ from lockstep.checks import PositiveInt, check_value
 from lockstep.data.loader import EvaluationBatch, Loader
 from lockstep.data.showing import Pipeline, examples
 from lockstep.errors import DataError, LockstepError, NonFiniteError
-from lockstep.evaluation.evaluate import Weights, example_indices
+from lockstep.evaluation.evaluate import example_indices
+from lockstep.evaluation.scores import Weights
 from lockstep.images.augment import Augment
 from lockstep.images.jitter import grey
 from lockstep.images.resized_crops import Resize
@@ -29,7 +30,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import task
 from lockstep.runs.known_data import KnownData
 from lockstep.runs.trained import Trained, trained_model
-from lockstep.types import BadExample
+from lockstep.types import BadExample, ProgressFunction
 from lockstep.workers.rank import join
 
 _MOST_NAMED = 3
@@ -90,7 +91,7 @@ def predict(
     weights: Weights | None = None,
     top: int | None = 5,
     device: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: ProgressFunction | None = None,
 ) -> Predictions:
     """Predict the classes of images with the model of a run, on this worker alone.
 

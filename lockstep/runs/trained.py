@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lockstep.checkpoints.store import Store
 from lockstep.errors import InputError
-from lockstep.evaluation.evaluate import Weights
+from lockstep.evaluation.scores import Weights
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.stages import recipe_at
 from lockstep.runs.workdir import RECIPE, Workdir

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 from lockstep.checkpoints.retention import Retention
 from lockstep.checks import check_one_of
 from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
 from lockstep.progress import Progress
 from lockstep.recipes.recipe import Recipe
+from lockstep.reporting.work import show_progress
 from lockstep.runs.build import Parts
 from lockstep.runs.metrics_logger import MetricsLogger
 from lockstep.screen import log
-from lockstep.workers.rank import Worker
+from lockstep.workers.rank import Worker, join
 
 SPLIT = "validation"
 
 
 def score_split(recipe: Recipe, parts: Parts, split: str) -> Evaluation | None:
     """Score the present weights of a run; None, on all workers, if one of them is asked to stop."""
-    how = recipe.evaluate
-    return evaluate_unless_stopped(
-        parts.state,
-        parts.task.score,
-        parts.examples.held_out(split),
-        weights=how.weights,
-        micro_batch=how.micro_batch,
-        drop_last=how.drop_last,
-    )
+    how, is_shown = recipe.evaluate, join().is_chief and recipe.watch.console.amount
+    with show_progress(f"scoring {split}") if is_shown else nullcontext() as progress:
+        return evaluate_unless_stopped(
+            parts.state,
+            parts.task.score,
+            parts.examples.held_out(split),
+            weights=how.weights,
+            micro_batch=how.micro_batch,
+            drop_last=how.drop_last,
+            progress=progress,
+        )
 
 
 class Validation:

@@ -25,24 +25,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from lockstep.checkpoints.manifest import Manifest
-from lockstep.checkpoints.store import Store
 from lockstep.durable import atomic_write
 from lockstep.errors import WorkdirError
-from lockstep.evaluation.evaluate import Evaluation
 from lockstep.lease import Lease, check_free, take
 from lockstep.listing import shorten
 from lockstep.recipes.recipe import Recipe, is_harmless, recipe_changes
 from lockstep.recipes.toml import load, to_toml
 from lockstep.reporting.append import append_line, no_folder
 from lockstep.reporting.jsonl import without_nonfinite
-from lockstep.training.choices import Choices
 from lockstep.version import __version__
 from lockstep.weights.warm_start import WarmStartReport
+
+if TYPE_CHECKING:
+    from lockstep.checkpoints.store import Store
+    from lockstep.evaluation.evaluate import Evaluation
+    from lockstep.training.choices import Choices
 
 RECIPE, CHOICES, HISTORY, SAVES = "recipe.toml", "choices.json", "history.jsonl", "saves.jsonl"
 QUARANTINE, RESULT, WARM_START = "quarantine.jsonl", "result.json", "warm_start.json"
@@ -116,6 +118,8 @@ class Workdir:
 
     def saved_choices(self) -> dict[str, Any] | None:
         """Read the choices of the first start; None before it."""
+        from lockstep.training.choices import Choices
+
         path, text = self.path / CHOICES, self.read(CHOICES)
         if text is None:
             return None

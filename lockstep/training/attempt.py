@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from lockstep.checks import Checked, Decay, Hint
-from lockstep.optim.gradients import Gradients
-from lockstep.parallel.diagnosis import nonfinite_losses
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lockstep.optim.gradients import Gradients
+
+Nonfinite = Literal["stop", "skip", "rollback", "off"]
+"""What becomes of an attempt that is not finite."""
 _MAX_NAMES_SHOWN = 8
 _LARGEST_SCALE, _LEAST_SCALE = 2.0**24, 1.0
 _GROWTH_INTERVAL_STEPS = 2000
@@ -68,6 +71,8 @@ class Outcome(NamedTuple):
 
 def describe_nonfinite(losses: Mapping[str, float], gradients: Gradients, *, has_finite_statistics: bool) -> list[str]:
     """The losses and gradients that are not finite, and the statistics if they are not; at most eight gradients."""
+    from lockstep.parallel.diagnosis import nonfinite_losses
+
     names = [
         f"gradient of {name!r}"
         for name, gradient in zip(gradients.names, gradients.tensors, strict=True)

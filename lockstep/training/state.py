@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 from weakref import WeakSet
 
 import torch
@@ -22,12 +22,19 @@ from lockstep.optim.optimizers import Optimizer
 from lockstep.optim.transforms import BoundTransform, GradientTransform, bind_transform
 from lockstep.parallel.statistics import changeable_buffers
 from lockstep.selection import Patterns
-from lockstep.training.attempt import Attempt, LossAverage, LossScale, Outcome, SmoothedLosses, describe_nonfinite
+from lockstep.training.attempt import (
+    Attempt,
+    LossAverage,
+    LossScale,
+    Nonfinite,
+    Outcome,
+    SmoothedLosses,
+    describe_nonfinite,
+)
 from lockstep.training.freezing import freeze, matches
 from lockstep.training.saved_state import check_compatible, extra_state, set_extra_state
 from lockstep.training.trained_with import Resumed, describe_arguments
 
-Nonfinite = Literal["stop", "skip", "rollback", "off"]
 Update = Callable[[nn.Module, int], Mapping[str, Tensor]]
 """`update(model, step)` returns new values of buffers by name, before the update that follows `step` completed ones."""
 _AVERAGE_HINT = "write average=ls.optim.MovingAverage(0.999), loss_average=ls.LossAverage(0.9)"

@@ -11,12 +11,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from lockstep.checks import Checked, Hint
 from lockstep.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Shape = tuple[int, ...]
 System = Literal["torch", "tensorflow"]

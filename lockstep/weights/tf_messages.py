@@ -54,7 +54,7 @@ class Message:
 
     def __init__(self, data: Buffer, start: int = 0, stop: int | None = None) -> None:
         self.data = data
-        self.fields = message_fields(data, start, len(data) if stop is None else stop)
+        self.fields = list(message_fields(data, start, len(data) if stop is None else stop))
 
     def spans(self, number: int, wire_type: int = WITH_LENGTH) -> list[Span]:
         """Start and stop of each content of a field."""

@@ -6,9 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Literal, NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from lockstep.checks import Checked, Hint, Probability, check_type
 from lockstep.listing import shorten
@@ -17,6 +15,9 @@ from lockstep.selection import Patterns
 from lockstep.weights.layouts import Shape, System
 from lockstep.weights.name_maps import NameMap, get_name_map
 from lockstep.weights.names import Rename
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Role = Literal["kernel", "table", "other"]
 """The role of a tensor in its module.

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from io import BytesIO, StringIO
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from lockstep.cli import shared
 from lockstep.cli.convert import CONVERTERS
 from lockstep.cli.main import main, parse
-from lockstep.cli.shared import format_size, show_progress
+from lockstep.cli.shared import format_size
 from lockstep.convert.image_folder import image_sets
 from lockstep.records.example import parse_example
 from lockstep.records.record_files import RecordFiles
@@ -204,49 +202,6 @@ def test_every_kind_says_what_it_takes(kind: str, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit, match="0"):
         parse(["convert", kind, "--help"])
     assert f"usage: lockstep convert {kind} " in capsys.readouterr().out
-
-
-class Clock:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
-        monkeypatch.setattr(shared.time, "monotonic", lambda: self.now)
-
-
-def test_without_a_terminal_there_is_a_line_every_ten_seconds(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock = Clock(monkeypatch)
-    with caplog.at_level(logging.INFO, "lockstep"), show_progress("train") as show:
-        for done in range(1001, 2000):  # The first thousand were there before.
-            show(done, 3000)
-            clock.now += 1 / 32
-    assert caplog.messages == [
-        "train: 1321 of 3000 | 32/s | 52 s left",
-        "train: 1641 of 3000 | 32/s | 42 s left",
-        "train: 1961 of 3000 | 32/s | 32 s left",
-    ]
-
-
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    stream = Terminal()
-    monkeypatch.setattr(sys, "stderr", stream)
-    clock = Clock(monkeypatch)
-    with show_progress("train") as show:
-        for done in range(1, 1001):
-            show(done, 1000)
-            clock.now += 0.01
-    shown = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", stream.getvalue())
-    assert "train: 501 of 1000" in shown
-    assert "train: 1000 of 1000" in shown
-    assert "50 % 5 s left" in shown
-    assert "100/s" in shown
-    assert stream.getvalue().count("\x1b[J") == 52
 
 
 @pytest.mark.parametrize(

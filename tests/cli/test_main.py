@@ -1,4 +1,4 @@
-"""The commands by their help: what it lists, and that it loads no torch."""
+"""The commands by their help: what it lists; and that helps and recipes load no torch."""
 
 from __future__ import annotations
 
@@ -29,5 +29,23 @@ for command in {list(COMMANDS)}:
     try: main([command, "--help"])
     except SystemExit as end: assert not end.code
 assert not {{"torch", "numpy"}} & {{*sys.modules}}
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.process
+def test_recipes_are_printed_and_refused_without_torch() -> None:
+    code = f"""
+import sys
+from lockstep.cli.main import main
+for recipe in {names()}:
+    assert main(["train", recipe, "--print-recipe", "--set", "evaluate.every=2 epochs"]) == 0
+assert main(["train", "mnits"]) == main(["train", "nowhere.toml"]) == 2
+assert main(["train", "mnist", "--set", "optimizer.lr.initial=fast"]) == 2
+assert main(["train", "mnist", "--set", "nothing=3"]) == 2
+assert main(["train", "runs/no_such_run"]) == 2
+assert main(["train", "flowers_small", "--set", "data.train=nowhere", "--workdir", "none"]) == 2
+loaded = {{"torch._C", "numpy._core", "PIL.Image"}} & {{*sys.modules}}
+assert not loaded, loaded
 """
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

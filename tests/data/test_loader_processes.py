@@ -362,10 +362,10 @@ def test_items_that_do_not_fit_are_named() -> None:
     with pytest.raises(DataError) as caught:
         next(Loader(TorchDataset(Uneven()), batch_size=4, order="sequential", num_processes=0).batches(range(1), 1))
     assert str(caught.value) == (
-        "The examples 0 and 2 do not fit into one batch.\n"
-        "  given:    2 has 'x': torch.float32 of shape (2,)\n"
-        "  expected: 'x': torch.float32 of shape (1,), as 0 has\n"
-        "  hint:     give all examples the same fields, of the same shapes and dtypes; or lists of what differs"
+        "Item 2 of Uneven cannot be used.\n"
+        "  given:    'x': float32 of shape (2,)\n"
+        "  expected: float32 of shape (1,), as in item 0\n"
+        "  hint:     fix __getitem__ of the dataset, or leave the item out"
     )
 
 

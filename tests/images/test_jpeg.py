@@ -61,7 +61,19 @@ def test_the_components_are_read_from_the_header(mode: str, components: int) -> 
 def test_bytes_between_segments_are_skipped() -> None:
     data = small_jpeg()
     for between in (b"\0\1\2", b"\xff\xff\xff", b"\xff\0\xff\x01", b"\xff\xfe\0\2"):
-        assert read_jpeg_header(data[:2] + between + data[2:]).size == (5, 3)
+        header = read_jpeg_header(data[:2] + between + data[2:])
+        assert header.size == (5, 3)
+        assert header.has_gaps == (between != b"\xff\xfe\0\2")  # That is a comment without a text.
+
+
+@pytest.mark.parametrize("between", [b"\xff\x01", b"\xff", b"\xff\xd0", b"\0"])
+def test_an_untidy_header_is_left_to_pillow(between: bytes) -> None:
+    data = small_jpeg()
+    scan = data.index(b"\xff\xda")
+    for place in (2, 20, scan):
+        content = data[:place] + between + data[place:]
+        assert not is_plain(content, read_jpeg_header(content))
+        assert_judged_alike(content, "simplejpeg")
 
 
 def test_a_thumbnail_in_the_exif_segment_is_not_the_image() -> None:

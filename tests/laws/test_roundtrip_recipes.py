@@ -5,6 +5,9 @@ A part that a recipe can hold gets a line in the strategies below.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -287,3 +290,30 @@ def test_no_setting_is_no_change(given_recipe: Recipe) -> None:
 @pytest.mark.parametrize("name", names())
 def test_every_shipped_recipe_is_read_back(name: str) -> None:
     assert from_toml(to_toml(find(name)), name) == find(name)
+
+
+@pytest.mark.process
+def test_no_recipe_needs_torch_to_be_read() -> None:
+    written = []
+
+    @settings(max_examples=50, deadline=None, database=None)
+    @given(recipes())
+    def write(recipe: Recipe) -> None:
+        written.append(to_toml(recipe))
+
+    write()
+    code = """
+import json, sys
+from lockstep.lazy import import_lazily
+import_lazily("torch", "numpy")
+from lockstep import recipes
+from lockstep.recipes.recipe import recipe_changes
+from lockstep.recipes.toml import from_toml, to_toml
+for name in recipes.__all__: getattr(recipes, name)
+for text in json.load(sys.stdin):
+    recipe = from_toml(text, "text")
+    assert to_toml(recipe) == text and not recipe_changes(recipe, recipe)
+loaded = {"torch._C", "numpy._core", "PIL.Image"} & {*sys.modules}
+assert not loaded, loaded
+"""
+    subprocess.run([sys.executable, "-c", code], input=json.dumps(written), text=True, check=True)

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from lockstep.errors import DataError, InputError
-from lockstep.readers.mnist import FILES, SPLITS, ensure_files, load_idx, mnist_folder, mnist_reader, scale_image
+from lockstep.images.normalisation import scale_image
+from lockstep.readers.mnist import FILES, SPLITS, ensure_files, load_idx, mnist_folder, mnist_reader
 
 ORIGINALS = Path(__file__).parents[2] / "data" / "mnist"
 TEST_IMAGES, TEST_LABELS = FILES[2], FILES[3]

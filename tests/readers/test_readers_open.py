@@ -22,7 +22,8 @@ from lockstep.readers.fingerprint import fingerprint_of
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.image_records import ImageRecords
 from lockstep.readers.mnist import FILES, mnist_reader
-from lockstep.readers.open import check_there, open_source
+from lockstep.readers.open import open_source
+from lockstep.readers.paths import check_there
 from lockstep.readers.reader import Reader
 from lockstep.readers.records import Records
 from lockstep.readers.tar_shards import TarShards

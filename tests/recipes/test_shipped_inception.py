@@ -12,7 +12,7 @@ from torch import nn
 
 from lockstep.checkpoints.retention import Retention
 from lockstep.errors import InputError
-from lockstep.evaluation.evaluate import Weights
+from lockstep.evaluation.scores import Weights
 from lockstep.losses.regularization import L2
 from lockstep.models.inception_v3 import InceptionV3, InceptionV3Net
 from lockstep.models.torchvision_models import Torchvision

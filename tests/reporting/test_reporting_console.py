@@ -17,18 +17,18 @@ from lockstep.reporting.console import (
     Console,
     format_duration,
     format_losses,
-    format_measures,
     format_number,
     format_rate,
     format_step,
+    step_measures,
 )
-from lockstep.reporting.log import configure
 from lockstep.reporting.throughput import Throughput
+from lockstep.screen import show_log
 
 
 def lines_of(console: Console, reports) -> list[str]:
     stream = io.StringIO()
-    configure(None, stream)
+    show_log(None, stream)
     for report in reports:
         console(report)
     console.close()
@@ -69,7 +69,7 @@ def test_the_first_step_and_a_resumed_one_count(make_report) -> None:
 def test_the_last_step_is_said_once(make_report) -> None:
     lines = lines_of(plain("10 steps", Steps(12)), map(make_report, range(1, 13)))
     assert [line.split(" | ")[0] for line in lines] == ["step 10 of 12", "step 12 of 12"]
-    assert lines[-1].endswith("| 0 s left")
+    assert lines[-1].endswith("| took 1 s")
     assert len(lines_of(plain("10 steps"), map(make_report, range(1, 11)))) == 1
 
 
@@ -137,7 +137,7 @@ class Screen:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr("lockstep.reporting.console.time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("lockstep.reporting.bar.time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 
@@ -168,7 +168,7 @@ def test_closing_shows_the_last_step_and_gives_the_terminal_back(make_report, mo
         console.close()
         assert screen.text() == ""
     assert "step 40 of 40" in last
-    assert "100 % 0 s left" in last
+    assert "100 % took 4 s" in last
     assert last.endswith("\n")
 
 
@@ -184,7 +184,7 @@ def test_the_cursor_is_never_hidden(make_report, monkeypatch, clock) -> None:
 
 def test_what_any_process_writes_stands_above_the_bar(make_report, monkeypatch, clock) -> None:
     with Screen(monkeypatch) as screen:
-        configure()
+        show_log()
         console = Console(Interval(10), batch_size=128, end=Steps(40))
         console(make_report(1))
         screen.stream.write("a line of another process\n")
@@ -196,14 +196,14 @@ def test_what_any_process_writes_stands_above_the_bar(make_report, monkeypatch, 
     bar, others = "\n".join([r"step {} of 40.*", r"loss .*\r\x1b\[2A"]), "a line of another process\n"
     wiped = r"\x1b\[Jwarning: Saved \[bold\]nothing\[/bold\].\n"
     last = r"\r\x1b\[Jstep 2 of 40.*\nloss .*\n"
-    first, second = bar.format(1), bar.format(2)
-    assert re.fullmatch(rf"\r\x1b\[J\n{first}{others}{wiped}\r\x1b\[J\n{second}{last}", text)
+    drawn = [rf"\r\x1b\[J\n{bar.format(step)}" for step in (1, 2, 2)]
+    assert re.fullmatch(f"{drawn[0]}{others}{wiped}{drawn[1]}{drawn[2]}{last}", text)
 
 
 def test_a_dumb_terminal_gets_plain_lines(make_report, monkeypatch) -> None:
     with Screen(monkeypatch) as screen:
         monkeypatch.setenv("TERM", "dumb")
-        configure()
+        show_log()
         console = Console(Interval(1), batch_size=128)
         console(make_report(1))
         assert screen.text().startswith("step 1 | loss ")
@@ -211,12 +211,19 @@ def test_a_dumb_terminal_gets_plain_lines(make_report, monkeypatch) -> None:
         assert screen.text() == ""
 
 
-def test_a_narrow_terminal_keeps_two_lines(make_report, monkeypatch, clock) -> None:
+def test_a_narrow_terminal_keeps_all_numbers(make_report, monkeypatch, clock) -> None:
     with Screen(monkeypatch, columns=40) as screen:
-        console = Console(Interval(10), batch_size=128, end=Steps(40))
+        console = Console(Interval(10), batch_size=128, end=Steps(1718))
         console(make_report(1))
-        assert screen.text().count("\n") == 2
+        console(make_report(10))
         console.close()
+        last = screen.text().split("\x1b[J")[-1]
+    assert last.split("\n") == [
+        "step 10 of 1718 | 1 % | 2 min 51 s left",
+        "loss 0.08333 (smoothed 0.5) | lr 0.05",
+        "1280 examples/s | data wait 1 %",
+        "",
+    ]
 
 
 def test_zero_shows_no_bar_either(make_report, monkeypatch) -> None:
@@ -290,8 +297,9 @@ def test_losses_before_there_is_an_average(make_report) -> None:
 def test_measures(make_report) -> None:
     report = make_report(1, losses={"loss": 0.5}, smoothed={"total": 0.25}, learning_rate=0.0498)
     pace = Throughput(num_steps=10, num_examples=1280, seconds=0.5, wait_seconds=0.005)
-    assert format_measures(report, pace) == ("loss 0.5 (smoothed 0.25) | lr 0.0498 | 2560 examples/s | data wait 1 %")
+    parts = ["loss 0.5 (smoothed 0.25)", "lr 0.0498", "2560 examples/s", "data wait 1 %"]
+    assert step_measures(report, pace) == parts
     pace.num_skipped = 1
-    assert format_measures(report, pace).endswith(" | 1 attempt refused")
+    assert step_measures(report, pace) == [*parts, "1 attempt refused"]
     pace.num_skipped = 2
-    assert format_measures(report, pace).endswith(" | 2 attempts refused")
+    assert step_measures(report, pace) == [*parts, "2 attempts refused"]

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.errors import InputError
-from lockstep.evaluation.evaluate import Weights
-from lockstep.readers.mnist import scale_image
+from lockstep.evaluation.scores import Weights
+from lockstep.images.normalisation import scale_image
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find

@@ -20,8 +20,8 @@ import lockstep as ls
 from lockstep.checkpoints.store import Store
 from lockstep.errors import DataError, InputError, LockstepError, NonFiniteError
 from lockstep.images.decode import Decoding
+from lockstep.images.normalisation import scale_image
 from lockstep.readers.image_folder import ImageFolder
-from lockstep.readers.mnist import scale_image
 from lockstep.recipes.parts import Evaluate
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import Examples, task

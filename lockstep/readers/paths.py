@@ -1,0 +1,121 @@
+"""What lies at a path of data, told by names alone: no file is opened for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.errors import DataError
+from lockstep.listing import hint_for_path, shorten
+from lockstep.records.shards import check_local, expand_braces, find_shards
+
+KNOWN = (
+    "a folder with a folder of images for each class; TFRecord files or tar shards, their folder or a pattern; "
+    "VOC's folder; or COCO's annotations.json, with :FOLDER after it where its images are not beside it"
+)
+"""What `open_source` opens, in words."""
+
+ENDINGS = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
+"""Of files of images."""
+
+RECORDS = re.compile(r"-\d+-of-\d+|\.(tfrecord|record)s?(\.|-|$)")
+TAR = re.compile(r"\.tar$")
+
+_SETS = frozenset(("train", "validation", "valid", "val", "test"))
+"""Names of folders of sets, which hold the folders of classes."""
+
+
+def check_there(path: str | Path) -> None:
+    """Refuse a path or a pattern that leads nowhere, without opening the data."""
+    check_local(path)
+    file = str(path).partition(".json:")[0] + ".json" if ".json:" in str(path) else str(path)
+    if Path(file).exists():
+        return
+    files = find_shards(expand_braces(file))
+    if missing := [found for found in files if not found.exists()]:
+        raise DataError(
+            f"There is no data at {path}.",
+            given=f"no file {missing[0]}",
+            expected=KNOWN,
+            hint=hint_for_path(file) if len(files) == 1 else "check the path",
+        )
+
+
+def class_folders(folder: str | Path) -> tuple[str, ...]:
+    """Return the names of the classes if `open_source` would read this folder as an `ImageFolder`; else none.
+
+    The folder alone is listed. One without any kind of data that is known is a DataError.
+    """
+    entries = entries_of(Path(folder))
+    is_other = shards_among(entries) or annotations_among(entries)
+    return () if is_other else classes_among(Path(folder), entries)
+
+
+def found_from(folder: Path, path: str) -> str:
+    """Return a path as it is, or if it leads nowhere, and in another folder somewhere, the one in that folder."""
+    annotations, colon, images = path.partition(".json:")
+    parts = [f"{annotations}.json", images] if colon else [path]
+    other = ":".join(str(folder / part) for part in parts)
+    return path if _is_there(path) or not _is_there(other) else other
+
+
+def _is_there(path: str) -> bool:
+    try:
+        check_there(path)
+    except DataError:
+        return False
+    return True
+
+
+def entries_of(folder: Path) -> list[Path]:
+    """List a folder, in order; one that cannot be listed is a DataError."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise unknown_data(str(folder), str(error)) from error
+
+
+def held(entries: Sequence[Path]) -> str:
+    """Say what a folder holds, for messages."""
+    return shorten([entry.name for entry in entries]) if entries else "an empty folder"
+
+
+def shards_among(entries: Sequence[Path]) -> list[str]:
+    """Return the names that are those of record files or of tar archives."""
+    return [entry.name for entry in entries if RECORDS.search(entry.name) or TAR.search(entry.name)]
+
+
+def annotations_among(entries: Sequence[Path]) -> Path | None:
+    """Return the folder of annotations of VOC or COCO, if it is there."""
+    return next((entry for entry in entries if entry.name.lower() == "annotations"), None)
+
+
+def classes_among(folder: Path, entries: Sequence[Path]) -> tuple[str, ...]:
+    """Return the names of the folders of classes; images without any, and folders of sets, are refused."""
+    names = tuple(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    images = [entry.name for entry in entries if entry.name.lower().endswith(ENDINGS)]
+    if not names and images:
+        raise DataError(
+            f"The images in {folder} are not in folders of their classes.",
+            given=f"{len(images)} images ({shorten(images, 2)}) and no folders",
+            expected="a folder of images for each class",
+            hint=f"move the images of each class into a folder with its name, such as {folder / 'CLASS' / images[0]}",
+        )
+    if not names:
+        raise unknown_data(str(folder), held(entries))
+    if _SETS.issuperset(names):
+        raise DataError(
+            f"{folder} holds sets of images, each with folders of classes.",
+            given=f"the folders {', '.join(names)}",
+            expected="a folder of images for each class",
+            hint=f"name one of them: {' or '.join(str(folder / name) for name in names)}",
+        )
+    return names
+
+
+def unknown_data(
+    path: str, given: str, hint: str = "check the path; `lockstep convert --help` makes records"
+) -> DataError:
+    """Make the error of a path that leads to nothing that `open_source` opens."""
+    return DataError(f"{path} is no data that is known.", given=given, expected=KNOWN, hint=hint)

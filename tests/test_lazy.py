@@ -1,0 +1,95 @@
+"""Libraries that are loaded when they are used, not when they are imported."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from lockstep.lazy import import_lazily
+
+LIBRARY = """
+from slow_library.part import number
+import slow_library.part
+assert slow_library.number == 3
+def __getattr__(name):
+    if name == "computed": return 5
+    raise AttributeError(name)
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    folder = tmp_path / "slow_library"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(LIBRARY)
+    (folder / "part.py").write_text("import slow_library\nnumber = 3\nassert not hasattr(slow_library, 'nothing')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import_lazily("slow_library")
+    yield importlib.import_module("slow_library")
+    for name in ("slow_library", "slow_library.part"):
+        sys.modules.pop(name, None)
+
+
+def is_loaded() -> bool:
+    return "slow_library.part" in sys.modules
+
+
+def test_imports_load_nothing(library: ModuleType) -> None:
+    assert importlib.import_module("slow_library") is library
+    assert library.__name__ == library.__package__ == "slow_library"
+    assert library.__file__
+    assert not is_loaded()
+
+
+@pytest.mark.parametrize("name", ["number", "part", "computed", "__path__"])
+def test_the_first_attribute_loads_the_same_module(library: ModuleType, name: str) -> None:
+    assert getattr(library, name)
+    assert is_loaded()
+    assert library is sys.modules["slow_library"]
+    assert type(library) is ModuleType
+
+
+def test_a_submodule_loads_the_library_first(library: ModuleType) -> None:
+    assert importlib.import_module("slow_library.part") is library.part
+    assert library.number == 3
+
+
+def test_an_attribute_that_is_not_there_is_an_attribute_error(library: ModuleType) -> None:
+    with pytest.raises(AttributeError, match="nothing"):
+        library.nothing  # noqa: B018
+    assert is_loaded()
+
+
+def test_a_library_that_is_loaded_or_missing_is_left_as_it_is(library: ModuleType) -> None:
+    assert library.number == 3
+    import_lazily("slow_library", "there_is_no_such_library")
+    assert library is sys.modules["slow_library"]
+    assert type(library) is ModuleType
+    assert "there_is_no_such_library" not in sys.modules
+
+
+@pytest.mark.process
+def test_torch_is_itself_once_it_is_used() -> None:
+    code = """
+import pickle, sys, threading
+from lockstep.lazy import import_lazily
+import_lazily("torch", "numpy")
+import torch, numpy
+import torch, numpy
+assert not {"torch._C", "numpy._core"} & {*sys.modules}
+from torch import nn
+import torch.distributed
+import torch.nn.functional as F
+assert type(torch) is type(sys) and torch is sys.modules["torch"] and nn is torch.nn and F is nn.functional
+assert torch.from_numpy(numpy.ones(2)).sum().item() == 2
+assert torch.equal(pickle.loads(pickle.dumps(torch.ones(2))), torch.ones(2))
+thread = threading.Thread(target=lambda: nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward())
+thread.start(), thread.join()
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
