@@ -53,6 +53,7 @@ def interleave(
     *,
     per_round: int = 1,
     before: Callable[[str], object] = lambda name: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Milliseconds of each contender, round by round, the order reversed every other round, after a warm-up.
 
@@ -61,15 +62,16 @@ def interleave(
         rounds: that are kept.
         per_round: calls in a row, of which the mean is taken.
         before: called with the name before each contender's turn, outside its time.
+        clock: `time.process_time` counts what the process computes, whoever else is busy.
     """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds + WARM_UP_ROUNDS):
         for name in list(contenders)[:: 1 if number % 2 else -1]:
             before(name)
-            began = time.perf_counter()
+            began = clock()
             for _ in range(per_round):
                 contenders[name]()
-            times[name].append((time.perf_counter() - began) / per_round * 1000)
+            times[name].append((clock() - began) / per_round * 1000)
     return {name: values[WARM_UP_ROUNDS:] for name, values in times.items()}
 
 

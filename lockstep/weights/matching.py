@@ -139,7 +139,8 @@ def match_tensor(pair: Pair, info: TensorInfo, target: Target, mapping: WarmStar
     system = mapping.system or mapping.resolved_map.system
     layout = pair.place.layout or (None if target.role == "table" else infer_layout(system, info.shape, target.shape))
     shape = layout.shape(info.shape) if layout else info.shape
-    reshaped = shape != target.shape
+    padded = shape is not None and _is_cut(pair.place.name, shape, target.shape, mapping)
+    reshaped = shape != target.shape and not padded
     if not can_convert(info.dtype, target.dtype):
         return Mismatch(pair.target, pair.tensor, f"{info.dtype} in the file, {target.dtype} in the model")
     if layout is None and system == "tensorflow" and target.role == "kernel":
@@ -160,6 +161,7 @@ def match_tensor(pair: Pair, info: TensorInfo, target: Target, mapping: WarmStar
         reshaped=reshaped,
         converted=f"{info.dtype} -> {target.dtype}" if info.dtype != target.dtype else None,
         averaged=pair.is_average,
+        padded=padded,
         doubt=doubt,
     )
 
@@ -202,9 +204,10 @@ def convert_tensor(tensor: Tensor, use: Loaded, target: Target, source: WeightSo
             hint="do not write to the file while it is used, and plan with the source that is read",
         )
     laid_out = Layout(use.layout).apply(tensor) if use.layout else tensor
-    value = laid_out.reshape(target.shape).to(dtype)
+    shaped = _in_zeros(laid_out, target.shape) if use.padded else laid_out.reshape(target.shape)
+    value = shaped.to(dtype)
     if value.is_floating_point() and torch.finfo(dtype).max < torch.finfo(tensor.dtype).max:
-        _check_range(laid_out.reshape(target.shape), value, use, source)
+        _check_range(shaped, value, use, source)
     return value
 
 
@@ -221,6 +224,27 @@ def tied_conflict(source: WeightSource, target: str, used: str, other: str) -> C
         expected="the same values under all of its names",
         hint="skip one of the two by its name, or untie the parameters of the model",
     )
+
+
+def _is_cut(name: str, given: Shape, wanted: Shape, mapping: WarmStart) -> bool:
+    """Whether a kernel, in torch's layout, may be smaller than the model's, and is so in height or width alone."""
+    if given == wanted or len(given) != len(wanted) or given[:2] != wanted[:2]:
+        return False
+    is_smaller = all(0 < one <= other for one, other in zip(given, wanted, strict=True))
+    return is_smaller and any(re.search(pattern, name) for pattern in mapping.resolved_map.may_be_cut)
+
+
+def _in_zeros(kernel: Tensor, shape: Shape) -> Tensor:
+    """Put a kernel in the middle of zeros; of an odd number of rows or columns the last ones are more.
+
+    A convolution over a map of the kernel's size, filled up with zeros in the same way, gives what the kernel gives.
+    """
+    filled = kernel.new_zeros(shape)
+    place = [
+        slice((whole - own) // 2, (whole - own) // 2 + own) for own, whole in zip(kernel.shape, shape, strict=True)
+    ]
+    filled[tuple(place)] = kernel
+    return filled
 
 
 def _check_range(before: Tensor, after: Tensor, use: Loaded, source: WeightSource) -> None:

@@ -30,6 +30,8 @@ class NameMap:
     """Whose layouts the tensors have where no rename says."""
     may_lack: tuple[str, ...] = ()
     """Patterns of parameters that such files need not hold; they keep the values they have."""
+    may_be_cut: tuple[str, ...] = ()
+    """Patterns of kernels that such files may hold smaller than the model: they are put in the middle of zeros."""
 
 
 def _branches(block: str, places: Mapping[str, str]) -> list[Rename]:
@@ -56,6 +58,9 @@ _CONVOLUTION = (
 )
 # The reference trainers give batch norm no scale: a factor of 1, with which torch's begins.
 _SCALE = (r"\.bn\.weight$",)
+
+# Both cut the kernel of the auxiliary head to the size of the map, where images are smaller than 299 pixels.
+_CUT = (r"(^|\.)AuxLogits\.conv1\.conv\.weight$",)
 
 _SLIM = "InceptionV3/"
 SLIM_INCEPTION_V3 = NameMap(
@@ -133,6 +138,7 @@ SLIM_INCEPTION_V3 = NameMap(
         *_CONVOLUTION,
     ),
     may_lack=_SCALE,
+    may_be_cut=_CUT,
 )
 """Inception-v3 of the TF-Slim nets; for one inside of another net, strip what stands before "InceptionV3/"."""
 
@@ -180,6 +186,7 @@ INCEPTION_SLIM = NameMap(
         *_CONVOLUTION,
     ),
     may_lack=_SCALE,
+    may_be_cut=_CUT,
 )
 """Inception-v3 of the ImageNet trainer in tensorflow/models, package inception.slim."""
 

@@ -120,6 +120,8 @@ class Loaded:
     """The two dtypes, "float32 -> float16"; None where they are the same."""
     averaged: bool
     """Whether it is a moving average."""
+    padded: bool = False
+    """Whether it is a smaller kernel, in that layout, which goes in the middle of zeros."""
     doubt: str | None = None
     """Why its values may be in another order than the model's, and what to give if they are."""
 
@@ -228,6 +230,7 @@ class WarmStartReport:
             "renamed": [each.target != each.source for each in self.loaded],
             "transposed": [each.layout is not None for each in self.loaded],
             "reshaped": [each.reshaped for each in self.loaded],
+            "put in the middle of zeros": [each.padded for each in self.loaded],
             "converted": [each.converted is not None for each in self.loaded],
             "averages": [each.averaged for each in self.loaded],
         }

@@ -71,8 +71,7 @@ def reference_state(net: InceptionV3Net, shapes: Mapping[str, Sequence[int]], ru
         regularization=[ls.losses.L2(inputs.L2_WEIGHT)],
         average=MovingAverage(inputs.AVERAGE_DECAY, statistics=True),
     )
-    values = {name: _widened(name, value) for name, value in inputs.weights(shapes, run.start, run.dtype).items()}
-    ls.warm_start(state, values, MAPPING)
+    ls.warm_start(state, inputs.weights(shapes, run.start, run.dtype), MAPPING)
     return state
 
 
@@ -114,15 +113,8 @@ def _to_reference(tensor: Tensor, shape: Sequence[int]) -> inputs.Array:
     if array.ndim == 1:
         return array
     array = array.reshape(*array.shape, *[1] * (4 - array.ndim)).transpose(2, 3, 1, 0)
-    if array.shape[:2] == (5, 5) and shape[0] == 1:
+    if array.shape[:2] == (5, 5) and shape[0] == 1:  # TF-Slim makes the auxiliary head's 1x1, for a map of 1x1
         border = np.delete(array.reshape(25, -1), 12, axis=0)
         assert not border.any(), "the border of the auxiliary kernel was idle, and has changed"
         return array[2:3, 2:3]
     return array
-
-
-def _widened(name: str, value: inputs.Array) -> inputs.Array:
-    """The kernel of the auxiliary head with the border that ours keeps; TF-Slim makes it 1x1 for a map of 1x1."""
-    if not name.endswith("AuxLogits/Conv2d_2a_1x1/weights"):
-        return value
-    return np.pad(value, [(2, 2), (2, 2), (0, 0), (0, 0)])

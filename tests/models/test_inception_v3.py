@@ -8,10 +8,21 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lockstep.errors import InputError
-from lockstep.models.inception_v3 import InceptionE, InceptionLogits, InceptionV3, InceptionV3Net, Layers
+from lockstep.models.inception_v3 import (
+    AuxiliaryHead,
+    InceptionE,
+    InceptionLogits,
+    InceptionV3,
+    InceptionV3Net,
+    Layers,
+)
+from lockstep.weights.assignment import assign_tensors
+from lockstep.weights.source import MemorySource
+from lockstep.weights.warm_start import Target, WarmStart
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "weight_names_golden.json").read_text())
 STD_OF_CUT_NORMAL = 0.8796
@@ -146,6 +157,36 @@ def test_without_the_auxiliary_head_there_is_none(small: InceptionV3Net) -> None
     assert set(small.state_dict()) - set(plain.state_dict()) == {
         name for name in small.state_dict() if name.startswith("AuxLogits.")
     }
+
+
+# Maps of images of 299 pixels and fewer: the pooling leaves 5x5 to 1x1 of them, and TF-Slim's kernel is as large.
+@pytest.mark.parametrize("sides", [(17, 17), (14, 14), (11, 11), (8, 8), (5, 5), (8, 14), (17, 5)])
+@torch.no_grad()
+def test_a_cut_kernel_in_the_middle_of_zeros_scores_as_it_does_alone(
+    sides: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    head = AuxiliaryHead(Layers(SMALL), 7, 5).double()
+    head.conv0 = nn.Identity()
+    head.fc.weight.uniform_(-1, 1, generator=generator)
+    outputs, inputs = head.conv1.conv.weight.shape[:2]
+    height, width = ((side - 5) // 3 + 1 for side in sides)
+    # Whole numbers are summed without rounding: the same function gives the same bits.
+    kernel, hidden = (
+        torch.randint(-8, 9, shape, generator=generator).double()
+        for shape in ((height, width, inputs, outputs), (2, inputs, height, width))
+    )
+    source = MemorySource({f"InceptionV3/AuxLogits/Conv2d_2a_{height}x{width}/weights": kernel})
+    target = {"AuxLogits.conv1.conv.weight": Target((outputs, inputs, 5, 5), "float64", role="kernel")}
+    plan = assign_tensors(source, target, WarmStart(name_map="slim_inception_v3"))
+    assert ("1 put in the middle of zeros" in str(plan.report)) is ((height, width) != (5, 5))
+    head.conv1.conv.weight.copy_(dict(plan.tensors(source))["AuxLogits.conv1.conv.weight"])
+
+    alone = F.conv2d(hidden, kernel.permute(3, 2, 0, 1))
+    expected = head.fc(F.relu(head.eval().conv1.bn(alone)).mean((2, 3)))
+    assert expected.std() > 1
+    monkeypatch.setattr(F, "avg_pool2d", lambda *_, **__: hidden)  # what the pooling leaves of a map with these sides
+    assert torch.equal(head(torch.zeros(2, inputs, *sides)), expected)
 
 
 # Values of all variables, and channels after three blocks: what tf_slim.nets makes with 1001 classes.

@@ -67,7 +67,7 @@ def test_fewer_than_are_to_be_scored_are_refused_at_the_start(photos: Callable[.
         "There are fewer test examples than are to be scored.\n"
         "  given:    9 examples, 10 asked for\n"
         "  expected: at most 9\n"
-        "  hint:     set evaluate.examples to 9 or less, or leave it out to score all of them"
+        "  hint:     set evaluate.examples to 9 or less (--examples), or leave it out to score all of them"
     )
     Examples(photos("evaluate.examples=9")).check_held_out()
 

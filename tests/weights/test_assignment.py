@@ -595,3 +595,31 @@ def test_where_no_name_is_found_it_may_be_of_another_model() -> None:
     with pytest.raises(CheckpointError) as refusal:
         given_names("features.0.weight")
     assert refusal.value.hint.startswith("check that it is of this model; give rename=..., ")
+
+
+CUT = NameMap((Rename("^k$", "kernel", Layout("h w i o -> o i h w")),), "tensorflow", may_be_cut=("^kernel$",))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 3, 4), (1, 1, 3, 4), (5, 4, 3, 4)])
+def test_a_kernel_that_may_be_cut_is_put_in_the_middle_of_zeros(shape: tuple[int, ...]) -> None:
+    source = MemorySource({"k": 1 + values(*shape)})
+    found = assign_tensors(source, wanted(kernel=(4, 3, 5, 5)), WarmStart(name_map=CUT))
+    kernel = dict(found.tensors(source))["kernel"]
+    height, width = shape[:2]
+    top, left = (5 - height) // 2, (5 - width) // 2
+    assert torch.equal(kernel[:, :, top : top + height, left : left + width], (1 + values(*shape)).permute(3, 2, 0, 1))
+    assert kernel.count_nonzero() == source.read("k").numel()
+    assert found.report.loaded[0].padded
+    assert "1 put in the middle of zeros" in str(found.report)
+
+
+@pytest.mark.parametrize("shape", [(6, 5, 3, 4), (2, 2, 2, 4), (2, 2, 3, 5), (0, 2, 3, 4)])
+def test_a_kernel_that_is_no_cut_one_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(CheckpointError, match=r"'k' does not fit 'kernel'"):
+        assign_tensors(Listing({"k": shape}), wanted(kernel=(4, 3, 5, 5)), WarmStart(name_map=CUT))
+
+
+def test_a_smaller_kernel_is_refused_where_none_may_be_cut() -> None:
+    mapping = WarmStart(name_map=NameMap(CUT.renames, "tensorflow"))
+    with pytest.raises(CheckpointError, match=r"'k' does not fit 'kernel'"):
+        assign_tensors(Listing({"k": (2, 2, 3, 4)}), wanted(kernel=(4, 3, 5, 5)), mapping)

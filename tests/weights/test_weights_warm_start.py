@@ -111,6 +111,7 @@ def test_programs_get_everything_as_json() -> None:
         "reshaped": False,
         "converted": None,
         "averaged": False,
+        "padded": False,
         "doubt": None,
     }
     assert len(found["missing"]) == 16
