@@ -77,7 +77,7 @@ def start(
 
 def check_sources(recipe: Recipe, path: Path | None, fork_from: str | None) -> None:
     """Check that what a run without a checkpoint of its own begins with can be opened: another run, or weights."""
-    if path and store_of(path).steps():
+    if path and path.is_dir() and store_of(path).steps():
         return
     told = recipe.warm_start.path if recipe.warm_start else None
     checks: list[Callable[[], object]] = (
