@@ -61,7 +61,7 @@ AIMS = [
     ("ours, coloured", "torchvision, tensors, coloured", None),
 ]
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
-_AT_REST_SECONDS = 0.12
+_AT_REST_SECONDS = 0.5
 
 
 class Turn(NamedTuple):
