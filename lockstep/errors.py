@@ -6,6 +6,7 @@ LockstepError
 │   ├── WorkdirError      a workdir that holds something else, or another run
 │   ├── DataError         a data file, a record, an example
 │   ├── NotFoundError     a checkpoint, weights or a tensor that are not there (a CheckpointError, too)
+│   ├── MissingFieldError a field that a batch does not have (a KeyError, too)
 │   └── InputErrors       several of these at once
 ├── CheckpointError       a checkpoint that cannot be written or read
 ├── NonFiniteError        a loss or a gradient that is not a number
@@ -79,6 +80,10 @@ class InputErrors(InputError):  # noqa: N818 (they are several)
 
     def __reduce__(self) -> tuple[object, ...]:
         return InputErrors, (self.errors,)
+
+
+class MissingFieldError(InputError, KeyError):
+    """A field that a batch does not have."""
 
 
 class CheckpointError(LockstepError):

@@ -7,6 +7,8 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from lockstep.errors import MissingFieldError
+from lockstep.listing import did_you_mean
 from lockstep.progress import Progress
 
 ProgressFunction = Callable[[int, int], object]
@@ -70,6 +72,15 @@ class Batch(dict[str, Any]):
 
     def __post_init__(self, fields: Mapping[str, Any]) -> None:
         self.update(fields)
+
+    def __missing__(self, name: object) -> Any:
+        # Called by dict for a name that is not there, and for no other: it costs no batch anything.
+        raise MissingFieldError(
+            f"The batch has no field {name!r}.",
+            given=repr(name),
+            expected=f"one of {', '.join(map(repr, self))}" if self else "nothing: the batch has no fields",
+            hint=did_you_mean(name, map(str, self)) or "use one of these, or have the reader give such a field",
+        )
 
     def rows(self, rows: slice, towers: range) -> Batch:
         """The part of the batch that belongs to some of its towers."""

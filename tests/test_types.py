@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import lockstep as ls
+from lockstep.errors import MissingFieldError
 from lockstep.types import BadExample
 
 BAD = [BadExample(9, "torn", "half a file", "whole")]
@@ -41,3 +42,20 @@ def test_a_copy_has_the_same_fields_and_facts() -> None:
     again = copy.copy(batch)
     assert again == batch
     assert vars(again) == vars(batch)
+
+
+def test_a_field_that_is_not_there_is_named_with_those_that_are() -> None:
+    batch = make_batch()
+    with pytest.raises(KeyError) as caught:
+        batch["names"]
+    assert isinstance(caught.value, MissingFieldError)
+    assert str(caught.value).splitlines() == [
+        "The batch has no field 'names'.",
+        "  given:    'names'",
+        "  expected: one of 'x', 'name'",
+        '  hint:     did you mean "name"?',
+    ]
+    assert batch.get("names") is None
+    assert "names" not in batch
+    with pytest.raises(KeyError, match="no field 'zzz'"):
+        batch.rows(slice(0, 2), range(2, 3))["zzz"]

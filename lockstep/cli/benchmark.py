@@ -238,4 +238,15 @@ def _pace(pace: Timing) -> dict[str, Any]:
     return {**vars(pace), "stage_seconds": dict(pace.stage_seconds), "examples_per_second": pace.examples_per_second}
 
 
-COMMAND = Command("measure what limits a run, and say what to change", _add_arguments, _run)
+COMMAND = Command(
+    "measure what limits a run, and say what to change",
+    _add_arguments,
+    _run,
+    flags={
+        "seconds": "--seconds",
+        "augment": "--augment",
+        "batch_size": "--batch-size",
+        "num_processes": "--processes",
+        "num_threads": "--threads",
+    },
+)

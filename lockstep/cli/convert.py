@@ -361,4 +361,18 @@ CONVERTERS = {
     "prepare": Converter("shards into shards of smaller images", _add_prepare, _prepare),
 }
 
-COMMAND = Command("make sharded records of a data set", _add_arguments, _run)
+COMMAND = Command(
+    "make sharded records of a data set",
+    _add_arguments,
+    _run,
+    flags={
+        "num_shards": "--shards",
+        "num_processes": "--processes",
+        "share": "--validation-share",
+        "per_class": "--validation-per-class",
+        "short_side": "--short-side",
+        "quality": "--quality",
+        "subsampling": "--subsampling",
+        "zero_based": "--zero-based",
+    },
+)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.checks import NonNegativeFloat, check_value
+from lockstep.checks import NonNegativeFloat, PositiveInt, check_value
 from lockstep.cli.shared import Command, add_machine_arguments, check_target
 from lockstep.cli.weights import add_weights_arguments, chosen_run, store_in
 from lockstep.errors import InputError
@@ -148,6 +148,7 @@ def _with_settings(arguments: argparse.Namespace, saved: Recipe) -> Recipe:
 
     recipe = with_settings(saved, arguments.settings)
     if arguments.examples is not None:
+        check_value("--examples", arguments.examples, PositiveInt)
         recipe = replace(recipe, evaluate=replace(recipe.evaluate, examples=arguments.examples))
     wrong = [change for change in recipe_changes(saved, recipe) if not change.is_allowed(_SETTABLE)]
     if wrong or type(recipe.data) is not type(saved.data):

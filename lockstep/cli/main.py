@@ -9,9 +9,9 @@ from typing import NoReturn, TextIO
 
 from lockstep import __version__
 from lockstep.cli import benchmark, convert, evaluate, export, import_checkpoint, inspect, predict, run, show, train
-from lockstep.cli.shared import EXIT_CODES
+from lockstep.cli.shared import EXIT_CODES, in_words_of_flags
 from lockstep.errors import InputError, LockstepError
-from lockstep.screen import log, one_line, show_log
+from lockstep.screen import Lines, log, one_line, show_log
 from lockstep.terminal import width_of, wrapped
 
 EXAMPLES = """examples:
@@ -90,10 +90,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = parse(given)
+    command = COMMANDS[arguments.command]
     if arguments.command != "run":  # a script decides on its own where log lines go
         show_log()
     try:
-        return COMMANDS[arguments.command].run(arguments, given)
+        return command.run(arguments, given)
     except LockstepError as error:
-        log.error("%s", error)
+        log.error("%s", Lines(in_words_of_flags(str(error), command.flags)))
         return 2 if isinstance(error, InputError) else 1

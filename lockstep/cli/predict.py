@@ -47,7 +47,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     from lockstep.runs.predict import predict
 
     top = _top(arguments.top)
-    check_value("--show", arguments.show, NonNegativeInt)
+    check_value("show", arguments.show, NonNegativeInt)
     check_output_folder(arguments.to, overwrite=arguments.force)
     run = chosen_run(arguments)
     name = str(run.path) if run.step is None else f"{run.path}@{run.step}"
@@ -79,7 +79,7 @@ def _top(text: str) -> int | None:
             expected="a whole number from 1 on, or all",
             hint="leave --top out for the 5 most probable",
         )
-    check_value("--top", int(text), PositiveInt)
+    check_value("top", int(text), PositiveInt)
     return int(text)
 
 
@@ -129,4 +129,9 @@ def _text(found: ClassProbability) -> str:
     return f"{found.name} {100 * found.probability:.1f} %"
 
 
-COMMAND = Command("predict the classes of images in files and folders", _add_arguments, _run)
+COMMAND = Command(
+    "predict the classes of images in files and folders",
+    _add_arguments,
+    _run,
+    flags={"show": "--show", "top": "--top"},
+)

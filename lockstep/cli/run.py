@@ -27,6 +27,9 @@ def _add_arguments(run: argparse.ArgumentParser) -> None:
         metavar="N",
         help="end workers that stay at one step for longer (default: 600; 0 never)",
     )
+    run.add_argument(
+        "--full-traceback", action="store_true", help="show errors with the frames of Lockstep and torch, too"
+    )
     add_machine_arguments(run)
 
 
@@ -50,7 +53,11 @@ def _plan(argv: list[str]) -> dict[str, Any]:
     arguments = parse(argv)
     check_value("--hang-seconds", arguments.hang_seconds, NonNegativeFloat)
     workers = choose_num_workers(arguments.workers, arguments.device, None)
-    return {"workers": workers, "hang_seconds": arguments.hang_seconds}
+    return {
+        "workers": workers,
+        "hang_seconds": arguments.hang_seconds,
+        "whole_traceback": arguments.full_traceback,
+    }
 
 
 def _work(argv: list[str]) -> int:

@@ -27,12 +27,11 @@ from lockstep.cli.main import parse
 from lockstep.cli.shared import choose_num_workers, join_workers, worker_exit_code
 from lockstep.data.showing import ShownExample, examples
 from lockstep.durable import atomic_write, make_folder
-from lockstep.errors import DataError, InputError, WorkdirError
+from lockstep.errors import InputError, WorkdirError
 from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
 from lockstep.evaluation.follow import Polling, follow
 from lockstep.images.drawing import printable
 from lockstep.images.pillow import png_bytes
-from lockstep.listing import shorten
 from lockstep.metrics.classification import ClassNames, ConfusionMatrix, class_name, confusion_csv
 from lockstep.metrics.metric import Metric
 from lockstep.metrics.worst_mistakes import Mistake, WorstMistakes
@@ -43,6 +42,7 @@ from lockstep.reporting.events import EventFile, scalar_summary
 from lockstep.reporting.jsonl import without_nonfinite
 from lockstep.reporting.work import show_progress
 from lockstep.runs.build import CONFUSION, MISTAKES, Classification, Examples, build_state, prepared, task
+from lockstep.runs.inputs import check_same_classes
 from lockstep.runs.known_data import KnownData, class_names
 from lockstep.runs.stages import recipe_at, recipe_at_start
 from lockstep.runs.workdir import Workdir
@@ -110,7 +110,9 @@ class _Scoring:
         """Build the model and open the examples of a stage: stages differ in averages and in the size of images."""
         self._recipe, self._examples = recipe, Examples(recipe)
         self._held = self._examples.held_out(self._run.split)
-        _check_classes(self._run, self._examples.reader(self._run.split))
+        names = class_names(self._examples.reader(self._run.split))
+        self._class_names = KnownData.of(Workdir(self._run.path)).class_names or names
+        check_same_classes(self._run.split, [*names.values()], [*self._class_names.values()])
         self._state = build_state(recipe, self._worker)
         files = {"confusion": self._arguments.confusion, "mistakes": self._arguments.mistakes}
         self._details = Details(task(recipe), recipe.model.num_classes, **files)
@@ -147,14 +149,14 @@ class _Scoring:
         self._files.close()
 
     def _write(self, result: Evaluation) -> None:
-        split, reader = self._run.split, self._examples.reader(self._run.split)
+        split = self._run.split
         data = self._recipe.data.path_of(split) if self._run.is_other_data else None
         log_scores(result, split)
         self._files.write(result, split, data)
         if self._arguments.json:
             write_result(result, split, self._arguments.json, data)
         if self._details.metrics:
-            self._details.write(reader, KnownData.of(Workdir(self._run.path)).class_names or class_names(reader))
+            self._details.write(self._examples.reader(split), self._class_names)
 
 
 def _follow(run: ScoredRun, polling: Polling, scoring: _Scoring, worker: Worker) -> bool:
@@ -173,19 +175,6 @@ def _checkpoint(run: ScoredRun) -> Checkpoint:
     checkpoint = read_checkpoint(run.store, run.wanted)
     assert checkpoint is not None, "there are checkpoints, and where all are damaged the chief has raised"
     return checkpoint
-
-
-def _check_classes(run: ScoredRun, reader: Reader) -> None:
-    """Refuse folders that number their classes in another way than those that the run was trained on."""
-    known = KnownData.of(Workdir(run.path)).class_names
-    for label, name in class_names(reader).items():
-        if known.get(label, name) != name:
-            raise DataError(
-                f"The classes of the {run.split} examples have other numbers than those that the run was trained on.",
-                given=f"class {label} is {name!r}, and {known[label]!r} in the run",
-                expected=f"the folders {shorten([*known.values()])}",
-                hint="have a folder with at least one image for each class",
-            )
 
 
 def _facts(result: Evaluation, split: str, data: str | None) -> dict[str, Any]:

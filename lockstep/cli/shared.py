@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.cores import usable_cores
@@ -45,6 +47,21 @@ class Command(NamedTuple):
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, Sequence[str]], int]
     """Takes the parsed arguments and the command line; returns the exit code."""
+    flags: Mapping[str, str] = MappingProxyType({})
+    """By the name of an argument of the library, the flag that gives it: errors are told in the words of the flags."""
+
+
+def in_words_of_flags(text: str, flags: Mapping[str, str]) -> str:
+    """Put flags into the text of an error in the place of arguments: `quality=0` becomes `--quality 0`.
+
+    Args:
+        text: of the error, its lines.
+        flags: by the name of the argument.
+    """
+    for name, flag in flags.items():
+        text = re.sub(rf"(?<![\w.-]){name}=", f"{flag} ", text)
+        text = re.sub(rf"^{name}(?= (?:is|cannot) )|(?<=give ){name}(?= )", flag, text)
+    return text
 
 
 def add_machine_arguments(command: argparse.ArgumentParser) -> None:

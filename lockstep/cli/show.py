@@ -99,4 +99,9 @@ def _title(arguments: argparse.Namespace, positions: range, stream: ExampleStrea
     return printable(f"{arguments.source}, {order}, seed {stream.seed}, {places}{augmented}")
 
 
-COMMAND = Command("show examples, before and after they are augmented", _add_arguments, _run)
+COMMAND = Command(
+    "show examples, before and after they are augmented",
+    _add_arguments,
+    _run,
+    flags={"repeat": "--repeat", "size": "--size", "seed": "--seed"},
+)

@@ -26,7 +26,6 @@ import os
 import pickle
 import signal
 import struct
-import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from copy import copy
@@ -45,6 +44,7 @@ from lockstep.errors import LockstepError, WorkerError
 from lockstep.listing import shorten
 from lockstep.owner import process_fields
 from lockstep.screen import Lines, log
+from lockstep.tracebacks import short_traceback
 from lockstep.tracing import listen, measure_stages, timed
 from lockstep.workers.signals import NOTICES
 
@@ -299,7 +299,9 @@ def _serve(
                 if descriptor is not None:
                     os.close(descriptor)
         except Exception as error:
-            _send(pipe, (_Failure(_portable(error), traceback.format_exc()), {}))
+            # What a LockstepError says of itself is told anyway: its traceback is that of the cause.
+            cause = error.__cause__ if isinstance(error, LockstepError) else None
+            _send(pipe, (_Failure(_portable(error), short_traceback(cause or error)), {}))
 
 
 def _send(pipe: Connection, message: object) -> None:

@@ -200,7 +200,7 @@ def _added_up(rows: Sequence[Any], loader: Loader, size: int) -> Evaluation:
             "There is no full micro-batch to score.",
             given=f"{len(loader.reader)} examples, micro-batches of {size}, the last one dropped",
             expected="one full micro-batch or more",
-            hint="lower the micro-batch, or keep the last one (drop_last=False)",
+            hint="lower the micro-batch, or keep the last one (drop_last=False, or evaluate.drop_last=false)",
         )
     rows = sorted(rows, key=itemgetter(0))
     sums = summed([row[2] for row in rows])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.checks import check_type, wrong_type
 from lockstep.errors import InputError
+from lockstep.inline_toml import inline_toml
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.optimizers import Optimizer, of_another
 from lockstep.selection import pattern_of_each
@@ -68,7 +69,7 @@ class _Part:
         self, pattern: str, optimizer: Optimizer, indices: list[int], parameters: Mapping[str, Tensor]
     ) -> None:
         self.pattern = pattern
-        self.label = f"optimizer {pattern!r} = {optimizer}"
+        self.label = f"optimizer {pattern!r} = {inline_toml(optimizer)}"
         self.indices = indices
         self.names = list(parameters)
         self.bound = optimizer.bind(parameters)
@@ -87,9 +88,12 @@ class BoundByName:
 
     def resolve(self, epoch_size: int, batch_size: int) -> list[str]:
         """Turn lengths in epochs into steps; return a line about each."""
-        return [
-            f"{part.pattern}: {line}" for part in self._parts for line in part.bound.resolve(epoch_size, batch_size)
-        ]
+        patterns_of: dict[str, list[str]] = {}
+        for part in self._parts:
+            for line in part.bound.resolve(epoch_size, batch_size):
+                patterns_of.setdefault(line, []).append(part.pattern)
+        alike = [part.pattern for part in self._parts]
+        return [line if of == alike else f"{', '.join(of)}: {line}" for line, of in patterns_of.items()]
 
     def matched(self) -> Iterator[tuple[str, list[str]]]:
         """Yield the pattern of each optimizer, then the patterns of its own."""

@@ -13,12 +13,12 @@ import traceback
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any, NoReturn
 
 from lockstep.errors import InputError, LockstepError, PeerLostError
 from lockstep.parallel.watchdog import FailureKind
 from lockstep.terminal import outlive_terminal
+from lockstep.tracebacks import place_in_script, short_traceback
 from lockstep.workers import pulse as pulses
 from lockstep.workers.channel import Channel
 from lockstep.workers.signals import pass_on_notices
@@ -73,7 +73,7 @@ def _plan(task: Mapping[str, Any], channel: Channel) -> int:
     except SystemExit as leaving:
         return _exit_code(leaving)
     except Exception as error:
-        channel.send({"failed": _text(error)})
+        channel.send({"failed": str(error) if isinstance(error, LockstepError) else short_traceback(error)})
         return 2 if isinstance(error, LockstepError) else 1
     return 0
 
@@ -96,9 +96,10 @@ def _worker(task: Mapping[str, Any], channel: Channel) -> NoReturn:
     except SystemExit as leaving:
         code = _exit_code(leaving)
     except BaseException as error:
-        failure = {"failed": _text(error), "kind": _kind(error), "step": pulse.step, "phase": pulse.phase}
+        text = _text(error, whole=task.get("whole_traceback", False))
+        failure = {"failed": text, "kind": _kind(error), "step": pulse.step, "phase": pulse.phase}
         if os.getpid() != owner:
-            sys.stderr.write(_traceback(error))
+            sys.stderr.write(text)
     if os.getpid() != owner:  # forked by the worker's own code: not the worker, and nobody to speak for it
         _exit_now(code)
     if failure:
@@ -128,9 +129,14 @@ def _exit_code(leaving: SystemExit) -> int:
     return 1
 
 
-def _text(error: BaseException) -> str:
-    """The text to show of an exception: its own where Lockstep has raised it, else the traceback."""
-    return str(error) if isinstance(error, LockstepError) else _traceback(error)
+def _text(error: BaseException, *, whole: bool = False) -> str:
+    """The text to show of an exception: its own, and its place, where Lockstep has raised it; else the traceback."""
+    if whole:
+        return "".join(traceback.format_exception(error))
+    if not isinstance(error, LockstepError):
+        return short_traceback(error)
+    place = place_in_script(error)
+    return "\n".join([str(error), *([f"  at:       {place}"] if place else []), *getattr(error, "__notes__", ())])
 
 
 def _kind(error: BaseException) -> FailureKind:
@@ -145,11 +151,3 @@ def _is_lost_peer(error: BaseException | None) -> bool:
         return error is not None
     said_by_transport = isinstance(error, RuntimeError) and any(said in str(error) for said in _PEER_LOST)
     return said_by_transport or _is_lost_peer(error.__cause__ or error.__context__)
-
-
-def _traceback(error: BaseException) -> str:
-    """The traceback, from the first frame that is not of this module."""
-    frame: TracebackType | None = error.__traceback__
-    while frame and frame.tb_frame.f_code.co_filename == __file__:
-        frame = frame.tb_next
-    return "".join(traceback.format_exception(type(error), error, frame))

@@ -63,7 +63,8 @@ def launch(
     Args:
         argv: the arguments of both functions.
         plan: returns `{"workers": 2}`, with `"threads"` (intra-op threads of a worker, 1 by default) and
-            `"hang_seconds"` (in place of that of the limits) where wanted. An error that it raises is shown, and no
+            `"hang_seconds"` (in place of that of the limits) where wanted, and `"whole_traceback"`: errors are shown
+            with the frames of all packages, not of the user's code alone. An error that it raises is shown, and no
             worker is started. A function at the top level of a module.
         main: what each worker runs; None or 0 is success. A function at the top level of a module.
         preload: modules imported once for all workers; importing them must start no thread and touch no device.
@@ -79,7 +80,8 @@ def launch(
             planned = _make_plan(server, {**task, "kind": "plan", "function": reference(plan)}, requests, requeue)
             if isinstance(planned, int):
                 return planned
-            task |= {"kind": "worker", "function": reference(main), "threads": planned.get("threads")}
+            task |= {"kind": "worker", "function": reference(main)}
+            task |= {name: planned.get(name) for name in ("threads", "whole_traceback")}
             limits = limits or Limits()
             limits = replace(limits, hang_seconds=planned.get("hang_seconds", limits.hang_seconds))
             outcome = Supervisor(server, task, planned["workers"], limits, requests).finish()

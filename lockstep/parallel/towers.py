@@ -70,5 +70,5 @@ class Towers(Checked):
                 "Some workers would have no tower to run.",
                 given=f"{num_workers} workers, {self.count} towers",
                 expected="at least as many towers as workers",
-                hint=f"start {self.count} workers or fewer, or split the batch over more towers",
+                hint=f"start at most {self.count} (--workers), or split the batch over more towers (--towers)",
             )

@@ -316,11 +316,11 @@ class Collation:
         )
 
     def _fields(self, item: Any, number: int) -> Mapping[str, Any]:
+        if isinstance(item, (tuple, list)) and len(item) == 2:
+            return {"image": item[0], "label": item[1]}
         if isinstance(item, Mapping):
             return item
-        if isinstance(item, tuple | list) and len(item) == 2:
-            return {"image": item[0], "label": item[1]}
-        size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+        size = f" of {len(item)}" if isinstance(item, (tuple, list)) else ""
         raise self.unusable(number, f"a {type(item).__name__}{size}", "a dict of fields, or a pair (image, label)")
 
     def _column(self, name: str, values: Sequence[Any], numbers: Sequence[int]) -> Tensor | list[Any]:

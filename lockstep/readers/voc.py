@@ -194,11 +194,12 @@ def annotation_files(root: Path) -> list[Path]:
     there = sorted(folder.glob("*.xml"))
     if not there:
         years = _years(root)
+        year = f"year={years[0].removeprefix('VOC')} (--year {years[0]})" if years else ""
         raise DataError(
             f"There are no annotations in {folder}.",
             given=f"no *.xml, but {shorten(years)}" if years else "no *.xml",
             expected=f"a folder with {' or '.join(_ANNOTATIONS)} in it, or the files themselves",
-            hint=f"give the year, such as year={years[0].removeprefix('VOC')}" if years else "check the path",
+            hint=f"give the year, such as {year}" if years else "check the path",
         )
     return there
 
@@ -230,7 +231,7 @@ def _listed(root: Path, split: str) -> list[str]:
             f"The split {split!r} cannot be read.",
             given=str(error),
             expected=f"in {folder}: {shorten(splits)}" if splits else f"a list of names; there is none in {folder}",
-            hint="name one of these" if splits else "read all annotations with split=None",
+            hint="name one of these" if splits else "read all annotations with split=None (--set all)",
         ) from error
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice or not names:

@@ -8,7 +8,6 @@ name code. Fields that are None are left out.
 from __future__ import annotations
 
 import math
-import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -20,6 +19,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 import tomli_w
 
 from lockstep.errors import LockstepError, RecipeError
+from lockstep.inline_toml import kind_name
 from lockstep.listing import did_you_mean
 from lockstep.progress import Interval
 from lockstep.recipes.recipe import CLASSES_OF, SAID_ELSEWHERE, Recipe
@@ -31,15 +31,6 @@ _SCALARS = {
     str: "text",
     Interval: 'an interval such as "20 steps"',
 }
-_KINDS = {
-    "AdamW": "adamw",
-    "LeNet": "lenet",
-    "RMSProp": "rmsprop",
-    "SqueezeNet": "squeezenet",
-    "DataLoading": "feed",
-    "Monitoring": "watch",
-}
-"""Kinds that are not the class name in snake_case."""
 
 
 def to_toml(recipe: Recipe) -> str:
@@ -283,9 +274,3 @@ def field_hints(cls: type) -> dict[str, Any]:
     """Return the type hint of each field that the table of a part may have."""
     hints = get_type_hints(cls)
     return {field.name: hints[field.name] for field in fields(cls) if (cls, field.name) not in SAID_ELSEWHERE}
-
-
-def kind_name(cls: type) -> str:
-    """Return the `kind` of a class in TOML: mostly its name in snake_case."""
-    name = cls.__name__
-    return _KINDS.get(name) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

@@ -64,7 +64,7 @@ class Examples:
                     f"There are fewer {split} examples than are to be scored.",
                     given=f"{there} examples, {wanted} asked for",
                     expected=f"at most {there}",
-                    hint=f"set evaluate.examples to {there} or less, or leave it out to score all of them",
+                    hint=f"set evaluate.examples to {there} or less (--examples), or leave it out to score all of them",
                 )
             reader = Subset(reader, slice(wanted))
         return self._loader(reader, order="sequential", augment=self._recipe.data.evaluation())

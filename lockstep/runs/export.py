@@ -8,7 +8,7 @@ import logging
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -32,15 +32,17 @@ _EXAMPLES_TRACED = 2  # with one, torch would take the size of the batch for a c
 
 
 def check_packages(ending: str) -> None:
-    """Refuse a format whose packages are not installed."""
-    missing = [name for name in _ONNX_PACKAGES if ending == ".onnx" and find_spec(name) is None]
-    if missing:
-        raise InputError(
-            "Files of ONNX cannot be written here.",
-            given=f"not installed: {', '.join(missing)}",
-            expected=f"the packages {' and '.join(_ONNX_PACKAGES)}",
-            hint="pip install 'lockstep-train[onnx]'; or export a .pt2, which needs torch alone",
-        )
+    """Refuse a format whose packages are not installed, or cannot be imported."""
+    for name in _ONNX_PACKAGES if ending == ".onnx" else ():
+        try:
+            import_module(name)
+        except Exception as error:  # one that does not fit the others fails in many ways
+            raise InputError(
+                "Files of ONNX cannot be written here.",
+                given=f"{type(error).__name__}: {error}",
+                expected=f"the packages {' and '.join(_ONNX_PACKAGES)}",
+                hint="pip install 'lockstep-train[onnx]'; or export a .pt2, which needs torch alone",
+            ) from error
 
 
 def encode_model(trained: Trained, ending: str) -> Iterable[bytes | memoryview]:

@@ -14,7 +14,7 @@ from functools import cache
 
 from lockstep.checkpoints.store import Checkpoint
 from lockstep.errors import DataError, InputError
-from lockstep.optim import Cosine
+from lockstep.optim import ByName, Cosine, OneCycle
 from lockstep.optim.resolution import resolve_schedule
 from lockstep.progress import End, Epochs, Hours, Steps
 from lockstep.recipes.data import ImageData
@@ -130,7 +130,7 @@ class Stages:
         lines = [self._out_of_reach()]
         for each in self.spans:
             what = "the run" if each.last_step is None else f"stage {each.number}, counted from its first step,"
-            lines.append(_schedule_mismatch(each.recipe, self.parts.loader.epoch_size, what))
+            lines += _schedule_mismatches(each.recipe, self.parts.loader.epoch_size, what)
         return [line for line in lines if line]
 
     def _out_of_reach(self) -> str | None:
@@ -170,18 +170,26 @@ def _end_of(recipe: Recipe, last: int | None, epoch_size: int) -> End | None:
     return end if end and _num_updates(end, recipe, epoch_size) < last else Steps(last)
 
 
-def _schedule_mismatch(recipe: Recipe, epoch_size: int, what: str) -> str | None:
-    """Describe a learning rate that ends at another step than the run or stage called `what`; None if both agree."""
-    given, end = getattr(recipe.optimizer, "lr", None), recipe.end
-    if not isinstance(given, Cosine) or not isinstance(end, Steps | Epochs):
-        return None
-    schedule = resolve_schedule(given, epoch_size, recipe.batch_size)
-    assert isinstance(schedule, Cosine), "it stays one"
+def _schedule_mismatches(recipe: Recipe, epoch_size: int, what: str) -> Iterator[str]:
+    """Describe the learning rates that end at another step than the run or stage called `what`."""
+    if not isinstance(end := recipe.end, Steps | Epochs):
+        return
     last = end.count if isinstance(end, Steps) else end.steps(epoch_size, recipe.batch_size)
-    if schedule.steps == last:
-        return None
-    after = f"stays at {schedule.final:g} from there on" if last > int(str(schedule.steps)) else "is still on its way"
-    return f"the learning rate ends at step {schedule.steps}, {what} at step {last}: it {after} (optimizer.lr.steps)"
+    optimizer = recipe.optimizer
+    optimizers = optimizer.optimizers if isinstance(optimizer, ByName) else {"": optimizer}
+    for pattern, each in optimizers.items():
+        given = getattr(each, "lr", None)
+        if not isinstance(given, Cosine | OneCycle):
+            continue
+        schedule = resolve_schedule(given, epoch_size, recipe.batch_size)
+        assert isinstance(schedule, Cosine | OneCycle), "it stays one"
+        steps = schedule.steps
+        assert isinstance(steps, int), "it is resolved"
+        if steps == last:
+            continue
+        after = f"stays at {schedule(steps + 1):g} from there on" if last > steps else "is still on its way"
+        whose, field = (f" of {pattern!r}", "lr.steps") if pattern else ("", "optimizer.lr.steps")
+        yield f"the learning rate{whose} ends at step {steps}, {what} at step {last}: it {after} ({field})"
 
 
 def _num_updates(end: Steps | Epochs, recipe: Recipe, epoch_size: int) -> int:

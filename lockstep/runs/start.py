@@ -77,7 +77,7 @@ def start(
 
 def check_sources(recipe: Recipe, path: Path | None, fork_from: str | None) -> None:
     """Check that what a run without a checkpoint of its own begins with can be opened: another run, or weights."""
-    if path and store_of(path).steps():
+    if path and path.is_dir() and store_of(path).steps():
         return
     told = recipe.warm_start.path if recipe.warm_start else None
     checks: list[Callable[[], object]] = (
@@ -123,14 +123,9 @@ def resolve_choices(recipe: Recipe, parts: Parts, worker: Worker, workdir: Workd
     if exact:
         choices.refuse_changed(changed)
     if worker.is_chief:
-        towers, workers = _count(parts.towers.count, "tower"), _count(worker.num_workers, "worker")
-        log.info("%s on %s: %s", towers, workers, now)
+        log.debug("chosen: %s", now)
         if now.decoder != NO_DECODER:
             log.info("images are decoded by %s", now.decoder)
         if parts.loader.reader.cost == "decode":
             log.info("%s", parts.loader.pool.describe(worker.num_local_workers))
     return before or now, changed
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number > 1 else ''}"

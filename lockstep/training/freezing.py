@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lockstep.errors import InputError
+from lockstep.inline_toml import inline_toml
 from lockstep.listing import shorten
 from lockstep.losses.regularization import Regularizer
 from lockstep.parallel.batch_norm import keeps_batch_statistics
@@ -123,7 +124,7 @@ def _matched(value: Any, parameters: Mapping[str, Tensor]) -> Iterator[Match]:
                 yield f"{kind} {content!r}", selected(kind, content, parameters)
             elif isinstance(content, Mapping):
                 for pattern, entry in content.items():
-                    yield f"{kind} {field.name} {pattern!r} = {entry}", selected(kind, pattern, parameters)
+                    yield f"{kind} {field.name} {pattern!r} = {inline_toml(entry)}", selected(kind, pattern, parameters)
 
 
 def _named(names: Sequence[str]) -> str:

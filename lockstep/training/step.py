@@ -10,6 +10,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor
 
 from lockstep.checks import check_type
@@ -102,6 +103,20 @@ def bind(state: TrainState, towers: Towers | None = None, exchange: Exchange | N
     return steps[key]
 
 
+def _log_start(state: TrainState, towers: Towers, worker: Worker) -> None:
+    """Log how updates are made, once for all states, and what the patterns of this one have matched."""
+    if not _steps:
+        threads = f", {_count(torch.get_num_threads(), 'thread')} each" if worker.device.type == "cpu" else ""
+        counts = _count(towers.count, "tower"), _count(worker.num_workers, "worker")
+        log.info("%s on %s (%s%s, %s)", *counts, worker.device.type, threads, towers.precision)
+    for line in state.matches if state not in _steps else ():
+        log.info("%s", line)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number > 1 else ''}"
+
+
 class BoundStep:
     """The step of one state, connected with the other workers.
 
@@ -114,9 +129,8 @@ class BoundStep:
         check_threads(exchange, worker)
         tell_idle_threads(worker)
         state.trained_with |= describe_step(towers, exchange)
-        if worker.is_chief and state not in _steps:
-            for line in state.matches:
-                log.info("%s", line)
+        if worker.is_chief:
+            _log_start(state, towers, worker)
         if towers.channels_last:
             state.to_channels_last()
         self.towers, self.worker = towers, worker

@@ -86,10 +86,10 @@ class KerasH5:
     def _opened(self) -> Iterator[h5py.File]:
         try:
             import h5py
-        except ModuleNotFoundError as error:
+        except Exception as error:  # it is missing, or made for another NumPy: that fails in many ways
             raise CheckpointError(
                 f"{self.path} is a file of HDF5, which is read with h5py.",
-                given="no package h5py",
+                given=f"{type(error).__name__}: {error}",
                 expected="h5py, which Lockstep needs for nothing else",
                 hint="pip install 'lockstep-train[h5]'",
             ) from error

@@ -91,10 +91,10 @@ def test_the_recipe_feeds_as_the_flags_say() -> None:
         (["gone/train-*"], ["No file is named like gone/train-*", "there is no folder gone", "check the pattern"]),
         (["gone.toml"], ["gone.toml"]),
         (["mnist", "--augment", "vgg"], ["A recipe says itself", "--augment vgg for the recipe mnist", "leave it out"]),
-        (["mnist", "--seconds", "0"], ["seconds is out of range", "seconds=0.0", "0.1 or more, finite"]),
-        (["mnist", "--seconds", "nan"], ["seconds is out of range", "seconds=nan"]),
-        (["mnist", "--batch-size", "0"], ["batch_size", "hint:"]),
-        (["mnist", "--processes", "-1"], ["num_processes is out of range", "num_processes=-1", "0 or more"]),
+        (["mnist", "--seconds", "0"], ["--seconds is out of range", "--seconds 0.0", "0.1 or more, finite"]),
+        (["mnist", "--seconds", "nan"], ["--seconds is out of range", "--seconds nan"]),
+        (["mnist", "--batch-size", "0"], ["--batch-size 0", "hint:"]),
+        (["mnist", "--processes", "-1"], ["--processes is out of range", "--processes -1", "0 or more"]),
         (["mnist", "--processes", "1", "--threads", "1"], ["Either processes or threads read ahead", "one of the two"]),
     ],
     ids=lambda value: "_".join(value) if isinstance(value, list) else None,
@@ -117,9 +117,9 @@ def test_what_cannot_be_measured_is_refused(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--augment", "crop"], ["augment cannot be 'crop'", "'lenet' or 'cifarnet' or 'vgg' or 'inception'"]),
-        (["--batch-size", "0"], ["batch_size is out of range", "batch_size=0", "1 or more"]),
-        (["--threads", "-1"], ["num_threads is out of range"]),
+        (["--augment", "crop"], ["--augment cannot be 'crop'", "'lenet' or 'cifarnet' or 'vgg' or 'inception'"]),
+        (["--batch-size", "0"], ["--batch-size is out of range", "--batch-size 0", "1 or more"]),
+        (["--threads", "-1"], ["--threads is out of range"]),
     ],
     ids=["augment", "batch_size", "threads"],
 )

@@ -280,7 +280,10 @@ class TestWhatIsScored:
     )
     def test_the_test_examples_where_there_are_some(self, tmp_path: Path, given: dict[str, str], expected: str) -> None:
         whole = find("inception_v3")
-        Workdir(tmp_path).write_recipe(replace(whole, data=replace(whole.data, train="x", **given)))
+        paths = {split: str(tmp_path / name) for split, name in {"train": "x", **given}.items()}
+        for path in paths.values():
+            Path(path).mkdir()
+        Workdir(tmp_path).write_recipe(replace(whole, data=replace(whole.data, **paths)))
         assert self.split(tmp_path) == expected
         assert self.split(tmp_path, "--split", "train") == "train"
 

@@ -121,7 +121,7 @@ def test_data_is_found_from_another_folder(
 
 def test_folders_with_other_classes_are_told(home: Path, evaluate: Callable[..., dict[str, Any]]) -> None:
     image_folder(Path("others"), 1, ("blue", "red"))
-    with pytest.raises(ls.DataError, match=r"have other numbers(.*\n)*.*class 1 is 'red', and 'green' in the run"):
+    with pytest.raises(ls.DataError, match=r"have other numbers(.*\n)*.*class 1 is 'red', and 'green' to train on"):
         evaluate("--data", "others")
     leave()
     image_folder(Path("more"), 1, ("blue", "green", "red", "white"))

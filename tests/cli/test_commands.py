@@ -70,7 +70,7 @@ def copy(finished: tuple[Path, str], tmp_path: Path) -> Path:
 def test_a_run_says_what_was_chosen_and_how_it_ended(finished: tuple[Path, str]) -> None:
     workdir, said = finished
     lines = said.splitlines()
-    assert any("3 towers on 3 workers" in line and "torch" in line for line in lines)
+    assert any("3 towers on 3 workers (cpu, 1 thread each, fp32)" in line for line in lines)
     assert any(line.startswith("step 6 of 6 | loss ") for line in lines)
     assert re.fullmatch(r"test accuracy \d+\.\d\d % \(\d+ of 500\)", lines[-3])
     assert lines[-2].endswith(f"lockstep evaluate {workdir}")
@@ -345,14 +345,20 @@ def script(tmp_path: Path) -> Path:
 
 
 def test_a_script_of_the_users_own_on_two_workers(script: Path) -> None:
-    assert run("run", "--workers", "2", str(script), "--rate", "0.1") == "3 2 ['--rate', '0.1']\n"
+    assert run("run", "--workers", "2", str(script), "--rate", "0.1") == (
+        "3 2 ['--rate', '0.1']\n2 towers on 2 workers (cpu, 1 thread each, fp32)\n"
+    )
 
 
 def test_a_script_that_raises_is_shown_by_its_traceback(script: Path) -> None:
     lines = run("run", str(script), "fail", "--workers", "2", code=1).splitlines()
-    assert lines[0] == "error: worker 1 failed at step 0 (phase first step):"
-    assert lines[-1] == "LookupError: the real cause"
-    assert any(f'File "{script}", line ' in line for line in lines)
+    assert lines[1] == "error: worker 1 failed at step 0 (phase first step):"
+    assert lines[-3].startswith(f'  File "{script}", line ')
+    assert lines[-2:] == ['    raise LookupError("the real cause")', "LookupError: the real cause"]
+    assert [line for line in lines if "/lockstep/" in line] == [], "folded"
+    assert len(lines) < 12
+    whole = run("run", str(script), "fail", "--workers", "2", "--full-traceback", code=1)
+    assert "/lockstep/training/step.py" in whole
 
 
 def test_there_is_no_script(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.shared import check_target
+from lockstep.cli.shared import check_target, in_words_of_flags
 from lockstep.errors import InputError
 
 WHAT = "Plans are drawn as one PNG or as a page."
@@ -44,3 +44,19 @@ def test_a_file_that_is_there_may_be_overwritten_on_request_alone(tmp_path: Path
 def test_a_folder_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "plan.png").mkdir()
     assert "There is a folder" in refused(tmp_path / "plan.png", overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("size is out of range.\n  given:    size=0", "--size is out of range.\n  given:    --size 0"),
+        ("give size a value, or leave size out", "give --size a value, or leave size out"),
+        (
+            "The size is out of range: image_size=0, a.size=1",
+            "The size is out of range: image_size=0, a.size=1",
+        ),
+        ("size differs", "size differs"),
+    ],
+)
+def test_errors_speak_of_flags(text: str, said: str) -> None:
+    assert in_words_of_flags(text, {"size": "--size"}) == said

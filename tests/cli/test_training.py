@@ -163,12 +163,12 @@ class TestWorkers:
 
 
 def test_what_is_wrong_is_told_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of recipe, machine, data, weights and workdir."""
+    """Of the recipe, data, weights and workdir."""
     monkeypatch.chdir(tmp_path)
     Path("thesis").mkdir()
     Path("thesis/thesis.tex").touch()
     Path("runs/other/checkpoints/step-00000002").mkdir(parents=True)
-    words = ["flowers", "--set", "data.train=phtos", "--workers", "4", "--workdir", "thesis", "--device", "cpu"]
+    words = ["flowers", "--set", "data.train=phtos", "--workdir", "thesis", "--device", "cpu"]
     with pytest.raises(InputErrors) as caught:
         plan(*words, "--fork-from", "runs/other@7")
     assert [error.what for error in caught.value.errors] == [
@@ -176,7 +176,6 @@ def test_what_is_wrong_is_told_together(tmp_path: Path, monkeypatch: pytest.Monk
         "Nothing would say which checkpoints are the best: there are no validation examples.",
         "thesis holds something that is not a run.",
         "This recipe starts from trained weights, and has not been told which.",
-        "Some workers would have no tower to run.",
         "There is no checkpoint of step 7 in runs/other/checkpoints.",
     ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "thesis"]

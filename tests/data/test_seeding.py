@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.data.batch_reader import read_examples
 from lockstep.data.rows import Rows
 from lockstep.data.seeding import restore_global_generators, seed_global_generators, seeded_items
 from lockstep.errors import DataError
-from lockstep.readers.reader import TorchDataset
+from lockstep.readers.reader import Int64s, TorchDataset
 
 POSITIONS, INDICES = np.arange(100, 112), np.array([5, 0, 7, 3, 1, 2, 4, 6, 8, 9, 11, 10])
 ROWS = Rows(POSITIONS, INDICES)
@@ -103,3 +104,11 @@ def test_the_generators_are_put_back_also_when_one_use_is_within_another() -> No
         assert next_numbers() == inner
         assert inner != before
     assert next_numbers() == before
+
+
+def test_a_reader_that_makes_its_batches_itself_does_so() -> None:
+    class Own(TorchDataset):
+        def read_batch(self, indices: Int64s) -> dict[str, Any]:
+            return {"own": torch.from_numpy(indices)}
+
+    assert read_examples(Own(Drawing(random.random, 1)), ROWS, 3)["own"].tolist() == INDICES.tolist()

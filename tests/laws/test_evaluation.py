@@ -145,7 +145,7 @@ def test_what_does_not_fill_a_micro_batch_may_be_dropped() -> None:
         "There is no full micro-batch to score.\n"
         "  given:    101 examples, micro-batches of 102, the last one dropped\n"
         "  expected: one full micro-batch or more\n"
-        "  hint:     lower the micro-batch, or keep the last one (drop_last=False)"
+        "  hint:     lower the micro-batch, or keep the last one (drop_last=False, or evaluate.drop_last=false)"
     )
 
 

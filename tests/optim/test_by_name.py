@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import lockstep as ls
+from lockstep.inline_toml import inline_toml
 from lockstep.optim import SGD, AdamW, ByName, ClipGlobalNorm, Cosine, FromTorch
 from lockstep.optim.gradients import Gradients
 from lockstep.optim.schedules import Constant
@@ -117,6 +118,11 @@ def test_epochs_are_resolved_for_each_optimizer_and_each_stream() -> None:
         assert bound.learning_rates(num_steps // 2)["weight$"] == pytest.approx(0.5)
 
 
+def test_what_all_optimizers_resolve_alike_is_told_once() -> None:
+    alike = {name: SGD(Cosine(rate, ls.Epochs(2))) for name, rate in (("bias$", 1.0), ("weight$", 0.5))}
+    assert ByName(alike).bind(drawn(0)).resolve(100, 50) == ["2 epochs are 4 steps (100 examples, batches of 50)"]
+
+
 class Numbered(torch.optim.SGD):
     """Its update is as large as the number of those it has made."""
 
@@ -194,11 +200,11 @@ def test_each_pattern_is_told_with_its_parameters_and_inner_ones_with_those_of_t
     nested = ByName({"bias$": SGD(0.5), "weight$": inner})
     matched = list(ByName({"^stem": inner, "^head": nested}).bind(drawn(0)).matched())
     assert matched == [
-        (f"optimizer '^stem' = {inner}", ["stem.weight", "stem.bias"]),
+        (f"optimizer '^stem' = {inline_toml(inner)}", ["stem.weight", "stem.bias"]),
         ("optimizer '^stem': AdamW weight_decay 'weight$' = 0.01", ["stem.weight"]),
-        (f"optimizer '^head' = {nested}", ["head.weight", "head.bias"]),
-        (f"optimizer '^head': optimizer 'bias$' = {SGD(0.5)}", ["head.bias"]),
-        (f"optimizer '^head': optimizer 'weight$' = {inner}", ["head.weight"]),
+        (f"optimizer '^head' = {inline_toml(nested)}", ["head.weight", "head.bias"]),
+        (f"optimizer '^head': optimizer 'bias$' = {inline_toml(SGD(0.5))}", ["head.bias"]),
+        (f"optimizer '^head': optimizer 'weight$' = {inline_toml(inner)}", ["head.weight"]),
         ("optimizer '^head': optimizer 'weight$': AdamW weight_decay 'weight$' = 0.01", ["head.weight"]),
     ]
 

@@ -175,7 +175,7 @@ def test_the_folder_may_be_that_of_all_years(tmp_path: Path) -> None:
     assert caught.value.what == f"There are no annotations in {tmp_path}."
     assert caught.value.given == "no *.xml, but VOC2012"
     assert caught.value.expected == "a folder with Annotations or annotations in it, or the files themselves"
-    assert caught.value.hint == "give the year, such as year=2012"
+    assert caught.value.hint == "give the year, such as year=2012 (--year VOC2012)"
     with pytest.raises(InputError, match="year is str"):
         Voc(tmp_path, year="2012")  # type: ignore[arg-type]
 
@@ -208,7 +208,7 @@ def test_a_label_map_that_lacks_a_class_is_refused(tmp_path: Path) -> None:
     ("lines", "expected", "hint"),
     [
         ({"val": "1", "cat_val": "1", "test": "1"}, "in {}: test, val, cat_val", "name one of these"),
-        ({}, "a list of names; there is none in {}", "read all annotations with split=None"),
+        ({}, "a list of names; there is none in {}", "read all annotations with split=None (--set all)"),
     ],
     ids=["others", "none"],
 )

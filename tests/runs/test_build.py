@@ -67,7 +67,7 @@ def test_fewer_than_are_to_be_scored_are_refused_at_the_start(photos: Callable[.
         "There are fewer test examples than are to be scored.\n"
         "  given:    9 examples, 10 asked for\n"
         "  expected: at most 9\n"
-        "  hint:     set evaluate.examples to 9 or less, or leave it out to score all of them"
+        "  hint:     set evaluate.examples to 9 or less (--examples), or leave it out to score all of them"
     )
     Examples(photos("evaluate.examples=9")).check_held_out()
 
@@ -102,7 +102,9 @@ def test_a_folder_without_one_of_the_classes_is_refused(tmp_path: Path) -> None:
         "  hint:     have a folder with at least one image for each class in both"
     )
     first = image_folder(tmp_path / "first", classes=("blue", "green"))
-    Examples(make_recipe(given[0], f"data.test={first}")).check_held_out()
+    examples = Examples(make_recipe(given[0], f"data.test={first}"))
+    examples.check_held_out()
+    assert examples.trained_classes == ("blue", "green", "red")
     shards = image_shards(tmp_path / "shards", "train", [1, 2])
     Examples(make_recipe(given[0], f"data.test={shards}")).check_held_out()
 

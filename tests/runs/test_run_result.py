@@ -130,9 +130,10 @@ def test_a_start_that_is_refused_leaves_the_result(tmp_path: Path) -> None:
     assert written(tmp_path)["step"] == STEPS
 
 
-def test_without_a_workdir_it_is_returned() -> None:
-    off = ["checkpoints.every=0", "watch.summaries=0", "watch.metrics=0"]
-    result = start(None, make_recipe("stop", *off))
+def test_without_a_workdir_it_is_returned(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    result = start(None, make_recipe("stop"))
+    assert "without a workdir nothing is written: no checkpoints, metrics or summaries" in caplog.messages
     assert result.evaluation is not None
     assert (result.step, result.best, result.evaluation["top1"]) == (STEPS, None, STEPS / 16)
 
