@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import resource
 import signal
 import sys
@@ -30,6 +31,7 @@ def note_process_start(event: str, _arguments: object) -> None:
         process_starts.append(event)
 
 
+platform.processor()  # runs `uname` once in a process; so would the first import of h5py, within some test
 sys.addaudithook(note_process_start)
 
 hypothesis.settings.register_profile("ci", max_examples=25, deadline=None)

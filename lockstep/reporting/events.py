@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import DataError, InputError
 from lockstep.reporting.append import AppendOnly
-from lockstep.screen import log
+from lockstep.screen import log, one_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,14 +28,11 @@ class EventFile:
     """A new event file in a folder, named as TensorBoard expects; a written event is safe from a kill."""
 
     def __init__(self, folder: Path) -> None:
-        # Imported by those alone who write events: the command line needs neither torch nor tensorboard for --help.
-        from tensorboard.compat.proto.event_pb2 import Event
-
         from lockstep.records.tfrecord import frame
 
-        self._event, self._frame = Event, frame
+        self._event, self._frame = _event_type(), frame
         self._file = AppendOnly(_new_path(folder))
-        self._append(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._append(self._event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def write(self, summary: Summary, step: int) -> None:
         """Append one event with all the values of a summary."""
@@ -51,6 +48,21 @@ class EventFile:
 
     def _append(self, event: Event) -> None:
         self._file.write(self._frame(event.SerializeToString()))
+
+
+def _event_type() -> type[Event]:
+    """Import tensorboard, for those alone who write or read events: the command line needs none for --help."""
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+    except Exception as error:  # one that is missing, or does not fit its protobuf, fails in many ways
+        raise InputError(
+            "Summaries for TensorBoard cannot be written: the package tensorboard cannot be imported.",
+            given=f"{type(error).__name__}: {one_line(str(error))}",
+            expected="tensorboard, and a protobuf that fits it",
+            hint="pip install --upgrade tensorboard protobuf; or train a new run without: --set watch.summaries=0",
+        ) from error
+    event: type[Event] = Event
+    return event
 
 
 def _new_path(folder: Path) -> Path:
@@ -69,6 +81,7 @@ def cut_events(path: Path, from_step: int) -> set[str]:
 
     A torn or damaged record is dropped, with what follows it, since no reader gets past it: the log says so.
     """
+    _event_type()
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     tags: set[str] = set()
@@ -90,12 +103,11 @@ def cut_events(path: Path, from_step: int) -> set[str]:
 
 
 def _events(path: Path) -> Iterator[tuple[int, Event]]:
-    from tensorboard.compat.proto.event_pb2 import Event
-
     from lockstep.records.tfrecord import read_all
 
+    event = _event_type()
     for end, message in read_all(path):
-        yield end, Event.FromString(message)
+        yield end, event.FromString(message)
 
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}

@@ -22,6 +22,7 @@ from lockstep.types import StepReport
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from tensorboard.compat.proto.summary_pb2 import Summary
 
     from lockstep.reporting.histograms import Histogram
 
@@ -31,6 +32,7 @@ TWO_MINUTES = Interval(120, "seconds")
 class Summaries:
     """A hook that writes a step's scalars whenever `interval` has passed; an interval of 0 writes none.
 
+    With an interval of 0 the file is made only once something else is written: a text, an image, histograms.
     Rates are means since the last time. A refused attempt is no step: it counts in the rates and is written nowhere.
     What is written is safe from a kill at once.
 
@@ -42,7 +44,8 @@ class Summaries:
         _make(folder)
         self._evaluated = {(from_step, tag) for path in event_paths(folder) for tag in cut_events(path, from_step)}
         self._interval = interval
-        self._file = EventFile(folder)
+        self._folder = folder
+        self._file = EventFile(folder) if interval.amount else None
         self._pace = Throughput()
         self._input = InputTotals()
         self._latest: Progress | None = None
@@ -68,26 +71,27 @@ class Summaries:
         new = {tag: value for tag, value in tags.items() if (step, tag) not in self._evaluated}
         if new:
             self._evaluated.update((step, tag) for tag in new)
-            self._file.write(scalar_summary(new), step)
+            self._append(scalar_summary(new), step)
 
     def write_text(self, tag: str, text: str, step: int) -> None:
         """Write a text, which is shown as it is: a recipe, a module tree, a mark in the run's history."""
-        self._file.write(text_summary(tag, text), step)
+        self._append(text_summary(tag, text), step)
 
     def write_images(self, tag: str, images: npt.NDArray[Any], step: int) -> None:
         """Write images (count, channels, height, width) of type uint8 or float; see `image_summary`."""
-        self._file.write(image_summary(tag, images), step)
+        self._append(image_summary(tag, images), step)
 
     def write_histograms(self, histograms: Mapping[str, Histogram], scalars: Mapping[str, float], step: int) -> None:
         """Write histograms and scalars by tag, and how many numbers of each histogram are not finite, if there are."""
         nonfinite = {f"nonfinite/{tag}": float(h.num_nonfinite) for tag, h in histograms.items() if h.num_nonfinite}
         summary = histogram_summary(histograms)
         summary.MergeFrom(scalar_summary({**scalars, **nonfinite}))
-        self._file.write(summary, step)
+        self._append(summary, step)
 
     def flush(self) -> None:
         """Have everything on the disk, safe from a loss of power too."""
-        self._file.flush()
+        if self._file:
+            self._file.flush()
 
     def close(self) -> None:
         """Write the last step, if its time had not come, and close the file."""
@@ -95,10 +99,15 @@ class Summaries:
             if self._unwritten is not None:
                 self._write(self._unwritten)
         finally:
-            self._file.close()
+            if self._file:
+                self._file.close()
+
+    def _append(self, summary: Summary, step: int) -> None:
+        self._file = self._file or EventFile(self._folder)
+        self._file.write(summary, step)
 
     def _write(self, report: StepReport) -> None:
-        self._file.write(scalar_summary({**_scalars(report, self._pace), **self._input.scalars()}), report.step)
+        self._append(scalar_summary({**_scalars(report, self._pace), **self._input.scalars()}), report.step)
         self._pace.clear()
         self._input = InputTotals()
         self._unwritten = None

@@ -214,3 +214,20 @@ def test_the_folder_is_made_and_flushed(tmp_path: Path, make_report) -> None:
     summaries.flush()
     assert steps(folder) == [1]
     summaries.close()
+
+
+def test_a_tensorboard_that_cannot_be_imported_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    with pytest.raises(InputError, match="tensorboard cannot be imported") as caught:
+        Summaries(tmp_path, from_step=0)
+    assert "pip install" in caught.value.hint
+    assert "watch.summaries=0" in caught.value.hint
+    assert not [*tmp_path.iterdir()]
+
+
+def test_without_summaries_no_tensorboard_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    summaries = Summaries(tmp_path, from_step=0, interval=Interval(0, "steps"))
+    summaries.flush()
+    summaries.close()
+    assert not [*tmp_path.iterdir()]
