@@ -1,6 +1,15 @@
-"""`python -m lockstep` is the command `lockstep`."""
+"""The command `lockstep`, also as `python -m lockstep`; Ctrl-C ends it without a traceback from its first import on."""
 
-from lockstep.cli.main import main
+
+def main() -> int:
+    """Run the command line of this process; returns the exit code."""
+    try:
+        from lockstep.cli import main as cli
+
+        return cli.main()
+    except KeyboardInterrupt:  # before the command, or after it
+        return 130
+
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -11,40 +11,42 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from safetensors.torch import load
-from torch import Tensor
 
 from lockstep.errors import CheckpointError
 from lockstep.norms import norms_of
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 FROZEN = "frozen"
 """The key in the values of a checkpoint for the names of the parameters that are not trained, by section."""
 
-Tensors = Mapping[str, Mapping[str, Tensor]]
+Tensors: TypeAlias = "Mapping[str, Mapping[str, Tensor]]"
 """Section ("parameters", "buffers", "slots", "average", "generator.parameters") -> name -> tensor."""
 
 _SECTION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _RESERVED = "__metadata__"
-_DTYPES = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.uint16: "U16",
-    torch.uint32: "U32",
-    torch.uint64: "U64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
+_KINDS = {
+    "torch.bool": "BOOL",
+    "torch.uint8": "U8",
+    "torch.int8": "I8",
+    "torch.int16": "I16",
+    "torch.int32": "I32",
+    "torch.int64": "I64",
+    "torch.uint16": "U16",
+    "torch.uint32": "U32",
+    "torch.uint64": "U64",
+    "torch.float8_e4m3fn": "F8_E4M3",
+    "torch.float8_e5m2": "F8_E5M2",
+    "torch.float16": "F16",
+    "torch.bfloat16": "BF16",
+    "torch.float32": "F32",
+    "torch.float64": "F64",
 }
+"""By the name of a dtype, which needs no torch, the kind that the format calls it."""
 
 
 def check_saveable(tensors: Tensors) -> None:
@@ -117,7 +119,7 @@ def encode_tensors(members: Mapping[str, Tensor], metadata: Mapping[str, str] | 
     for name in names:
         tensor, start = members[name], end
         end += tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = {"dtype": _KINDS[str(tensor.dtype)], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     yield memoryview(len(text).to_bytes(8, "little") + text)
@@ -138,6 +140,8 @@ def decode_tensors(data: bytes) -> dict[str, Tensor]:
     Raises:
         ValueError: the bytes are no safetensors file.
     """
+    from safetensors.torch import load  # which needs torch while it is imported
+
     try:
         return load(data)
     except Exception as error:  # safetensors has an error of its own, and for some headers others
@@ -163,12 +167,12 @@ def _is_utf8(name: str) -> bool:
 
 
 def _check_kind(section: str, name: str, tensor: Tensor) -> None:
-    if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided or tensor.is_meta:
+    if str(tensor.dtype) not in _KINDS or tensor.layout is not torch.strided or tensor.is_meta:
         raise CheckpointError(
             f"The tensor {name!r} of {section!r} is of a kind that cannot be saved.",
             given=f"{tensor.dtype}, {tensor.layout}, on {tensor.device}",
             expected="a dense tensor with data, of "
-            + ", ".join(sorted(str(d).removeprefix("torch.") for d in _DTYPES)),
+            + ", ".join(sorted(name.removeprefix("torch.") for name in _KINDS)),
             hint="convert it (`to_dense()`, `view_as_real`, `view(torch.int64)`), or keep it in a plain attribute",
         )
 

@@ -20,9 +20,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep.checkpoints.encoding import (
     FROZEN,
@@ -43,6 +41,9 @@ from lockstep.errors import CheckpointError, NotFoundError
 from lockstep.listing import shorten
 from lockstep.owner import host_name, start_ticks
 from lockstep.screen import log
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _NAME = re.compile(r"step-(\d{8,})")
 _USUAL = Retention()

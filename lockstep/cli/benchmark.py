@@ -58,18 +58,20 @@ def _add_arguments(benchmark: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Measure, and write a table with a verdict, or JSON; the log says what is being measured."""
-    import torch
-
-    from lockstep.cli.source import is_recipe
-    from lockstep.data.advice import advise
-    from lockstep.data.input_benchmark import measure
-    from lockstep.parallel.launch import STOPPED
-    from lockstep.workers.rank import join
+    from lockstep.cli.source import check_source, is_recipe
 
     check_value("seconds", arguments.seconds, Annotated[float, Range(ge=_MIN_SECONDS)])
+    check_source(arguments.what)
+    recipe = _recipe(arguments) if is_recipe(arguments.what) else None
+
+    import torch
+
+    from lockstep.data.advice import advise
+    from lockstep.data.input_benchmark import measure
+    from lockstep.workers.rank import join
+
     threads = torch.get_num_threads()
     try:
-        recipe = _recipe(arguments) if is_recipe(arguments.what) else None
         worker = join(arguments.device or (recipe.device if recipe else None))
         workload = _workload_of_recipe(recipe, worker) if recipe else _workload_of_path(arguments)
         measured = measure(
@@ -80,8 +82,6 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
             step=workload.step,
             tell=lambda doing: log.info("measuring %s", doing),
         )
-    except KeyboardInterrupt:
-        return STOPPED["SIGINT"]
     finally:
         torch.set_num_threads(threads)
     results = arguments.what, workload.loader, measured, advise(measured)

@@ -8,15 +8,17 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from PIL import Image, ImageDraw
-from torch import Tensor
 
 from lockstep.data.showing import Picture, ShownExample
 from lockstep.images.drawing import TEXT_PIXELS, built_in_font, draw_marks, printable
 from lockstep.images.pillow import png_bytes
 from lockstep.images.resizing import resized
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _WIDTH_PIXELS = 2000
 _GAP, _LINE = 8, TEXT_PIXELS + 4

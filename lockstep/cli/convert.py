@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from lockstep.readers.label_map import LabelMap
 
 _EVERY_SPLIT = "all"
-_INTERRUPTED = 130
 
 
 class Converter(NamedTuple):
@@ -49,7 +48,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         CONVERTERS[arguments.kind].run(arguments)
     except KeyboardInterrupt:
         log.info("Stopped. What is finished is kept: the same command goes on.")
-        return _INTERRUPTED
+        raise
     return 0
 
 

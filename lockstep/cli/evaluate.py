@@ -69,6 +69,7 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 
     if is_worker():
         return _work(list(argv))
+    scored_run(arguments)  # what is wrong is refused here, before there is any other process, and without torch
     return launch(argv, plan=_plan, main=_work, preload=("torch", "lockstep.cli.scoring"))
 
 

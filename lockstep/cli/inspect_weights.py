@@ -8,11 +8,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lockstep.checkpoints.manifest import Manifest
 from lockstep.checkpoints.store import Store
@@ -23,6 +22,9 @@ from lockstep.records.shards import check_local
 from lockstep.screen import write_json, write_lines
 from lockstep.training.run_weights import RunWeights, open_weights, store_of_run
 from lockstep.weights.source import MissingFileError, TensorInfo, WeightSource
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _GLOBAL_STEP = re.compile(r"(^|/)global_step$")
 _STEPS = ("step", "global_step", "iteration")

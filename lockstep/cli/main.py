@@ -9,8 +9,9 @@ from typing import NoReturn, TextIO
 
 from lockstep import __version__
 from lockstep.cli import benchmark, convert, evaluate, export, import_checkpoint, inspect, predict, run, show, train
-from lockstep.cli.shared import EXIT_CODES, in_words_of_flags
+from lockstep.cli.shared import EXIT_CODES, INTERRUPTED, in_words_of_flags
 from lockstep.errors import InputError, LockstepError
+from lockstep.lazy import import_lazily
 from lockstep.screen import Lines, log, one_line, show_log
 from lockstep.terminal import width_of, wrapped
 
@@ -88,13 +89,20 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    arguments = parse(given)
-    command = COMMANDS[arguments.command]
-    if arguments.command != "run":  # a script decides on its own where log lines go
-        show_log()
     try:
-        return command.run(arguments, given)
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(argv: list[str]) -> int:
+    arguments = parse(argv)
+    command = COMMANDS[arguments.command]
+    if arguments.command != "run":  # a script decides on its own where log lines go, and what is imported when
+        show_log()
+        import_lazily("torch", "numpy")  # what can be refused without them is refused at once
+    try:
+        return command.run(arguments, argv)
     except LockstepError as error:
         log.error("%s", Lines(in_words_of_flags(str(error), command.flags)))
         return 2 if isinstance(error, InputError) else 1

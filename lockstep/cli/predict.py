@@ -43,22 +43,19 @@ def _add_arguments(predict: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Write the files, and one line that says how many images there were."""
-    from lockstep.parallel.launch import STOPPED
-    from lockstep.runs.predict import predict
-
     top = _top(arguments.top)
     check_value("show", arguments.show, NonNegativeInt)
     check_output_folder(arguments.to, overwrite=arguments.force)
     run = chosen_run(arguments)
+
+    from lockstep.runs.predict import predict
+
     name = str(run.path) if run.step is None else f"{run.path}@{run.step}"
-    try:
-        with show_progress("predicting") as show:
-            predictions = predict(
-                name, arguments.images, weights=run.weights, top=top, device=arguments.device, progress=show
-            )
-        _write(predictions, arguments.to, arguments.show)
-    except KeyboardInterrupt:
-        return STOPPED["SIGINT"]
+    with show_progress("predicting") as show:
+        predictions = predict(
+            name, arguments.images, weights=run.weights, top=top, device=arguments.device, progress=show
+        )
+    _write(predictions, arguments.to, arguments.show)
     for bad in predictions.skipped[:_MOST_NAMED]:
         log.warning("%s is skipped. %s", bad.example_id, bad.reason)
     if len(predictions.skipped) > _MOST_NAMED:

@@ -14,10 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from PIL import Image
 from torch import nn
 
 from lockstep.checkpoints.store import Checkpoint
@@ -27,7 +26,7 @@ from lockstep.cli.main import parse
 from lockstep.cli.shared import choose_num_workers, join_workers, worker_exit_code
 from lockstep.data.showing import ShownExample, examples
 from lockstep.durable import atomic_write, make_folder
-from lockstep.errors import InputError, WorkdirError
+from lockstep.errors import InputError, LockstepError
 from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
 from lockstep.evaluation.follow import Polling, follow
 from lockstep.images.drawing import printable
@@ -50,6 +49,9 @@ from lockstep.screen import log
 from lockstep.training.resume import load_states, read_checkpoint
 from lockstep.types import Batch
 from lockstep.workers.rank import Worker
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 SUMMARIES, EVALUATIONS = "summaries-evaluation", "evaluations.jsonl"
 
@@ -228,8 +230,8 @@ class ScoreFiles:
 def _logged_if_refused(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, WorkdirError) as error:
-        why = error.what if isinstance(error, WorkdirError) else f"{path} cannot be written: {error.strerror}."
+    except (OSError, LockstepError) as error:
+        why = error.what if isinstance(error, LockstepError) else f"{path} cannot be written: {error.strerror}."
         log.warning("the scores are not written down. %s", why)
 
 

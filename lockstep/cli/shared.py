@@ -37,6 +37,9 @@ ENVIRONMENT = f"""environment:
   yours goes before them; one set to nothing leaves it to the library:
     GOMP_SPINCOUNT= lockstep train mnist"""
 
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C has ended."""
+
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 

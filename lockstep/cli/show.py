@@ -39,11 +39,7 @@ def _add_arguments(show: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Write the page, and one line that says so."""
-    from lockstep.cli.cards import card, contact_sheet, html_page
-    from lockstep.cli.source import example_stream
-    from lockstep.data.showing import examples
-    from lockstep.images.pillow import png_bytes
-    from lockstep.parallel.launch import STOPPED
+    from lockstep.cli.source import check_source, example_stream
 
     path = Path(arguments.to)
     what = "Examples are shown as a page of HTML or as one PNG."
@@ -51,19 +47,22 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     check_value("repeat", arguments.repeat, Annotated[int, Range(ge=1, le=_MAX_PICTURES)])
     positions = _positions(arguments.positions, arguments.repeat)
     side = _SIDE_PIXELS[path.suffix]
-    try:
-        stream = example_stream(arguments.source, arguments.augment, arguments.size, arguments.order, arguments.seed)
-        shown = examples(
-            stream.reader,
-            positions,
-            order=stream.order,
-            seed=stream.seed,
-            pipeline=stream.pipeline,
-            num_draws=arguments.repeat,
-        )
-        cards = [card(example, side) for example in shown]
-    except KeyboardInterrupt:
-        return STOPPED["SIGINT"]
+    check_source(arguments.source)
+
+    from lockstep.cli.cards import card, contact_sheet, html_page
+    from lockstep.data.showing import examples
+    from lockstep.images.pillow import png_bytes
+
+    stream = example_stream(arguments.source, arguments.augment, arguments.size, arguments.order, arguments.seed)
+    shown = examples(
+        stream.reader,
+        positions,
+        order=stream.order,
+        seed=stream.seed,
+        pipeline=stream.pipeline,
+        num_draws=arguments.repeat,
+    )
+    cards = [card(example, side) for example in shown]
     title = _title(arguments, positions, stream)
     page = html_page(title, cards) if path.suffix == ".html" else png_bytes(contact_sheet(title, cards, side))
     with atomic_write(path, failure=InputError) as file:

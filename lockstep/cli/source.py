@@ -5,26 +5,25 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lockstep.data.batch_reader import read_examples
 from lockstep.data.order import Order
 from lockstep.data.rows import Rows
-from lockstep.data.showing import NOTHING, Pipeline
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import HorizontalFlip
 from lockstep.images.resized_crops import RandomResizedCrop
 from lockstep.images.slim_presets import SLIM_PRESETS, inception_preset
 from lockstep.listing import did_you_mean
-from lockstep.readers.open import open_source
 from lockstep.readers.paths import KNOWN
-from lockstep.readers.reader import Reader
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find, names
-from lockstep.runs.build import Examples
+
+if TYPE_CHECKING:
+    from lockstep.data.showing import Pipeline
+    from lockstep.readers.reader import Reader
 
 _CROP, _CROP_PIXELS = "crop", 224
 _IMAGE, _BOXES = "image", "boxes"
@@ -56,6 +55,8 @@ def example_stream(
     """
     recipe = find(source) if is_recipe(source) else None
     if recipe:
+        from lockstep.runs.build import Examples
+
         examples = Examples(recipe)
         examples.prepare()
         reader = examples.reader(recipe.data.split, to_train=True)
@@ -76,17 +77,29 @@ def is_recipe(word: str) -> bool:
 
 def open_data(source: str, *, everything: bool = False) -> Reader:
     """Open the data in a path, as `open_source`; a word that is neither a path nor a recipe is an InputError."""
-    if not Path(source).exists() and not _PATTERN.search(source):
+    check_source(source)
+
+    from lockstep.readers.open import open_source
+
+    return open_source(source, everything=everything)
+
+
+def check_source(source: str) -> None:
+    """Refuse a recipe that cannot be read, and a word that is neither a path nor a recipe; torch is not loaded."""
+    if is_recipe(source):
+        find(source)
+    elif not Path(source).exists() and not _PATTERN.search(source):
         raise InputError(
             f"There is neither a recipe nor data called {source}.",
             given=source,
             expected=f"a recipe ({', '.join(names())}, or a file.toml), or a path: {KNOWN}",
             hint=did_you_mean(source, names()) or "check the path",
         )
-    return open_source(source, everything=everything)
 
 
 def _pipeline(augment: str | None, size: int | None, recipe: Recipe | None, reader: Reader) -> Pipeline:
+    from lockstep.data.showing import NOTHING
+
     if augment in (_CROP, *SLIM_PRESETS):
         return _pipeline_of_preset(augment, size, reader)
     if size is not None:
@@ -110,6 +123,8 @@ def _pipeline(augment: str | None, size: int | None, recipe: Recipe | None, read
 
 
 def _pipeline_of_recipe(recipe: Recipe) -> Pipeline:
+    from lockstep.data.showing import Pipeline
+
     data = recipe.data
     if not isinstance(data, ImageData):
         return Pipeline(data.augment)
@@ -119,6 +134,8 @@ def _pipeline_of_recipe(recipe: Recipe) -> Pipeline:
 
 def _pipeline_of_preset(name: str, size: int | None, reader: Reader) -> Pipeline:
     """Return the pipeline of a preset for images of one class; Inception's crops by boxes where there are some."""
+    from lockstep.data.showing import Pipeline
+
     if name == _CROP:
         crop = RandomResizedCrop(_CROP_PIXELS if size is None else size)
         return Pipeline((crop, HorizontalFlip()), fields=(_IMAGE,))
@@ -132,6 +149,8 @@ def _pipeline_of_preset(name: str, size: int | None, reader: Reader) -> Pipeline
 
 def _has_boxes(reader: Reader) -> bool:
     """Return whether the first readable example has boxes."""
+    from lockstep.data.batch_reader import read_examples
+
     for index in range(min(_MOST_TRIED, len(reader))):
         try:
             return _BOXES in read_examples(reader, Rows(np.array([index]), np.array([index])), seed=0)

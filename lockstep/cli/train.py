@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from lockstep.checks import Hint, Range, check_value
 from lockstep.cli.shared import ENVIRONMENT, EXIT_CODES, Command, add_machine_arguments
-from lockstep.lazy import import_lazily
 
 SHIPPED_RECIPES = (
     "mnist",
@@ -75,7 +74,6 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     if is_worker() and not arguments.print_recipe:
         return _work(list(argv))
     # What can be refused without torch is refused here, before there is any other process.
-    import_lazily("torch", "numpy")
     from lockstep.cli.given_run import check_without_torch, given_recipe, given_run
 
     if arguments.print_recipe:

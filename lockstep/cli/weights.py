@@ -90,9 +90,9 @@ def store_in(path: Path, recipe: Recipe) -> Store:
 
 
 def _weights(arguments: argparse.Namespace, recipe: Recipe) -> Weights:
-    from lockstep.runs.trained import no_averages
-
     if arguments.average and recipe.average is None:
+        from lockstep.runs.trained import no_averages
+
         raise no_averages(f"The run in {arguments.run}")
     if arguments.average or arguments.raw:
         return "average" if arguments.average else "raw"

@@ -12,7 +12,6 @@ from lockstep.checkpoints.store import Checkpoint, Store
 from lockstep.checks import Checked, NonNegativeFloat
 from lockstep.errors import CheckpointError
 from lockstep.screen import log
-from lockstep.workers.rank import join
 
 _Contents = tuple[FileEntry, ...]
 
@@ -77,6 +76,8 @@ def follow(
     Raises:
         CheckpointError: the folder cannot be listed, or a checkpoint is of an unknown format.
     """
+    from lockstep.workers.rank import join
+
     worker = join()
     search = _Search(store, polling, is_over, clock)
     while True:
@@ -156,6 +157,8 @@ def _contents(store: Store, step: int) -> _Contents:
 
 def _read_together(store: Store, step: int, search: _Search) -> Checkpoint | None:
     """Read the checkpoint of a step on all workers; None on all of them where one cannot read it."""
+    from lockstep.workers.rank import join
+
     worker = join()
     checkpoint, damage = _read(store, step)
     answers = worker.group.gather([checkpoint is not None, damage])

@@ -12,8 +12,6 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch.export import Dim, ExportedProgram
-from torch.fx import GraphModule
 
 from lockstep.checkpoints.encoding import encode_tensors
 from lockstep.errors import InputError
@@ -87,12 +85,12 @@ def _metadata(trained: Trained) -> dict[str, str]:
     return {"step": str(trained.step), "recipe": trained.recipe.name, "weights": trained.weights}
 
 
-def _program(trained: Trained) -> ExportedProgram:
+def _program(trained: Trained) -> torch.export.ExportedProgram:
     """Trace the graph of the model, for batches of any size."""
     example = trained.recipe.data.blank(_EXAMPLES_TRACED)
-    program = torch.export.export(trained.model, (example,), dynamic_shapes=({0: Dim("batch")},))
+    program = torch.export.export(trained.model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     for module in program.graph_module.modules():
-        for node in module.graph.nodes if isinstance(module, GraphModule) else ():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             # It names files of this machine, which must not leave it.
             node.meta.pop("stack_trace", None)
     return program

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
 
 from lockstep.checkpoints.store import Store
 from lockstep.errors import InputError
 from lockstep.evaluation.scores import Weights
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs.stages import recipe_at
 from lockstep.runs.workdir import RECIPE, Workdir
 from lockstep.training.run_weights import RunWeights, open_weights
-from lockstep.training.saved_state import check_compatible
 from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.source import WeightSource
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,10 @@ def trained_model(run: str, weights: Weights | None = None) -> Trained:
         InputError: there is no run, or it keeps no averages.
         CheckpointError: there is no such checkpoint, or it is damaged.
     """
-    source, workdir, recipe = _opened(run)
+    source, workdir, recipe = _opened(run)  # what is not there is refused before torch is loaded
+
+    from lockstep.runs.stages import recipe_at
+
     weights = weights or recipe.evaluate.weights
     model = recipe.model.build(recipe.seed)
     take_weights(model, source, average=weights == "average")
@@ -57,6 +61,8 @@ def take_weights(model: nn.Module, source: WeightSource, *, average: bool) -> No
     averaged = {name.removesuffix(AVERAGE) for name in source.tensors if name.endswith(AVERAGE)} if average else set()
     if average and not averaged:
         raise no_averages("This run")
+    from lockstep.training.saved_state import check_compatible
+
     names = [name for name in source.tensors if not name.endswith(AVERAGE)]
     values = {name: source.read(name + AVERAGE if name in averaged else name) for name in names}
     own: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.checkpoints.manifest import MANIFEST, SUFFIX, DamagedError, FileEntry, Manifest
 from lockstep.checkpoints.store import Store
@@ -17,6 +15,9 @@ from lockstep.weights.name_maps import AVERAGE
 from lockstep.weights.open import open_weights_file, unknown
 from lockstep.weights.safetensors_file import SafetensorsFile
 from lockstep.weights.source import TensorInfo, WeightSource, no_tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CHECKPOINTS = "checkpoints"
 

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from lockstep.errors import CheckpointError
 from lockstep.weights.source import (
     MOST_EXPANSION,
@@ -28,6 +26,7 @@ from lockstep.weights.source import (
 
 if TYPE_CHECKING:
     import h5py
+    from torch import Tensor
 
 _MODEL = "model_weights/"
 # A list that is too long for one attribute is in numbered parts.

@@ -7,11 +7,10 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
-from torch import Tensor
 
 from lockstep.errors import CheckpointError
 from lockstep.weights.source import (
@@ -27,6 +26,9 @@ from lockstep.weights.source import (
     torch_name,
     unreadable_file,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ENDING = ".npy"
 

@@ -25,9 +25,7 @@ from lockstep.weights.source import (
     damaged_file,
     unreadable_file,
 )
-from lockstep.weights.tf_bundle import INDEX, TensorBundle
 from lockstep.weights.tf_table import TABLE_MAGIC
-from lockstep.weights.tf_v1 import TensorTables
 from lockstep.weights.torch_file import TorchFile, holds_torch
 
 KNOWN = (
@@ -158,7 +156,7 @@ def _folder_in_words(folder: Path) -> str:
     return f"a folder with {shorten(names)}" if names else "an empty folder"
 
 
-STATE = "checkpoint"
+STATE, INDEX = "checkpoint", ".index"
 
 _STATE_MOST_BYTES = 1 << 20
 # What TensorFlow adds to a prefix, for the files of version 2 and for the graph.
@@ -191,6 +189,9 @@ def open_tensorflow(path: Path) -> WeightSource:
 
 def _opened(prefix: Path) -> WeightSource | None:
     """Open the checkpoint of a prefix or file; None if there is none."""
+    from lockstep.weights.tf_bundle import TensorBundle  # their tables of dtypes are torch's
+    from lockstep.weights.tf_v1 import TensorTables
+
     if ending := _ENDING.fullmatch(prefix.name):
         prefix = prefix.with_name(ending[1])
     if prefix.name and prefix.with_name(prefix.name + INDEX).exists():

@@ -5,33 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
 
 from lockstep.errors import CheckpointError
 from lockstep.weights.source import TensorInfo, damaged_file, no_tensor, unreadable_file
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "I16": torch.int16,
-    "U16": torch.uint16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I32": torch.int32,
-    "U32": torch.uint32,
-    "F32": torch.float32,
-    "C64": torch.complex64,
-    "F64": torch.float64,
-    "I64": torch.int64,
-    "U64": torch.uint64,
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
 }
+"""By the kind in a file, the name of the dtype in torch."""
 
 
 class SafetensorsFile:
@@ -76,4 +79,4 @@ class SafetensorsFile:
 
 def _info(part: Any) -> TensorInfo:
     shape, kind = tuple(part.get_shape()), part.get_dtype()
-    return TensorInfo.of(shape, _DTYPES[kind]) if kind in _DTYPES else TensorInfo(shape, kind, 0)
+    return TensorInfo.of(shape, getattr(torch, _DTYPES[kind])) if kind in _DTYPES else TensorInfo(shape, kind, 0)

@@ -9,16 +9,18 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from lockstep.checks import check_type, wrong_type
 from lockstep.errors import CheckpointError, InputError, NotFoundError
 from lockstep.listing import shorten
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class WeightSource(Protocol):
         ...
 
 
-Values = Mapping[str, Tensor | npt.NDArray[Any]]
+Values: TypeAlias = "Mapping[str, Tensor | npt.NDArray[Any]]"
 
 _HINT = 'give a dict such as {"conv1.weight": tensor}'
 
@@ -96,7 +98,7 @@ class MemorySource:
                 hint="ask for a name that is listed",
             )
         value = self._values[name]
-        if isinstance(value, Tensor):
+        if isinstance(value, torch.Tensor):
             return value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         return tensor_of(value)
 
@@ -104,7 +106,7 @@ class MemorySource:
 def _info(name: str, value: object) -> TensorInfo:
     """What is known of a value, without a copy of it."""
     check_type("A name of values", name, str, expected="text", hint=_HINT)
-    if isinstance(value, Tensor):
+    if isinstance(value, torch.Tensor):
         if value.layout != torch.strided or value.is_meta or value.is_quantized:
             raise _unusable(name, f"{value.layout}, on {value.device}, {value.dtype}")
         return TensorInfo.of(value.shape, value.dtype)

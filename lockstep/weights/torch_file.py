@@ -12,9 +12,9 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from lockstep.errors import CheckpointError
 from lockstep.listing import shorten
@@ -30,6 +30,9 @@ from lockstep.weights.source import (
     not_numbers,
     unreadable_file,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _PROTOCOL = b"\x80\x02"
 _RAW = ("state_dict", "model_state_dict", "model")
@@ -148,7 +151,7 @@ def _flat(content: object) -> dict[str, Tensor]:
     for number, (name, value) in enumerate(_entries(content, "", _MOST_DEPTH)):
         if number == _MOST_ENTRIES:
             raise ValueError(f"more than {_MOST_ENTRIES} entries")
-        if isinstance(value, Tensor) and tensors.setdefault(name, value) is not value:
+        if isinstance(value, torch.Tensor) and tensors.setdefault(name, value) is not value:
             raise ValueError(f"two tensors {name!r}")
     return tensors
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +51,57 @@ loaded = {{"torch._C", "numpy._core", "PIL.Image"}} & {{*sys.modules}}
 assert not loaded, loaded
 """
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.process
+def test_what_is_not_there_is_refused_without_torch(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints/step-00000002").mkdir(parents=True)
+    code = f"""
+import sys
+from lockstep.cli.main import main
+assert main(["train", "mnist", "--print-recipe"]) == 0
+for words in [
+    "evaluate nowhere", "evaluate nowhere --interval 3", "evaluate {run}@3", "evaluate {run} --json result.txt",
+    "evaluate {run} --split all", "evaluate {run}@2 --best", "evaluate {run}@2 --set optimizer.lr.initial=1",
+    "predict nowhere photos --to out", "predict {run}@3 photos --to out", "predict {run} photos --to out --top none",
+    "export nowhere --to model.pt2", "export {run}@3 --to model.pt2", "export {run} --to model.txt",
+    "inspect nowhere", "inspect {run}@3",
+    "show nowhere --to page.html", "show nowhere.toml --to page.html", "show mnist --to page.txt",
+    "benchmark input nowhere", "benchmark input mnist --seconds 0", "benchmark input mnist --augment vgg",
+]:
+    assert main(words.split()) == 2, words
+    assert "torch._C" not in sys.modules, words
+"""
+    recipe = [sys.executable, "-m", "lockstep", "train", "mnist", "--print-recipe"]
+    (run / "recipe.toml").write_bytes(subprocess.run(recipe, check=True, stdout=subprocess.PIPE).stdout)
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, cwd=tmp_path)
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("where", ["lockstep.cli.main.parse", "lockstep.cli.main.show_log"])
+def test_ctrl_c_at_any_moment_ends_a_command_quietly(
+    where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(where, interrupt)
+    monkeypatch.setattr(sys, "argv", ["lockstep", "inspect", "nowhere"])
+    with pytest.raises(SystemExit, match="130"):
+        runpy.run_module("lockstep", run_name="__main__")
+    assert main(["inspect", "nowhere"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_ctrl_c_during_the_imports_ends_a_command_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupting:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "lockstep.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "lockstep.cli.main")
+    monkeypatch.delattr("lockstep.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit, match="130"):
+        runpy.run_module("lockstep", run_name="__main__")
