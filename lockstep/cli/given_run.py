@@ -128,7 +128,9 @@ def check_without_torch(arguments: argparse.Namespace, run: GivenRun) -> None:
     """Check what can be seen to be missing or wrong before torch is loaded; what is wrong is told together."""
     path = None if arguments.rehearse else run.path
     options = {"accept_changes": arguments.accept_changes, "fork_from": arguments.fork_from}
-    check_together([partial(check_inputs, run.recipe, path, **options), partial(check_files_wanted, arguments, run)])
+    checks = [partial(check_inputs, run.recipe, path, **options), partial(check_files_wanted, arguments, run)]
+    # Not in check_inputs: a worker is there before the chief has given up the folder of a run just ended.
+    check_together(checks + ([Workdir(path).check_free] if path else []))
 
 
 def check_files_wanted(arguments: argparse.Namespace, run: GivenRun) -> None:

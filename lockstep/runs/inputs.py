@@ -53,7 +53,7 @@ def check_inputs(
     if path is None:
         checks.append(partial(_check_no_rollback, recipe))
     else:
-        checks += [partial(Workdir(path).check, recipe, accept_changes=accept_changes), Workdir(path).check_free]
+        checks.append(partial(Workdir(path).check, recipe, accept_changes=accept_changes))
     if path is None or not any(path.glob("checkpoints/step-*")):  # it goes on from its own
         checks += [partial(_check_first_weights, recipe), partial(_check_fork, fork_from)]
     check_together(checks)

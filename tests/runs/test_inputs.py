@@ -10,7 +10,6 @@ import pytest
 
 import lockstep as ls
 from lockstep.errors import InputErrors
-from lockstep.lease import take
 from lockstep.models import torchvision_models
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
@@ -134,17 +133,6 @@ def test_classes_without_examples_are_told(num_classes: int, offset: int, said: 
 
 
 # The workdir, and what a run begins with ------------------------------------------------------------------------------
-
-
-def test_a_run_that_is_going_on(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    path.mkdir()
-    lease = take(path)
-    before = sorted(path.iterdir())
-    assert "is going on already" in refused(recipe(), path)
-    assert sorted(path.iterdir()) == before
-    lease.release()
-    check_inputs(recipe(), path)
 
 
 def test_a_run_with_a_checkpoint_needs_nothing_to_begin_with(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
