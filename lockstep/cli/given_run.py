@@ -14,6 +14,7 @@ from lockstep.checks import check_together
 from lockstep.errors import InputError, RecipeError, WorkdirError
 from lockstep.listing import hint_for_path, shorten
 from lockstep.progress import End, Epochs, Hours, Steps
+from lockstep.records.shards import check_local
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find, names
@@ -64,6 +65,7 @@ def given_recipe(arguments: argparse.Namespace) -> Recipe:
 
 def _named(word: str) -> tuple[Recipe, Path | None]:
     """Return the recipe that a word names, and the folder where it is the one of a run."""
+    check_local(word)
     folder = Path(word)
     if word in names() or word.endswith(".toml") or not (os.sep in word or folder.exists()):
         return find(word), None
@@ -112,6 +114,8 @@ def _end(arguments: argparse.Namespace) -> End | None:
 def _workdir(arguments: argparse.Namespace, name: str, folder: Path | None) -> Path | None:
     """Return the workdir, which a run that is named by its folder has already."""
     wanted = arguments.workdir
+    if wanted is not None:
+        check_local(wanted)
     if folder is None:
         return None if wanted == "none" else Path(wanted or Path("runs") / name)
     if wanted is None or Path(wanted).absolute() == folder.absolute():

@@ -76,6 +76,12 @@ def test_a_folder_that_is_no_run_is_told_with_what_is_there(run: Path, tmp_path:
         assert (caught.value.given, caught.value.hint) == (found, hint)
 
 
+@pytest.mark.parametrize("words", [["x" * 256], ["x/" * 2048], ["mnist", "--workdir", "x" * 256]])
+def test_names_that_no_system_takes(words: list[str]) -> None:
+    with pytest.raises(ls.InputError, match="cannot be the path of a file"):
+        given(*words)
+
+
 def test_a_shipped_recipe_goes_before_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mnist").mkdir()
     monkeypatch.chdir(tmp_path)
