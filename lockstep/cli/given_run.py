@@ -14,11 +14,12 @@ from lockstep.checks import check_together
 from lockstep.errors import InputError, RecipeError, WorkdirError
 from lockstep.listing import hint_for_path, shorten
 from lockstep.progress import End, Epochs, Hours, Steps
-from lockstep.records.shards import check_local
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find, names
+from lockstep.records.shards import check_local
 from lockstep.runs.inputs import check_inputs
+from lockstep.runs.known_data import located
 from lockstep.runs.workdir import RECIPE, Workdir
 
 _WRITERS = (
@@ -55,6 +56,8 @@ def given_run(arguments: argparse.Namespace) -> GivenRun:
     # A workdir that holds something else is refused later, with all else that is wrong.
     saved = Workdir(path).recipe() if path and not arguments.rehearse and (path / RECIPE).is_file() else None
     num_towers = recipe.num_towers or (saved and saved.num_towers) or named.num_towers
+    if path and arguments.rehearse:  # which takes place in another folder, that knows nothing of the data
+        recipe = located(recipe, path)
     return GivenRun(replace(recipe, num_towers=num_towers), path)
 
 

@@ -15,9 +15,9 @@ from lockstep.errors import DataError, InputError, NotFoundError, WorkdirError
 from lockstep.listing import hint_for_path, shorten
 from lockstep.models import Timm, Torchvision
 from lockstep.readers.paths import class_folders, is_folder
-from lockstep.records.shards import check_local
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
+from lockstep.records.shards import check_local
 from lockstep.runs.known_data import located
 from lockstep.runs.workdir import RECIPE, Workdir
 

@@ -14,6 +14,7 @@ from lockstep.cli.main import parse
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find, names
 from lockstep.recipes.toml import to_toml
+from lockstep.runs.known_data import KnownData
 from lockstep.runs.workdir import Workdir
 
 
@@ -44,6 +45,16 @@ def test_a_run_goes_on_in_its_folder_by_its_own_recipe(run: Path, monkeypatch: p
     assert given("run", "--workdir", str(run)).path == Path("run")
     assert plan("run", "--steps", "7")["workers"] in (1, 2)
     assert given_recipe(parse(["train", "run"])).seed == 7
+
+
+def test_a_rehearsal_finds_the_data_of_a_run(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home/photos/rose").mkdir(parents=True)
+    data = replace(find("flowers").data, train="photos")
+    Workdir(run).write_recipe(replace(find("flowers"), data=data))
+    KnownData(tmp_path / "home").write(Workdir(run))
+    monkeypatch.chdir(run)
+    assert given(str(run), "--rehearse").recipe.data.path_of("train") == str(tmp_path / "home/photos")
+    assert given(str(run)).recipe.data.path_of("train") == "photos", "as it is saved"
 
 
 def test_settings_of_a_run_by_its_folder_are_changes_to_accept(run: Path) -> None:
