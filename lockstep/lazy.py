@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
@@ -74,7 +75,7 @@ class _LazyLibrary(ModuleType):
         return getattr(self, name)
 
 
-class _LoadedSubmodule:
+class _LoadedSubmodule(Loader):
     """Finds the submodule whose import has loaded its library, if the library has imported it meanwhile.
 
     After the library, Python would run the submodule in any case: some of torch's cannot be run twice.
