@@ -14,6 +14,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 
@@ -68,4 +70,33 @@ class _LazyLibrary(ModuleType):
         self.__class__ = ModuleType  # type: ignore[assignment]
         self.__path__ = spec.submodule_search_locations
         spec.loader.exec_module(self)
+        if name == "__path__":
+            sys.meta_path.insert(0, _LoadedSubmodule(self.__name__))
         return getattr(self, name)
+
+
+class _LoadedSubmodule(Loader):
+    """Finds the submodule whose import has loaded its library, if the library has imported it meanwhile.
+
+    After the library, Python would run the submodule in any case: some of torch's cannot be run twice.
+    """
+
+    def __init__(self, library: str) -> None:
+        self._prefix = f"{library}."
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Find it, once: this is asked for the very next import alone."""
+        sys.meta_path.remove(self)
+        is_loaded = name.startswith(self._prefix) and name in sys.modules
+        return ModuleSpec(name, self) if is_loaded else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module that is there."""
+        module = sys.modules[spec.name]
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run nothing; the module keeps the specification it was loaded by."""
+        assert module.__spec__ is not None, "set by the import"
+        module.__spec__ = module.__spec__.loader_state

@@ -17,7 +17,9 @@ from lockstep.progress import End, Epochs, Hours, Steps
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find, names
+from lockstep.records.shards import check_local
 from lockstep.runs.inputs import check_inputs
+from lockstep.runs.known_data import located
 from lockstep.runs.workdir import RECIPE, Workdir
 
 _WRITERS = (
@@ -54,6 +56,8 @@ def given_run(arguments: argparse.Namespace) -> GivenRun:
     # A workdir that holds something else is refused later, with all else that is wrong.
     saved = Workdir(path).recipe() if path and not arguments.rehearse and (path / RECIPE).is_file() else None
     num_towers = recipe.num_towers or (saved and saved.num_towers) or named.num_towers
+    if path and arguments.rehearse:  # which takes place in another folder, that knows nothing of the data
+        recipe = located(recipe, path)
     return GivenRun(replace(recipe, num_towers=num_towers), path)
 
 
@@ -64,6 +68,7 @@ def given_recipe(arguments: argparse.Namespace) -> Recipe:
 
 def _named(word: str) -> tuple[Recipe, Path | None]:
     """Return the recipe that a word names, and the folder where it is the one of a run."""
+    check_local(word)
     folder = Path(word)
     if word in names() or word.endswith(".toml") or not (os.sep in word or folder.exists()):
         return find(word), None
@@ -112,6 +117,8 @@ def _end(arguments: argparse.Namespace) -> End | None:
 def _workdir(arguments: argparse.Namespace, name: str, folder: Path | None) -> Path | None:
     """Return the workdir, which a run that is named by its folder has already."""
     wanted = arguments.workdir
+    if wanted is not None:
+        check_local(wanted)
     if folder is None:
         return None if wanted == "none" else Path(wanted or Path("runs") / name)
     if wanted is None or Path(wanted).absolute() == folder.absolute():

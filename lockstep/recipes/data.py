@@ -16,7 +16,7 @@ from lockstep.images.augment import Augment, RandomShift
 from lockstep.images.decode import Decoding
 from lockstep.images.normalisation import scale_image
 from lockstep.images.slim_presets import Preset
-from lockstep.readers.paths import check_there, found_from
+from lockstep.readers.paths import check_there, found_from, is_folder
 from lockstep.recipes.preprocessing import Inception, Preprocessing
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class MnistData:
     def found_from(self, folder: Path) -> MnistData:
         """Take the files from the current folder, or else from another one, if they are in it."""
         name = self.folder or "data/mnist"
-        is_elsewhere = not Path(name).is_dir() and (folder / name).is_dir()
+        is_elsewhere = not is_folder(name) and is_folder(folder / name)
         return replace(self, folder=str(folder / name)) if is_elsewhere else self
 
     def path_of(self, split: str) -> str | None:

@@ -152,6 +152,14 @@ def test_weights_may_be_named_in_any_way(recipe: Callable[..., Recipe], tmp_path
     check_inputs(recipe(f"warm_start.path={tmp_path}/{name}"), None)
 
 
+@pytest.mark.parametrize("long", ["x" * 256, "x/" * 2048 + "x"])
+def test_names_that_no_system_takes(recipe: Callable[..., Recipe], long: str) -> None:
+    wrong = recipe(f"data.train={long}", f"data.validation={long}/val")
+    assert "cannot be the path of a file" in refused(wrong)
+    assert "cannot be the path of a file" in refused(recipe(f"warm_start.path={long}"))
+    assert "cannot be the path of a file" in refused(recipe(), fork_from=long)
+
+
 def test_a_function_gives_the_examples(recipe: Callable[..., Recipe]) -> None:
     given = recipe()
     without = replace(given, data=replace(given.data, train=None))
