@@ -12,6 +12,7 @@ modules that a recipe needs ask torch for nothing while they are imported: `from
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from importlib import import_module
 from importlib.abc import Loader
@@ -45,7 +46,7 @@ def _homes(source: str) -> dict[str, str]:
 def import_lazily(*libraries: str) -> None:
     """Have each of these libraries loaded when the first of its attributes is used, not when it is imported.
 
-    For a process with a single thread. A library that is loaded already, or is not there, is left as it is.
+    A library that is loaded already, or is not there, is left as it is. Threads wait for the one that loads it.
     """
     for name in libraries:
         spec = None if name in sys.modules else find_spec(name)
@@ -56,6 +57,9 @@ def import_lazily(*libraries: str) -> None:
             module.__class__ = _LazyLibrary
 
 
+_LOADING = threading.RLock()
+
+
 class _LazyLibrary(ModuleType):
     """A library that loads itself; it stays the same object, and becomes a plain module.
 
@@ -63,16 +67,27 @@ class _LazyLibrary(ModuleType):
     """
 
     def __getattr__(self, name: str) -> object:
+        with _LOADING:
+            if "__path__" not in vars(self):
+                self._load()
+                if name == "__path__":
+                    sys.meta_path.insert(0, _LoadedSubmodule(self.__name__))
+            elif type(self) is _LazyLibrary:
+                raise AttributeError(f"module {self.__name__!r} has no attribute {name!r} while it is being loaded")
+        return getattr(self, name)
+
+    def _load(self) -> None:
         spec = self.__spec__
         assert spec is not None, "made of one"
         assert spec.loader is not None, "it was found"
         assert spec.submodule_search_locations is not None, "it is a package"
-        self.__class__ = ModuleType  # type: ignore[assignment]
         self.__path__ = spec.submodule_search_locations
-        spec.loader.exec_module(self)
-        if name == "__path__":
-            sys.meta_path.insert(0, _LoadedSubmodule(self.__name__))
-        return getattr(self, name)
+        try:
+            spec.loader.exec_module(self)
+        except BaseException:
+            del self.__path__  # the next use says again what is wrong
+            raise
+        self.__class__ = ModuleType  # type: ignore[assignment]
 
 
 class _LoadedSubmodule(Loader):

@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -75,6 +76,21 @@ def test_an_attribute_that_is_not_there_is_an_attribute_error(library: ModuleTyp
     with pytest.raises(AttributeError, match="nothing"):
         library.nothing  # noqa: B018
     assert is_loaded()
+
+
+def test_threads_wait_for_the_one_that_loads_it(library: ModuleType) -> None:
+    source = Path(library.__file__ or "")
+    source.write_text("import time; time.sleep(0.1)\n" + source.read_text())
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(lambda _: library.number, range(4))) == [3] * 4
+    assert library.runs == 1
+
+
+def test_a_library_that_cannot_be_loaded_says_so_at_each_use(library: ModuleType) -> None:
+    Path(library.__file__ or "").write_text("raise RuntimeError('broken')")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="broken"):
+            library.number  # noqa: B018
 
 
 def test_a_library_that_is_loaded_or_missing_is_left_as_it_is(library: ModuleType) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from lockstep.checks import check_together
 from lockstep.errors import InputError, RecipeError, WorkdirError
-from lockstep.listing import hint_for_path, shorten
+from lockstep.listing import hint_for_path, what_is_there
 from lockstep.progress import End, Epochs, Hours, Steps
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
@@ -79,7 +79,7 @@ def _named(word: str) -> tuple[Recipe, Path | None]:
     run = next((above for above in folder.parents if (above / RECIPE).is_file()), None)
     raise RecipeError(
         f"{word} is neither a recipe nor the folder of a run.",
-        given=_what_is_there(folder),
+        given=what_is_there(folder),
         expected=f"a run's folder, with a {RECIPE}; or {', '.join(names())}; or a file that ends in .toml",
         hint=f"lockstep train {run}"
         if run
@@ -87,13 +87,6 @@ def _named(word: str) -> tuple[Recipe, Path | None]:
         if not folder.exists()
         else "name another folder",
     )
-
-
-def _what_is_there(path: Path) -> str:
-    if not path.is_dir():
-        return "a file" if path.exists() else "no such file or folder"
-    inside = sorted(entry.name for entry in path.iterdir())
-    return f"a folder with {shorten(inside)}" if inside else "an empty folder"
 
 
 def _changed(recipe: Recipe, arguments: argparse.Namespace) -> Recipe:

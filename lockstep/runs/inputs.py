@@ -167,7 +167,12 @@ def _is_there(path: str) -> bool:
     """Whether a path may lead to weights: it exists, begins the names of files or is their pattern, or is RUN@STEP."""
     check_local(path)
     whole, run = Path(path), path.rpartition("@")[0]
-    names = [each.name for each in whole.parent.iterdir()] if whole.parent.is_dir() else []
+    try:
+        names = [each.name for each in whole.parent.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # it may not be looked at: what opens it says why
+        return True
     is_prefix = any(name.startswith(whole.name) or fnmatchcase(name, whole.name) for name in names)
     return is_prefix or whole.exists() or (bool(run) and Path(run).is_dir())
 
