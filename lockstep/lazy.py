@@ -12,8 +12,11 @@ modules that a recipe needs ask torch for nothing while they are imported: `from
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from importlib import import_module
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 
@@ -43,7 +46,7 @@ def _homes(source: str) -> dict[str, str]:
 def import_lazily(*libraries: str) -> None:
     """Have each of these libraries loaded when the first of its attributes is used, not when it is imported.
 
-    For a process with a single thread. A library that is loaded already, or is not there, is left as it is.
+    A library that is loaded already, or is not there, is left as it is. Threads wait for the one that loads it.
     """
     for name in libraries:
         spec = None if name in sys.modules else find_spec(name)
@@ -54,6 +57,9 @@ def import_lazily(*libraries: str) -> None:
             module.__class__ = _LazyLibrary
 
 
+_LOADING = threading.RLock()
+
+
 class _LazyLibrary(ModuleType):
     """A library that loads itself; it stays the same object, and becomes a plain module.
 
@@ -61,11 +67,51 @@ class _LazyLibrary(ModuleType):
     """
 
     def __getattr__(self, name: str) -> object:
+        with _LOADING:
+            if "__path__" not in vars(self):
+                self._load()
+                if name == "__path__":
+                    sys.meta_path.insert(0, _LoadedSubmodule(self.__name__))
+            elif type(self) is _LazyLibrary:
+                raise AttributeError(f"module {self.__name__!r} has no attribute {name!r} while it is being loaded")
+        return getattr(self, name)
+
+    def _load(self) -> None:
         spec = self.__spec__
         assert spec is not None, "made of one"
         assert spec.loader is not None, "it was found"
         assert spec.submodule_search_locations is not None, "it is a package"
-        self.__class__ = ModuleType  # type: ignore[assignment]
         self.__path__ = spec.submodule_search_locations
-        spec.loader.exec_module(self)
-        return getattr(self, name)
+        try:
+            spec.loader.exec_module(self)
+        except BaseException:
+            del self.__path__  # the next use says again what is wrong
+            raise
+        self.__class__ = ModuleType  # type: ignore[assignment]
+
+
+class _LoadedSubmodule(Loader):
+    """Finds the submodule whose import has loaded its library, if the library has imported it meanwhile.
+
+    After the library, Python would run the submodule in any case: some of torch's cannot be run twice.
+    """
+
+    def __init__(self, library: str) -> None:
+        self._prefix = f"{library}."
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Find it, once: this is asked for the very next import alone."""
+        sys.meta_path.remove(self)
+        is_loaded = name.startswith(self._prefix) and name in sys.modules
+        return ModuleSpec(name, self) if is_loaded else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module that is there."""
+        module = sys.modules[spec.name]
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run nothing; the module keeps the specification it was loaded by."""
+        assert module.__spec__ is not None, "set by the import"
+        module.__spec__ = module.__spec__.loader_state

@@ -48,6 +48,14 @@ def closest_path(path: Path) -> Path | None:
     return path.with_name(close[0]) if close else None
 
 
+def what_is_there(path: Path) -> str:
+    """Say what a path leads to: a file, a folder with some of its names, or nothing."""
+    if not path.is_dir():
+        return "a file" if path.exists() else "no such file or folder"
+    inside = sorted(entry.name for entry in path.iterdir())
+    return f"a folder with {shorten(inside)}" if inside else "an empty folder"
+
+
 def csv_line(cells: Sequence[object]) -> str:
     """Write a line of CSV, in which cells with commas, quotes or line breaks are quoted."""
     # csv quotes a cell for the line breaks that end its own lines, and no others: so both end them here.

@@ -102,7 +102,7 @@ class Log(logging.LoggerAdapter[logging.Logger]):
         """Log a message; all other methods call this one."""
         if self.logger.hasHandlers():
             self.logger.log(level, msg, *args, stacklevel=options.pop("stacklevel", 1) + 1, **options)
-        elif level >= self._least_level() and level > self.logger.manager.disable:
+        elif level >= self._least_level() and level > self.logger.manager.disable and not self.logger.disabled:
             record = self.logger.makeRecord(self.logger.name, level, __file__, 0, msg, args, None)
             if self.logger.filter(record):
                 self._last_resort.handle(record)

@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -21,6 +22,12 @@ def __getattr__(name):
     if name == "computed": return 5
     raise AttributeError(name)
 """
+PART = """
+import slow_library
+number = 3
+assert not hasattr(slow_library, 'nothing')
+slow_library.runs = getattr(slow_library, "runs", 0) + 1
+"""
 
 
 @pytest.fixture
@@ -28,7 +35,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleT
     folder = tmp_path / "slow_library"
     folder.mkdir()
     (folder / "__init__.py").write_text(LIBRARY)
-    (folder / "part.py").write_text("import slow_library\nnumber = 3\nassert not hasattr(slow_library, 'nothing')\n")
+    (folder / "part.py").write_text(PART)
     monkeypatch.syspath_prepend(tmp_path)
     import_lazily("slow_library")
     yield importlib.import_module("slow_library")
@@ -56,8 +63,13 @@ def test_the_first_attribute_loads_the_same_module(library: ModuleType, name: st
 
 
 def test_a_submodule_loads_the_library_first(library: ModuleType) -> None:
-    assert importlib.import_module("slow_library.part") is library.part
+    finders = [*sys.meta_path]
+    part = importlib.import_module("slow_library.part")
+    assert part is library.part is sys.modules["slow_library.part"]
     assert library.number == 3
+    assert library.runs == 1, "a submodule is run once"
+    assert part.__spec__.origin == part.__file__
+    assert sys.meta_path == finders
 
 
 def test_an_attribute_that_is_not_there_is_an_attribute_error(library: ModuleType) -> None:
@@ -66,12 +78,41 @@ def test_an_attribute_that_is_not_there_is_an_attribute_error(library: ModuleTyp
     assert is_loaded()
 
 
+def test_threads_wait_for_the_one_that_loads_it(library: ModuleType) -> None:
+    source = Path(library.__file__ or "")
+    source.write_text("import time; time.sleep(0.1)\n" + source.read_text())
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(lambda _: library.number, range(4))) == [3] * 4
+    assert library.runs == 1
+
+
+def test_a_library_that_cannot_be_loaded_says_so_at_each_use(library: ModuleType) -> None:
+    Path(library.__file__ or "").write_text("raise RuntimeError('broken')")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="broken"):
+            library.number  # noqa: B018
+
+
 def test_a_library_that_is_loaded_or_missing_is_left_as_it_is(library: ModuleType) -> None:
     assert library.number == 3
     import_lazily("slow_library", "there_is_no_such_library")
     assert library is sys.modules["slow_library"]
     assert type(library) is ModuleType
     assert "there_is_no_such_library" not in sys.modules
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("first", ["torch.distributed", "torch.optim", "torch._C", "numpy.linalg"])
+def test_any_submodule_may_be_imported_first(first: str) -> None:
+    code = f"""
+import sys
+from lockstep.lazy import import_lazily
+import_lazily("torch", "numpy")
+import {first}
+import torch, numpy
+assert {first} is sys.modules["{first}"] and torch.distributed.is_available()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.process

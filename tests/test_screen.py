@@ -263,6 +263,7 @@ LINES = "log.info('resumed at step %d', 5); log.warning('slow'); log.debug('why'
         ("logger.setLevel('DEBUG')", "resumed at step 5\nwarning: slow\ndebug: why\n"),
         ("logging.getLogger().setLevel('ERROR')", ""),
         ("logging.disable('INFO')", "warning: slow\n"),
+        ("logger.disabled = True", ""),
         ("logger.addHandler(logging.NullHandler())", ""),
         ("logging.basicConfig(format='%(name)s %(message)s')", "lockstep slow\n"),
         (

@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 from lockstep.checks import check_together
 from lockstep.errors import InputError, RecipeError, WorkdirError
-from lockstep.listing import hint_for_path, shorten
+from lockstep.listing import hint_for_path, what_is_there
 from lockstep.progress import End, Epochs, Hours, Steps
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find, names
+from lockstep.records.shards import check_local
 from lockstep.runs.inputs import check_inputs
+from lockstep.runs.known_data import located
 from lockstep.runs.workdir import RECIPE, Workdir
 
 _WRITERS = (
@@ -54,6 +56,8 @@ def given_run(arguments: argparse.Namespace) -> GivenRun:
     # A workdir that holds something else is refused later, with all else that is wrong.
     saved = Workdir(path).recipe() if path and not arguments.rehearse and (path / RECIPE).is_file() else None
     num_towers = recipe.num_towers or (saved and saved.num_towers) or named.num_towers
+    if path and arguments.rehearse:  # which takes place in another folder, that knows nothing of the data
+        recipe = located(recipe, path)
     return GivenRun(replace(recipe, num_towers=num_towers), path)
 
 
@@ -64,6 +68,7 @@ def given_recipe(arguments: argparse.Namespace) -> Recipe:
 
 def _named(word: str) -> tuple[Recipe, Path | None]:
     """Return the recipe that a word names, and the folder where it is the one of a run."""
+    check_local(word)
     folder = Path(word)
     if word in names() or word.endswith(".toml") or not (os.sep in word or folder.exists()):
         return find(word), None
@@ -74,7 +79,7 @@ def _named(word: str) -> tuple[Recipe, Path | None]:
     run = next((above for above in folder.parents if (above / RECIPE).is_file()), None)
     raise RecipeError(
         f"{word} is neither a recipe nor the folder of a run.",
-        given=_what_is_there(folder),
+        given=what_is_there(folder),
         expected=f"a run's folder, with a {RECIPE}; or {', '.join(names())}; or a file that ends in .toml",
         hint=f"lockstep train {run}"
         if run
@@ -82,13 +87,6 @@ def _named(word: str) -> tuple[Recipe, Path | None]:
         if not folder.exists()
         else "name another folder",
     )
-
-
-def _what_is_there(path: Path) -> str:
-    if not path.is_dir():
-        return "a file" if path.exists() else "no such file or folder"
-    inside = sorted(entry.name for entry in path.iterdir())
-    return f"a folder with {shorten(inside)}" if inside else "an empty folder"
 
 
 def _changed(recipe: Recipe, arguments: argparse.Namespace) -> Recipe:
@@ -112,6 +110,8 @@ def _end(arguments: argparse.Namespace) -> End | None:
 def _workdir(arguments: argparse.Namespace, name: str, folder: Path | None) -> Path | None:
     """Return the workdir, which a run that is named by its folder has already."""
     wanted = arguments.workdir
+    if wanted is not None:
+        check_local(wanted)
     if folder is None:
         return None if wanted == "none" else Path(wanted or Path("runs") / name)
     if wanted is None or Path(wanted).absolute() == folder.absolute():
@@ -128,7 +128,9 @@ def check_without_torch(arguments: argparse.Namespace, run: GivenRun) -> None:
     """Check what can be seen to be missing or wrong before torch is loaded; what is wrong is told together."""
     path = None if arguments.rehearse else run.path
     options = {"accept_changes": arguments.accept_changes, "fork_from": arguments.fork_from}
-    check_together([partial(check_inputs, run.recipe, path, **options), partial(check_files_wanted, arguments, run)])
+    checks = [partial(check_inputs, run.recipe, path, **options), partial(check_files_wanted, arguments, run)]
+    # Not in check_inputs: a worker is there before the chief has given up the folder of a run just ended.
+    check_together(checks + ([Workdir(path).check_free] if path else []))
 
 
 def check_files_wanted(arguments: argparse.Namespace, run: GivenRun) -> None:

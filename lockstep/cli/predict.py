@@ -57,7 +57,7 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         )
     _write(predictions, arguments.to, arguments.show)
     for bad in predictions.skipped[:_MOST_NAMED]:
-        log.warning("%s is skipped. %s", bad.example_id, bad.reason)
+        log.warning("skipped: %s", bad.reason)
     if len(predictions.skipped) > _MOST_NAMED:
         log.warning("and %d more: %s names all", len(predictions.skipped) - _MOST_NAMED, CSV)
     skipped = f", {len(predictions.skipped)} skipped" if predictions.skipped else ""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.errors import InputError, WorkdirError
-from lockstep.listing import closest_path
+from lockstep.listing import closest_path, what_is_there
 
 if TYPE_CHECKING:
     from lockstep.checkpoints.store import Store
@@ -47,7 +47,7 @@ def chosen_run(arguments: argparse.Namespace) -> ChosenRun:
     A command with a flag `--follow` waits for checkpoints with it, of which there may be none yet.
     """
     from lockstep.records.shards import check_local
-    from lockstep.runs.workdir import Workdir
+    from lockstep.runs.workdir import RECIPE, Workdir
     from lockstep.training.run_weights import run_at_step
 
     check_local(arguments.run)
@@ -60,13 +60,14 @@ def chosen_run(arguments: argparse.Namespace) -> ChosenRun:
             expected="one of the two",
             hint=f"give {path} alone with the flag, or leave the flag out",
         )
-    recipe = Workdir(path).recipe()
+    recipe = Workdir(path).recipe() if (path / RECIPE).is_file() else None
     if recipe is None:
-        meant = None if path.exists() else closest_path(path)
+        runs = sorted(found.parent for found in path.glob(f"*/{RECIPE}"))
+        meant = runs[0] if runs else None if path.exists() else closest_path(path)
         raise WorkdirError(
             f"There is no run in {path}.",
-            given="an empty folder" if path.is_dir() else "no such folder",
-            expected="the workdir of a run",
+            given=what_is_there(path),
+            expected=f"the folder of a run, with a {RECIPE}",
             hint=f"did you mean {meant}?"
             if meant
             else f"check the path, or train first: lockstep train mnist --workdir {path}",

@@ -44,10 +44,13 @@ def seeded_items(reader: ItemReader, rows: Rows, seed: int) -> list[Any]:
     """Read the items of some rows, each with the generators as `seed_global_generators` seeds them for its position.
 
     Torch's generator is seeded for each item. To seed Python's and numpy's takes five times as long, and few items draw
-    from them: an item is read without, and again with both seeded if their state has moved; after that they always are.
+    from them: they are seeded for the first item, and an item that moves them is read again with both seeded for it;
+    after that they always are. What an item draws once and keeps so depends on the seed and the batch alone.
     """
     keys = mix_arrays(seed & _MASK, rows.positions.astype(np.uint64), _KEY).tolist()
     with restore_global_generators() as streams:
+        if keys and not reader.draws_beyond_torch:
+            _seed_all(keys[0])
         before = streams.state()
         return [
             _item(reader, index, key, streams, before) for index, key in zip(rows.indices.tolist(), keys, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,6 +41,11 @@ def check_there(path: str | Path) -> None:
             expected=KNOWN,
             hint=hint_for_path(file) if len(files) == 1 else "check the path",
         )
+
+
+def is_folder(path: str | Path) -> bool:
+    """Whether there is such a folder; a name that is too long is that of none."""
+    return os.path.isdir(path)  # noqa: PTH112 (that of pathlib raises)
 
 
 def class_folders(folder: str | Path) -> tuple[str, ...]:

@@ -352,7 +352,10 @@ def _stacked(values: Sequence[Any]) -> Tensor | None:
         if kind is Tensor or (kind is np.ndarray and first.dtype.kind in _NUMBER_KINDS and first.dtype.isnative):
             dtype, shape = first.dtype, first.shape
             if all(type(value) is kind and value.dtype == dtype and value.shape == shape for value in values):
-                return torch.stack(list(values)) if kind is Tensor else torch.from_numpy(np.stack(values))
+                if kind is Tensor:
+                    return torch.stack(list(values))
+                rows = np.empty((len(values), *shape), dtype)  # else the rows keep their order of axes in memory
+                return torch.from_numpy(np.stack(values, out=rows))
     return None
 
 

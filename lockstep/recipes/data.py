@@ -16,7 +16,8 @@ from lockstep.images.augment import Augment, RandomShift
 from lockstep.images.decode import Decoding
 from lockstep.images.normalisation import scale_image
 from lockstep.images.slim_presets import Preset
-from lockstep.readers.paths import check_there, found_from
+from lockstep.listing import hint_for_path
+from lockstep.readers.paths import check_there, found_from, is_folder
 from lockstep.recipes.preprocessing import Inception, Preprocessing
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class MnistData:
     def found_from(self, folder: Path) -> MnistData:
         """Take the files from the current folder, or else from another one, if they are in it."""
         name = self.folder or "data/mnist"
-        is_elsewhere = not Path(name).is_dir() and (folder / name).is_dir()
+        is_elsewhere = not is_folder(name) and is_folder(folder / name)
         return replace(self, folder=str(folder / name)) if is_elsewhere else self
 
     def path_of(self, split: str) -> str | None:
@@ -65,7 +66,16 @@ class MnistData:
         return self.folder
 
     def at(self, split: str, path: str) -> MnistData:
-        """Take the files, of all splits, from another folder."""
+        """Take the files, of all splits, from another folder, which has them: nothing is fetched to it."""
+        from lockstep.readers.mnist import FILES
+
+        if missing := [file.name for file in FILES if not Path(path, file.name).is_file()]:
+            raise DataError(
+                f"{path} does not hold the files of MNIST.",
+                given=f"no {missing[0]} in it",
+                expected=f"a folder with {', '.join(file.name for file in FILES)}",
+                hint=hint_for_path(path) if not Path(path).exists() else "name their folder",
+            )
         return replace(self, folder=path)
 
     def prepare(self) -> None:

@@ -192,7 +192,7 @@ def _int64s(data: Buffer, spans: Sequence[Span]) -> Int64s:
         starts = np.flatnonzero(np.concatenate(([True], joined[:-1] < 128)))
         sizes = np.diff(starts, append=len(joined))
         whole = all(start == stop or data[stop - 1] < 128 for start, stop in spans)
-        if whole and sizes.max() <= VARINT_BYTES:
+        if whole and len(joined) and sizes.max() <= VARINT_BYTES:
             shifts = 7 * (np.arange(len(joined)) - np.repeat(starts, sizes))
             parts = (joined & 127).astype(np.uint64) << shifts.astype(np.uint64)
             return np.bitwise_or.reduceat(parts, starts).view(np.int64)

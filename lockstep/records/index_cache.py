@@ -44,8 +44,10 @@ def cache_folder(cache: Cache = None) -> Path | None:
     if cache is not None:
         check_local(cache)
         return Path(cache)
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     with suppress(RuntimeError):  # a user without a home
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep"
+        # A relative path is invalid, by the specification of base directories.
+        return (given if given.is_absolute() else Path.home() / ".cache") / "lockstep"
     return None
 
 

@@ -14,9 +14,10 @@ from lockstep.checks import check_one_of, check_together
 from lockstep.errors import DataError, InputError, NotFoundError, WorkdirError
 from lockstep.listing import hint_for_path, shorten
 from lockstep.models import Timm, Torchvision
-from lockstep.readers.paths import class_folders
+from lockstep.readers.paths import class_folders, is_folder
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
+from lockstep.records.shards import check_local
 from lockstep.runs.known_data import located
 from lockstep.runs.workdir import RECIPE, Workdir
 
@@ -53,7 +54,7 @@ def check_inputs(
     if path is None:
         checks.append(partial(_check_no_rollback, recipe))
     else:
-        checks += [partial(Workdir(path).check, recipe, accept_changes=accept_changes), Workdir(path).check_free]
+        checks.append(partial(Workdir(path).check, recipe, accept_changes=accept_changes))
     if path is None or not any(path.glob("checkpoints/step-*")):  # it goes on from its own
         checks += [partial(_check_first_weights, recipe), partial(_check_fork, fork_from)]
     check_together(checks)
@@ -109,7 +110,7 @@ def _check_class_folders(recipe: Recipe) -> None:
     def look(split: str) -> None:
         classes[split] = class_folders(getattr(data, split))
 
-    check_together(partial(look, split) for split in data.splits if Path(getattr(data, split)).is_dir())
+    check_together(partial(look, split) for split in data.splits if is_folder(getattr(data, split)))
     for split, names in classes.items():
         needed = len(names) - data.labels_offset
         if names and needed > num_classes:
@@ -164,8 +165,14 @@ def _check_fork(fork_from: str | None) -> None:
 
 def _is_there(path: str) -> bool:
     """Whether a path may lead to weights: it exists, begins the names of files or is their pattern, or is RUN@STEP."""
+    check_local(path)
     whole, run = Path(path), path.rpartition("@")[0]
-    names = [each.name for each in whole.parent.iterdir()] if whole.parent.is_dir() else []
+    try:
+        names = [each.name for each in whole.parent.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # it may not be looked at: what opens it says why
+        return True
     is_prefix = any(name.startswith(whole.name) or fnmatchcase(name, whole.name) for name in names)
     return is_prefix or whole.exists() or (bool(run) and Path(run).is_dir())
 

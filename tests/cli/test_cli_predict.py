@@ -48,7 +48,7 @@ def test_it_writes_a_table_json_and_a_page(
     caplog.set_level(logging.WARNING, "lockstep")
     assert main(["predict", "run", "photos", "--to", "new/out", "--top", "2"]) == 0
     assert capsys.readouterr().out == "new/out: 4 images, 1 skipped, by the raw weights of step 5\n"
-    assert [message.split(". ")[0] for message in caplog.messages] == ["red/broken.png is skipped"]
+    assert [message.split(" cannot")[0] for message in caplog.messages] == ["skipped: photos/red/broken.png"]
     assert written("new/out") == ["predictions.csv", "predictions.html", "predictions.json"]
     header, *rows = csv.reader(Path("new/out/predictions.csv").read_text().splitlines())
     assert len(header) == 2 + 2 * 3
@@ -110,7 +110,8 @@ def test_names_that_would_move_the_cursor(capsys: pytest.CaptureFixture[str]) ->
     ("words", "code", "what"),
     [
         (["rn", "photos", "--to", "out"], 2, "There is no run in rn."),
-        (["photos", "photos", "--to", "out"], 2, "photos holds something that is not a run."),
+        (["photos", "photos", "--to", "out"], 2, "There is no run in photos."),
+        ([".", "photos", "--to", "out"], 2, "did you mean run?"),
         (["run@4", "photos", "--to", "out"], 2, "There is no such checkpoint"),
         (["run@3", "photos", "--to", "out", "--step", "5"], 2, "The checkpoint is chosen twice."),
         (["run", "photos", "--to", "out", "--best"], 2, "does not say which checkpoint is the best"),

@@ -279,7 +279,7 @@ def test_torchrun_joins(finished: tuple[Path, str], tmp_path: Path) -> None:
 def test_a_rehearsal_leaves_nothing(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     said = run(
-        "train", "mnist", "--rehearse", "--workdir", str(tmp_path / "run"), *SMALL, "--workers", "1", env=environment
+        "train", "mnist", "--rehearse", "--workdir", str(tmp_path / "run"), *SMALL, "--workers", "2", env=environment
     )
     assert "rehearsed: two steps, saved, resumed, step 3, evaluated" in said
     assert list(tmp_path.iterdir()) == []

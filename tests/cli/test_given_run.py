@@ -14,6 +14,7 @@ from lockstep.cli.main import parse
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find, names
 from lockstep.recipes.toml import to_toml
+from lockstep.runs.known_data import KnownData
 from lockstep.runs.workdir import Workdir
 
 
@@ -46,6 +47,16 @@ def test_a_run_goes_on_in_its_folder_by_its_own_recipe(run: Path, monkeypatch: p
     assert given_recipe(parse(["train", "run"])).seed == 7
 
 
+def test_a_rehearsal_finds_the_data_of_a_run(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home/photos/rose").mkdir(parents=True)
+    data = replace(find("flowers").data, train="photos")
+    Workdir(run).write_recipe(replace(find("flowers"), data=data))
+    KnownData(tmp_path / "home").write(Workdir(run))
+    monkeypatch.chdir(run)
+    assert given(str(run), "--rehearse").recipe.data.path_of("train") == str(tmp_path / "home/photos")
+    assert given(str(run)).recipe.data.path_of("train") == "photos", "as it is saved"
+
+
 def test_settings_of_a_run_by_its_folder_are_changes_to_accept(run: Path) -> None:
     with pytest.raises(ls.WorkdirError, match=r"has another recipe.*\n.*seed: saved 7, given 8"):
         plan(str(run), "--set", "seed=8")
@@ -74,6 +85,12 @@ def test_a_folder_that_is_no_run_is_told_with_what_is_there(run: Path, tmp_path:
         with pytest.raises(ls.RecipeError, match="is neither a recipe nor the folder of a run") as caught:
             given(str(tmp_path / name))
         assert (caught.value.given, caught.value.hint) == (found, hint)
+
+
+@pytest.mark.parametrize("words", [["x" * 256], ["x/" * 2048], ["mnist", "--workdir", "x" * 256]])
+def test_names_that_no_system_takes(words: list[str]) -> None:
+    with pytest.raises(ls.InputError, match="cannot be the path of a file"):
+        given(*words)
 
 
 def test_a_shipped_recipe_goes_before_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("export runs/mnist@7 --to model.pt2", "has no checkpoint of step 7.", "name one of these"),
         ("predict mnist photo.jpg --to out", "There is no run in mnist.", "did you mean runs/mnist?"),
         ("predict nothere photo.jpg --to out", "There is no run in nothere.", "lockstep train mnist --workdir nothere"),
-        ("run nothere.py", "There is no script nothere.py.", "check the path"),
         ("train nothere.toml --print-recipe", "nothere.toml: the recipe cannot be read.", "check the path"),
         ("train nowhere/run --print-recipe", "nowhere/run is neither a recipe nor the folder of a run.", ""),
         ("train empty --print-recipe", "empty is neither a recipe nor the folder of a run.", "name another folder"),

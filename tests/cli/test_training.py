@@ -14,7 +14,8 @@ from lockstep.cli import run as cli_run
 from lockstep.cli import scoring, shared, training
 from lockstep.cli.given_run import given_recipe
 from lockstep.cli.main import parse
-from lockstep.errors import InputErrors
+from lockstep.errors import InputErrors, WorkdirError
+from lockstep.lease import take
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
 from lockstep.runs.workdir import Workdir
@@ -265,3 +266,13 @@ def test_the_plan_says_how_long_a_worker_may_hang() -> None:
     assert cli_run._plan(["run", "--hang-seconds", "0", "script.py"])["hang_seconds"] == 0.0
     with pytest.raises(ls.InputError, match="--hang-seconds is out of range"):
         cli_run._plan(["run", "--hang-seconds", "-1", "script.py"])
+
+
+def test_a_run_that_is_going_on_is_not_started(tmp_path: Path) -> None:
+    lease = take(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(WorkdirError, match="is going on already"):
+        plan("mnist", "--workdir", str(tmp_path), "--workers", "1")
+    assert sorted(tmp_path.iterdir()) == before
+    lease.release()
+    assert plan("mnist", "--workdir", str(tmp_path), "--workers", "1")["workers"] == 1

@@ -71,6 +71,19 @@ def test_only_what_draws_beyond_torch_is_read_again() -> None:
         assert len(calls) == expected
 
 
+@pytest.mark.parametrize("draw", [random.random, np.random.random])
+def test_what_an_item_draws_once_and_keeps_does_not_depend_on_numbers_drawn_before(draw: Callable[[], Any]) -> None:
+    runs = []
+    for run in range(2):
+        draw()
+        with restore_global_generators():
+            seed_global_generators(run, 0)
+        kept: list[Any] = []
+        dataset = Drawing(lambda kept=kept: kept or kept.append(draw()) or kept, 7)  # type: ignore[func-returns-value,misc]
+        runs.append(seeded_items(TorchDataset(dataset), ROWS, 3))
+    assert runs[0] == runs[1]
+
+
 def test_an_item_that_fails_by_what_it_has_drawn_fails_as_if_seeded() -> None:
     seen = []
 

@@ -42,7 +42,8 @@ def accuracy(said: list[str]) -> float:
 
 
 def test_it_learns_and_only_the_chief_speaks(two_workers: tuple[list[str], Path]) -> None:
-    said, _ = two_workers
+    (first, *said), _ = two_workers
+    assert first.startswith("2 towers on 2 workers (cpu")
     assert [line.split(":")[0] for line in said] == ["step 10", "step 20", "step 20"]
     assert loss_at(said, 20) < 0.7
     assert accuracy(said) > 80
@@ -61,7 +62,9 @@ def test_stopped_and_resumed_alone_it_ends_as_on_two_workers(
 def test_the_same_command_again_does_no_step(examples: Any, two_workers: tuple[list[str], Path]) -> None:
     said, workdir = two_workers
     before = examples.checkpoint(workdir, STEPS)
-    assert examples.run(LOCKSTEP, examples.alone, workdir, "--steps", str(STEPS)) == said[-1:]
+    resumed, *others = examples.run(LOCKSTEP, examples.alone, workdir, "--steps", str(STEPS))
+    assert resumed.startswith(f"resumed at step {STEPS}")
+    assert [line for line in others if line.startswith("step")] == said[-1:]
     assert examples.checkpoint(workdir, STEPS) == before
 
 

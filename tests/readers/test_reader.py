@@ -190,6 +190,14 @@ def test_numbers_are_stacked_and_all_else_is_a_list() -> None:
     assert (batch["name"], batch["some"]) == (["a", "b"], [[1], None])
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_arrays_are_contiguous_in_a_batch_whatever_the_order_of_their_axes(count: int) -> None:
+    pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3).transpose(2, 0, 1)
+    batch = Collation("D", "m").batch_of([{"image": pixels}] * count, np.arange(count))["image"]
+    assert batch.is_contiguous()
+    assert batch.tolist() == [pixels.tolist()] * count
+
+
 def test_an_array_that_may_not_be_written_is_copied() -> None:
     array = np.zeros(2)
     array.flags.writeable = False

@@ -11,6 +11,7 @@ from protobuf_messages import Example, example_values, plain
 
 from lockstep.errors import DataError, InputError
 from lockstep.records.example import parse_example, scan_example, serialize_example
+from lockstep.records.protobuf import field_bytes
 from lockstep.records.tfrecord import read_all
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "tfrecord"
@@ -279,3 +280,9 @@ def test_values_that_do_not_fit_are_refused(values: Any, given_: str) -> None:
     message = rf"The feature 'a' cannot be part of a tf.train.Example.\n  given: +{given_}\n.*a list of bytes, or"
     with pytest.raises(InputError, match=message):
         serialize_example({"a": values})
+
+
+def test_many_lists_without_numbers_are_no_numbers() -> None:
+    numbers = field_bytes(3, field_bytes(1, b"") * 100)
+    example = field_bytes(1, field_bytes(1, field_bytes(1, b"label") + field_bytes(2, numbers)))
+    assert parse_example(example)["label"].tolist() == []  # type: ignore[union-attr]

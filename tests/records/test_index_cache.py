@@ -66,6 +66,8 @@ def test_the_cache_is_the_folder_given_or_the_users(tmp_path: Path, monkeypatch:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert cache_folder() == tmp_path / "home" / ".cache" / "lockstep"
+    monkeypatch.setenv("XDG_CACHE_HOME", "beside/the/data")
+    assert cache_folder() == tmp_path / "home" / ".cache" / "lockstep"
     with pytest.raises(DataError, match="s3:/bucket is not on this machine"):
         cache_folder("s3:/bucket")
 

@@ -116,7 +116,7 @@ def test_a_path_is_opened_once(photos: Callable[..., Recipe], monkeypatch: pytes
         opened.append(Path(path).name)
         return opening.open_source(path, **more)
 
-    monkeypatch.setattr("lockstep.recipes.data.open_source", spy)
+    monkeypatch.setattr("lockstep.readers.open.open_source", spy)
     examples = Examples(photos())
     examples.check_held_out()
     for _ in range(2):

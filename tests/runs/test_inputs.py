@@ -10,7 +10,6 @@ import pytest
 
 import lockstep as ls
 from lockstep.errors import InputErrors
-from lockstep.lease import take
 from lockstep.models import torchvision_models
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
@@ -136,17 +135,6 @@ def test_classes_without_examples_are_told(num_classes: int, offset: int, said: 
 # The workdir, and what a run begins with ------------------------------------------------------------------------------
 
 
-def test_a_run_that_is_going_on(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    path.mkdir()
-    lease = take(path)
-    before = sorted(path.iterdir())
-    assert "is going on already" in refused(recipe(), path)
-    assert sorted(path.iterdir()) == before
-    lease.release()
-    check_inputs(recipe(), path)
-
-
 def test_a_run_with_a_checkpoint_needs_nothing_to_begin_with(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     given, path = recipe(f"warm_start.path={tmp_path}/gone.pt"), tmp_path / "run"
     path.mkdir()
@@ -162,6 +150,14 @@ def test_weights_may_be_named_in_any_way(recipe: Callable[..., Recipe], tmp_path
         (tmp_path / file).touch()
     (tmp_path / "run").mkdir()
     check_inputs(recipe(f"warm_start.path={tmp_path}/{name}"), None)
+
+
+@pytest.mark.parametrize("long", ["x" * 256, "x/" * 2048 + "x"])
+def test_names_that_no_system_takes(recipe: Callable[..., Recipe], long: str) -> None:
+    wrong = recipe(f"data.train={long}", f"data.validation={long}/val")
+    assert "cannot be the path of a file" in refused(wrong)
+    assert "cannot be the path of a file" in refused(recipe(f"warm_start.path={long}"))
+    assert "cannot be the path of a file" in refused(recipe(), fork_from=long)
 
 
 def test_a_function_gives_the_examples(recipe: Callable[..., Recipe]) -> None:
