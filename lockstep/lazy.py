@@ -3,9 +3,9 @@
 Each package lists its public names once, in the block `if TYPE_CHECKING:` of its `__init__.py`: type checkers and
 editors read it, and so does `lazy_names`. Each line is `from home import Name as Name`; ruff keeps them in order.
 
-torch takes 1.4 s to import. A process that may end without a tensor, such as the launcher, which reads a recipe and
-perhaps refuses it, calls `import_lazily("torch")` first; all others import libraries as usual. So that it helps,
-modules that a recipe needs ask torch for nothing while they are imported: `from torch import Tensor` stands under
+torch takes 1.4 s to import. A command, which may end without a tensor as it refuses what it was given, calls
+`import_lazily("torch")` first; scripts and workers import libraries as usual. So that it helps, modules that recipes
+and checks need ask torch for nothing while they are imported: `from torch import Tensor` stands under
 `if TYPE_CHECKING:`, and no constant or decorator at the top level is torch's.
 """
 

@@ -25,7 +25,7 @@ from lockstep.weights.source import (
     damaged_file,
     unreadable_file,
 )
-from lockstep.weights.tf_table import TABLE_MAGIC
+from lockstep.weights.tf_table import INDEX, TABLE_MAGIC
 from lockstep.weights.torch_file import TorchFile, holds_torch
 
 KNOWN = (
@@ -156,7 +156,7 @@ def _folder_in_words(folder: Path) -> str:
     return f"a folder with {shorten(names)}" if names else "an empty folder"
 
 
-STATE, INDEX = "checkpoint", ".index"
+STATE = "checkpoint"
 
 _STATE_MOST_BYTES = 1 << 20
 # What TensorFlow adds to a prefix, for the files of version 2 and for the graph.

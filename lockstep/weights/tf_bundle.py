@@ -21,10 +21,9 @@ from lockstep.weights.source import (
     unreadable_file,
 )
 from lockstep.weights.tf_messages import BundleEntry, BundleHeader, Message, check_reader_version, text_of
-from lockstep.weights.tf_table import Table
+from lockstep.weights.tf_table import INDEX, Table
 from lockstep.weights.tf_tensors import NotWholeError, data_type, from_bytes, join_slices, slice_key, slice_ranges
 
-INDEX = ".index"
 
 _HEADER_KEY = b""
 # The keys of slices begin so; no tensor's name does.

@@ -87,6 +87,8 @@ def _copy(data: bytes, place: int) -> tuple[int, int, int]:
     return offset, (tag >> 2) + 1, stop
 
 
+INDEX = ".index"
+"""The ending of the file that is the table of a checkpoint of version 2."""
 TABLE_MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 FOOTER_BYTES = 48
 
