@@ -122,7 +122,8 @@ def check_budget(num_bad: int, budget: int, some: Mapping[str, str]) -> None:
             f"{num_bad} examples cannot be read: more than the budget of {budget}.",
             given="; ".join(f"{name}: {reason}" for name, reason in some.items()),
             expected=f"at most {budget} bad examples",
-            hint="look at the files that the log and quarantine.jsonl name, or raise bad_budget, in a recipe feed.bad_budget",
+            hint="look at the files that the log and quarantine.jsonl name, "
+            "or raise bad_budget (of a recipe: feed.bad_budget)",
         )
 
 

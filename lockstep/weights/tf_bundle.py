@@ -24,7 +24,6 @@ from lockstep.weights.tf_messages import BundleEntry, BundleHeader, Message, che
 from lockstep.weights.tf_table import INDEX, Table
 from lockstep.weights.tf_tensors import NotWholeError, data_type, from_bytes, join_slices, slice_key, slice_ranges
 
-
 _HEADER_KEY = b""
 # The keys of slices begin so; no tensor's name does.
 _SLICE_KEY = b"\0"

@@ -145,7 +145,8 @@ def test_more_bad_examples_than_the_budget_end_the_run() -> None:
         "3 examples cannot be read: more than the budget of 2.\n"
         "  given:    file-4: file-4 is torn. half a file; file-5: file-5 is torn. half a file\n"
         "  expected: at most 2 bad examples\n"
-        "  hint:     look at the files that the log and quarantine.jsonl name, or raise bad_budget, in a recipe feed.bad_budget"
+        "  hint:     look at the files that the log and quarantine.jsonl name, "
+        "or raise bad_budget (of a recipe: feed.bad_budget)"
     )
 
 

@@ -80,6 +80,8 @@ class Disturbance:
 class Scored:
     """The examples to score: some of validation, none to test."""
 
+    trained_classes = ()
+
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
 

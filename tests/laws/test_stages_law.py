@@ -252,7 +252,7 @@ def run_here(workdir: Path, what: Disturbance) -> str:
     stages.build, stages.build_state = make_build(what), make_state
     worker = ls.join("cpu")
     worker.pulse.stop_requested = None
-    return Run(make_recipe(), workdir, worker).run().reason
+    return Run(make_recipe(), workdir, worker, reader=lambda split: None).run().reason
 
 
 @pytest.mark.process

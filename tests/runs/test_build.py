@@ -13,7 +13,7 @@ from tiny_images import image_folder, image_shards
 
 import lockstep as ls
 from lockstep.errors import DataError, InputError
-from lockstep.readers import open as opening
+from lockstep.readers.open import open_source
 from lockstep.readers.reader import Arrays, Reader
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
@@ -114,7 +114,7 @@ def test_a_path_is_opened_once(photos: Callable[..., Recipe], monkeypatch: pytes
 
     def spy(path: str, **more: Any) -> Reader:
         opened.append(Path(path).name)
-        return opening.open_source(path, **more)
+        return open_source(path, **more)
 
     monkeypatch.setattr("lockstep.readers.open.open_source", spy)
     examples = Examples(photos())
