@@ -1,7 +1,7 @@
 """The command `lockstep`, also as `python -m lockstep`; Ctrl-C ends it without a traceback from its first import on."""
 
 
-def main() -> int:
+def run_command() -> int:
     """Run the command line of this process; returns the exit code."""
     try:
         from lockstep.cli import main as cli
@@ -12,4 +12,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_command())
