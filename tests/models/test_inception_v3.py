@@ -168,6 +168,7 @@ def test_a_cut_kernel_in_the_middle_of_zeros_scores_as_it_does_alone(
     generator = torch.Generator().manual_seed(3)
     head = AuxiliaryHead(Layers(SMALL), 7, 5).double()
     head.conv0 = nn.Identity()
+    head.conv1.bn.bias.uniform_(-1, 1, generator=generator)  # it has no value before the net draws them all
     head.fc.weight.uniform_(-1, 1, generator=generator)
     outputs, inputs = head.conv1.conv.weight.shape[:2]
     height, width = ((side - 5) // 3 + 1 for side in sides)
