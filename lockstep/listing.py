@@ -52,7 +52,10 @@ def what_is_there(path: Path) -> str:
     """Say what a path leads to: a file, a folder with some of its names, or nothing."""
     if not path.is_dir():
         return "a file" if path.exists() else "no such file or folder"
-    inside = sorted(entry.name for entry in path.iterdir())
+    try:
+        inside = sorted(entry.name for entry in path.iterdir())
+    except OSError as error:
+        return f"a folder that cannot be read ({error.strerror})"
     return f"a folder with {shorten(inside)}" if inside else "an empty folder"
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.cli.shared import Command, format_size
 from lockstep.errors import DataError
-from lockstep.listing import hint_for_path
+from lockstep.listing import hint_for_path, what_is_there
 from lockstep.reporting.console import format_duration
 from lockstep.reporting.work import show_progress
 from lockstep.screen import log
@@ -59,7 +59,7 @@ def _check_there(folder: Path) -> None:
     if not folder.is_dir():
         raise DataError(
             f"There is no folder {folder}.",
-            given="a file" if folder.exists() else "no such file or folder",
+            given=what_is_there(folder),
             expected="the folder of the data set",
             hint=hint_for_path(folder),
         )

@@ -143,7 +143,6 @@ def _check_first_weights(recipe: Recipe) -> None:
             hint="--set warm_start.path=PATH (of TF-Slim's, also --set warm_start.mapping.name_map=slim_inception_v3); "
             "or --set warm_start=none to begin with fresh ones",
         )
-
     if not _is_there(told):
         raise NotFoundError(
             f"There are no first weights at {told}.",

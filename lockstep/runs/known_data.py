@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.errors import WorkdirError
 from lockstep.runs.workdir import Workdir
 
 if TYPE_CHECKING:
@@ -30,18 +29,13 @@ class KnownData:
     @classmethod
     def of(cls, workdir: Workdir) -> KnownData:
         """Read what the run has written down; nothing is known of a run that has no such file."""
-        text = workdir.read(DATA)
-        if text is None:
-            return cls()
-        try:
-            return _read(json.loads(text))
-        except (ValueError, RecursionError) as error:
-            raise WorkdirError(
-                f"{workdir.path / DATA} cannot be read.",
-                given=str(error),
-                expected='JSON such as {"folder": "/home/me", "classes": {"0": "daisy"}}',
-                hint="restore the file; or move it away, and classes are called by their numbers",
-            ) from None
+        known = workdir.read_json(
+            DATA,
+            _read,
+            expected='JSON such as {"folder": "/home/me", "classes": {"0": "daisy"}}',
+            hint="restore the file; or move it away, and classes are called by their numbers",
+        )
+        return known or cls()
 
     def write(self, workdir: Workdir) -> None:
         """Write it down in the workdir."""

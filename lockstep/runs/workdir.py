@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from lockstep.checkpoints.store import Store
     from lockstep.evaluation.evaluate import Evaluation
     from lockstep.training.choices import Choices
+
+_Made = TypeVar("_Made")
 
 RECIPE, CHOICES, HISTORY, SAVES = "recipe.toml", "choices.json", "history.jsonl", "saves.jsonl"
 QUARANTINE, RESULT, WARM_START = "quarantine.jsonl", "result.json", "warm_start.json"
@@ -120,18 +122,12 @@ class Workdir:
         """Read the choices of the first start; None before it."""
         from lockstep.training.choices import Choices
 
-        path, text = self.path / CHOICES, self.read(CHOICES)
-        if text is None:
-            return None
-        try:
-            return asdict(Choices.read(json.loads(text)))
-        except (ValueError, RecursionError) as error:
-            raise WorkdirError(
-                f"{path} cannot be read.",
-                given=str(error),
-                expected="the choices of the run's first start, as JSON",
-                hint="restore the file; or move it away, and the choices of this machine are taken",
-            ) from None
+        return self.read_json(
+            CHOICES,
+            lambda facts: asdict(Choices.read(facts)),
+            expected="the choices of the run's first start, as JSON",
+            hint="restore the file; or move it away, and the choices of this machine are taken",
+        )
 
     def write_choices(self, choices: Choices) -> None:
         """Save the choices of the first start."""
@@ -206,6 +202,18 @@ class Workdir:
         path = self.path / name
         with self._accessed():
             return path.read_text(errors="replace") if path.exists() else None
+
+    def read_json(self, name: str, made: Callable[[Any], _Made], *, expected: str, hint: str) -> _Made | None:
+        """Make a value of a file of JSON in the folder; None where it is not there. `made` may raise ValueError."""
+        text = self.read(name)
+        if text is None:
+            return None
+        try:
+            return made(json.loads(text))
+        except (ValueError, RecursionError) as error:
+            raise WorkdirError(
+                f"{self.path / name} cannot be read.", given=str(error), expected=expected, hint=hint
+            ) from None
 
     def write(self, name: str, text: str) -> None:
         """Write a file of the folder atomically."""

@@ -11,7 +11,7 @@ from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
 from lockstep.errors import CheckpointError, NotFoundError
-from lockstep.listing import hint_for_path, shorten
+from lockstep.listing import hint_for_path, shorten, what_is_there
 from lockstep.records.tfrecord import HEAD_BYTES, is_head
 from lockstep.weights.keras_h5 import KerasH5
 from lockstep.weights.numpy_files import ENDING, NumpyArchive, NumpyFile
@@ -56,7 +56,7 @@ def open_weights_file(path: str | Path) -> WeightSource:
     if path.is_dir():
         if (path / STATE).is_file():
             return open_tensorflow(path)
-        raise unknown(path, _folder_in_words(path))
+        raise unknown(path, what_is_there(path))
     if path.is_file():
         return _open(path, _looked_at(path))
     if _is_prefix(path):
@@ -146,14 +146,6 @@ def _in_words(look: _Look) -> str:
     if is_head(look.head):
         return "a file of records (TFRecord)"
     return f"a file of {look.num_bytes} bytes that begins with {look.head.hex(' ')}"
-
-
-def _folder_in_words(folder: Path) -> str:
-    try:
-        names = sorted(path.name for path in folder.iterdir())
-    except OSError as error:
-        return f"a folder that cannot be read ({error.strerror})"
-    return f"a folder with {shorten(names)}" if names else "an empty folder"
 
 
 STATE = "checkpoint"
