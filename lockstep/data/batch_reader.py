@@ -14,6 +14,7 @@ from lockstep.data.rows import BatchRequest, PartnersOf, Rows, RowsOf
 from lockstep.data.seeding import restore_global_generators, seed_global_generators, seeded_items
 from lockstep.errors import DataError, LockstepError
 from lockstep.images.augment import num_partners, turns
+from lockstep.ragged import Ragged
 from lockstep.randomness import Draws, key_of, mix
 from lockstep.readers.reader import ItemReader, draws_globally
 from lockstep.tracing import now_reading, timed
@@ -158,7 +159,7 @@ def _checked(fields: Any, num_rows: int, source: object) -> Fields:
     if not isinstance(fields, dict):
         raise _without_entries(source, f"a {type(fields).__name__}")
     for name, value in fields.items():
-        is_column = value.dim() > 0 if isinstance(value, Tensor) else type(value) in (list, tuple)
+        is_column = value.dim() > 0 if isinstance(value, Tensor) else type(value) in (list, tuple, Ragged)
         if not is_column:
             raise _without_entries(source, f"{name!r}: a {type(value).__name__} without rows")
         if len(value) != num_rows:
@@ -171,7 +172,7 @@ def _without_entries(source: object, given: str) -> DataError:
     return DataError(
         f"{name} did not give an entry of each field for each example.",
         given=given,
-        expected="a dict of fields with the batch first: tensors, or lists, of its length",
+        expected="a dict of fields with the batch first: tensors, lists or Raggeds of its length",
         hint=f"fix what {name} returns",
     )
 
@@ -214,17 +215,21 @@ def _read_seeded(reader: Reader, rows: Rows, seed: int) -> Fields:
     return {field: _column(field, [each[field] for each in single], names) for field in single[0]}
 
 
-def _column(field: str, values: Sequence[Any], names: Sequence[str]) -> Tensor | list[Any]:
+def _column(field: str, values: Sequence[Any], names: Sequence[str]) -> Tensor | Ragged | list[Any]:
     expected = _kind(values[0])
     for name, value in zip(names, values, strict=True):
         if _kind(value) != expected:
             raise _unlike(names[0], name, f"{field!r}: {expected}", f"{field!r}: {_kind(value)}")
     if isinstance(values[0], Tensor):
         return torch.cat(list(values))
+    if isinstance(values[0], Ragged):
+        return Ragged.cat(values)
     return [entry for value in values for entry in value]
 
 
 def _kind(value: Any) -> str:
+    if isinstance(value, Ragged):
+        return f"ragged {_kind(value.values)}"
     return f"{value.dtype} of shape {tuple(value.shape[1:])}" if isinstance(value, Tensor) else "a list"
 
 

@@ -27,6 +27,7 @@ from lockstep.data.shared_memory import map_leaves
 from lockstep.description import described
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
+from lockstep.ragged import Ragged
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_changes, fingerprint_of
 from lockstep.readers.reader import ExampleReader, reader_of
 from lockstep.tracing import StageSeconds
@@ -339,7 +340,7 @@ def _moved(rows: ReadRows, seconds: StageSeconds, device: torch.device) -> tuple
     """Start copying the fields to the device, and count the seconds that this takes."""
     started = time.perf_counter()
     move = methodcaller("to", device, non_blocking=True)
-    fields: Fields = map_leaves(rows.fields, torch.Tensor, lambda tensor: move(tensor.pin_memory()))
+    fields: Fields = map_leaves(rows.fields, (torch.Tensor, Ragged), lambda value: move(value.pin_memory()))
     return ReadRows(fields, rows.bad), {**seconds, "copy": time.perf_counter() - started}
 
 
