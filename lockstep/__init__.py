@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from lockstep.progress import Interval as Interval
     from lockstep.progress import Progress as Progress
     from lockstep.progress import Steps as Steps
+    from lockstep.ragged import Ragged as Ragged
     from lockstep.runs.predict import Predictions as Predictions
     from lockstep.runs.predict import predict as predict
     from lockstep.runs.run import run as run
