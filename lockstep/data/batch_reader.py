@@ -15,6 +15,7 @@ from lockstep.data.rows import BatchRequest, Rows, RowsOf
 from lockstep.data.seeding import restore_global_generators, seed_global_generators, seeded_items
 from lockstep.errors import DataError, LockstepError
 from lockstep.images.augment import turns
+from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
 from lockstep.readers.reader import ItemReader, draws_globally
 from lockstep.tracing import now_reading, timed
@@ -174,7 +175,7 @@ def _checked(fields: Any, num_rows: int, source: object) -> Fields:
     if not isinstance(fields, dict):
         raise _without_entries(source, f"a {type(fields).__name__}")
     for name, value in fields.items():
-        is_column = value.dim() > 0 if isinstance(value, Tensor) else type(value) in (list, tuple)
+        is_column = value.dim() > 0 if isinstance(value, Tensor) else type(value) in (list, tuple, Ragged)
         if not is_column:
             raise _without_entries(source, f"{name!r}: a {type(value).__name__} without rows")
         if len(value) != num_rows:
