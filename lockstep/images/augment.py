@@ -42,6 +42,39 @@ class Augment(Protocol):
         ...
 
 
+class NeedsPartners(Augment, Protocol):
+    """An augmentation that puts an example together with others, its partners, as Mosaic and MixUp do.
+
+    The loader draws the partners among the other examples of the same epoch, by arithmetic of the seed and the position
+    of the example. They have gone through the augmentations before this one, with draws of their own.
+    """
+
+    @property
+    def num_partners(self) -> int:
+        """How many partners an example has, 1 or more."""
+        ...
+
+    def needs_partners(self, draws: Draws) -> Bools:
+        """Say which examples need their partners, shape (batch,): those of the others are not read."""
+        ...
+
+    def __call__(self, batch: dict[str, Any], draws: Draws, partners: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        """Return the changed batch: the same number of examples in the same order.
+
+        Args:
+            batch: as for every augmentation.
+            draws: as for every augmentation.
+            partners: the first partners of the examples that need some, in their order, as a batch; then the second
+                ones, and so on; nothing at all if no example needs any.
+        """
+        ...
+
+
+def num_partners(augment: Augment) -> int:
+    """Return how many partners an augmentation gives each example; 0 for most."""
+    return int(getattr(augment, "num_partners", 0))
+
+
 def turns(augmentations: Sequence[Augment]) -> list[int]:
     """Count for each augmentation how many before it in the list are equal to it: its turn for `Draws.again`.
 
