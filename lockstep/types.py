@@ -105,6 +105,8 @@ class BadExample(NamedTuple):
     reason: str
     replaced_by: str = ""
     """The example that was read in its place; none in an evaluation."""
+    partner_of: str = ""
+    """Of one that an augmentation puts together with another: that other one."""
 
 
 class NonFiniteReport(NamedTuple):

@@ -16,7 +16,8 @@ import torch
 
 from lockstep.checks import NonNegativeInt, PositiveInt, check_one_of, check_type, check_value
 from lockstep.data.bad_examples import POLICIES, ChooseRows, DropBad, Policy, Quarantine, ReplaceBad
-from lockstep.data.batch_reader import BadRow, BatchReader, Fields, ReadRows, SkipBad
+from lockstep.data.bad_rows import BadRow, ReadRows, SkipBad
+from lockstep.data.batch_reader import BatchReader, Fields
 from lockstep.data.loader_processes import read_in_processes
 from lockstep.data.loader_threads import read_in_threads
 from lockstep.data.order import Int64s, Order, order_of
@@ -240,7 +241,7 @@ class Loader:
 
     def example_ids(self, position: int, count: int, bad: Sequence[BadExample] = ()) -> list[str]:
         """Name the `count` examples from `position` of the stream on; for those in `bad`, what was read instead."""
-        instead = {example.position: example.replaced_by for example in bad}
+        instead = {example.position: example.replaced_by for example in bad if not example.partner_of}
         indices = self._indices(np.arange(position, position + count)).tolist()
         names = enumerate(map(self.reader.example_id, indices), position)
         return [instead.get(place, name) for place, name in names]
@@ -295,7 +296,8 @@ class Loader:
 
     def _bad_example(self, found: BadRow) -> BadExample:
         name, instead = map(self.reader.example_id, (found.index, found.read_instead))
-        return BadExample(found.position, name, found.reason, instead)
+        partner_of = "" if found.partner_of is None else self.example_ids(found.partner_of, 1)[0]
+        return BadExample(found.position, name, found.reason, instead, partner_of)
 
     def _starts(self) -> Iterator[int]:
         """Yield the positions of all batches from now on."""
