@@ -219,7 +219,7 @@ def sides_of(images: Sequence[Image]) -> Int64s:
     return np.array(sides, dtype=np.int64).reshape(-1, 2)
 
 
-def raster_of(image: Image, region: Region | None = None) -> Tensor:
+def decoded(image: Image, region: Region | None = None) -> Tensor:
     """Decode an image, or a region of it, if it is not decoded yet."""
     if isinstance(image, EncodedImage):
         return image.decode(region)

@@ -15,7 +15,7 @@ import torch
 
 from lockstep.checks import Checked, NonNegativeInt, OneOf, PositiveInt, ordered
 from lockstep.errors import DataError, InputError
-from lockstep.images.augment import Image, images_of, name_of, raster_of, sides_of
+from lockstep.images.augment import Image, decoded, images_of, name_of, sides_of
 from lockstep.images.decode import AS_STORED, EncodedImage
 from lockstep.images.moves import Move, Region, move
 from lockstep.images.objects import Fields, move_objects
@@ -40,7 +40,7 @@ class Decode:
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images decoded; nothing is drawn."""
-        return {**batch, self.field: [raster_of(image) for image in images_of(batch, self.field, self)]}
+        return {**batch, self.field: [decoded(image) for image in images_of(batch, self.field, self)]}
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class ShortSideCrop(Checked):
 
     def _crop(self, image: Image, height: int, width: int, top: int, left: int) -> Tensor:
         rows, columns = slice(top, top + self.size), slice(left, left + self.size)
-        return resized(raster_of(image), height, width, self.resize, rows, columns)
+        return resized(decoded(image), height, width, self.resize, rows, columns)
 
 
 def scaled_sides(sides: Int64s, short: Int64s) -> Int64s:
@@ -166,7 +166,7 @@ def _corners(room: Int64s, draws: Draws, column: str) -> Int64s:
 def _cropped(batch: Fields, images: Sequence[Image], corners: Int64s, crop: CropOrPad | RandomCrop) -> Fields:
     """Cut a square from each image, and take the objects with it."""
     moved = move_objects(batch, _window_moves(sides_of(images), corners, crop.size))
-    return {**moved, crop.field: _stacked(_windows(map(raster_of, images), corners, crop.size), batch, crop)}
+    return {**moved, crop.field: _stacked(_windows(map(decoded, images), corners, crop.size), batch, crop)}
 
 
 def _window_moves(sides: Int64s, corners: Int64s, size: int) -> list[Move]:

@@ -20,10 +20,10 @@ from lockstep.images.augment import (
     Image,
     Share,
     Shares,
+    decoded,
     describe_field,
     images_of,
     name_of,
-    raster_of,
     sides_of,
 )
 from lockstep.images.moves import Region, move
@@ -344,7 +344,7 @@ def _resized(
     parts = [None] * len(images) if regions is None else regions
     how = [methods] * len(images) if isinstance(methods, str) else methods
     for row, image, region, method in zip(pixels, images, parts, how, strict=True):
-        row.copy_(resized(raster_of(image, region), size, size, method))
+        row.copy_(resized(decoded(image, region), size, size, method))
     if not object_fields(batch):
         return {**batch, field: pixels}
     moves = [
