@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,25 +15,34 @@ from lockstep.images.objects import areas_of, as_ragged, select_objects
 from lockstep.listing import shorten
 from lockstep.ragged import Ragged
 from lockstep.readers.classification import check_labels_offset
+from lockstep.readers.image_records import are_edges
 from lockstep.readers.label_map import BACKGROUND
 from lockstep.readers.reader import Int64s, Reader, ReaderWrapper
 
 BadObjects = Literal["raise", "drop"]
-
-BEYOND = 0.1
-"""Boxes may reach out of the image by this share, by rounding or for objects at its edge. Boxes in pixels exceed it."""
 
 LEFT_OUT = "objects_left_out"
 """The field that counts them."""
 
 
 class _Kind(NamedTuple):
+    """What a field has for each object."""
+
     dtype: torch.dtype
-    ndim: int = 1
+    shape: tuple[int | str, ...] = ()
+    """A word stands for any number, the same for all objects."""
+
+    def has(self, shape: Sequence[int]) -> bool:
+        return len(shape) == len(self.shape) and all(
+            isinstance(wanted, str) or wanted == there for wanted, there in zip(self.shape, shape, strict=True)
+        )
+
+    def __str__(self) -> str:
+        return f"{self.dtype} of shape ({', '.join(map(str, ('objects', *self.shape)))})"
 
 
 _COLUMNS: Mapping[str, _Kind] = {
-    "boxes": _Kind(torch.float32, 2),
+    "boxes": _Kind(torch.float32, (4,)),
     "labels": _Kind(torch.int64),
     "weights": _Kind(torch.float32),
     "area": _Kind(torch.float32),
@@ -42,12 +50,18 @@ _COLUMNS: Mapping[str, _Kind] = {
     "difficult": _Kind(torch.bool),
     "group_of": _Kind(torch.bool),
     "truncated": _Kind(torch.bool),
-    "keypoints": _Kind(torch.float32, 3),
-    "keypoint_visibility": _Kind(torch.int64, 2),
-    "multiclass_scores": _Kind(torch.float32, 2),
+    "keypoints": _Kind(torch.float32, ("keypoints", 2)),
+    "keypoint_visibility": _Kind(torch.int64, ("keypoints",)),
+    "multiclass_scores": _Kind(torch.float32, ("classes",)),
 }
-_IMAGE, _SIZE, _MASKS, _KEYPOINTS = "image", "original_size", "masks", "keypoints"
-_TRUTH, _TRUTH_LABELS = "truth_", "truth_labels"
+_EXPECTED = {
+    "boxes": "top, left, bottom and right as shares from 0 to 1, the top before the bottom, the left before the right",
+    "labels": "{first} to {last}: the classes of the detector, as the data numbers them",
+    "weights": "a finite number of 0 or more",
+}
+_IMAGE, _SIZE, _MASKS, _KEYPOINTS, _VISIBILITY = "image", "original_size", "masks", "keypoints", "keypoint_visibility"
+_VISIBLE = 2
+_TRUTH, _FLAGS = "truth_", ("is_crowd", "difficult", "group_of")
 
 
 class DetectionReader(ReaderWrapper):
@@ -61,7 +75,10 @@ class DetectionReader(ReaderWrapper):
     - "labels": `Ragged` int64 (n,), from 1 to `num_classes`; 0 is the background
     - "weights", "area", "is_crowd", "difficult", "group_of", "truncated", "masks", "keypoints", "keypoint_visibility",
       "multiclass_scores": those that the reader gives. A keypoint that is NaN has visibility 0
-    - the fields that begin with "truth_", if the reader gives them: as they are, but for the labels
+    - what detections are scored against, if the reader gives it: "truth_boxes", `Ragged` float64 (m, 4) of x, y, width
+      and height in pixels, "truth_labels", "truth_area", "truth_is_crowd", "truth_difficult" and "truth_group_of", of
+      which what the reader does not say is the area of the box, or False. Crowds, difficult objects, those without an
+      area and those that are too many are among them
     - "objects_left_out": int64 (batch,), how many objects of each image had no area, were bad, or too many. Those that
       `Coco` and `Voc` leave out are known when the data is opened, and told by the log instead
 
@@ -113,7 +130,7 @@ class DetectionReader(ReaderWrapper):
         self.classes: Sequence[str] = _names(named, self._numbers.tolist())
         """The name of each class by its label: that of the background first; none where they are not known."""
         self.offset = offset
-        self._dropped_flags = [name for name, keep in (("is_crowd", crowd), ("difficult", difficult)) if not keep]
+        self._unwanted = [name for name, keep in (("is_crowd", crowd), ("difficult", difficult)) if not keep]
         self._most = max_number_of_boxes
         self._num_keypoints = num_keypoints
         self._raises = bad_objects == "raise"
@@ -143,7 +160,7 @@ class DetectionReader(ReaderWrapper):
                 "This data has no objects on its images.",
                 given=f"the fields {', '.join(fields)}",
                 expected="image, boxes and labels",
-                hint=f"give data with {' and '.join(missing)}: records of detection, VOC's folder or COCO's annotations",
+                hint=f"give data with {' and '.join(missing)}: records of detection, VOC's folder, COCO's annotations",
             )
         batch = {name: fields[name] for name in (_IMAGE, "source_id") if name in fields}
         batch[_SIZE] = fields[_SIZE] if _SIZE in fields else _sizes(fields[_IMAGE])
@@ -168,7 +185,9 @@ class DetectionReader(ReaderWrapper):
         for row, each in enumerate(rows):
             fits = isinstance(each, Tensor) and each.dtype == kind.dtype and kind.has(each.shape[1:])
             if not fits or each.shape[1:] != rows[0].shape[1:]:
-                given = f"{each.dtype} of shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
+                given = (
+                    f"{each.dtype} of shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
+                )
                 raise self._unfit(int(indices[row]), name, given, f"{kind}, for all images alike")
         if name == _KEYPOINTS and self._num_keypoints not in (0, rows[0].shape[1]):
             given, expected = f"{rows[0].shape[1]} of each object", f"{self._num_keypoints}, as data.num_keypoints says"
@@ -181,7 +200,10 @@ class DetectionReader(ReaderWrapper):
         for row, masks in enumerate(batch[_MASKS]):
             found = list(masks.shape[1:]) if isinstance(masks, Tensor) else [masks.height, masks.width]
             if len(masks) and found != sizes[row]:
-                given, expected = f"{found[1]} x {found[0]} pixels", f"{sizes[row][1]} x {sizes[row][0]}, as the image has"
+                given, expected = (
+                    f"{found[1]} x {found[0]} pixels",
+                    f"{sizes[row][1]} x {sizes[row][0]}, as the image has",
+                )
                 raise self._unfit(int(indices[row]), _MASKS, given, expected)
         counts = torch.tensor([len(masks) for masks in batch[_MASKS]])
         return torch.where(counts == 0, lengths, counts)
@@ -194,16 +216,20 @@ class DetectionReader(ReaderWrapper):
         return labels.replaced(torch.where(are_classes, places + 1, given)), are_classes
 
     def _truth(self, fields: Mapping[str, Any], indices: Int64s) -> dict[str, Any]:
-        """Return the fields of ground truth, with labels numbered as those to train on."""
+        """Return the fields of ground truth, with labels numbered as those to train on, but for bad objects."""
         truth = {name: values for name, values in fields.items() if name.startswith(_TRUTH)}
-        if _TRUTH_LABELS not in truth:
+        if not truth:
             return truth
-        truth[_TRUTH_LABELS], are_classes = self._numbered(truth[_TRUTH_LABELS])
-        if are_classes.all():
-            return truth
-        if self._raises:
-            raise self._bad_object({"labels": ~are_classes}, {"labels": truth[_TRUTH_LABELS]}, indices)
-        return select_objects(truth, are_classes)
+        boxes, labels = truth[f"{_TRUTH}boxes"], truth[f"{_TRUTH}labels"]
+        sides = boxes.values[:, 2:]
+        truth.setdefault(f"{_TRUTH}area", boxes.replaced(sides.prod(1)))
+        for flag in _FLAGS:
+            truth.setdefault(_TRUTH + flag, boxes.replaced(torch.zeros(len(sides), dtype=torch.bool)))
+        truth[f"{_TRUTH}labels"], are_classes = self._numbered(labels)
+        if self._raises and not are_classes.all():
+            raise self._bad_object({"labels": ~are_classes}, {"labels": truth[f"{_TRUTH}labels"]}, indices)
+        usable = are_classes & (sides >= 0).all(1) & torch.isfinite(boxes.values).all(1)
+        return truth if usable.all() else {name: _kept(values, usable, boxes) for name, values in truth.items()}
 
     def _bad_object(self, bad: Mapping[str, Tensor], batch: Mapping[str, Any], indices: Int64s) -> DataError:
         """Make the error for the first bad object, by field and mask."""
@@ -232,3 +258,71 @@ class DetectionReader(ReaderWrapper):
             expected=expected,
             hint="repair the data, or what reads it",
         )
+
+
+def _labels_in_order(named: Mapping[int, str], num_classes: int) -> list[int]:
+    """Return the labels of the data that become 1, 2, ...: as they are where they go no further than `num_classes`."""
+    labels = sorted(label for label in named if label > 0)
+    if not labels or labels[-1] <= num_classes:
+        return list(range(1, num_classes + 1))
+    if len(labels) > num_classes:
+        raise DataError(
+            "The data has more classes than the detector.",
+            given=f"{len(labels)} classes: {shorten([named[label] for label in labels])}",
+            expected=f"{num_classes} at most",
+            hint=f"--set model.num_classes={len(labels)}; or give a label map with the classes wanted",
+        )
+    return labels
+
+
+def _names(named: Mapping[int, str], labels: Sequence[int]) -> tuple[str, ...]:
+    """Return the name of each class by its label, "" for a label that no class has; none if there are no names."""
+    used = [label for label in labels if label <= max(named, default=0)]
+    return (BACKGROUND, *(named.get(label, "") for label in used)) if used else ()
+
+
+def _bad(batch: Mapping[str, Any], are_classes: Tensor) -> dict[str, Tensor]:
+    """Tell by field which objects cannot be used because of it, in masks of shape (total,)."""
+    bad = {"boxes": torch.from_numpy(~are_edges(batch["boxes"].values.numpy()).all(1)), "labels": ~are_classes}
+    if "weights" in batch:
+        weights = batch["weights"].values
+        bad["weights"] = ~((weights >= 0) & (weights < torch.inf))
+    return bad
+
+
+def _ranks(chosen: Tensor, boxes: Ragged) -> Tensor:
+    """Count for each object how many chosen ones are before it on its image."""
+    before = chosen.cumsum(0) - chosen.long()
+    starts = boxes.lengths.cumsum(0) - boxes.lengths
+    return before - torch.cat([before, before.new_zeros(1)])[starts][boxes.owner]
+
+
+def _sizes(images: Tensor | Sequence[EncodedImage | Tensor]) -> Tensor:
+    """Read the height and width of each image, of a file from its header: int64 (batch, 2)."""
+    return torch.tensor(
+        [image.size[::-1] if isinstance(image, EncodedImage) else image.shape[-2:] for image in images]
+    ).view(-1, 2)
+
+
+def _keypoints(batch: Mapping[str, Any]) -> dict[str, Ragged]:
+    """Return keypoints that are NaN where they are not labelled, and visibilities that are 0 there."""
+    if _KEYPOINTS not in batch:
+        return {}
+    points = batch[_KEYPOINTS]
+    are_numbers = torch.isfinite(points.values).all(-1)
+    visibility = (
+        batch[_VISIBILITY].values if _VISIBILITY in batch else torch.full_like(are_numbers, _VISIBLE, dtype=torch.int64)
+    )
+    is_labelled = are_numbers & (visibility > 0)
+    return {
+        _KEYPOINTS: points.replaced(points.values.masked_fill(~is_labelled[..., None], torch.nan)),
+        _VISIBILITY: points.replaced(visibility * is_labelled),
+    }
+
+
+def _kept(values: Any, mask: Tensor, boxes: Ragged) -> Any:
+    """Keep the objects of a mask in a field of ground truth; of masks each image has its own."""
+    if isinstance(values, Ragged):
+        return values.kept(mask)
+    places = [own.nonzero()[:, 0].tolist() for own in boxes.replaced(mask)]
+    return [masks.selected(own) for masks, own in zip(values, places, strict=True)]
