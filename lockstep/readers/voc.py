@@ -69,8 +69,8 @@ class Voc:
 
     An object whose box has no area on its image is left out; the log names these, once. An image must be of the size
     that its annotation says: boxes belong to the raster as it is stored, which is how images are decoded by default.
-    All annotations are read at once, in less than a millisecond each; they take 60 bytes an image and 40 an object; with
-    `truth` 40 more.
+    All annotations are read at once, in less than a millisecond each; they take 60 bytes an image, and 40 an object, or
+    80 with `truth`.
 
     Args:
         root: the folder, such as VOCdevkit/VOC2012; with a year the one above, VOCdevkit.

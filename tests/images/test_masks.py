@@ -64,6 +64,13 @@ def test_the_masks_of_an_image_come_together() -> None:
     assert MaskOutlines((), 4, 5, "image.jpg").decode().shape == (0, 4, 5)
 
 
+def test_some_of_the_masks_are_those_of_their_outlines() -> None:
+    corners = [SQUARE, [0, 0, 5, 0, 5, 4]]
+    outlines = MaskOutlines(tuple(packed_outline([polygon]) for polygon in corners), 4, 5, "image.jpg")
+    assert torch.equal(outlines.selected([1]).decode(), outlines.decode()[1:])
+    assert len(outlines.selected([])) == 0
+
+
 def test_outlines_travel_between_processes() -> None:
     outlines = MaskOutlines((packed_outline([SQUARE]),), 4, 5, "image.jpg")
     assert pickle.loads(pickle.dumps(outlines)).decode().equal(outlines.decode())
