@@ -157,7 +157,7 @@ class MaskOutlines:
 
     def selected(self, places: Sequence[int]) -> MaskOutlines:
         """Keep the masks at these places alone."""
-        return replace(self, outlines=tuple(self.outlines[place] for place in places))
+        return replace(self, outlines=[self.outlines[place] for place in places])
 
     def _flips(self, outline: Int32s) -> Iterator[_Int64s]:
         """Yield for each part where its mask changes between 0 and 1."""
