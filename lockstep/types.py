@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     """`losses(model, batch)` returns named scalars whose sum is the objective; or (losses, metrics)."""
     CountFunction = Callable[["Batch"], Mapping[str, float | Tensor]]
     """`counts(batch)` returns how many things some of the losses, by name, are sums over in this part of the batch."""
-    ScoreFunction = Callable[[nn.Module, "Batch"], Mapping[str, Tensor | tuple[Tensor, ...]]]
+    ScoreFunction = Callable[[nn.Module, "Batch"], Mapping[str, Tensor | tuple[Any, ...]]]
     """`score(model, batch)` returns named tensors of shape (batch,), one number an example; or what a metric takes."""
 
 
@@ -41,7 +41,7 @@ class BatchSource(Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Batch(dict[str, Any]):
-    """Examples of one attempt, by field: tensors with the batch first, or lists of that length.
+    """Examples of one attempt, by field: tensors with the batch first, lists of that length, or `Ragged`s.
 
     A worker's batch holds the examples of its own towers alone, in the order of the stream. The fields are those of a
     dict; everything else about the batch is fixed when it is made.
@@ -105,6 +105,8 @@ class BadExample(NamedTuple):
     reason: str
     replaced_by: str = ""
     """The example that was read in its place; none in an evaluation."""
+    partner_of: str = ""
+    """Of one that an augmentation puts together with another: that other one."""
 
 
 class NonFiniteReport(NamedTuple):

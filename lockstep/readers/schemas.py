@@ -13,11 +13,13 @@ from torch import Tensor
 
 from lockstep.checks import Checked, Hint, OneOf, Range
 from lockstep.images.masks import DenseMasks, PngMasks, dense_masks
-from lockstep.readers.image_records import EDGES, ParsedExample, boxes_of, places_with_area
+from lockstep.images.objects import areas_of, select_objects
+from lockstep.ragged import Ragged
+from lockstep.readers.image_records import EDGES, ParsedExample, boxes_of
 from lockstep.readers.label_map import LabelMap
 from lockstep.records.example import Float32s
 
-MASKS = ("none", "numerical", "png")
+MASKS = ("none", "numerical", "png", "any")
 
 # Features of images with one class.
 _CLASS_LABEL, _CLASS_TEXT = "image/class/label", "image/class/text"
@@ -35,7 +37,6 @@ _WEIGHT, _MASK = f"{_OBJECT}weight", f"{_OBJECT}mask"
 _KEYPOINT_Y, _KEYPOINT_X, _VISIBILITY = (f"{_OBJECT}keypoint/{part}" for part in ("y", "x", "visibility"))
 _ADDITIONAL_CHANNELS = "image/additional_channels/encoded"
 _FLAGS = ("is_crowd", "difficult", "group_of")
-_OF_OBJECTS = ("boxes", "labels", "class_text", "weights", "area", *_FLAGS, "masks", "keypoints", "keypoint_visibility")
 _MOST_OF_AN_OBJECT = 1 << 16  # keypoints, or channels
 _UNKNOWN = -1
 _VISIBLE = 2  # as COCO counts: 0 is not labelled, 1 is labelled and hidden
@@ -76,9 +77,8 @@ class ImageNetSchema(Checked):
             "label": torch.tensor(self._labels(examples), dtype=torch.int64),
         }
         if self.boxes:
-            boxes = fields["boxes"] = boxes_of(examples, _BOXES)
-            for row, places in places_with_area(boxes).items():
-                boxes[row] = boxes[row][places]
+            boxes = boxes_of(examples, _BOXES)
+            fields["boxes"] = boxes.kept(areas_of(boxes.values) > 0)
         if self.text:
             fields["text"] = [example.text(_CLASS_TEXT) for example in examples]
         return fields
@@ -98,7 +98,7 @@ class ImageNetSchema(Checked):
 class DetectionSchema(Checked):
     """Images with objects, as the converters of TensorFlow's object detection API write them.
 
-    A batch is lists, with an entry for each image and n for the objects in it:
+    A batch has an entry for each image, of n objects: tensors with n first are `Ragged`, the others are lists:
 
     - "image": `EncodedImage`; "source_id": text, "" where the record has none
     - "boxes": float32 (n, 4) of top, left, bottom and right as shares of height and width, see `boxes_of`
@@ -118,7 +118,8 @@ class DetectionSchema(Checked):
     """Names of classes, or their display names, in `image/object/class/text` and the numbers to give them."""
     masks: Annotated[str, OneOf(MASKS)] = "none"
     """Also read "masks": for each image n masks with `decode`, none where the record has none. They are stored as
-    "numerical" (a float for each pixel, above 0 where the object is) or as "png" (an image for each)."""
+    "numerical" (a float for each pixel, above 0 where the object is) or as "png" (an image for each); "any" takes both,
+    each record as it is."""
     num_keypoints: _NumOfObject = 0
     """Above 0, also read "keypoints": float32 (n, num_keypoints, 2) of y and x as shares of height and width, NaN where
     not labelled; and "keypoint_visibility": int64 (n, num_keypoints) of 0 (not labelled), 1 (hidden) or 2 (visible, or
@@ -140,29 +141,32 @@ class DetectionSchema(Checked):
         boxes = boxes_of(examples, _BOXES)
         objects = list(zip(examples, boxes, strict=True))
         sizes = [_size(example) for example in examples]
+        columns = {
+            "labels": [self._labels(example, len(own)) for example, own in objects],
+            "weights": [_weights(example, len(own)) for example, own in objects],
+            "area": [_areas(example, own, *size) for (example, own), size in zip(objects, sizes, strict=True)],
+            **{flag: [_flags(example, flag, len(own)) for example, own in objects] for flag in _FLAGS},
+        }
+        if self.num_keypoints:
+            points = [self._keypoints(example, len(own)) for example, own in objects]
+            columns["keypoints"] = [places for places, _ in points]
+            columns["keypoint_visibility"] = [visibility for _, visibility in points]
+        joined = {name: Ragged(torch.cat(rows or [torch.empty(0)]), boxes.lengths) for name, rows in columns.items()}
         fields: dict[str, Any] = {
             "image": [example.image(_IMAGE) for example in examples],
             "source_id": [example.text(_SOURCE_ID) for example in examples],
             "boxes": boxes,
-            "labels": [self._labels(example, len(own)) for example, own in objects],
+            "labels": joined.pop("labels"),
             "class_text": [_texts(example, len(own)) for example, own in objects],
-            "weights": [_weights(example, len(own)) for example, own in objects],
-            "area": [_areas(example, own, *size) for (example, own), size in zip(objects, sizes, strict=True)],
-            **{flag: [_flags(example, flag, len(own)) for example, own in objects] for flag in _FLAGS},
+            **joined,
         }
         if self.masks != "none":
             fields["masks"] = [
                 self._masks(example, len(own), *size) for (example, own), size in zip(objects, sizes, strict=True)
             ]
-        if self.num_keypoints:
-            points = [self._keypoints(example, len(own)) for example, own in objects]
-            fields["keypoints"], fields["keypoint_visibility"] = (
-                [both[0] for both in points],
-                [both[1] for both in points],
-            )
         if (channels := self.num_additional_channels) > 0:
             fields["additional_channels"] = [example.images(_ADDITIONAL_CHANNELS, channels) for example in examples]
-        return _with_area(fields)
+        return select_objects(fields, areas_of(boxes.values) > 0)
 
     def _labels(self, example: ParsedExample, count: int) -> Tensor:
         texts = _texts(example, count)
@@ -195,7 +199,8 @@ class DetectionSchema(Checked):
         return torch.from_numpy(points).view(*shape, 2), torch.from_numpy(visibility * labelled).view(shape)
 
     def _masks(self, example: ParsedExample, count: int, height: int, width: int) -> DenseMasks | PngMasks:
-        if self.masks == "numerical":
+        is_png = isinstance(example.features.get(_MASK), list) if self.masks == "any" else self.masks == "png"
+        if not is_png:
             return dense_masks(example.float32s(_MASK, count * height * width), height, width)
         data = example.byte_strings(_MASK)
         if len(data) not in (0, count):
@@ -246,22 +251,6 @@ def _size(example: ParsedExample) -> tuple[int, int]:
         if (told := example.integer(name, side)) != side:
             raise example.unusable(name, f"{side} pixels, as the image's header says", given=f"{told} pixels")
     return height, width
-
-
-def _with_area(fields: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the objects whose boxes have no area."""
-    for row, places in places_with_area(fields["boxes"]).items():
-        for name in _OF_OBJECTS:
-            if name in fields:
-                fields[name][row] = _selected(fields[name][row], places)
-    return fields
-
-
-def _selected(values: Any, places: Sequence[int]) -> Any:
-    """Select the values of some objects, from a tensor, a list, or masks, which may be missing."""
-    if isinstance(values, DenseMasks | PngMasks):
-        return values.selected(places) if len(values) else values
-    return values[places] if isinstance(values, Tensor) else [values[place] for place in places]
 
 
 @dataclass(frozen=True)

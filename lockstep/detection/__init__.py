@@ -1,0 +1,1 @@
+"""Detectors: what their losses are computed from."""
