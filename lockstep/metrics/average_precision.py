@@ -1,6 +1,6 @@
 """Precision and recall of ranked detections, the area between them, and CorLoc.
 
-The formulas are those of `object_detection/utils/metrics.py` of the Object Detection API
+The formulas are those of object_detection/utils/metrics.py of the Object Detection API
 (https://github.com/tensorflow/models/tree/master/research), with its operations in their order, in float64.
 """
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.checks import check_one_of, check_value
 from lockstep.metrics.image_rows import ImageRows, ids_of, ragged_of
-from lockstep.metrics.matching import Runs, matched
+from lockstep.metrics.matching import Runs, matched_to_objects
 from lockstep.metrics.overlaps import (
     COCO_SIGMAS,
     KeypointTruth,
@@ -149,7 +149,7 @@ class CocoMetric:
         pairs = pairs_of_groups(groups[order], images.truth_groups)
         overlaps = self._overlaps(images, Pairs(order[pairs.detection], pairs.truth))
         counted = self._counted(images)
-        matches = matched(len(order), pairs, overlaps, counted, is_crowd, self._runs)
+        matches = matched_to_objects(len(order), pairs, overlaps, counted, is_crowd, self._runs)
         right = matches.taken & ~matches.ignored
         wrong = self._runs.within(self._areas(images)[order]) & ~matches.taken
         size = len(images.source_ids)

@@ -28,7 +28,7 @@ DETECTION_METRICS: Mapping[str, Callable[..., CocoMetric | PascalMetric]] = {
     "coco_mask_metrics": partial(CocoMetric, measured="masks"),
     "coco_keypoint_metrics": partial(CocoMetric, measured="keypoints"),
 }
-"""What makes the metric of each `metrics_set` of an `EvalConfig`: called with the categories, and `per_category`.
+"""What makes the metric that the eval_config of a pipeline names: called with the categories, and `per_category`.
 
 Some have several names: one of 2017 (`pascal_voc_metrics`, `open_images_metrics`), and one of later releases.
 """
@@ -42,7 +42,7 @@ def detection_metrics(
     Args:
         names: such as "coco_detection_metrics" and "pascal_voc_detection_metrics".
         categories: the name of each class by its label.
-        per_category: compute values of each class, too (`include_metrics_per_category`).
+        per_category: compute values of each class, too.
 
     Raises:
         InputError: a name is none of the metrics, or two of the metrics would compute values of the same names.

@@ -14,7 +14,7 @@ from lockstep.metrics.pairs import Ints
 from lockstep.ragged import Ragged
 
 
-class Rows(NamedTuple):
+class ImageColumn(NamedTuple):
     """The values of one column, those of the first image first."""
 
     values: npt.NDArray[Any]
@@ -53,13 +53,13 @@ class ImageRows:
         self._order += new
         self._parts.append(columns)
 
-    def columns(self, number: int) -> Sequence[Rows]:
+    def columns(self, number: int) -> Sequence[ImageColumn]:
         """Return the columns, images in the order of their ids: shorter ids first, so that whole numbers ascend."""
         if not self._parts:
-            return [Rows(np.empty(0, np.int64), np.empty(0, np.int64))] * number
+            return [ImageColumn(np.empty(0, np.int64), np.empty(0, np.int64))] * number
         order = torch.tensor(sorted(range(len(self._order)), key=lambda row: (len(self._order[row]), self._order[row])))
         joined = [Ragged.cat(parts)[order] for parts in zip(*self._parts, strict=True)]
-        return [Rows(column.values.numpy(), column.owner.numpy()) for column in joined]
+        return [ImageColumn(column.values.numpy(), column.owner.numpy()) for column in joined]
 
 
 def ids_of(texts: Sequence[str]) -> Ragged:

@@ -63,7 +63,9 @@ class Matches(NamedTuple):
     ignored: Ints
 
 
-def matched(num_detections: int, pairs: Pairs, overlaps: Floats, counted: Ints, is_crowd: Bools, runs: Runs) -> Matches:
+def matched_to_objects(
+    num_detections: int, pairs: Pairs, overlaps: Floats, counted: Ints, is_crowd: Bools, runs: Runs
+) -> Matches:
     """Match the detections of any number of images and classes.
 
     Args:
@@ -111,7 +113,7 @@ class Assigned(NamedTuple):
     """Each group in which a detection lies, with the best such detection."""
 
 
-def assigned(
+def assigned_to_objects(
     num_detections: int, pairs: Pairs, overlaps: Floats, is_group: Bools, is_difficult: Bools, threshold: float
 ) -> Assigned:
     """Assign each detection to the object that it overlaps most, as PASCAL VOC does; what is left may lie in a group.

@@ -1,8 +1,8 @@
 """Average precision of PASCAL VOC and of Open Images: the area under a curve, at one overlap.
 
-The values are those of the Object Detection API (https://github.com/tensorflow/models/tree/master/research):
-`object_detection_evaluation.py`, `per_image_evaluation.py` and `metrics.py` of its `object_detection/utils`. Of equal
-scores, the later detection comes first, as in its sort, which is a reversed one.
+The values are those of object_detection_evaluation.py and per_image_evaluation.py in object_detection/utils of the
+Object Detection API (https://github.com/tensorflow/models/tree/master/research). Of equal scores, the later detection
+comes first, as in its sort, which is a reversed one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from lockstep.checks import NonNegativeFloat, Probability, check_one_of, check_value
 from lockstep.metrics.average_precision import average_precision, correct_localisation, mean_of_known
 from lockstep.metrics.image_rows import ImageRows, ids_of, ragged_of
-from lockstep.metrics.matching import assigned
+from lockstep.metrics.matching import assigned_to_objects
 from lockstep.metrics.overlaps import box_overlaps, mask_areas, mask_overlaps
 from lockstep.metrics.pairs import Bools, Floats, Ints, Pairs, groups_of, pairs_of_groups, ranks
 from lockstep.metrics.scored_images import (
@@ -70,7 +70,7 @@ class PascalMetric:
         measured: what of a detection is compared with the object.
         threshold: the IoU to be reached.
         weighted: compute the average precision of the detections of all classes together, so that a class counts by
-            how many objects it has: `WeightedPascalBoxes_...`.
+            how many objects it has: `WeightedPascalBoxes_Precision/mAP@0.5IOU`.
         difficult: the data say which objects are difficult ("truth_difficult").
         group_weight: the data say which objects stand for a group ("truth_group_of"). Detections that lie in a group
             of their class, by the threshold of their own area, do not count; the group counts as an object of this
@@ -206,7 +206,7 @@ class PascalMetric:
         pairs = pairs_of_groups(groups[order], images.truth_groups)
         is_group, is_difficult = _flags(images, "truth_group_of"), _flags(images, "truth_difficult")
         overlaps = self._overlaps(images, Pairs(order[pairs.detection], pairs.truth), is_group)
-        found = assigned(len(order), pairs, overlaps, is_group, is_difficult, self.threshold)
+        found = assigned_to_objects(len(order), pairs, overlaps, is_group, is_difficult, self.threshold)
         # After the detections of an image, the groups that were found, with the best scores in them.
         best = found.groups.detection if self.group_weight else np.empty(0, np.int64)
         places = np.concatenate([np.flatnonzero(~found.ignored), best])
