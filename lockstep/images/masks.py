@@ -152,7 +152,7 @@ class MaskOutlines:
         masks = []
         for index, outline in enumerate(self.outlines):
             try:
-                masks.append(joined(list(self._parts(outline))))
+                masks.append(joined(list(self._part_flips(outline))))
             except ValueError as error:
                 raise DataError(
                     f"The mask of object {index} on {self.source} cannot be drawn.",
@@ -162,7 +162,11 @@ class MaskOutlines:
                 ) from error
         return masks
 
-    def _parts(self, outline: Int32s) -> Iterator[Flips]:
+    def selected(self, places: Sequence[int]) -> MaskOutlines:
+        """Keep the masks at these places alone."""
+        return replace(self, outlines=[self.outlines[place] for place in places])
+
+    def _part_flips(self, outline: Int32s) -> Iterator[Flips]:
         """Yield for each part where its mask changes between 0 and 1."""
         for is_polygon, values in _parts(outline):
             if is_polygon:
