@@ -130,19 +130,19 @@ def with_marks(batch: Mapping[str, Any], count: int) -> Tensor:
     images: Tensor = batch[_IMAGE][:count]
     if "boxes" not in batch or images.dtype != torch.uint8 or images.shape[1] not in (1, 3):
         return images
-    return torch.stack([draw_marks(image.expand(3, -1, -1), marks_of(batch, row)) for row, image in enumerate(images)])
+    return torch.stack([draw_marks(image.expand(3, -1, -1), _marks(batch, row)) for row, image in enumerate(images)])
 
 
 def _shown(reader: RowReader, draws: Sequence[Rows], pipeline: Pipeline) -> ShownExample:
     """Show one example, augmented once as at each of some positions."""
     position, index = int(draws[0].positions[0]), int(draws[0].indices[0])
     shown = ShownExample(position, reader.reader.example_id(index))
-    classes = class_names(reader.reader)
+    classes = _class_names(reader.reader)
     try:
         fields = read_examples(reader.reader, draws[0], reader.seed)
         label = _label(fields)
         shown = replace(shown, label=label, class_name=_class_name(classes, fields, label))
-        original = Picture("original", position, _pixels(fields), marks_of(fields, 0, classes))
+        original = Picture("original", position, _pixels(fields), _marks(fields, 0, classes))
         shown = replace(shown, original=original)
         given = _given(fields, pipeline)
         marks = replace(original.marks, windows=_windows(given, pipeline, reader.seed, draws, original.pixels))
@@ -163,10 +163,10 @@ def _given(fields: Fields, pipeline: Pipeline) -> Fields:
 def _pictures(reader: RowReader, fields: Fields, pipeline: Pipeline, row: Rows) -> list[Picture]:
     """Return the image after the first augmentation, and after each that changes its pixels or its objects."""
     pictures: list[Picture] = []
-    classes = class_names(reader.reader)
+    classes = _class_names(reader.reader)
     for stage, there in _stages(reader, fields, pipeline, row):
         pixels = _pixels(there, of_augmentation=True)
-        picture = Picture(stage, int(row.positions[0]), pixels, marks_of(there, 0, classes))
+        picture = Picture(stage, int(row.positions[0]), pixels, _marks(there, 0, classes))
         if not pictures or not _look_alike(picture, pictures[-1]):
             pictures.append(picture)
     return pictures
@@ -241,7 +241,7 @@ def _pixels(fields: Fields, *, of_augmentation: bool = False) -> Tensor:
     )
 
 
-def marks_of(fields: Mapping[str, Any], row: int, classes: Mapping[int, str] = MappingProxyType({})) -> Marks:
+def _marks(fields: Mapping[str, Any], row: int, classes: Mapping[int, str] = MappingProxyType({})) -> Marks:
     """Return the objects on an image, by the fields of its batch; fields of other shapes are left out.
 
     Args:
@@ -285,7 +285,7 @@ def _class_name(classes: Mapping[int, str], fields: Fields, label: int | None) -
     return str(fields["text"][0]) if "text" in fields else str(classes.get(label, "") if label is not None else "")
 
 
-def class_names(reader: Reader) -> Mapping[int, str]:
+def _class_names(reader: Reader) -> Mapping[int, str]:
     """Return the name of each class by its label, as far as a reader knows them."""
     classes = getattr(reader, "classes", ())
     return classes if isinstance(classes, Mapping) else dict(enumerate(classes))
