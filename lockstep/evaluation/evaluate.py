@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +19,7 @@ from lockstep.errors import InputError
 from lockstep.evaluation.gathered_metrics import GatheredMetrics
 from lockstep.evaluation.precise_statistics import PreciseStatistics, recompute_statistics
 from lockstep.evaluation.scores import Weights, checked, counted, scores_of, summed
-from lockstep.metrics.metric import Metric
+from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.screen import log
 from lockstep.training.state import TrainState
 from lockstep.types import BadExample, Batch
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 
 
 _MOST_NAMED = 10
-
-NO_METRICS: Mapping[str, Metric] = MappingProxyType({})
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 # The stores are torch.distributed's, by the name under which they have types.
 from torch._C._distributed_c10d import PrefixStore
 
-from lockstep.checks import check_type
 from lockstep.errors import InputError, LockstepError
 from lockstep.evaluation.scores import Column, Rows, checked_columns
-from lockstep.metrics.metric import Metric, PreparedMetric
+from lockstep.metrics.metric import Metric, PreparedMetric, check_metrics
 from lockstep.ragged import Ragged
 from lockstep.workers.group import JSON
 from lockstep.workers.rank import Worker
@@ -40,14 +39,8 @@ class GatheredMetrics:
         self._metrics, self._worker = metrics, worker
         self._store = PrefixStore("evaluation", worker.group.store)
         self._round_number = 0
-        for name, metric in metrics.items():
-            check_type(
-                f"metrics[{name!r}]",
-                metric,
-                Metric,
-                expected="a value with the methods reset, update and compute",
-                hint="give a metric such as ls.metrics.ConfusionMatrix(10), or one of torchmetrics",
-            )
+        check_metrics(metrics)
+        for metric in metrics.values():
             metric.reset()
         if metrics:
             worker.group.agree("the metrics of an evaluation", sorted(metrics))

@@ -155,6 +155,10 @@ class MaskOutlines:
                 ) from error
         return torch.from_numpy(masks).view(len(self), self.width, self.height).transpose(1, 2)
 
+    def selected(self, places: Sequence[int]) -> MaskOutlines:
+        """Keep the masks at these places alone."""
+        return replace(self, outlines=[self.outlines[place] for place in places])
+
     def _flips(self, outline: Int32s) -> Iterator[_Int64s]:
         """Yield for each part where its mask changes between 0 and 1."""
         for is_polygon, values in _parts(outline):
