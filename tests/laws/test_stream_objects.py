@@ -19,13 +19,13 @@ from lockstep.images.augment import HorizontalFlip
 SIZE, BATCH_SIZE, NUM_BATCHES = 13, 4, 3
 AUGMENT = [
     HorizontalFlip(keypoint_flip_permutation=(1, 0)),
-    ScaleJitter((24, 24)),
-    FixedSizeCrop((24, 24)),
     CopyPaste(p=0.6),
-    RandomZoomOut(),
-    RandomIoUCrop(),
     Mosaic(size=16, p=0.5),
     MixUp(p=0.5),
+    RandomZoomOut(),
+    RandomIoUCrop(),
+    ScaleJitter((24, 24)),
+    FixedSizeCrop((24, 24)),
 ]
 
 
@@ -57,7 +57,7 @@ def stream(loader: Loader, num_workers: int, num_batches: int) -> list[str]:
 
 
 def make(**crew: int) -> Loader:
-    return Loader(Scenes(SIZE), batch_size=BATCH_SIZE, seed=11, augment=AUGMENT, **crew)
+    return Loader(Scenes(SIZE), batch_size=BATCH_SIZE, seed=11, augment=AUGMENT, prefetch=1, **crew)
 
 
 @pytest.mark.process
