@@ -7,6 +7,7 @@ The mixer is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable ps
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -63,6 +64,12 @@ class Draws:
     def uniform(self, column: str) -> npt.NDArray[np.float64]:
         """One number in [0, 1) for each example; shape (batch,)."""
         hashes = mix_arrays(self.seed & _MASK, self.positions, key_of(column))
+        return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def columns(self, names: Sequence[str]) -> npt.NDArray[np.float64]:
+        """The numbers that `uniform` gives for each of these columns; shape (columns, batch)."""
+        keys = np.array([key_of(name) for name in names], dtype=np.uint64)
+        hashes = mix_arrays(self.seed & _MASK, self.positions, keys[:, None])
         return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def uniforms(self, column: str, count: int) -> npt.NDArray[np.float64]:

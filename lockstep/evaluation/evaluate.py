@@ -56,7 +56,17 @@ class Evaluation:
     @property
     def scores(self) -> dict[str, float]:
         """All scores by name: the means over the examples, and the numbers that the metrics have computed."""
-        return {**self.means, **scores_of(self.computed)}
+        scores = self.means
+        for name, score in scores_of(self.computed):
+            if name in scores:
+                raise InputError(
+                    f"Two scores have the name {name!r}.",
+                    given=f"the scores {', '.join(map(repr, scores))}",
+                    expected="a name of its own for each, NAME/KEY for each number of a metric that computes several",
+                    hint="give the metric another name",
+                )
+            scores[name] = score
+        return scores
 
     @property
     def facts(self) -> dict[str, Any]:

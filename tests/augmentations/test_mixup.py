@@ -53,9 +53,9 @@ def test_both_images_lie_at_the_corner_and_all_objects_stay(first: int, seed: in
 def _share(found: dict[str, Any], row: int, count: int) -> float | None:
     """The share of the first image: the weight of its objects, and the rest of that of the others."""
     weights = found["weights"][row].tolist()
-    shares = {round(weight, 5) for weight in weights[:count]} | {round(1 - weight, 5) for weight in weights[count:]}
-    assert len(shares) <= 1
-    return weights[0] if count else 1 - weights[-1] if weights else None
+    shares = np.array([*weights[:count], *(1 - weight for weight in weights[count:])])
+    assert np.allclose(shares, shares[:1])
+    return float(shares[0]) if weights else None
 
 
 def test_weights_are_multiplied_or_made() -> None:
