@@ -14,7 +14,11 @@ from lockstep.augmentations.colours import (
     RgbToGray,
     SubtractChannelMean,
 )
+from lockstep.augmentations.copy_paste import CopyPaste
+from lockstep.augmentations.mixup import MixUp
+from lockstep.augmentations.mosaic import Mosaic
 from lockstep.augmentations.pixels import RandomBlackPatches, RandomPixelValueScale
+from lockstep.augmentations.zoom import FixedSizeCrop, RandomIoUCrop, RandomZoomOut, ScaleJitter
 from lockstep.images.augment import HorizontalFlip
 
 AUGMENTATIONS: tuple[type, ...] = (
@@ -31,5 +35,12 @@ AUGMENTATIONS: tuple[type, ...] = (
     RandomPixelValueScale,
     RandomBlackPatches,
     ConvertClassLogitsToSoftmax,
+    CopyPaste,
+    FixedSizeCrop,
+    MixUp,
+    Mosaic,
+    RandomIoUCrop,
+    RandomZoomOut,
+    ScaleJitter,
 )
 """All that the data of a detector may name in `augment`."""
