@@ -91,7 +91,7 @@ class DetectionData(PathData, Checked):
     """The folder where indices of records are kept, never beside them; None: the user's cache."""
 
     known: ClassVar[str] = "sharded records, a folder of PASCAL VOC, or a file of COCO's annotations.json"
-    how_to_build: ClassVar[str] = "To build shards: `lockstep convert detection --help`"
+    how_to_build: ClassVar[str] = "To build shards: `lockstep convert voc --help`, `lockstep convert coco --help`"
 
     def __post_init__(self) -> None:
         super().__post_init__()
