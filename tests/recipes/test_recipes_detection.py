@@ -164,6 +164,14 @@ def test_the_size_of_the_images_is_that_of_the_resizer() -> None:
     assert DetectionData(resizer=replace(kept, pad_to_max_dimension=True)).blank(1).shape == (1, 3, 1024, 1024)
 
 
+def test_images_of_several_sizes_are_no_input_of_one_network() -> None:
+    data = DetectionData(resizer=KeepAspectRatioResizer(20, 40))
+    images = [torch.zeros(3, 20, 30), torch.zeros(3, 20, 40)]
+    assert data.inputs({"image": images[:1]}).shape == (1, 3, 20, 30)
+    with pytest.raises(InputError, match="Images of different sizes"):
+        data.inputs({"image": images})
+
+
 def test_a_function_may_give_the_examples() -> None:
     source = Coco(*COCO.split(":"))
     batch = DetectionData(function="mine").labelled(source, 80, to_train=True).read_batch(np.arange(2))
