@@ -24,6 +24,9 @@ TRUTH = "truth_"
 VERIFIED_LABELS = "truth_verified_labels"
 """The column of the classes of which it is known whether an image shows them; not one of its objects."""
 
+BACKGROUND = "background"
+"""The name at the label 0, where the names of classes are a list."""
+
 Values = npt.NDArray[Any]
 
 
@@ -243,25 +246,29 @@ def _flips(masks: Any) -> list[Flips]:
     return flips_of_pixels(pixels.cpu().numpy()) if len(pixels) else []
 
 
-def check_categories(categories: Mapping[int, str]) -> None:
-    """Refuse classes whose labels or names cannot be told apart, or are those of the background."""
+def named_categories(categories: Mapping[int, str] | Sequence[str]) -> dict[int, str]:
+    """Return the name of each class by its label, ascending; refuse what is missing, doubled or the background."""
+    named: Any = categories
+    if isinstance(categories, list | tuple) and [*categories[:1]] == [BACKGROUND]:
+        named = {label: name for label, name in enumerate(categories) if label and name}
     check_type(
         "categories",
-        categories,
+        named,
         Mapping,
-        expected="the name of each class by its label",
+        expected=f"the name of each class by its label, or a list of names of which the first is {BACKGROUND!r}",
         hint="give the classes of the reader, or of a label map",
     )
-    names = list(categories.values())
-    low = [label for label in categories if type(label) is not int or label < 1]
+    names = list(named.values())
+    low = [label for label in named if type(label) is not int or label < 1]
     twice = [name for place, name in enumerate(names) if name in names[:place]]
-    if not categories or low or twice:
+    if not named or low or twice:
         raise InputError(
             "A detection metric cannot score these classes.",
             given=f"the label {low[0]!r}" if low else f"the name {twice[0]!r} twice" if twice else "no class",
             expected="one class or more, each with a name of its own and a label from 1 on: 0 is the background",
             hint="give the classes of the reader, or of a label map",
         )
+    return dict(sorted(named.items()))
 
 
 def check_keypoints(images: ScoredImages, number: int) -> None:
