@@ -128,7 +128,7 @@ def scored_images(fields: Sequence[str], columns: Sequence[Any], classes: Collec
     _check_lengths(lengths, source_ids)
     for name, column in ragged.items():
         _check_values(name, column, source_ids, classes)
-    _check_sizes(masks, source_ids)
+    _check_masks(masks, source_ids)
 
     def owner(name: str) -> Ints:
         return np.repeat(np.arange(len(source_ids)), lengths.get(name, 0))
@@ -219,8 +219,17 @@ def _refuse(
     )
 
 
-def _check_sizes(masks: Mapping[str, Any], source_ids: Sequence[str]) -> None:
-    """Refuse masks of detections that are not of the size of the objects' masks."""
+def _check_masks(masks: Mapping[str, Any], source_ids: Sequence[str]) -> None:
+    """Refuse masks that are no bytes, and masks of detections that are not of the size of the objects' masks."""
+    for name, column in masks.items():
+        for source_id, one in zip(source_ids, column, strict=True):
+            if isinstance(one, torch.Tensor) and (one.dim() != 3 or one.is_floating_point()):
+                raise InputError(
+                    f"A detection metric cannot use the column {name!r} of the image {source_id!r}.",
+                    given=f"{one.dtype} of shape {tuple(one.shape)}",
+                    expected="uint8 or bool of shape (objects, height, width), or lazy masks",
+                    hint="of probabilities, give those above a threshold: masks > 0.5",
+                )
     for source_id, *both in zip(source_ids, *masks.values(), strict=True):
         sizes = {name: _size(one) for name, one in zip(masks, both, strict=True) if len(one)}
         if len(set(sizes.values())) > 1:

@@ -119,6 +119,15 @@ def test_masks_of_another_size_are_refused() -> None:
         prepare(metric, **masks)
 
 
+def test_masks_of_probabilities_are_refused() -> None:
+    masks = [torch.zeros(0, 4, 4, dtype=torch.bool), torch.rand(2, 4, 4)]
+    truth = [torch.ones(1, 4, 4, dtype=torch.uint8), torch.zeros(0, 4, 4, dtype=torch.uint8)]
+    metric = ls.metrics.CocoMetric(CATEGORIES, "masks")
+    with pytest.raises(ls.errors.InputError, match=r"(?s)'masks' of the image 'second.jpg'.*float32.*masks > 0.5"):
+        prepare(metric, masks=masks, truth_masks=truth)
+    prepare(metric, masks=[each > 0.5 for each in masks], truth_masks=truth)
+
+
 def test_keypoints_of_another_number_are_refused() -> None:
     points = Ragged(torch.zeros(2, 5, 2), GOOD["labels"].lengths)
     truth = Ragged(torch.zeros(1, 17, 3), GOOD["truth_labels"].lengths)
