@@ -76,7 +76,7 @@ def test_images_with_objects_are_cropped_without_their_places(capsys: pytest.Cap
 
 def test_of_a_detectors_recipe_the_loader_alone_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(__file__).parent.parent / "fixtures" / "coco"
-    data = DetectionData(f"{folder}/instances.json:{folder}/images", resizer=FixedShapeResizer(30, 30))
+    data = DetectionData(f"{folder}/person_keypoints.json:{folder}/images", resizer=FixedShapeResizer(30, 30))
     recipe = tmp_path / "detector.toml"
     recipe.write_text(to_toml(replace(find("mnist"), data=data, batch_size=2, num_towers=1)))
     run(str(recipe), "--seconds", "0.1", "--threads", "1")
