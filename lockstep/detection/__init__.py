@@ -1,0 +1,1 @@
+"""Detectors: their configurations, as plain values."""
