@@ -41,7 +41,7 @@ class BatchSource(Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Batch(dict[str, Any]):
-    """Examples of one attempt, by field: tensors with the batch first, or lists of that length.
+    """Examples of one attempt, by field: tensors with the batch first, lists of that length, or `Ragged`s.
 
     A worker's batch holds the examples of its own towers alone, in the order of the stream. The fields are those of a
     dict; everything else about the batch is fixed when it is made.
@@ -105,6 +105,8 @@ class BadExample(NamedTuple):
     reason: str
     replaced_by: str = ""
     """The example that was read in its place; none in an evaluation."""
+    partner_of: str = ""
+    """Of one that an augmentation puts together with another: that other one."""
 
 
 class NonFiniteReport(NamedTuple):

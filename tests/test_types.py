@@ -10,13 +10,15 @@ import torch
 
 import lockstep as ls
 from lockstep.errors import MissingFieldError
+from lockstep.ragged import Ragged
 from lockstep.types import BadExample
 
 BAD = [BadExample(9, "torn", "half a file", "whole")]
 
 
 def make_batch() -> ls.Batch:
-    fields = {"x": torch.arange(4), "name": list("abcd")}
+    boxes = Ragged.of([torch.full((number, 4), float(number)) for number in (0, 1, 2, 0)])
+    fields = {"x": torch.arange(4), "name": list("abcd"), "boxes": boxes}
     return ls.Batch(fields, position=8, batch_size=8, towers=range(2, 4), seed=3, epoch_size=80, bad=BAD)
 
 
@@ -33,6 +35,7 @@ def test_rows_are_the_part_of_some_towers() -> None:
     part = make_batch().rows(slice(2, 4), range(3, 4))
     assert part["x"].tolist() == [2, 3]
     assert part["name"] == ["c", "d"]
+    assert [row.tolist() for row in part["boxes"]] == [[[2.0] * 4] * 2, []]
     assert (part.position, part.batch_size, part.towers, part.seed, part.epoch_size) == (8, 8, range(3, 4), 3, 80)
     assert part.bad == BAD
 
@@ -52,7 +55,7 @@ def test_a_field_that_is_not_there_is_named_with_those_that_are() -> None:
     assert str(caught.value).splitlines() == [
         "The batch has no field 'names'.",
         "  given:    'names'",
-        "  expected: one of 'x', 'name'",
+        "  expected: one of 'x', 'name', 'boxes'",
         '  hint:     did you mean "name"?',
     ]
     assert batch.get("names") is None

@@ -7,7 +7,7 @@ arithmetic. So the stream is the same for any number of workers and loader proce
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
@@ -46,11 +46,11 @@ class ReplaceBad:
             return rows
         indices = rows.indices.copy()
         for row in bad:
-            indices[row] = self._instead(int(rows.positions[row]), is_bad)
-        return Rows(rows.positions, indices)
+            indices[row] = self._instead(int(rows.positions[row]), int(rows.places[row]), is_bad)
+        return replace(rows, indices=indices)
 
-    def _instead(self, position: int, is_bad: IsBad) -> int:
-        for index in islice(self._following(position), _MOST_TRIED):
+    def _instead(self, position: int, place: int, is_bad: IsBad) -> int:
+        for index in islice(self._following(place), _MOST_TRIED):
             if not is_bad(position, index):
                 return index
         raise DataError(

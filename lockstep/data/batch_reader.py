@@ -2,65 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from lockstep.data.bad_examples import ChooseRows, check_budget
+from lockstep.data.bad_rows import ReadRows, SkipBad, SkippingReader, bad_partner
 from lockstep.data.order import Int64s
-from lockstep.data.rows import BatchRequest, Rows, RowsOf
+from lockstep.data.rows import BatchRequest, PartnersOf, Rows, RowsOf
 from lockstep.data.seeding import restore_global_generators, seed_global_generators, seeded_items
 from lockstep.errors import DataError, LockstepError
-from lockstep.images.augment import turns
-from lockstep.randomness import Draws
+from lockstep.images.augment import num_partners, turns
+from lockstep.ragged import Ragged
+from lockstep.randomness import Draws, key_of, mix
 from lockstep.readers.reader import ItemReader, draws_globally
 from lockstep.tracing import now_reading, timed
 
 if TYPE_CHECKING:
-    from lockstep.images.augment import Augment
+    from lockstep.images.augment import Augment, NeedsPartners
     from lockstep.readers.reader import Reader
 
 Fields = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class BadRow:
-    """A row whose example cannot be read."""
-
-    position: int
-    index: int
-    read_instead: int
-    """Index of the example that was read for this row."""
-    reason: str
-
-
-class ReadRows(NamedTuple):
-    """The rows of a batch after reading."""
-
-    fields: Fields
-    bad: list[BadRow]
-
-
-@dataclass
-class SkipBad:
-    """Policy for examples that cannot be read, and the ones that were found so far."""
-
-    choose: ChooseRows
-    """Chooses the rows to read, given which are bad."""
-    budget: int
-    """More different bad examples than this end the run, so that nobody reads on for hours to find them all."""
-    seen: set[int] = field(default_factory=set)
-    """Indices of examples that were bad before: these are tried alone first."""
+ReadPartners = Callable[["RowReader", Rows], Fields]
+"""Reads the partners of some rows with the reader that is there for them."""
 
 
 class BatchReader:
     """Reads and augments the rows of a batch; the same rows give the same fields in any process.
 
-    A DataError is blamed on an example if the example alone raises it too, at its position. Then the rows are chosen
-    again without it there, until all of them can be read.
+    A DataError is blamed on an example if the example alone raises it too, at its position; or on a partner of it, if
+    that cannot be read, augmented and decoded. Then the rows are chosen again without it there, until all of them can
+    be read.
 
     Args:
         reader: gives the examples.
@@ -73,89 +48,99 @@ class BatchReader:
     def __init__(
         self, reader: Reader, augment: Sequence[Augment], seed: int, rows_of: RowsOf, skip_bad: SkipBad | None = None
     ) -> None:
-        self.reader = reader
-        self._augment = list(zip(augment, turns(augment), strict=True))
-        self._seed = seed
+        self._reader = RowReader(reader, augment, seed, rows_of.partners)
         self._rows_of = rows_of
         self._skip_bad = skip_bad
 
     def __call__(self, request: BatchRequest) -> ReadRows:
         """Read a batch; raises a LockstepError where something cannot be read or augmented, and is not skipped."""
         rows = self._rows_of(request)
-        if self._skip_bad is None:
-            return ReadRows(self.fields_of(rows), [])
-        return _SkippingReader(self, self._skip_bad).read(rows)
+        if self._skip_bad is not None:
+            return SkippingReader(self._reader, self._skip_bad).read(rows)
+        try:
+            return ReadRows(self._reader.fields_of(rows), [])
+        except DataError as error:
+            if blamed := bad_partner(self._reader, rows):
+                raise blamed from error
+            raise
 
     def names(self, request: BatchRequest) -> list[str]:
         """Name the examples of a batch."""
-        return [self.reader.example_id(index) for index in self._rows_of(request).indices.tolist()]
+        return [self._reader.reader.example_id(index) for index in self._rows_of(request).indices.tolist()]
 
-    def fields_of(self, rows: Rows) -> Fields:
-        """Read and augment some rows."""
+
+class RowReader:
+    """Reads rows, and augments them.
+
+    An augmentation that needs partners has a reader for each of them. It reads other examples of the same epoch, and
+    applies the augmentations that come before to them, with draws of their own.
+
+    Args:
+        reader: gives the examples.
+        augment: applied to them in this order.
+        seed: keys the draws.
+        partners_of: draws the partners of the examples at some positions.
+    """
+
+    def __init__(self, reader: Reader, augment: Sequence[Augment], seed: int, partners_of: PartnersOf) -> None:
+        self.reader = reader
+        self.seed = seed
+        self._partners_of = partners_of
+        self._stages = [
+            (each, turn, self._partner_readers(augment[:place], num_partners(each)))
+            for place, (each, turn) in enumerate(zip(augment, turns(augment), strict=True))
+        ]
+
+    def _partner_readers(self, augment: Sequence[Augment], count: int) -> list[RowReader]:
+        seeds = [mix(self.seed, key_of("partner"), len(augment), number) for number in range(count)]
+        return [RowReader(self.reader, augment, seed, self._partners_of) for seed in seeds]
+
+    @property
+    def partner_readers(self) -> list[RowReader]:
+        """The readers of partners, of all augmentations."""
+        return [reader for _, _, readers in self._stages for reader in readers]
+
+    def fields_of(self, rows: Rows, read: ReadPartners | None = None) -> Fields:
+        """Read and augment some rows; `read` reads their partners, by default as these."""
         with timed("read"):
-            fields = read_examples(self.reader, rows, self._seed)
+            fields = read_examples(self.reader, rows, self.seed)
         now_reading("")
-        if self._augment:
-            draws = Draws(self._seed, rows.positions)
-            with timed("augment"):
-                for augment, turn in self._augment:
-                    fields = _checked(augment(fields, draws.again(turn)), len(rows), augment)
+        if not self._stages:
+            return fields
+        with timed("augment"):
+            return self.augmented(fields, rows, read)
+
+    def augmented(self, fields: Fields, rows: Rows, read: ReadPartners | None = None) -> Fields:
+        """Augment the fields of some rows."""
+        for _, augmented in self.stages(fields, rows, read):
+            fields = augmented
         return fields
 
+    def stages(self, fields: Fields, rows: Rows, read: ReadPartners | None = None) -> Iterator[tuple[Augment, Fields]]:
+        """Yield each augmentation, and the fields of the rows after it."""
+        draws = Draws(self.seed, rows.positions)
+        for augment, turn, readers in self._stages:
+            drawn = draws.again(turn)
+            if readers:
+                partners = self._rows_of_partners(augment, drawn, rows, readers)
+                read = read or RowReader.fields_of
+                fields = cast("NeedsPartners", augment)(fields, drawn, [read(*each) for each in partners])
+            else:
+                fields = augment(fields, drawn)
+            yield augment, _checked(fields, len(rows), augment)
 
-class _SkippingReader:
-    """Reads one batch in several attempts, and keeps the reasons why rows are bad, by (position, index)."""
+    def partners(self, rows: Rows) -> Iterator[tuple[RowReader, Rows]]:
+        """Yield all partners of some rows, each with the reader for them."""
+        draws = Draws(self.seed, rows.positions)
+        for augment, turn, readers in self._stages:
+            yield from self._rows_of_partners(augment, draws.again(turn), rows, readers) if readers else ()
 
-    def __init__(self, reader: BatchReader, skip_bad: SkipBad) -> None:
-        self._reader = reader
-        self._skip_bad = skip_bad
-        self._reasons: dict[tuple[int, int], str | None] = {}
-
-    def read(self, rows: Rows) -> ReadRows:
-        while True:
-            chosen = self._skip_bad.choose(rows, lambda *place: self._reasons.get(place) is not None)
-            if self._skip_bad.seen and self._try_alone(chosen, only=self._skip_bad.seen):
-                continue
-            try:
-                return ReadRows(self._reader.fields_of(chosen), self._bad_rows(rows, chosen))
-            except DataError:
-                if not self._try_alone(chosen):
-                    raise
-
-    def _try_alone(self, rows: Rows, only: Collection[int] | None = None) -> bool:
-        """Read rows one by one, all or those of certain examples; returns whether more of them are bad than known."""
-        found = False
-        for row, place in enumerate(zip(rows.positions.tolist(), rows.indices.tolist(), strict=True)):
-            if place not in self._reasons and (only is None or place[1] in only):
-                self._reasons[place] = self._problem_of(rows.alone(row))
-                found = found or self._reasons[place] is not None
-        if found:
-            self._check_budget(len(rows))
-        return found
-
-    def _problem_of(self, alone: Rows) -> str | None:
-        """Say why a single row cannot be read; None where it can."""
-        try:
-            self._reader.fields_of(alone)
-        except DataError as error:
-            return f"{error.what} {error.given}"
-        return None
-
-    def _check_budget(self, num_rows: int) -> None:
-        bad = {index: reason for (_, index), reason in self._reasons.items() if reason is not None}
-        self._skip_bad.seen |= bad.keys()
-        names = {self._reader.reader.example_id(index): reason for index, reason in list(bad.items())[-3:]}
-        check_budget(len(bad), self._skip_bad.budget + num_rows, names)
-
-    def _bad_rows(self, rows: Rows, chosen: Rows) -> list[BadRow]:
-        if chosen is rows:
-            return []
-        columns = (rows.positions.tolist(), rows.indices.tolist(), chosen.indices.tolist())
-        bad = {}
-        for position, index, instead in zip(*columns, strict=True):
-            if (reason := self._reasons.get((position, index))) is not None:
-                bad[position] = BadRow(position, index, instead, reason)
-        return list(bad.values())
+    def _rows_of_partners(
+        self, augment: Augment, draws: Draws, rows: Rows, readers: Sequence[RowReader]
+    ) -> list[tuple[RowReader, Rows]]:
+        """Return the partners of the rows that need some; none at all if no row does."""
+        positions = rows.positions[cast("NeedsPartners", augment).needs_partners(draws)]
+        return [(reader, self._partners_of(positions, reader.seed)) for reader in readers] if len(positions) else []
 
 
 def read_examples(reader: Reader, rows: Rows, seed: int) -> Fields:
@@ -174,7 +159,7 @@ def _checked(fields: Any, num_rows: int, source: object) -> Fields:
     if not isinstance(fields, dict):
         raise _without_entries(source, f"a {type(fields).__name__}")
     for name, value in fields.items():
-        is_column = value.dim() > 0 if isinstance(value, Tensor) else type(value) in (list, tuple)
+        is_column = value.dim() > 0 if isinstance(value, Tensor) else type(value) in (list, tuple, Ragged)
         if not is_column:
             raise _without_entries(source, f"{name!r}: a {type(value).__name__} without rows")
         if len(value) != num_rows:
@@ -187,7 +172,7 @@ def _without_entries(source: object, given: str) -> DataError:
     return DataError(
         f"{name} did not give an entry of each field for each example.",
         given=given,
-        expected="a dict of fields with the batch first: tensors, or lists, of its length",
+        expected="a dict of fields with the batch first: tensors, lists or Raggeds of its length",
         hint=f"fix what {name} returns",
     )
 
@@ -230,17 +215,21 @@ def _read_seeded(reader: Reader, rows: Rows, seed: int) -> Fields:
     return {field: _column(field, [each[field] for each in single], names) for field in single[0]}
 
 
-def _column(field: str, values: Sequence[Any], names: Sequence[str]) -> Tensor | list[Any]:
+def _column(field: str, values: Sequence[Any], names: Sequence[str]) -> Tensor | Ragged | list[Any]:
     expected = _kind(values[0])
     for name, value in zip(names, values, strict=True):
         if _kind(value) != expected:
             raise _unlike(names[0], name, f"{field!r}: {expected}", f"{field!r}: {_kind(value)}")
     if isinstance(values[0], Tensor):
         return torch.cat(list(values))
+    if isinstance(values[0], Ragged):
+        return Ragged.cat(values)
     return [entry for value in values for entry in value]
 
 
 def _kind(value: Any) -> str:
+    if isinstance(value, Ragged):
+        return f"ragged {_kind(value.values)}"
     return f"{value.dtype} of shape {tuple(value.shape[1:])}" if isinstance(value, Tensor) else "a list"
 
 

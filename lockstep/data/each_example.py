@@ -17,6 +17,7 @@ from lockstep.checks import check_type
 from lockstep.data.seeding import restore_global_generators, seed_global_generators
 from lockstep.errors import DataError, InputError, LockstepError
 from lockstep.images.decode import EncodedImage
+from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
 from lockstep.readers.reader import Collation
 
@@ -43,7 +44,8 @@ class EachExample:
     """An augmentation made of a function of one example and its random numbers.
 
     `function(example, draws)` gets the fields of one example by name and an `ExampleDraws`, and returns the new fields
-    of the example. Tensors, arrays and numbers are stacked; other values become a list.
+    of the example. Tensors, arrays and numbers are stacked; other values become a list. A `Ragged` field stays one:
+    each example may return another number of values.
     """
 
     function: Callable[[Fields, ExampleDraws], Mapping[str, Any]]
@@ -57,7 +59,9 @@ class EachExample:
             _made(self.function, position, example, ExampleDraws(draws.seed, position))
             for example, position in zip(_examples(batch), draws.positions.tolist(), strict=True)
         ]
-        return Collation(_name(self.function), "the function").batch_of(examples, draws.positions.astype(np.int64))
+        return Collation(_name(self.function), "the function").batch_of(
+            examples, draws.positions.astype(np.int64), _ragged(batch)
+        )
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class Seeded:
             ]
         positions = draws.positions.astype(np.int64)
         column = Collation(_name(self.transform), "the transform").batch_of(
-            [{self.field: value} for value in values], positions
+            [{self.field: value} for value in values], positions, _ragged(batch)
         )
         return {**batch, **column}
 
@@ -125,6 +129,11 @@ def _made(function: Callable[..., Any], position: int, *arguments: Any) -> Any:
 def _examples(batch: Fields) -> Iterator[Fields]:
     length = len(next(iter(batch.values()), ()))
     return ({name: values[row] for name, values in batch.items()} for row in range(length))
+
+
+def _ragged(batch: Fields) -> list[str]:
+    """Name the ragged fields."""
+    return [name for name, values in batch.items() if isinstance(values, Ragged)]
 
 
 def _check_function(name: str, given: object) -> None:

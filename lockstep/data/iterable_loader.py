@@ -11,7 +11,7 @@ from lockstep.checks import PositiveInt, check_value, wrong_type
 from lockstep.data.loader import Loader
 from lockstep.data.order import Int64s
 from lockstep.errors import DataError, InputError, LockstepError
-from lockstep.images.augment import Augment
+from lockstep.images.augment import Augment, num_partners
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of
 from lockstep.readers.reader import Collation, Cost
 from lockstep.screen import log
@@ -57,6 +57,8 @@ class IterableLoader(Loader):
         super().__init__(
             self._iteration, batch_size=batch_size, seed=seed, order=order, augment=augment, num_processes=0
         )
+        for each in self.augment:
+            _check_no_partners(each)
 
     def state(self) -> dict[str, Any]:
         """Return the state as `Loader.state` does, marked as not exact."""
@@ -170,6 +172,16 @@ class _IterationReader:
                 hint="check the path or the pattern of its files, and that __iter__ begins from the start",
             )
         return item
+
+
+def _check_no_partners(augment: Augment) -> None:
+    if num_partners(augment):
+        raise InputError(
+            f"{type(augment).__name__} needs other examples of the epoch, and an iterable dataset gives them in turn.",
+            given=f"{augment} for an IterableLoader",
+            expected="augmentations that take each example by itself",
+            hint="give a map-style dataset: ls.data.Loader(ls.data.TorchDataset(dataset), augment=...)",
+        )
 
 
 def _check_iterable(dataset: object) -> None:

@@ -16,7 +16,8 @@ import torch
 
 from lockstep.checks import NonNegativeInt, PositiveInt, check_one_of, check_type, check_value
 from lockstep.data.bad_examples import POLICIES, ChooseRows, DropBad, Policy, Quarantine, ReplaceBad
-from lockstep.data.batch_reader import BadRow, BatchReader, Fields, ReadRows, SkipBad
+from lockstep.data.bad_rows import BadRow, ReadRows, SkipBad
+from lockstep.data.batch_reader import BatchReader, Fields
 from lockstep.data.loader_processes import read_in_processes
 from lockstep.data.loader_threads import read_in_threads
 from lockstep.data.order import Int64s, Order, order_of
@@ -26,6 +27,7 @@ from lockstep.data.shared_memory import map_leaves
 from lockstep.description import described
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Augment
+from lockstep.ragged import Ragged
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_changes, fingerprint_of
 from lockstep.readers.reader import ExampleReader, reader_of
 from lockstep.tracing import StageSeconds
@@ -239,7 +241,7 @@ class Loader:
 
     def example_ids(self, position: int, count: int, bad: Sequence[BadExample] = ()) -> list[str]:
         """Name the `count` examples from `position` of the stream on; for those in `bad`, what was read instead."""
-        instead = {example.position: example.replaced_by for example in bad}
+        instead = {example.position: example.replaced_by for example in bad if not example.partner_of}
         indices = self._indices(np.arange(position, position + count)).tolist()
         names = enumerate(map(self.reader.example_id, indices), position)
         return [instead.get(place, name) for place, name in names]
@@ -294,7 +296,8 @@ class Loader:
 
     def _bad_example(self, found: BadRow) -> BadExample:
         name, instead = map(self.reader.example_id, (found.index, found.read_instead))
-        return BadExample(found.position, name, found.reason, instead)
+        partner_of = "" if found.partner_of is None else self.example_ids(found.partner_of, 1)[0]
+        return BadExample(found.position, name, found.reason, instead, partner_of)
 
     def _starts(self) -> Iterator[int]:
         """Yield the positions of all batches from now on."""
@@ -337,7 +340,7 @@ def _moved(rows: ReadRows, seconds: StageSeconds, device: torch.device) -> tuple
     """Start copying the fields to the device, and count the seconds that this takes."""
     started = time.perf_counter()
     move = methodcaller("to", device, non_blocking=True)
-    fields: Fields = map_leaves(rows.fields, torch.Tensor, lambda tensor: move(tensor.pin_memory()))
+    fields: Fields = map_leaves(rows.fields, (torch.Tensor, Ragged), lambda value: move(value.pin_memory()))
     return ReadRows(fields, rows.bad), {**seconds, "copy": time.perf_counter() - started}
 
 

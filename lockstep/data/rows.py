@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 
 from lockstep.checks import check_even_split
 from lockstep.data.order import Int64s, Order
+from lockstep.errors import InputError
+from lockstep.randomness import Draws
 
 # The order of this many rows is computed at once: numpy's price per call is then spread over many batches.
 _ROWS_AT_ONCE = 8192
@@ -22,13 +25,27 @@ class Rows:
     """Positions in the stream; in an evaluation, equal to the indices."""
     indices: Int64s
     """Indices of the examples."""
+    partner_places: Int64s | None = None
+    """Of partners: where they stand in the stream, while `positions` are those of the examples that need them."""
 
     def __len__(self) -> int:
         return len(self.indices)
 
+    @property
+    def are_partners(self) -> bool:
+        """Whether they are read for other examples."""
+        return self.partner_places is not None
+
+    @property
+    def places(self) -> Int64s:
+        """Where the examples stand in the stream."""
+        return self.positions if self.partner_places is None else self.partner_places
+
     def alone(self, row: int) -> Rows:
         """Return one row."""
-        return Rows(self.positions[row : row + 1], self.indices[row : row + 1])
+        one = slice(row, row + 1)
+        places = None if self.partner_places is None else self.partner_places[one]
+        return Rows(self.positions[one], self.indices[one], places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +59,19 @@ class BatchRequest:
         return f"the batch at position {self.start}"
 
 
+PartnersOf = Callable[[Int64s, int], Rows]
+"""Draws a partner for the example at each position, by a seed."""
+
+
 class RowsOf(Protocol):
     """Computes the rows of a batch, by arithmetic alone."""
 
     def __call__(self, request: BatchRequest) -> Rows:
         """Return the rows of a batch."""
+        ...
+
+    def partners(self, positions: Int64s, seed: int) -> Rows:
+        """Return a partner for the example at each position."""
         ...
 
 
@@ -78,6 +103,27 @@ class TrainingRows:
             self._known, rows = known, known[request.start]
         return rows
 
+    def partners(self, positions: Int64s, seed: int) -> Rows:
+        """Draw a partner for the example at each position, see `draw_partners`."""
+        return draw_partners(positions, seed, self._order, self._size, self._seed)
+
+
+def draw_partners(positions: Int64s, seed: int, order: Order, size: int, order_seed: int) -> Rows:
+    """Draw for each position another one of the same epoch, each as likely; of an epoch of one position, that one.
+
+    Args:
+        positions: in the stream.
+        seed: of the draws.
+        order: of the examples.
+        size: number of examples.
+        order_seed: of the stream.
+    """
+    epoch_size = order.epoch_size(size)
+    places = positions % epoch_size
+    others = places + Draws(seed, positions).integers("partner", 1, max(2, epoch_size))
+    partners = positions - places + others % epoch_size
+    return Rows(positions, order.indices(partners, size, order_seed), partners)
+
 
 @dataclass(frozen=True)
 class EvaluationRows:
@@ -90,6 +136,15 @@ class EvaluationRows:
         """Return the rows of a micro-batch."""
         indices = np.minimum(np.arange(request.start, request.start + self.micro_batch), self.size - 1)
         return Rows(indices, indices)
+
+    def partners(self, positions: Int64s, seed: int) -> NoReturn:
+        """Raise InputError: each example is scored by itself."""
+        raise InputError(
+            "Examples that are scored have no partners.",
+            given="an evaluation with an augmentation that puts several examples together, such as Mosaic or MixUp",
+            expected="augmentations that take each example by itself",
+            hint="give the loader that is evaluated other augmentations than the one that is trained on",
+        )
 
 
 def offsets_of(batch_size: int, towers: range, num_towers: int) -> Int64s:

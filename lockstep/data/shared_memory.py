@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.ragged import Ragged
+
 _ALIGNMENT = 64
 # Batches of different sizes find room in the same memory.
 _STEP_BYTES = 1 << 20
@@ -27,7 +29,7 @@ class Parcel(NamedTuple):
     """A batch whose tensors lie in a memory."""
 
     tree: Any
-    """The batch, with each tensor replaced by a `StoredTensor`."""
+    """The batch, with each tensor replaced by a `StoredTensor`, and each `Ragged` by a `StoredRagged`."""
     memory: int
     """The number of the memory."""
     size: int
@@ -50,6 +52,18 @@ class StoredTensor:
         return memory[self.offset : self.offset + num_bytes].view(self.dtype).view(self.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRagged:
+    """Places of both tensors of a `Ragged` in a memory."""
+
+    values: StoredTensor
+    lengths: StoredTensor
+
+    def within(self, memory: Tensor) -> Ragged:
+        """Return the ragged values, views of the memory."""
+        return Ragged(self.values.within(memory), self.lengths.within(memory))
+
+
 class SentMemories:
     """The memories of a loader process, which writes batches into them."""
 
@@ -67,14 +81,19 @@ class SentMemories:
         tensors: list[tuple[StoredTensor, Tensor]] = []
         size = 0
 
-        def placed(tensor: Tensor) -> StoredTensor:
+        def placed(value: Tensor | Ragged) -> StoredTensor | StoredRagged:
+            if isinstance(value, Ragged):
+                return StoredRagged(placed_tensor(value.values), placed_tensor(value.lengths))
+            return placed_tensor(value)
+
+        def placed_tensor(tensor: Tensor) -> StoredTensor:
             nonlocal size
             stored = StoredTensor(size, tuple(tensor.shape), tensor.dtype)
             tensors.append((stored, tensor))
             size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
             return stored
 
-        tree = map_leaves(result, Tensor, placed)
+        tree = map_leaves(result, (Tensor, Ragged), placed)
         number = next((each for each in self._free if len(self._memories[each]) >= size), None)
         given_up: list[int] = []
         descriptor, new_size = None, 0
@@ -127,17 +146,17 @@ class ReceivedMemories:
         array = np.frombuffer(self._memories[parcel.memory], dtype=np.uint8)
         weakref.finalize(array, self._unused.append, parcel.memory)
         memory = torch.frombuffer(array, dtype=torch.uint8)
-        return map_leaves(parcel.tree, StoredTensor, lambda stored: stored.within(memory))
+        return map_leaves(parcel.tree, (StoredTensor, StoredRagged), lambda stored: stored.within(memory))
 
 
-def map_leaves(tree: Any, kind: type, function: Callable[[Any], Any]) -> Any:
-    """Apply a function to every `kind` in a tree of dicts, lists and tuples."""
-    if isinstance(tree, kind):
+def map_leaves(tree: Any, kinds: tuple[type, ...], function: Callable[[Any], Any]) -> Any:
+    """Apply a function to every value of these kinds in a tree of dicts, lists and tuples."""
+    if isinstance(tree, kinds):
         return function(tree)
     if isinstance(tree, dict):
-        return {name: map_leaves(value, kind, function) for name, value in tree.items()}
+        return {name: map_leaves(value, kinds, function) for name, value in tree.items()}
     if hasattr(tree, "_fields") and isinstance(tree, tuple):  # a NamedTuple
-        return type(tree)(*(map_leaves(value, kind, function) for value in tree))
+        return type(tree)(*(map_leaves(value, kinds, function) for value in tree))
     if type(tree) in (list, tuple):
-        return type(tree)(map_leaves(value, kind, function) for value in tree)
+        return type(tree)(map_leaves(value, kinds, function) for value in tree)
     return tree

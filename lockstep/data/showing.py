@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from functools import partial
+from itertools import takewhile, zip_longest
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,11 +13,11 @@ import torch
 from torch import Tensor
 
 from lockstep.checks import NonNegativeInt, PositiveInt, check_value
-from lockstep.data.batch_reader import Fields, read_examples
+from lockstep.data.batch_reader import Fields, RowReader, read_examples
 from lockstep.data.order import Order, order_of
-from lockstep.data.rows import Rows
+from lockstep.data.rows import Rows, draw_partners
 from lockstep.errors import DataError, InputError
-from lockstep.images.augment import Augment, describe_field, turns
+from lockstep.images.augment import Augment, describe_field, num_partners
 from lockstep.images.decode import EncodedImage
 from lockstep.images.drawing import Marks, draw_marks
 from lockstep.images.resized_crops import Windows
@@ -110,10 +111,12 @@ def examples(
             hint="check the path or the pattern of the files",
         )
     epochs = np.arange(num_draws) * order.epoch_size(len(reader))
+    partners_of = partial(draw_partners, order=order, size=len(reader), order_seed=seed)
+    augmenting = RowReader(reader, pipeline.augment, seed, partners_of)
     for position in positions:
         check_value("position", position, NonNegativeInt)
-        index = int(order.indices(np.array([position]), len(reader), seed)[0])
-        yield _shown(reader, index, position, pipeline, [Draws(seed, np.array([at])) for at in position + epochs])
+        index = order.indices(np.array([position]), len(reader), seed)
+        yield _shown(augmenting, [Rows(np.array([at]), index) for at in position + epochs], pipeline)
 
 
 def with_marks(batch: Mapping[str, Any], count: int) -> Tensor:
@@ -128,39 +131,50 @@ def with_marks(batch: Mapping[str, Any], count: int) -> Tensor:
     return torch.stack([draw_marks(image.expand(3, -1, -1), _marks(batch, row)) for row, image in enumerate(images)])
 
 
-def _shown(reader: Reader, index: int, position: int, pipeline: Pipeline, draws: Sequence[Draws]) -> ShownExample:
-    shown = ShownExample(position, reader.example_id(index))
+def _shown(reader: RowReader, draws: Sequence[Rows], pipeline: Pipeline) -> ShownExample:
+    """Show one example, augmented once as at each of some positions."""
+    position, index = int(draws[0].positions[0]), int(draws[0].indices[0])
+    shown = ShownExample(position, reader.reader.example_id(index))
     try:
-        fields = read_examples(reader, Rows(np.array([position]), np.array([index])), draws[0].seed)
+        fields = read_examples(reader.reader, draws[0], reader.seed)
         label = _label(fields)
-        shown = replace(shown, label=label, class_name=_class_name(reader, fields, label))
+        shown = replace(shown, label=label, class_name=_class_name(reader.reader, fields, label))
         original = Picture("original", position, _pixels(fields), _marks(fields, 0))
         shown = replace(shown, original=original)
-        names = fields if pipeline.fields is None else pipeline.fields
-        given = {name: fields[name] for name in names if name in fields}
-        marks = replace(original.marks, windows=_windows(given, pipeline, draws, original.pixels))
+        given = _given(fields, pipeline)
+        marks = replace(original.marks, windows=_windows(given, pipeline, reader.seed, draws, original.pixels))
         shown = replace(shown, original=replace(original, marks=marks))
-        pictures = [_pictures(given, pipeline, each) for each in draws]
+        pictures = [_pictures(reader, given, pipeline, each) for each in draws]
         augmented = pictures[0] if len(draws) == 1 else [picture for each in pictures for picture in each[-1:]]
         return replace(shown, augmented=tuple(augmented))
     except DataError as error:
         return replace(shown, problem=f"{error.what} {error.given}")
 
 
-def _pictures(fields: Fields, pipeline: Pipeline, draws: Draws) -> list[Picture]:
+def _given(fields: Fields, pipeline: Pipeline) -> Fields:
+    """Select the fields that augmentations are given."""
+    names = fields if pipeline.fields is None else pipeline.fields
+    return {name: fields[name] for name in names if name in fields}
+
+
+def _pictures(reader: RowReader, fields: Fields, pipeline: Pipeline, row: Rows) -> list[Picture]:
     """Return the image after the first augmentation, and after each that changes its pixels."""
     pictures: list[Picture] = []
-    for stage, there in _stages(fields, pipeline, draws):
-        picture = Picture(stage, int(draws.positions[0]), _pixels(there), _marks(there, 0))
+    for stage, there in _stages(reader, fields, pipeline, row):
+        picture = Picture(stage, int(row.positions[0]), _pixels(there), _marks(there, 0))
         if not pictures or not torch.equal(picture.pixels, pictures[-1].pixels):
             pictures.append(picture)
     return pictures
 
 
-def _stages(fields: Fields, pipeline: Pipeline, draws: Draws) -> Iterator[tuple[str, Fields]]:
+def _stages(reader: RowReader, fields: Fields, pipeline: Pipeline, row: Rows) -> Iterator[tuple[str, Fields]]:
     """Yield the name of each stage, and the batch after it."""
-    for augment, turn in zip(pipeline.augment, turns(pipeline.augment), strict=True):
-        fields = augment(fields, draws.again(turn))
+
+    def read(partner: RowReader, rows: Rows) -> Fields:
+        return partner.augmented(_given(read_examples(partner.reader, rows, partner.seed), pipeline), rows, read)
+
+    for augment, augmented in reader.stages(fields, row, read):
+        fields = augmented
         yield getattr(augment, "__name__", type(augment).__name__), fields
     if pipeline.inputs is not None:
         yield "inputs", {**fields, _IMAGE: _as_pixels(pipeline.inputs(fields), pipeline.inputs)}
@@ -179,12 +193,13 @@ def _as_pixels(values: Tensor, inputs: Inputs) -> Tensor:
     return shares.nan_to_num(0).mul(255).round().clamp(0, 255).to(torch.uint8)
 
 
-def _windows(fields: Fields, pipeline: Pipeline, draws: Sequence[Draws], image: Tensor) -> Tensor | None:
-    """Return the window that each draw crops, as shares of height and width; None without a crop."""
-    crop = next((augment for augment in pipeline.augment if isinstance(augment, _Crop)), None)
+def _windows(fields: Fields, pipeline: Pipeline, seed: int, draws: Sequence[Rows], image: Tensor) -> Tensor | None:
+    """Return the window that each draw crops, as shares of height and width; None without a crop of the image alone."""
+    alone = takewhile(lambda augment: not num_partners(augment), pipeline.augment)
+    crop = next((augment for augment in alone if isinstance(augment, _Crop)), None)
     if crop is None:
         return None
-    regions = np.array([crop.windows(fields, each).regions()[0] for each in draws])
+    regions = np.array([crop.windows(fields, Draws(seed, each.positions)).regions()[0] for each in draws])
     corners = np.concatenate([regions[:, :2], regions[:, :2] + regions[:, 2:]], axis=1)
     return torch.from_numpy(corners / np.tile(image.shape[1:], 2))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -18,7 +18,10 @@ from lockstep.images.decode import EncodedImage
 from lockstep.randomness import Draws
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Tensor
+
+Bools: TypeAlias = "npt.NDArray[np.bool_]"
 
 LOCATION_FIELDS = ("boxes", "masks", "keypoints", "keypoint_visibility", "area")
 """The fields that say where objects are on an image, or how much of it they take."""
@@ -36,6 +39,39 @@ class Augment(Protocol):
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the changed batch: the same number of examples in the same order."""
         ...
+
+
+class NeedsPartners(Augment, Protocol):
+    """An augmentation that puts an example together with others, its partners, as Mosaic and MixUp do.
+
+    The loader draws the partners among the other examples of the same epoch, by arithmetic of the seed and the position
+    of the example. They have gone through the augmentations before this one, with draws of their own.
+    """
+
+    @property
+    def num_partners(self) -> int:
+        """How many partners an example has, 1 or more."""
+        ...
+
+    def needs_partners(self, draws: Draws) -> Bools:
+        """Say which examples need their partners, shape (batch,): those of the others are not read."""
+        ...
+
+    def __call__(self, batch: dict[str, Any], draws: Draws, partners: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        """Return the changed batch: the same number of examples in the same order.
+
+        Args:
+            batch: as for every augmentation.
+            draws: as for every augmentation.
+            partners: the first partners of the examples that need some, in their order, as a batch; then the second
+                ones, and so on; nothing at all if no example needs any.
+        """
+        ...
+
+
+def num_partners(augment: Augment) -> int:
+    """Return how many partners an augmentation gives each example; 0 for most."""
+    return int(getattr(augment, "num_partners", 0))
 
 
 def turns(augmentations: Sequence[Augment]) -> list[int]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.parallel.tower_outputs import objective
+from lockstep.ragged import Ragged
 from lockstep.types import Batch
 
 if TYPE_CHECKING:
@@ -112,7 +113,9 @@ def _first_nonfinite_output(model: nn.Module, run: Callable[[], object], batch: 
 
 
 def _nonfinite_rows(value: Any) -> list[int]:
-    """The rows of a field that are not finite: of a tensor with the batch first, or of a list."""
+    """The rows of a field that are not finite: of a tensor with the batch first, of a list, or of a Ragged."""
+    if isinstance(value, Ragged):
+        return sorted({*value.owner[_nonfinite_rows(value.values)].tolist()})
     if not isinstance(value, Tensor):
         return [row for row, item in enumerate(value) if not all(_are_finite(item))]
     nonfinite = ~value.isfinite()
@@ -120,8 +123,8 @@ def _nonfinite_rows(value: Any) -> list[int]:
     return rows
 
 
-def _has_rows(value: Any) -> TypeGuard[list[Any] | Tensor]:
-    return isinstance(value, list) or (isinstance(value, Tensor) and value.ndim > 0)
+def _has_rows(value: Any) -> TypeGuard[list[Any] | Tensor | Ragged]:
+    return isinstance(value, list | Ragged) or (isinstance(value, Tensor) and value.ndim > 0)
 
 
 def _are_finite(tree: Any) -> list[bool]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lockstep.checks import PositiveInt, check_all, check_type, check_value, wrong_type
 from lockstep.errors import DataError, InputError
+from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of, fingerprint_of_some
 from lockstep.readers.reader import NO_DECODER, Cost, Int64s, Reader, ReaderWrapper, decoder_of, draws_globally
@@ -210,7 +211,7 @@ def _assembled(parts: Sequence[_Part]) -> Fields:
     return {name: _assembled_field([(part.rows, part.fields[name]) for part in parts]) for name in parts[0].fields}
 
 
-def _assembled_field(parts: Sequence[tuple[npt.NDArray[np.intp], Any]]) -> Tensor | list[Any]:
+def _assembled_field(parts: Sequence[tuple[npt.NDArray[np.intp], Any]]) -> Tensor | Ragged | list[Any]:
     num_rows = sum(len(rows) for rows, _ in parts)
     first = parts[0][1]
     if isinstance(first, Tensor):
@@ -218,6 +219,9 @@ def _assembled_field(parts: Sequence[tuple[npt.NDArray[np.intp], Any]]) -> Tenso
         for rows, values in parts:
             _bytes_of_rows(whole)[rows] = _bytes_of_rows(values)
         return whole
+    if isinstance(first, Ragged):
+        places = torch.from_numpy(np.argsort(np.concatenate([rows for rows, _ in parts])))
+        return Ragged.cat([values for _, values in parts])[places]
     entries: list[Any] = [None] * num_rows
     for rows, values in parts:
         for row, value in zip(rows.tolist(), values, strict=True):
@@ -234,12 +238,12 @@ def _bytes_of_rows(values: Tensor) -> npt.NDArray[np.uint8]:
 
 def _check_entries(part: _Part) -> None:
     for name, values in part.fields.items():
-        if not isinstance(values, Tensor | list) or len(values) != len(part.rows):
+        if not isinstance(values, Tensor | Ragged | list) or len(values) != len(part.rows):
             size = f" of {len(values)}" if hasattr(values, "__len__") else ""
             raise DataError(
                 f"The source {part.source!r} did not give one {name!r} for each example.",
                 given=f"{type(values).__name__}{size}, for {len(part.rows)} examples",
-                expected="a tensor or a list with one entry for each example",
+                expected="a tensor, a list or a Ragged with one entry for each example",
                 hint="fix read_batch of that reader",
             )
 
@@ -258,10 +262,13 @@ def _check_like(first: _Part, other: _Part) -> None:
 
 def _described(fields: Fields) -> dict[str, str]:
     """Describe for each field the dtype and shape that all sources must share."""
-    return {
-        name: f"{values.dtype} of shape {('rows', *values.shape[1:])}" if isinstance(values, Tensor) else "a list"
-        for name, values in fields.items()
-    }
+    return {name: _kind(values) for name, values in fields.items()}
+
+
+def _kind(values: Any) -> str:
+    if isinstance(values, Ragged):
+        return f"ragged {_kind(values.values)}"
+    return f"{values.dtype} of shape {('rows', *values.shape[1:])}" if isinstance(values, Tensor) else "a list"
 
 
 def _listed(described: Mapping[str, str], names: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ from lockstep.listing import hint_for_path, shorten
 from lockstep.readers.coco import Coco
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.image_records import ImageRecords, Schema
+from lockstep.readers.label_map import LabelMap
 from lockstep.readers.mnist import mnist_records
 from lockstep.readers.paths import (
     ENDINGS,
@@ -32,7 +33,7 @@ from lockstep.readers.paths import (
 from lockstep.readers.reader import Reader
 from lockstep.readers.schemas import DetectionSchema, ImageNetSchema
 from lockstep.readers.tar_shards import TarShards
-from lockstep.readers.voc import Voc
+from lockstep.readers.voc import Voc, folder_of_year
 from lockstep.records.example import Values, parse_example
 from lockstep.records.index_cache import Cache
 from lockstep.records.shards import check_local, expand_braces, find_shards
@@ -77,15 +78,67 @@ def open_source(
     """
     check_local(path)
     options = _Options(everything, decoding, cache)
-    text, whole = str(path), Path(path)
-    annotations, colon, images = text.rpartition(":")
-    if colon and annotations.endswith(".json") and not whole.exists():
-        return _coco(Path(annotations), Path(images), options)
-    if whole.is_dir():
-        return _open_folder(whole, options)
-    if whole.suffix == ".json":
-        return _coco(whole, _images_beside(whole), options)
-    return _open_files(find_shards(expand_braces(text)), text, options)
+    if of_coco := _annotations_and_images(path):
+        return _coco(*of_coco, options)
+    if Path(path).is_dir():
+        return _open_folder(Path(path), options)
+    return _open_files(find_shards(expand_braces(str(path))), str(path), options)
+
+
+def open_detection(
+    path: str | Path,
+    *,
+    split: str,
+    year: int | None = None,
+    label_map: LabelMap | None = None,
+    zero_based: bool = False,
+    masks: bool = False,
+    num_keypoints: int = 0,
+    decoding: Decoding = AS_STORED,
+    cache: Cache = None,
+) -> Reader:
+    """Open images with objects on them, with the fields that are asked for: `ImageRecords`, `Voc` or `Coco`.
+
+    Args:
+        path: as for `open_source`, but for a folder of VOC as given by `year`.
+        split: the list of VOC that is read, if the folder has lists.
+        year: of VOC's challenge, if the path is the folder above that of the year.
+        label_map: the label of each class by its name.
+        zero_based: COCO's categories count from 0.
+        masks: read masks, too.
+        num_keypoints: read keypoints, too, so many for each object.
+        decoding: how images are decoded when they are asked for.
+        cache: the folder where indices of records are kept; by default in the user's cache.
+    """
+    check_local(path)
+    if of_coco := _annotations_and_images(path):
+        return Coco(
+            *of_coco,
+            masks=masks,
+            keypoints=num_keypoints > 0,
+            label_map=label_map,
+            zero_based=zero_based,
+            decoding=decoding,
+        )
+    folder = Path(path)
+    if folder.is_dir() and (year or annotations_among(entries_of(folder))):
+        has_lists = (folder_of_year(folder, year) / "ImageSets" / "Main").is_dir()
+        return Voc(folder, split if has_lists else None, year=year, label_map=label_map, decoding=decoding)
+    if folder.is_dir() and (shards := shards_among(entries_of(folder))):
+        files = _one_set(folder, shards)
+    else:
+        files = find_shards(expand_braces(str(path)))
+    schema = DetectionSchema(label_map, masks="any" if masks else "none", num_keypoints=num_keypoints)
+    return ImageRecords(files, schema, decoding=decoding, cache=cache)
+
+
+def _annotations_and_images(path: str | Path) -> tuple[Path, Path] | None:
+    """Return the file of annotations and the folder of images that a path of COCO's names; None for other paths."""
+    annotations, colon, images = str(path).rpartition(":")
+    if colon and annotations.endswith(".json") and not Path(path).exists():
+        return Path(annotations), Path(images)
+    is_file = Path(path).suffix == ".json" and not Path(path).is_dir()
+    return (Path(path), _images_beside(Path(path))) if is_file else None
 
 
 def _open_folder(folder: Path, options: _Options) -> Reader:

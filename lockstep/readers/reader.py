@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 from lockstep.checks import check_value, wrong_type
 from lockstep.description import dtype_and_shape
 from lockstep.errors import DataError, InputError, LockstepError
+from lockstep.ragged import Ragged
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of, fingerprint_of_dataset, fingerprint_of_tensors
 from lockstep.tracing import now_reading
 
@@ -41,7 +42,7 @@ class Reader(Protocol):
         ...
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
-        """Return the fields of these examples: tensors with the batch first, or lists of its length."""
+        """Return the fields of these examples: tensors with the batch first, lists or `Ragged`s of its length."""
         ...
 
     def example_id(self, index: int) -> str:
@@ -289,8 +290,8 @@ class Collation:
     method: str
     """The method that makes items, to be fixed where one is wrong, for errors."""
 
-    def batch_of(self, items: Sequence[Any], indices: Int64s) -> dict[str, Any]:
-        """Collate items to fields: tensors with the batch first, or lists of its length."""
+    def batch_of(self, items: Sequence[Any], indices: Int64s, ragged: Collection[str] = ()) -> dict[str, Any]:
+        """Collate items to fields: tensors with the batch first, lists of its length, or `Ragged` where so named."""
         numbers = indices.tolist()
         rows = [
             item if type(item) is dict else self._fields(item, number)
@@ -300,7 +301,7 @@ class Collation:
         for row, number in zip(rows, numbers, strict=True):
             if row.keys() != names:
                 raise self.unusable(number, f"the fields {_names(row)}", f"{_names(rows[0])}, as in item {numbers[0]}")
-        return {name: self._column(name, [row[name] for row in rows], numbers) for name in names}
+        return {name: self._column(name, [row[name] for row in rows], numbers, name in ragged) for name in names}
 
     def failed(self, number: int, error: Exception) -> DataError:
         """Make the error for an item that raised one."""
@@ -323,18 +324,20 @@ class Collation:
         size = f" of {len(item)}" if isinstance(item, (tuple, list)) else ""
         raise self.unusable(number, f"a {type(item).__name__}{size}", "a dict of fields, or a pair (image, label)")
 
-    def _column(self, name: str, values: Sequence[Any], numbers: Sequence[int]) -> Tensor | list[Any]:
-        if (stacked := _stacked(values)) is not None:
+    def _column(
+        self, name: str, values: Sequence[Any], numbers: Sequence[int], is_ragged: bool
+    ) -> Tensor | Ragged | list[Any]:
+        if not is_ragged and (stacked := _stacked(values)) is not None:
             return stacked
         tensors = [self._as_tensor(name, value, number) for value, number in zip(values, numbers, strict=True)]
         stackable = [tensor for tensor in tensors if tensor is not None]
         if not stackable:
             return list(values)
-        expected = _kind(tensors[0])
-        for number, tensor in zip(numbers, tensors, strict=True):
-            if _kind(tensor) != expected:
-                raise self.unusable(number, f"{name!r}: {_kind(tensor)}", f"{expected}, as in item {numbers[0]}")
-        return torch.stack(stackable)
+        kinds = [_kind(tensor, is_ragged) for tensor in tensors]
+        for number, kind in zip(numbers, kinds, strict=True):
+            if kind != kinds[0]:
+                raise self.unusable(number, f"{name!r}: {kind}", f"{kinds[0]}, as in item {numbers[0]}")
+        return Ragged.of(stackable) if is_ragged else torch.stack(stackable)
 
     def _as_tensor(self, name: str, value: Any, number: int) -> Tensor | None:
         try:
@@ -359,9 +362,12 @@ def _stacked(values: Sequence[Any]) -> Tensor | None:
     return None
 
 
-def _kind(value: Tensor | None) -> str:
-    """Describe the dtype and shape that all items of a batch must share."""
-    return "no tensor" if value is None else dtype_and_shape(value)
+def _kind(value: Tensor | None, is_ragged: bool) -> str:
+    """Describe the dtype and shape that all items of a batch must share; ragged ones differ in the first number."""
+    if value is None:
+        return "no tensor"
+    kind = dtype_and_shape(value)
+    return kind.replace(f"({len(value)},", "(n,") if is_ragged and value.ndim else kind
 
 
 def _as_tensor(value: Any) -> Tensor | None:

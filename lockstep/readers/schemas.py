@@ -17,7 +17,7 @@ from lockstep.readers.image_records import EDGES, ParsedExample, boxes_of, place
 from lockstep.readers.label_map import LabelMap
 from lockstep.records.example import Float32s
 
-MASKS = ("none", "numerical", "png")
+MASKS = ("none", "numerical", "png", "any")
 
 # Features of images with one class.
 _CLASS_LABEL, _CLASS_TEXT = "image/class/label", "image/class/text"
@@ -118,7 +118,8 @@ class DetectionSchema(Checked):
     """Names of classes, or their display names, in `image/object/class/text` and the numbers to give them."""
     masks: Annotated[str, OneOf(MASKS)] = "none"
     """Also read "masks": for each image n masks with `decode`, none where the record has none. They are stored as
-    "numerical" (a float for each pixel, above 0 where the object is) or as "png" (an image for each)."""
+    "numerical" (a float for each pixel, above 0 where the object is) or as "png" (an image for each); "any" takes both,
+    each record as it is."""
     num_keypoints: _NumOfObject = 0
     """Above 0, also read "keypoints": float32 (n, num_keypoints, 2) of y and x as shares of height and width, NaN where
     not labelled; and "keypoint_visibility": int64 (n, num_keypoints) of 0 (not labelled), 1 (hidden) or 2 (visible, or
@@ -195,7 +196,8 @@ class DetectionSchema(Checked):
         return torch.from_numpy(points).view(*shape, 2), torch.from_numpy(visibility * labelled).view(shape)
 
     def _masks(self, example: ParsedExample, count: int, height: int, width: int) -> DenseMasks | PngMasks:
-        if self.masks == "numerical":
+        is_png = isinstance(example.features.get(_MASK), list) if self.masks == "any" else self.masks == "png"
+        if not is_png:
             return dense_masks(example.float32s(_MASK, count * height * width), height, width)
         data = example.byte_strings(_MASK)
         if len(data) not in (0, count):

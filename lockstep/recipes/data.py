@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 import torch
 
@@ -109,8 +109,87 @@ class MnistData:
         return self.inputs({"image": torch.zeros(num_examples, 1, 28, 28, dtype=torch.uint8)})
 
 
+class PathData:
+    """Base of data that is told by a path for each split, or given by a function of a script."""
+
+    train: str | None
+    validation: str | None
+    test: str | None
+    function: str | None
+    split: Split
+
+    known: ClassVar[str]
+    """What a path may lead to, for errors."""
+    how_to_build: ClassVar[str]
+    """How such data is made, for errors."""
+
+    def check_paths(self) -> None:
+        """Refuse an empty path, as a variable of the shell that is not set makes it."""
+        for split in self.splits:
+            if not self.path_of(split):
+                raise self._no_path(split)
+
+    @property
+    def splits(self) -> Sequence[str]:
+        """The splits that have a path."""
+        return [split for split in SPLITS if self.path_of(split) is not None]
+
+    def check_complete(self) -> None:
+        """Check that there are examples to train on."""
+        check_together(partial(self.check_there, split) for split in dict.fromkeys((self.split, *self.splits)))
+
+    def check_there(self, split: str) -> None:
+        """Check that a split has a path, and that it leads somewhere."""
+        check_there(self.path(split))
+
+    def path_of(self, split: str) -> str | None:
+        """Return the path of a split, if it has one."""
+        path: str | None = getattr(self, split)
+        return path
+
+    def path(self, split: str) -> str:
+        """Return the path of a split; an error if it has none, or if a function gives the examples."""
+        path = self.path_of(split)
+        if self.function is not None:
+            raise self._needs_its_script()
+        if path is None:
+            raise self._no_path(split)
+        return path
+
+    def found_from(self, folder: Path) -> Self:
+        """Take each path that leads nowhere from another folder, if it leads somewhere there."""
+        return self._with({split: found_from(folder, getattr(self, split)) for split in self.splits})
+
+    def at(self, split: str, path: str) -> Self:
+        """Take the examples of a split from another path."""
+        return self._with({"function": None, split: path})
+
+    def prepare(self) -> None:
+        """Do nothing: the files are read as they are."""
+
+    def _with(self, changed: Mapping[str, Any]) -> Self:
+        return replace(cast("Any", self), **changed)  # type: ignore[no-any-return]
+
+    def _needs_its_script(self) -> InputError:
+        return InputError(
+            f"The examples of this run come from the function {self.function} of a script.",
+            given=f"data.function={self.function!r}",
+            expected="that script, which gives the function to ls.run",
+            hint="run the script again: lockstep run SCRIPT; or name paths, with --set data.function=none; "
+            "to score other images alone: lockstep evaluate RUN --data PATH",
+        )
+
+    def _no_path(self, split: str) -> DataError:
+        return DataError(
+            f"This recipe has not been told where its {split} images are.",
+            given=f"no data.{split}",
+            expected=self.known,
+            hint=f"--set data.{split}=PATH, or in a recipe's file, such as 'shards/{split}-*'. {self.how_to_build}",
+        )
+
+
 @dataclass(frozen=True)
-class ImageData(Checked):
+class ImageData(PathData, Checked):
     """Images that have one class each: sharded records, tar shards, or a folder of images for each class."""
 
     train: str | None = None
@@ -134,58 +213,23 @@ class ImageData(Checked):
     cache: str | None = None
     """The folder where indices of records and of tar shards are kept, never beside them; None: the user's cache."""
 
+    known: ClassVar[str] = "sharded records, tar shards, or a folder with a folder of images for each class"
+    how_to_build: ClassVar[str] = (
+        "To build shards: `lockstep convert images FOLDER --to shards` of folders of images, "
+        "`lockstep convert imagenet --help` of ImageNet's archives"
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.preprocessing.preset(self.image_size)
-        for split in self.splits:
-            if not getattr(self, split):
-                raise _no_path(split)
-
-    @property
-    def splits(self) -> Sequence[str]:
-        """The splits that have a path."""
-        return [split for split in SPLITS if getattr(self, split) is not None]
-
-    def check_complete(self) -> None:
-        """Check that there are examples to train on."""
-        check_together(partial(self.check_there, split) for split in dict.fromkeys((self.split, *self.splits)))
-
-    def check_there(self, split: str) -> None:
-        """Check that a split has a path, and that it leads somewhere."""
-        check_there(self._path(split))
-
-    def path_of(self, split: str) -> str | None:
-        """Return the path of a split, if it has one."""
-        path: str | None = getattr(self, split)
-        return path
-
-    def _path(self, split: str) -> str:
-        path = self.path_of(split)
-        if self.function is not None:
-            raise self._needs_its_script()
-        if path is None:
-            raise _no_path(split)
-        return path
-
-    def found_from(self, folder: Path) -> ImageData:
-        """Take each path that leads nowhere from another folder, if it leads somewhere there."""
-        paths: dict[str, Any] = {split: found_from(folder, getattr(self, split)) for split in self.splits}
-        return replace(self, **paths)
-
-    def at(self, split: str, path: str) -> ImageData:
-        """Take the examples of a split from another path."""
-        paths: dict[str, Any] = {split: path}
-        return replace(self, function=None, **paths)
-
-    def prepare(self) -> None:
-        """Do nothing: the files are read as they are."""
+        self.check_paths()
 
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
         """Open the examples of a split."""
         from lockstep.readers.open import open_source
 
         source = open_source(
-            self._path(split), everything=to_train and self.crops_by_boxes, decoding=self.decoding, cache=self.cache
+            self.path(split), everything=to_train and self.crops_by_boxes, decoding=self.decoding, cache=self.cache
         )
         return self.labelled(source, num_classes, to_train=to_train)
 
@@ -195,15 +239,6 @@ class ImageData(Checked):
 
         return ClassificationReader(
             source, num_classes, offset=self.labels_offset, boxes=to_train and self.crops_by_boxes
-        )
-
-    def _needs_its_script(self) -> InputError:
-        return InputError(
-            f"The examples of this run come from the function {self.function} of a script.",
-            given=f"data.function={self.function!r}",
-            expected="that script, which gives the function to ls.run",
-            hint="run the script again: lockstep run SCRIPT; or name paths, with --set data.function=none; "
-            "to score other images alone: lockstep evaluate RUN --data PATH",
         )
 
     @property
@@ -230,14 +265,3 @@ class ImageData(Checked):
     @cached_property
     def _preset(self) -> Preset:
         return self.preprocessing.preset(self.image_size)
-
-
-def _no_path(split: str) -> DataError:
-    return DataError(
-        f"This recipe has not been told where its {split} images are.",
-        given=f"no data.{split}",
-        expected="sharded records, tar shards, or a folder with a folder of images for each class",
-        hint=f"--set data.{split}=PATH, or in a recipe's file, such as 'shards/{split}-*'. To build shards: "
-        "`lockstep convert images FOLDER --to shards` of folders of images, "
-        "`lockstep convert imagenet --help` of ImageNet's archives",
-    )

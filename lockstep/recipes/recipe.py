@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lockstep.augmentations import AUGMENTATIONS
 from lockstep.checks import Checked
 from lockstep.description import Change, changes, described
 from lockstep.errors import InputError
+from lockstep.images.augment import Augment
 from lockstep.losses.regularization import L1, L2
 from lockstep.models import InceptionV3, LeNet, Mnist, SqueezeNet, Timm, Torchvision
 from lockstep.optim import (
@@ -47,6 +49,7 @@ from lockstep.parallel.exchange import AllReduce, Alone
 from lockstep.parallel.towers import Towers
 from lockstep.progress import End
 from lockstep.recipes.data import ImageData, MnistData
+from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.parts import (
     Checkpoints,
     CrossEntropy,
@@ -64,6 +67,7 @@ CLASSES_OF: Mapping[Any, tuple[type, ...]] = {
     Schedule: (Constant, Cosine, Exponential, Polynomial, PiecewiseConstant, OneCycle, Warmup, ScaledByBatch),
     Optimizer: (SGD, RMSProp, Adam, AdamW, Adagrad, Adadelta, FTRL, LARS, LAMB, ByName),
     GradientTransform: (ScaleGradients, ClipNorm, ClipGlobalNorm, ClipValue, AdaptiveClip),
+    Augment: AUGMENTATIONS,
 }
 """The classes a recipe may name where the library takes anything that fits a protocol."""
 
@@ -80,7 +84,7 @@ class Recipe(Checked):
     name: str
     """Name of the run, and of its folder where none is given."""
     model: Model
-    data: MnistData | ImageData
+    data: MnistData | ImageData | DetectionData
     optimizer: Optimizer
     loss: CrossEntropy = field(default_factory=CrossEntropy)
     """The loss that is minimized, together with the regularization."""

@@ -2,7 +2,8 @@
 
 refused/position-000000123/
   report.json           why, where it came from, and the names of all examples of the batch; written by the chief
-  worker-0.safetensors  the tensors of a worker that hosts a nonfinite tower, rows in the order of the stream
+  worker-0.safetensors  the tensors of a worker that hosts a nonfinite tower, rows in the order of the stream; of a
+                        ragged field NAME two: NAME.values, and NAME.lengths
   worker-0.json         its towers, and the fields that are no tensors
 quarantine.jsonl        a line for each unreadable example, in the order of the run: {"example": ..., "reason": ...}
 """
@@ -19,6 +20,7 @@ from torch import Tensor
 from lockstep.checkpoints.encoding import encode_tensors
 from lockstep.data.loader import Loader
 from lockstep.durable import atomic_write, make_folder
+from lockstep.ragged import Ragged
 from lockstep.runs.workdir import QUARANTINE, Workdir
 from lockstep.screen import log
 from lockstep.types import Batch, NonFiniteReport, StepReport
@@ -66,9 +68,12 @@ class KeptBatches:
     def _write_batch(self, folder: Path, batch: Batch) -> None:
         name = f"worker-{self._worker.rank}"
         tensors = {field: value for field, value in batch.items() if isinstance(value, Tensor)}
+        ragged = {field: value for field, value in batch.items() if isinstance(value, Ragged)}
+        rest = {field: value for field, value in batch.items() if field not in tensors.keys() | ragged.keys()}
+        for field, value in ragged.items():
+            tensors |= {f"{field}.values": value.values, f"{field}.lengths": value.lengths}
         with atomic_write(folder / f"{name}.safetensors") as file:
             file.writelines(encode_tensors(tensors))
-        rest = {field: value for field, value in batch.items() if field not in tensors}
         about = {"position": batch.position, "batch_size": batch.batch_size, "towers": list(batch.towers)}
         _write_json(folder / f"{name}.json", {**about, "fields": rest})
 

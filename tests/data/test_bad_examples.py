@@ -76,7 +76,7 @@ def test_the_next_good_example_of_the_epoch_stands_in(late: bool, pool: dict[str
     expected[11] = due[12]
     assert numbers(batches) == expected
     assert [example for batch in batches for example in batch.bad] == [
-        (place, f"file-{due[place]}", f"file-{due[place]} is torn. half a file", f"file-{expected[place]}")
+        (place, f"file-{due[place]}", f"file-{due[place]} is torn. half a file", f"file-{expected[place]}", "")
         for place in (3, 4, 11)
     ]
 

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from lockstep.data.bad_examples import ReplaceBad
-from lockstep.data.batch_reader import BadRow, BatchReader, SkipBad
+from lockstep.data.bad_rows import BadRow, SkipBad
+from lockstep.data.batch_reader import BatchReader
 from lockstep.data.order import Sequential
 from lockstep.data.rows import BatchRequest, TrainingRows
 from lockstep.errors import DataError
+from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
 from lockstep.readers.reader import Cost
 
@@ -74,6 +76,24 @@ def test_what_has_no_entry_for_each_row_is_refused() -> None:
 
     with pytest.raises(DataError, match="lose did not give an entry of each field for each example"):
         reader_of(augment=[lose])(BatchRequest(0))
+
+
+class Counted(Torn):
+    """A reader of i values for the example i, drawn one example at a time."""
+
+    draws_globally = True
+
+    def read_batch(self, indices: np.ndarray) -> dict[str, Any]:
+        super().read_batch(indices)
+        return {"value": Ragged.of([torch.full((index,), index) for index in indices.tolist()])}
+
+
+def test_ragged_values_of_single_examples_are_joined() -> None:
+    rows_of = TrainingRows(Sequential(), SIZE, 0, 4, np.arange(4))
+    skip_bad = SkipBad(ReplaceBad(Sequential(), SIZE, 0), budget=2)
+    fields, bad = BatchReader(Counted(2), [], 0, rows_of, skip_bad)(BatchRequest(0))
+    assert [row.tolist() for row in fields["value"]] == [[], [1], [3, 3, 3], [3, 3, 3]]
+    assert [row.index for row in bad] == [2]
 
 
 def test_a_batch_is_named_without_being_read() -> None:

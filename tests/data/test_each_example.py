@@ -14,6 +14,7 @@ from lockstep.data.each_example import EachExample, ExampleDraws, Seeded
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import EncodedImage
+from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
 from lockstep.readers.reader import Arrays
 
@@ -102,6 +103,27 @@ def test_an_encoded_image_is_decoded_for_a_transform() -> None:
     batch = Seeded(lambda image: image.float() / 10)({"image": images}, Draws(0, np.arange(2)))
     assert batch["image"].shape == (2, 3, 2, 3)
     assert batch["image"][1, :, 0, 0].tolist() == [1, 2, 3]
+
+
+def test_each_example_may_return_another_number_of_ragged_values() -> None:
+    boxes = [torch.rand(2, 4), torch.zeros(0, 4), torch.rand(3, 4)]
+    batch = {"boxes": Ragged.of(boxes), "number": torch.arange(3)}
+    first = EachExample(lambda example, _: {**example, "boxes": example["boxes"][:1]})(batch, Draws(0, np.arange(3)))
+    assert [row.tolist() for row in first["boxes"]] == [row[:1].tolist() for row in boxes]
+    assert first["number"].tolist() == [0, 1, 2]
+    alike = Seeded(lambda boxes: boxes.new_zeros(2, 4), "boxes")(batch, Draws(0, np.arange(3)))
+    assert (alike["boxes"].lengths.tolist(), alike["number"].tolist()) == ([2, 2, 2], [0, 1, 2])
+
+
+def test_a_ragged_result_of_another_kind_is_named() -> None:
+    lose = EachExample(lambda example, _: {"boxes": example["boxes"] if len(example["boxes"]) else torch.zeros(0)})
+    with pytest.raises(DataError) as caught:
+        lose({"boxes": Ragged.of([torch.rand(2, 4), torch.zeros(0, 4)])}, Draws(0, np.array([6, 7])))
+    assert str(caught.value).startswith(
+        "Item 7 of <lambda> cannot be used.\n"
+        "  given:    'boxes': float32 of shape (n,)\n"
+        "  expected: float32 of shape (n, 4), as in item 6\n"
+    )
 
 
 def test_results_of_other_shapes_are_named() -> None:

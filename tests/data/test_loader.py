@@ -16,6 +16,7 @@ from lockstep.data.order import Sequential
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import HorizontalFlip, RandomShift
 from lockstep.images.erasing import RandomErasing
+from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
@@ -267,7 +268,7 @@ def test_fields_without_an_entry_for_each_example_are_refused(fields: Any, given
     assert str(caught.value) == (
         "Short did not give an entry of each field for each example.\n"
         f"  given:    {given_}\n"
-        "  expected: a dict of fields with the batch first: tensors, or lists, of its length\n"
+        "  expected: a dict of fields with the batch first: tensors, lists or Raggeds of its length\n"
         "  hint:     fix what Short returns"
     )
 
@@ -326,6 +327,7 @@ def test_batches_arrive_whole_on_the_device(cost: str) -> None:
             return {
                 **super().read_batch(indices),
                 "image": numbers[:, None, None, None].expand(-1, 3, 99, 99).contiguous(),
+                "label": Ragged.of([number.expand(int(number) % 3) for number in numbers]),
             }
 
     Images.cost = cost
@@ -336,6 +338,8 @@ def test_batches_arrive_whole_on_the_device(cost: str) -> None:
     for batch in islice(stream.batches(range(1), 1, device), 50):
         assert batch["image"].device.type == device.type
         assert torch.equal(batch["image"].amax(dim=(1, 2, 3)), batch["number"])
+        assert batch["label"].lengths.device.type == "cpu"
+        assert torch.equal(batch["label"].values, batch["number"].repeat_interleave(batch["number"] % 3))
         assert [f"number {number}" for number in numbers(batch)] == batch["name"]
 
 

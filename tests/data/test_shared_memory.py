@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lockstep.data.shared_memory import Parcel, ReceivedMemories, SentMemories
+from lockstep.ragged import Ragged
 
 MIB = 1 << 20
 
@@ -46,11 +47,12 @@ def test_memory_is_used_again_once_its_tensors_are_gone(pair: Pair) -> None:
     assert [parcel.size > 0 for parcel in pair.parcels] == [True, False, False, False, False]
 
 
-@pytest.mark.parametrize("keep", ["batch", "a tensor", "a view", "numpy"])
+@pytest.mark.parametrize("keep", ["batch", "a tensor", "a view", "numpy", "a row"])
 def test_what_is_still_held_stays_as_it_is(pair: Pair, keep: str) -> None:
-    first = pair.hand_over([torch.arange(6.0), torch.zeros(2)])
-    held: Any = {"batch": first, "a tensor": first[0], "a view": first[0][2:], "numpy": first[0].numpy()}[keep]
-    del first
+    first = pair.hand_over([torch.arange(6.0), Ragged.of([torch.zeros(2), torch.arange(6.0)])])
+    views = {"a tensor": first[0], "a view": first[0][2:], "numpy": first[0].numpy(), "a row": first[1][1]}
+    held: Any = {"batch": first, **views}[keep]
+    del first, views
     gc.collect()
     for number in range(4):
         pair.hand_over([torch.full((6,), 100.0 + number), torch.ones(2)])
@@ -75,6 +77,15 @@ def test_a_larger_batch_gets_a_larger_memory_and_the_small_one_is_given_up(pair:
 
 def test_nothing_at_all_travels_too(pair: Pair) -> None:
     assert pair.hand_over({"name": ["a"], "empty": torch.zeros(0, 3)})["empty"].shape == (0, 3)
+
+
+def test_a_ragged_travels_as_two_tensors(pair: Pair) -> None:
+    boxes = Ragged.of([torch.rand(3, 4), torch.zeros(0, 4), torch.rand(1, 4)])
+    arrived = pair.hand_over({"boxes": boxes, "name": ["a", "b", "c"]})["boxes"]
+    assert torch.equal(arrived.values, boxes.values)
+    assert torch.equal(arrived.lengths, boxes.lengths)
+    stored = pair.parcels[0].tree["boxes"]
+    assert [place.shape for place in (stored.values, stored.lengths)] == [(4, 4), (3,)]
 
 
 @pytest.mark.process

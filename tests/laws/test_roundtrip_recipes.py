@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.checkpoints.retention import Retention
 from lockstep.data.order import BlockShuffled
-from lockstep.images.augment import RandomShift
+from lockstep.images.augment import HorizontalFlip, RandomShift
 from lockstep.images.decode import Decoding
 from lockstep.losses.regularization import L1, L2
 from lockstep.models import InceptionV3, LeNet, Mnist, SqueezeNet, Timm, Torchvision
@@ -43,6 +44,7 @@ from lockstep.parallel.exchange import AllReduce, Alone
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Hours, Interval, Steps
 from lockstep.recipes.data import ImageData, MnistData
+from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.parts import Checkpoints, CrossEntropy, DataLoading, Evaluate, InitialWeights, Monitoring, Stage
 from lockstep.recipes.preprocessing import Cifarnet, Inception, Lenet, ResizedCrop, Vgg
 from lockstep.recipes.recipe import Recipe, recipe_changes
@@ -191,6 +193,33 @@ photos = st.builds(
     paths,
     splits,
 )
+methods = st.sampled_from(["bilinear", "nearest", "bicubic", "area", "antialiased"])
+colours = st.tuples(*[st.integers(0, 255)] * 3)
+resizers = st.builds(FixedShapeResizer, sizes, sizes, methods) | st.builds(
+    KeepAspectRatioResizer, sizes, st.integers(512, 2048), methods, st.booleans(), colours
+)
+augmentations = st.lists(st.builds(HorizontalFlip, chances), max_size=2).map(tuple)
+photos_with_objects = st.builds(
+    DetectionData,
+    train=paths,
+    validation=paths,
+    test=paths,
+    train_split=paths,
+    year=st.none() | st.integers(2005, 2012),
+    label_map=paths,
+    labels_offset=st.integers(-5, 5),
+    masks=st.booleans(),
+    num_keypoints=st.integers(0, 17),
+    crowd=st.booleans(),
+    difficult=st.booleans(),
+    max_number_of_boxes=st.none() | st.integers(1, 1000),
+    bad_objects=st.sampled_from(["raise", "drop"]),
+    resizer=resizers,
+    augment=augmentations,
+    function=paths,
+    split=splits,
+    cache=paths,
+)
 digits = st.builds(
     MnistData,
     st.none() | texts,
@@ -198,7 +227,7 @@ digits = st.builds(
     split=splits,
     scale=st.sampled_from(["half", "one"]),
 )
-models_and_data = st.tuples(models_of_photos, photos) | st.tuples(models_of_digits, digits)
+models_and_data = st.tuples(models_of_photos, photos | photos_with_objects) | st.tuples(models_of_digits, digits)
 tops = st.lists(st.integers(1, 10), min_size=1, max_size=3).map(tuple)
 
 

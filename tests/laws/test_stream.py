@@ -7,7 +7,8 @@ A new reader, order or augmentation is held to it by one more line in `CASES`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -20,6 +21,7 @@ from lockstep.data.loader import Loader
 from lockstep.data.order import BlockShuffled, Sequential, Shuffled
 from lockstep.data.weighted_orders import Balanced, Mixture, Weighted
 from lockstep.images.augment import RandomShift
+from lockstep.randomness import Draws
 from lockstep.readers.combine import Concatenated, Subset, one_of, split
 
 MakeLoader = Callable[..., Loader]
@@ -164,6 +166,23 @@ class Pictures:
         return f"picture {index}"
 
 
+@dataclass(frozen=True)
+class Mixed:
+    """Adds the pixels of other pictures to most pictures."""
+
+    num_partners: int = 1
+    p: float = 0.7
+
+    def needs_partners(self, draws: Draws) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        return draws.uniform("Mixed") < self.p
+
+    def __call__(self, batch: dict[str, Any], draws: Draws, partners: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        images = batch["image"].clone()
+        for number, partner in enumerate(partners, start=2):
+            images[torch.from_numpy(self.needs_partners(draws))] += number * partner["image"]
+        return {**batch, "image": images}
+
+
 PAIR = Concatenated({"a": Pictures(7, "memory"), "b": Pictures(10, "memory")})
 PARTS = split(Pictures(40, "memory"), {"large": 0.6, "small": 0.4})
 LABELS = [0, 1, 2, 0, 0, 2, 0]
@@ -188,6 +207,11 @@ CASES = {
     "weighted": partial(Loader, Pictures(7, "memory"), batch_size=4, order=Weighted([1, 2, 3, 0, 1, 1, 9])),
     "subset": partial(Loader, Subset(Pictures(30, "memory"), [3, 28, 0, 7, 12]), batch_size=4),
     "part of a split": partial(Loader, PARTS["small"], batch_size=4),
+    "partners": partial(Loader, Pictures(11, "decode"), batch_size=4, augment=[RandomShift(1), Mixed(2)]),
+    "partners of partners": partial(Loader, Pictures(7, "memory"), batch_size=4, augment=[Mixed(), Mixed(2), Mixed()]),
+    "partners by weight": partial(
+        Loader, PAIR, batch_size=4, order=Mixture(PAIR.sizes, {"a": 3, "b": 1}, length=12), augment=Mixed()
+    ),
     "one of three": partial(Loader, one_of(PAIR, 3), batch_size=4, order=Sequential()),
 }
 

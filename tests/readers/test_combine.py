@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError, InputError
+from lockstep.ragged import Ragged
 from lockstep.readers.combine import Concatenated, OnlyFields, Subset, one_of, split
 from lockstep.readers.reader import Arrays
 
@@ -100,6 +101,15 @@ def test_rows_of_any_memory_layout_are_joined() -> None:
     assert torch.equal(read(both, [5, 2, 4, 0])["image"], images[[1, 2, 0, 0]])
 
 
+def test_ragged_values_of_several_sources_stay_with_their_examples() -> None:
+    class Letters(Words):
+        def read_batch(self, indices: np.ndarray) -> dict[str, Any]:
+            return {"letters": Ragged.of([torch.tensor([*self.words[i].encode()]).long() for i in indices])}
+
+    batch = read(Concatenated([Letters("ant", "", "bear"), Letters("oak", "ivy")]), [4, 0, 1, 3, 0, 2])
+    assert [bytes(row.tolist()).decode() for row in batch["letters"]] == ["ivy", "ant", "", "oak", "ant", "bear"]
+
+
 def test_what_one_source_has_read_is_handed_on_as_it_is() -> None:
     class Table(Words):
         def read_batch(self, indices: np.ndarray) -> dict[str, Any]:
@@ -139,14 +149,15 @@ def test_sources_with_other_fields_are_named() -> None:
         (torch.zeros(2, 3, dtype=torch.float64), "torch.float64 of shape ('rows', 3)"),
         (torch.zeros(2, 4), "torch.float32 of shape ('rows', 4)"),
         (None, "a list"),
+        (Ragged.of([torch.zeros(1, 3)] * 2), "ragged torch.float32 of shape ('rows', 3)"),
     ],
 )
 def test_sources_with_fields_of_another_kind_are_named(values: Any, given_text: str) -> None:
-    class Lists(Words):
+    class Others(Words):
         def read_batch(self, indices: np.ndarray) -> dict[str, Any]:
-            return {"x": [0] * len(indices)}
+            return {"x": [0] * len(indices) if values is None else values[: len(indices)]}
 
-    other = Lists("a", "b") if values is None else Arrays({"x": values})
+    other = Arrays({"x": values}) if isinstance(values, torch.Tensor) else Others("a", "b")
     reader = Concatenated([Arrays({"x": torch.zeros(2, 3)}), other])
     assert message_of(DataError, lambda: read(reader, [3, 0])) == (
         "The sources '0' and '1' have other fields than each other.\n"
@@ -157,7 +168,13 @@ def test_sources_with_fields_of_another_kind_are_named(values: Any, given_text: 
 
 
 @pytest.mark.parametrize(
-    ("values", "given_text"), [(torch.zeros(1), "Tensor of 1"), ([1, 2, 3], "list of 3"), (5, "int")]
+    ("values", "given_text"),
+    [
+        (torch.zeros(1), "Tensor of 1"),
+        ([1, 2, 3], "list of 3"),
+        (Ragged.of([torch.zeros(2)]), "Ragged of 1"),
+        (5, "int"),
+    ],
 )
 def test_a_source_that_gives_other_entries_than_asked_for_is_named(values: Any, given_text: str) -> None:
     class Odd(Words):
@@ -168,7 +185,7 @@ def test_a_source_that_gives_other_entries_than_asked_for_is_named(values: Any, 
     assert message_of(DataError, lambda: read(reader, [0, 2, 3])) == (
         "The source 'odd' did not give one 'number' for each example.\n"
         f"  given:    {given_text}, for 2 examples\n"
-        "  expected: a tensor or a list with one entry for each example\n"
+        "  expected: a tensor, a list or a Ragged with one entry for each example\n"
         "  hint:     fix read_batch of that reader"
     )
 

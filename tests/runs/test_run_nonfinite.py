@@ -283,6 +283,7 @@ def test_what_cannot_be_kept_hides_nothing(tmp_path: Path, caplog: pytest.LogCap
 def test_fields_of_any_kind_are_kept(tmp_path: Path) -> None:
     fields = {
         "boxes": [{"xyxy": torch.tensor([[0.0, math.inf]]), "shape": (1, 2)}, {"path": Path("a.png")}],
+        "labels": ls.Ragged.of([torch.arange(3), torch.arange(0)]),
         "empty": torch.zeros(2, 0),
         "half": torch.tensor([1.0, math.nan], dtype=torch.bfloat16),
     }
@@ -294,5 +295,6 @@ def test_fields_of_any_kind_are_kept(tmp_path: Path) -> None:
     tensors = load_file(folder / "worker-0.safetensors")
     assert tensors["empty"].shape == (2, 0)
     assert tensors["half"].isnan().tolist() == [False, True]
+    assert (tensors["labels.values"].tolist(), tensors["labels.lengths"].tolist()) == ([0, 1, 2], [3, 0])
     boxes = json.loads((folder / "worker-0.json").read_text())["fields"]["boxes"]
     assert boxes == [{"xyxy": [[0.0, math.inf]], "shape": [1, 2]}, {"path": repr(Path("a.png"))}]

@@ -338,16 +338,21 @@ def test_many_examples_are_named_in_part() -> None:
         next(ls.train_steps(make_state(Square()), lambda m, b: {"sum": m(b["x"]).sum()}, loader))
 
 
-def test_a_bad_item_of_a_list_is_named() -> None:
-    fields = {"x": torch.ones(4, 3), "boxes": [{"xyxy": torch.ones(n, 4), "kind": "car"} for n in (2, 0, 1, 3)]}
-    fields["boxes"][3]["xyxy"][1, 2] = math.inf  # type: ignore[index]
+LISTED = [{"xyxy": torch.ones(n, 4), "kind": "car"} for n in (2, 0, 1, 3)]
+RAGGED = ls.Ragged.of([torch.ones(n, 4) for n in (2, 0, 1, 3)])
+
+
+@pytest.mark.parametrize(("boxes", "last"), [(LISTED, LISTED[3]["xyxy"]), (RAGGED, RAGGED[3])])
+def test_a_bad_item_of_a_field_is_named(boxes: Any, last: Any) -> None:
+    fields = {"x": torch.ones(4, 3), "boxes": boxes}
+    last[1, 2] = math.inf
     loader: Any = SimpleNamespace(
         example_ids=lambda position, count, bad: [f"example {n}" for n in range(position, position + count)]
     )
     batch = ls.Batch(fields, position=4, batch_size=4, towers=range(1), loader=loader)
 
     def boxed(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
-        return {"boxed": model(batch["x"]).sum() * sum(box["xyxy"].sum() for box in batch["boxes"])}
+        return {"boxed": model(batch["x"]).sum() * last.sum()}
 
     with pytest.raises(ls.NonFiniteError, match=r"the field 'boxes' of the batch is not finite; examples example 7\n"):
         ls.train_step(make_state(), boxed, batch)

@@ -1,0 +1,128 @@
+"""The data of a recipe for detectors: images with objects on them, and how they become inputs of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import torch
+
+from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
+from lockstep.checks import Checked, NonNegativeInt, PositiveInt, Range
+from lockstep.images.augment import Augment
+from lockstep.images.decode import Decoding
+from lockstep.recipes.data import PathData, Split
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lockstep.readers.reader import Reader
+
+_ZERO_BASED = -1  # subtracted from labels that count from 0
+_NAMES_IN_VOC = {"train": "train", "validation": "val", "test": "test"}
+
+
+@dataclass(frozen=True)
+class DetectionData(PathData, Checked):
+    """Images with objects on them: sharded records, a folder of PASCAL VOC, or COCO's annotations and images.
+
+    Labels are numbered 1 to the model's `num_classes`. Those of the data are taken as they are if none is larger; else,
+    as the 80 of COCO's up to 90, they are numbered by their order. With a label map they are the numbers in the map.
+    """
+
+    train: str | None = None
+    """Path or pattern of records, a folder of VOC, or a file of annotations.json, with the folder of its images after a
+    colon where that is not beside it."""
+    validation: str | None = None
+    """Path of the examples that are scored during the run; None: none are."""
+    test: str | None = None
+    """Path of the examples that are scored after the end of the run; None: the validation examples are."""
+    train_split: str | None = None
+    """The list in ImageSets/Main of VOC's folder; None: "train", for the others "val" and "test". Of a folder without
+    lists all images are read."""
+    validation_split: str | None = None
+    test_split: str | None = None
+    year: PositiveInt | None = None
+    """Of VOC's challenge, where the paths lead to the folder above that of the year."""
+    label_map: str | None = None
+    """A file with the numbers of the classes by name; None: the data numbers them."""
+    labels_offset: Annotated[int, Range(gt=-(2**31), lt=2**31)] = 0
+    """Subtracted from each label of the data: -1 if its classes count from 0."""
+    masks: bool = False
+    """Also read masks."""
+    num_keypoints: NonNegativeInt = 0
+    """Also read keypoints, so many for each object."""
+    crowd: bool = True
+    """Train on objects that are crowds, too."""
+    difficult: bool = True
+    """Train on objects that are marked as difficult, too."""
+    max_number_of_boxes: PositiveInt | None = None
+    """The most objects of an image to train on, the first ones; None: all."""
+    merge_multiple_label_boxes: bool = False
+    """Make one object of several labels out of those with the same box; not with masks or keypoints."""
+    bad_objects: Literal["raise", "drop"] = "raise"
+    """What becomes of an object with a box that is none or a label outside of the map: an error, or it is left out."""
+    resizer: FixedShapeResizer | KeepAspectRatioResizer = field(default_factory=FixedShapeResizer)
+    """The size of the images that the network sees; it comes after the augmentations."""
+    augment: tuple[Augment, ...] = ()
+    """Augmentations of the training images and their objects, in this order."""
+    decoding: Decoding = field(default_factory=Decoding)
+    """How image files become pixels."""
+    function: str | None = None
+    """The function of a script that gives the examples in place of paths; only that script can start the run."""
+    split: Split = "train"
+    """The examples to train on."""
+    cache: str | None = None
+    """The folder where indices of records are kept, never beside them; None: the user's cache."""
+
+    known: ClassVar[str] = "sharded records, a folder of PASCAL VOC, or a file of COCO's annotations.json"
+    how_to_build: ClassVar[str] = "To build shards: `lockstep convert detection --help`"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_paths()
+
+    @property
+    def image_size(self) -> int:
+        """The shorter side of the images that the network sees, in pixels."""
+        return min(self.resizer.shape)
+
+    def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
+        """Open the examples of a split."""
+        from lockstep.readers.label_map import read_label_map
+        from lockstep.readers.open import open_detection
+
+        source = open_detection(
+            self.path(split),
+            split=getattr(self, f"{split}_split") or _NAMES_IN_VOC[split],
+            year=self.year,
+            label_map=None if self.label_map is None else read_label_map(self.label_map),
+            zero_based=self.labels_offset == _ZERO_BASED,
+            masks=self.masks,
+            num_keypoints=self.num_keypoints,
+            decoding=self.decoding,
+            cache=self.cache,
+        )
+        return self.labelled(source, num_classes, to_train=to_train)
+
+    def labelled(self, source: Reader, num_classes: int, *, to_train: bool = False) -> Reader:
+        """Select what detectors learn from, or are scored by, of a source; labels and boxes are checked."""
+        return source
+
+    def training(self) -> Sequence[Augment]:
+        """Return the augmentations of training batches, in their order."""
+        return (*self.augment, self.resizer)
+
+    def evaluation(self) -> Sequence[Augment]:
+        """Return the augmentations of batches that are scored; they draw no random numbers."""
+        return (self.resizer,)
+
+    def inputs(self, batch: Mapping[str, Any]) -> Tensor:
+        """Make the input of the network: floats from 0 to 255 of shape (batch, 3, height, width)."""
+        images = batch["image"]
+        return (images if isinstance(images, torch.Tensor) else torch.stack(list(images))).to(torch.float32)
+
+    def blank(self, num_examples: int) -> Tensor:
+        """Make an input of the network from black images."""
+        return torch.zeros(num_examples, 3, *self.resizer.shape)
