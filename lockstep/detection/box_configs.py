@@ -1,61 +1,15 @@
-"""What a detector's images, anchors and boxes are like, as plain values.
+"""A detector's anchors and boxes, as plain values.
 
-Names, defaults and meaning are those of the Object Detection API's protos of image resizers, anchor generators, box
-coders, matchers and similarities (tensorflow/models, Apache 2.0). Sizes are in pixels of the resized image, scales in
-shares of it.
+Names, defaults and meaning are those of the Object Detection API's protos of anchor generators, box coders, matchers
+and similarities (tensorflow/models, Apache 2.0). Sizes are in pixels of the resized image, scales in shares of it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from lockstep.checks import Checked, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from lockstep.detection.layer_configs import Number, Share
-
-ResizeMethod = Literal["bilinear", "nearest_neighbor", "bicubic", "area"]
-
-
-@dataclass(frozen=True)
-class KeepAspectRatioResizer(Checked):
-    """The shorter side to `min_dimension`, or the longer one to `max_dimension` where it would be longer."""
-
-    min_dimension: PositiveInt = 600
-    max_dimension: PositiveInt = 1024
-    resize_method: ResizeMethod = "bilinear"
-    pad_to_max_dimension: bool = False
-    """Pad at the bottom and at the right to a square of `max_dimension`."""
-    convert_to_grayscale: bool = False
-    per_channel_pad_value: tuple[Number, ...] = ()
-    """Of the padding; none: 0."""
-
-
-@dataclass(frozen=True)
-class FixedShapeResizer(Checked):
-    """To one height and width."""
-
-    height: PositiveInt = 300
-    width: PositiveInt = 300
-    resize_method: ResizeMethod = "bilinear"
-    convert_to_grayscale: bool = False
-
-
-@dataclass(frozen=True)
-class IdentityResizer:
-    """Images stay as they are."""
-
-
-@dataclass(frozen=True)
-class ConditionalShapeResizer(Checked):
-    """Images of which a side is beyond `size_threshold`, or below it, are resized to meet it."""
-
-    condition: Literal["greater", "smaller"] = "greater"
-    size_threshold: PositiveInt = 300
-    resize_method: ResizeMethod = "bilinear"
-    convert_to_grayscale: bool = False
-
-
-ImageResizer = KeepAspectRatioResizer | FixedShapeResizer | IdentityResizer | ConditionalShapeResizer
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,15 @@
 """Messages of the text format as dataclasses, and a report of what became of each of their fields.
 
-A message's field goes to the field of its name, checked by its type hint. A hint that is a union of classes stands for
-a message whose one field names the class: `regularizer { l2_regularizer { weight: 1 } }`. Fields that no class has are
-reported, never dropped.
+A message's field goes to the field of its name, checked by its type hint; a hint of `Field` takes it as it is. A hint
+that is a union of classes stands for a message whose one field names the class: `regularizer { l2_regularizer {} }`.
+Fields that no class has are reported, never dropped.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache, partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
@@ -22,6 +22,7 @@ from lockstep.text_format import Field, Place, Word, quoted
 
 Fate = Literal["mapped", "no effect", "not mapped"]
 Part = TypeVar("Part")
+Key = TypeVar("Key")
 
 _WHOLE = re.compile(r"[+-]?(\d+|0[xX][0-9a-fA-F]+)")
 _TRUTH = {"true": True, "True": True, "t": True, "1": True, "false": False, "False": False, "f": False, "0": False}
@@ -59,6 +60,16 @@ class Row(NamedTuple):
     """Its path in the file."""
     value: str
     outcome: Outcome
+
+    @property
+    def within(self) -> str:
+        """The path of the message that it is in."""
+        return self.field.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """Its name in that message."""
+        return self.field.rpartition(".")[2]
 
 
 class At(NamedTuple):
@@ -116,19 +127,35 @@ class MessageReader:
             what = f"{self._source}, {place}: {error.what}"
             raise InputError(what, given=error.given, expected=error.expected, hint=error.hint) from error
 
+    def read_field(self, cls: type[Part], field: Field, at: At) -> Part:
+        """Make an object of a field that is a message; an empty one is reported by itself."""
+        message = self.message(field, at)
+        if not message:
+            self._report(field, at)
+        return self.read(cls, message, at)
+
+    def message(self, field: Field, at: At) -> list[Field]:
+        """Return the fields of a message; refuse another value."""
+        if isinstance(field.value, list):
+            return field.value
+        raise self.wrong(at.path, at.place, _shown(field.value), "a message in braces", "write { ... }")
+
     def leave(self, message: Sequence[Field], at: At) -> None:
         """Report fields that no object is made of, with all that is in them."""
-        left = [(field, at.inner(field)) for field in message]
+        left = [(field, at.inner(field, at.outcome)) for field in message]
         while left:
             field, here = left.pop()
             if isinstance(field.value, list) and field.value:
-                left += [(inner, here.inner(inner)) for inner in field.value]
+                left += [(inner, here.inner(inner, at.outcome)) for inner in field.value]
             else:
                 self._report(field, here)
 
-    def revise(self, path: str, outcome: Outcome) -> None:
-        """Report another outcome of the fields with this path."""
-        self._rows = [row._replace(outcome=outcome) if row.field == path else row for row in self._rows]
+    def revise(self, path: str, outcome: Outcome, value: str | None = None) -> None:
+        """Report another outcome of the fields with this path, or of those with this value as it is written."""
+        self._rows = [
+            row._replace(outcome=outcome) if row.field == path and value in (None, row.value) else row
+            for row in self._rows
+        ]
 
     def wrong(self, path: str, place: Place, given: str, expected: str, hint: str) -> InputError:
         """Make the error of a field that cannot be read."""
@@ -144,7 +171,9 @@ class MessageReader:
             return
         hint = hints[field.name]
         kind = field_type(hint.type)
-        if kind.item is not None:
+        if kind.item is Field:  # a part of the file that the caller reads
+            values[field.name] = (*values.get(field.name, ()), field)
+        elif kind.item is not None:
             inner = at.inner(field, hint.outcome, part=f"{field.name}.{len(values.get(field.name, ()))}")
             values[field.name] = (*values.get(field.name, ()), self._value(field_type(kind.item), field, inner))
         elif field.name in values:
@@ -159,14 +188,10 @@ class MessageReader:
                 raise self.wrong(at.path, at.place, _shown(field.value), _expected(kind), _mend(kind, field.value))
             self._report(field, at)
             return value
-        if not isinstance(field.value, list):
-            raise self.wrong(at.path, at.place, _shown(field.value), "a message in braces", "write { ... }")
         if len(kind.classes) > 1:
-            return self._one_of(kind, field.value, at)
-        if not field.value:
-            self._report(field, at)
+            return self._one_of(kind, self.message(field, at), at)
         (cls,) = kind.classes.values()
-        return self.read(cls, field.value, at)
+        return self.read_field(cls, field, at)
 
     def _one_of(self, kind: FieldType, message: list[Field], at: At) -> Any:
         """Read a message with one field, which names the class."""
@@ -181,6 +206,17 @@ class MessageReader:
 
     def _report(self, field: Field, at: At) -> None:
         self._rows.append(Row(field.place, at.path, _shown(field.value), at.outcome))
+
+
+def made_together(makers: Mapping[Key, Callable[[], Any]]) -> dict[Key, Any]:
+    """Call all makers, and return what they make; the errors of several are raised as one."""
+    made: dict[Key, Any] = {}
+
+    def make(key: Key, maker: Callable[[], Any]) -> None:
+        made[key] = maker()
+
+    check_together(partial(make, key, maker) for key, maker in makers.items())
+    return made
 
 
 class _Hinted(NamedTuple):

@@ -8,17 +8,20 @@ those of the augmentations the classes in `lockstep.augmentations`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from lockstep.checks import Checked, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
-from lockstep.recipes.messages import no_effect, not_mapped, to
+from lockstep.detection import box_configs, configs, layer_configs
+from lockstep.recipes.messages import Outcome, no_effect, not_mapped, to
+from lockstep.text_format import Field
 
 _LOADING = no_effect("`feed` says how examples are loaded; how fast changes nothing in what is learned")
 _ORDER = no_effect("each epoch is one permutation of all examples, without a buffer")
 _PADDING = no_effect("objects are not padded: a batch keeps the number of each image")
 _SHOWN = no_effect("images are read again where they are shown")
-_TPU = no_effect("it is about TPUs")
+_RECALL = not_mapped("precision is averaged over all recalls")
 _INITIAL = to("optimizer.lr.initial")
 
 
@@ -112,9 +115,10 @@ class Optimizer(Checked):
 
 @dataclass(frozen=True)
 class TrainConfig(Checked):
-    """`train_config`, but for its augmentations."""
+    """`train_config`."""
 
     optimizer: Optimizer
+    data_augmentation_options: tuple[Field, ...] = ()
     batch_size: Annotated[PositiveInt, to("batch_size")] = 32
     sync_replicas: Annotated[bool, to("num_towers")] = False
     replicas_to_aggregate: Annotated[int, to("num_towers")] = 1
@@ -155,7 +159,8 @@ class EvalConfig(Checked):
 
     metrics_set: Annotated[tuple[str, ...], to("evaluate.detection.metrics")] = ()
     """One in 2017, several in 2018; none: "pascal_voc_detection_metrics"."""
-    batch_size: Annotated[PositiveInt, to("evaluate.micro_batch")] = 1
+    batch_size: Annotated[PositiveInt | None, to("evaluate.micro_batch")] = None
+    """1 if it is not set."""
     num_examples: Annotated[NonNegativeInt | None, to("evaluate.examples")] = None
     """5000 in 2017, and all of them in 2018, if it is not set."""
     eval_interval_secs: Annotated[NonNegativeInt, to("evaluate.every")] = 300
@@ -164,8 +169,8 @@ class EvalConfig(Checked):
     ignore_groundtruth: Annotated[bool, to("evaluate.detection.ignore_ground_truth")] = False
     include_metrics_per_category: Annotated[bool, to("evaluate.detection.per_category")] = False
     export_path: Annotated[str, to("evaluate.detection.export_path")] = ""
-    recall_lower_bound: Annotated[float, to("evaluate.detection.recall_range")] = 0.0
-    recall_upper_bound: Annotated[float, to("evaluate.detection.recall_range")] = 1.0
+    recall_lower_bound: Annotated[float, _RECALL] = 0.0
+    recall_upper_bound: Annotated[float, _RECALL] = 1.0
     num_visualizations: Annotated[NonNegativeInt, to("evaluate.detection.pictures.count")] = 10
     visualization_export_dir: Annotated[str, to("evaluate.detection.pictures.folder")] = ""
     min_score_threshold: Annotated[float, to("evaluate.detection.pictures.min_score")] = 0.5
@@ -195,7 +200,7 @@ class TFRecordInputReader:
 
 @dataclass(frozen=True)
 class InputReader(Checked):
-    """`train_input_reader` and `eval_input_reader`; what is mapped from only one of them is said by `pipeline_config`."""
+    """`train_input_reader` and `eval_input_reader`; where these differ, `pipeline_config` says so."""
 
     tf_record_input_reader: TFRecordInputReader | None = None
     label_map_path: Annotated[str, to("data.label_map")] = ""
@@ -241,6 +246,13 @@ class InputReader(Checked):
 
 
 ResizeMethod = Literal["bilinear", "nearest_neighbor", "bicubic", "area"]
+RESIZE_METHODS: Mapping[str, str] = {
+    "bilinear": "bilinear",
+    "nearest_neighbor": "nearest",
+    "bicubic": "bicubic",
+    "area": "area",
+}
+"""By the reference's name, that of the resizers here."""
 _GREY = not_mapped("images have three channels")
 _METHOD = to("data.resizer.resize_method")
 
@@ -267,15 +279,100 @@ class FixedShapeResizer(Checked):
     convert_to_grayscale: Annotated[bool, _GREY] = False
 
 
-ImageResizer = KeepAspectRatioResizer | FixedShapeResizer
+OTHER_RESIZER = not_mapped("images are resized to a fixed shape, or with their aspect ratio; the recipe says 300 x 300")
+
+
+@dataclass(frozen=True)
+class IdentityResizer:
+    """Images stay as they are."""
+
+
+@dataclass(frozen=True)
+class ConditionalShapeResizer:
+    """Images of which a side is beyond `size_threshold`, or below it, are resized to meet it."""
+
+    condition: Annotated[Literal["greater", "smaller"], OTHER_RESIZER] = "greater"
+    size_threshold: Annotated[int, OTHER_RESIZER] = 300
+    resize_method: Annotated[ResizeMethod, OTHER_RESIZER] = "bilinear"
+    convert_to_grayscale: Annotated[bool, OTHER_RESIZER] = False
+
+
+@dataclass(frozen=True)
+class BesideTheModel:
+    """What the message of a model says that is no field of its configuration here."""
+
+    image_resizer: Annotated[
+        KeepAspectRatioResizer | FixedShapeResizer | IdentityResizer | ConditionalShapeResizer, to("data.resizer")
+    ]
+    first_stage_only: Annotated[bool, to("model.number_of_stages")] = False
+    """Of Faster R-CNN before October 2017."""
+
+
+@dataclass(frozen=True)
+class GraphRewriter:
+    """`graph_rewriter`."""
+
+    quantization: configs.Quantization | None = None
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The parts of a pipeline.config that are read as a whole, once the others are taken out of it."""
+    """The whole file; parts that are fields are read by `pipeline_config`."""
 
     train_config: TrainConfig
     eval_config: EvalConfig = field(default_factory=EvalConfig)
-    train_input_reader: InputReader = field(default_factory=InputReader)
-    eval_input_reader: tuple[InputReader, ...] = ()
+    train_input_reader: tuple[Field, ...] = ()
+    eval_input_reader: tuple[Field, ...] = ()
     """One in 2017, several in 2018."""
+    model: tuple[Field, ...] = ()
+    graph_rewriter: tuple[Field, ...] = ()
+
+
+_TPU = no_effect("it is about TPUs, or how the same is computed")
+_OUTPUT = no_effect("it names further outputs, and changes none")
+_DEPRECATED = no_effect("losses are kept for each anchor anyway")
+_NO_MASKS = not_mapped("an SSD predicts boxes alone")
+_ANCHORWISE = {"anchorwise_output": _DEPRECATED}
+ELSEWHERE: Mapping[type, Mapping[str, Outcome]] = {
+    configs.Ssd: {
+        "inplace_batchnorm_update": _TPU,
+        "return_raw_detections_during_predict": _OUTPUT,
+        "mask_head_config": _NO_MASKS,
+    },
+    configs.FasterRcnn: {
+        **dict.fromkeys(
+            (
+                "inplace_batchnorm_update",
+                "use_static_shapes",
+                "use_static_shapes_for_eval",
+                "use_static_balanced_label_sampler",
+                "use_matmul_crop_and_resize",
+                "use_matmul_gather_in_matcher",
+                "use_partitioned_nms_in_first_stage",
+                "use_combined_nms_in_first_stage",
+            ),
+            _TPU,
+        ),
+        **dict.fromkeys(
+            ("return_raw_detections_during_predict", "output_final_box_features", "output_final_box_rpn_features"),
+            _OUTPUT,
+        ),
+    },
+    layer_configs.SsdFeatureExtractor: {
+        "replace_preprocessor_with_placeholder": no_effect("images are always prepared outside of the model"),
+        "batch_norm_trainable": not_mapped("model.freeze_batchnorm says it, and the hyperparameters of the layers"),
+    },
+    layer_configs.ConvolutionalBoxPredictor: {"mask_head": _NO_MASKS},
+    layer_configs.WeightSharedConvolutionalBoxPredictor: {"mask_head": _NO_MASKS},
+    box_configs.ArgmaxMatcher: {"use_matmul_gather": _TPU},
+    configs.BatchNonMaxSuppression: dict.fromkeys(("use_static_shapes", "combined_nms", "use_combined_nms"), _TPU),
+    configs.PostProcessing: {"calibration_config": not_mapped("scores are not calibrated")},
+    configs.WeightedL2: _ANCHORWISE,
+    configs.WeightedSmoothL1: _ANCHORWISE,
+    configs.WeightedSigmoid: _ANCHORWISE,
+    configs.WeightedSigmoidFocal: _ANCHORWISE,
+    configs.WeightedSoftmax: _ANCHORWISE,
+    configs.WeightedLogitsSoftmax: _ANCHORWISE,
+    configs.BootstrappedSigmoid: _ANCHORWISE,
+}
+"""The fields that messages of the model have, and its configuration here has not."""

@@ -14,6 +14,7 @@ from typing import Any
 from lockstep.augmentations import AUGMENTATIONS
 from lockstep.checks import Checked
 from lockstep.description import Change, changes, described
+from lockstep.detection.configs import FasterRcnn, Ssd
 from lockstep.errors import InputError
 from lockstep.images.augment import Augment
 from lockstep.losses.regularization import L1, L2
@@ -74,7 +75,7 @@ CLASSES_OF: Mapping[Any, tuple[type, ...]] = {
 SAID_ELSEWHERE: Mapping[tuple[type, str], str] = {(Towers, "count"): "num_towers"}
 """Fields of parts that are fields of the recipe itself instead."""
 
-Model = Mnist | LeNet | InceptionV3 | SqueezeNet | Torchvision | Timm
+Model = Mnist | LeNet | InceptionV3 | SqueezeNet | Torchvision | Timm | Ssd | FasterRcnn
 
 
 @dataclass(frozen=True)

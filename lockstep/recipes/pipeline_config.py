@@ -1,0 +1,271 @@
+"""A pipeline.config of TensorFlow's Object Detection API as a recipe, and what became of each of its fields."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from lockstep.augmentations import AUGMENTATIONS
+from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
+from lockstep.detection.configs import FasterRcnn, Ssd
+from lockstep.errors import InputError
+from lockstep.images.augment import Augment, HorizontalFlip
+from lockstep.inline_toml import kind_name
+from lockstep.listing import did_you_mean
+from lockstep.progress import Epochs, Interval
+from lockstep.recipes import pipeline_messages as messages
+from lockstep.recipes import pipeline_training as training
+from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.messages import At, MessageReader, Row, made_together, no_effect, not_mapped, to
+from lockstep.recipes.parts import DETECTION_METRICS, DataLoading, DetectionEvaluation, Evaluate, Pictures
+from lockstep.recipes.recipe import Recipe
+from lockstep.text_format import Field, Place, parse_text_format, quoted
+
+OPTIONS: Mapping[str, type] = {
+    **{kind_name(cls): cls for cls in AUGMENTATIONS if cls is not HorizontalFlip},
+    "random_horizontal_flip": HorizontalFlip,
+}
+"""The class of each data augmentation option. It is given the fields that the file sets: for the others the defaults of
+the class hold, as those of the reference's function do."""
+
+_MODELS: Mapping[str, type[Ssd | FasterRcnn]] = {"ssd": Ssd, "faster_rcnn": FasterRcnn}
+_METRICS_OF_2017 = {
+    "pascal_voc_metrics": "pascal_voc_detection_metrics",
+    "weighted_pascal_voc_metrics": "weighted_pascal_voc_detection_metrics",
+    "open_images_metrics": "open_images_V2_detection_metrics",
+    "open_images_detection_metrics": "open_images_V2_detection_metrics",
+}
+_AUGMENTATIONS = "data_augmentation_options"
+_GRAPH = At("graph_rewriter", Place(1, 1), to("model"))
+_ONE_EACH = no_effect("each evaluation scores every example once, in their order")
+
+
+class Imported(NamedTuple):
+    """A recipe, and what became of the fields of the file that it was made of, in their order."""
+
+    recipe: Recipe
+    rows: list[Row]
+
+
+def import_pipeline(text: str, source: str, name: str) -> Imported:
+    """Make a recipe of a pipeline.config.
+
+    Args:
+        text: in the text format of protocol buffers.
+        source: the name of its file, for messages.
+        name: of the recipe; signs that the name of a folder cannot have are replaced.
+
+    Raises:
+        InputError: a value that its field does not take, or a part that is missing; InputErrors where there are
+            several.
+    """
+    reader = MessageReader(source, messages.ELSEWHERE)
+    told = _read(reader, parse_text_format(text, source))
+    train = told.pipeline.train_config
+    parts = made_together(
+        {
+            part: partial(_told_of, f"{source}, {part}", partial(make, reader, told))
+            for part, make in {"training": _training, "data": _data, "evaluation": _evaluate}.items()
+        }
+    )
+    model = replace(
+        told.model, quantization=told.graph.quantization, add_regularization_loss=train.add_regularization_loss
+    )
+    if told.beside.first_stage_only and isinstance(model, FasterRcnn):
+        model = replace(model, number_of_stages=1)
+    recipe = _told_of(
+        source,
+        lambda: Recipe(
+            name=re.sub(r"[^\w.+-]", "_", name).lstrip(".+-") or "imported",
+            model=model,
+            data=parts["data"],
+            evaluate=parts["evaluation"],
+            feed=DataLoading(order="shuffled" if told.train_reader.shuffle else "sequential"),
+            **parts["training"],
+        ),
+    )
+    return Imported(recipe, reader.rows)
+
+
+class _Told(NamedTuple):
+    """What a file tells, part by part."""
+
+    pipeline: messages.Pipeline
+    model: Ssd | FasterRcnn
+    beside: messages.BesideTheModel
+    graph: messages.GraphRewriter
+    augment: tuple[Augment, ...]
+    train_reader: messages.InputReader
+    eval_reader: messages.InputReader
+
+
+def _read(reader: MessageReader, message: Sequence[Field]) -> _Told:
+    """Read all parts of a file, so that all that is wrong in it is told together."""
+    found = made_together(
+        {
+            "pipeline": partial(reader.read, messages.Pipeline, message, At("", Place(1, 1), to(""))),
+            "model": partial(_model, reader, _inside(message, "model")),
+            "graph": partial(reader.read, messages.GraphRewriter, _inside(message, "graph_rewriter"), _GRAPH),
+            "augment": partial(_augmentations, reader, _inside(_inside(message, "train_config"), _AUGMENTATIONS)),
+            "train_reader": partial(_input_reader, reader, "train_input_reader", message),
+            "eval_reader": partial(_input_reader, reader, "eval_input_reader", message),
+        }
+    )
+    model, beside = found.pop("model")
+    return _Told(model=model, beside=beside, **found)
+
+
+def _inside(message: Iterable[Field], name: str) -> list[Field]:
+    """Return what is in the messages of this name, one after the other."""
+    return [inner for field in message if field.name == name and isinstance(field.value, list) for inner in field.value]
+
+
+def _told_of(part: str, make: Callable[[], Any]) -> Any:
+    """Call a function; its error names the part of the file."""
+    try:
+        return make()
+    except InputError as error:
+        raise InputError(
+            f"{part}: {error.what}", given=error.given, expected=error.expected, hint=error.hint
+        ) from error
+
+
+def _model(reader: MessageReader, models: list[Field]) -> tuple[Ssd | FasterRcnn, messages.BesideTheModel]:
+    """Read the model, and what its message says beside."""
+    if len(models) != 1 or models[0].name not in _MODELS:
+        given = ", ".join(field.name for field in models) or "none"
+        place = models[0].place if models else Place(1, 1)
+        raise reader.wrong("model", place, given, "ssd or faster_rcnn", "other models are not imported")
+    (field,) = models
+    at = At(f"model.{field.name}", field.value_place, to("model"))
+    message = reader.message(field, at)
+    beside = [inner for inner in message if inner.name in ("image_resizer", "first_stage_only")]
+    rest = [inner for inner in message if inner not in beside]
+    found = made_together(
+        {
+            "model": partial(reader.read, _MODELS[field.name], rest, at),
+            "beside": partial(reader.read, messages.BesideTheModel, beside, at),
+        }
+    )
+    if isinstance(other := found["beside"].image_resizer, messages.IdentityResizer | messages.ConditionalShapeResizer):
+        reader.revise(f"{at.path}.image_resizer.{kind_name(type(other))}", messages.OTHER_RESIZER)
+    return found["model"], found["beside"]
+
+
+def _augmentations(reader: MessageReader, steps: Sequence[Field]) -> tuple[Augment, ...]:
+    """Read the augmentations, in their order; those that there are not here are reported."""
+    path = f"train_config.{_AUGMENTATIONS}"
+    makers: dict[int, Callable[[], Augment]] = {}
+    for step in steps:
+        if cls := OPTIONS.get(step.name):
+            at = At(f"{path}.{step.name}", step.value_place, to(f"data.augment.{len(makers)}"))
+            makers[len(makers)] = partial(reader.read_field, cls, step, at)
+        else:
+            why = f"there is no such augmentation here. {did_you_mean(step.name, OPTIONS)}".rstrip()
+            reader.leave([step], At(path, step.place, not_mapped(why)))
+    return tuple(made_together(makers).values())
+
+
+def _input_reader(reader: MessageReader, name: str, message: Sequence[Field]) -> messages.InputReader:
+    """Read the first reader of a name; further ones are reported."""
+    given = [field for field in message if field.name == name]
+    if not given:
+        return messages.InputReader()
+    first, *others = given
+    reader.leave(others, At("", first.place, not_mapped("data has one path for each of train, validation and test")))
+    read = reader.read_field(messages.InputReader, first, At(name, first.value_place, to("data")))
+    if read.input_type == "tf_sequence_example":
+        reader.revise(f"{name}.input_type", not_mapped("records are read as tf.train.Example alone"))
+    return read
+
+
+def _training(reader: MessageReader, told: _Told) -> dict[str, Any]:
+    fields = training.recipe_fields(told.pipeline.train_config)
+    epochs = told.train_reader.num_epochs
+    if epochs and "end" in fields:
+        reader.revise("train_input_reader.num_epochs", not_mapped("the run ends after train_config.num_steps"))
+    return {"end": Epochs(epochs) if epochs else None, **fields}
+
+
+def _data(reader: MessageReader, told: _Told) -> DetectionData:
+    """Make the data of what the readers of training and evaluation say, much of it twice."""
+    train, val, config = told.train_reader, told.eval_reader, told.pipeline.train_config
+    for name in ("shuffle", "num_epochs"):
+        reader.revise(f"eval_input_reader.{name}", _ONE_EACH)
+    reader.revise("eval_input_reader.max_number_of_boxes", no_effect("detections are scored against all objects"))
+    if train.label_map_path and val.label_map_path not in ("", train.label_map_path):
+        one = not_mapped("training and evaluation have one label map, that of train_input_reader")
+        reader.revise("eval_input_reader.label_map_path", one)
+    return DetectionData(
+        train=_path(reader, train, "train"),
+        validation=_path(reader, val, "eval"),
+        label_map=train.label_map_path or val.label_map_path or None,
+        masks=train.load_instance_masks or val.load_instance_masks,
+        num_keypoints=train.num_keypoints or val.num_keypoints,
+        max_number_of_boxes=train.max_number_of_boxes or config.max_number_of_boxes,
+        merge_multiple_label_boxes=config.merge_multiple_label_boxes,
+        resizer=_resizer(told.beside.image_resizer),
+        augment=told.augment,
+    )
+
+
+def _resizer(given: object) -> FixedShapeResizer | KeepAspectRatioResizer:
+    if isinstance(given, messages.FixedShapeResizer):
+        return FixedShapeResizer(given.height, given.width, messages.RESIZE_METHODS[given.resize_method])
+    if isinstance(given, messages.KeepAspectRatioResizer):
+        colour: Any = tuple(map(round, given.per_channel_pad_value)) or (0, 0, 0)
+        method = messages.RESIZE_METHODS[given.resize_method]
+        return KeepAspectRatioResizer(
+            given.min_dimension, given.max_dimension, method, given.pad_to_max_dimension, colour
+        )
+    return FixedShapeResizer()  # as the report says
+
+
+def _path(reader: MessageReader, given: messages.InputReader, name: str) -> str | None:
+    """Return the path of the records; further ones are reported."""
+    files = given.tf_record_input_reader
+    first, *others = (files and files.input_path) or ("",)
+    field = f"{name}_input_reader.tf_record_input_reader.input_path"
+    reader.revise(field, to("data.train" if name == "train" else "data.validation"))
+    for path in others:
+        why = "data has one path or pattern; write one that all files match"
+        reader.revise(field, not_mapped(why), quoted(path))
+    return first or None
+
+
+def _evaluate(reader: MessageReader, told: _Told) -> Evaluate:
+    given, has_average = told.pipeline.eval_config, told.pipeline.train_config.optimizer.use_moving_average
+    if given.use_moving_averages and not has_average:
+        why = "train_config.optimizer keeps no averages"
+        reader.revise("eval_config.use_moving_averages", not_mapped(why))
+    metrics = {name: _METRICS_OF_2017.get(name, name) for name in given.metrics_set}
+    for name in metrics.keys() - {name for name, known in metrics.items() if known in DETECTION_METRICS}:
+        why = f"there are no such metrics here. {did_you_mean(name, DETECTION_METRICS)}".rstrip()
+        reader.revise("eval_config.metrics_set", not_mapped(why), quoted(name))
+    known = tuple(dict.fromkeys(name for name in metrics.values() if name in DETECTION_METRICS))
+    usual = DetectionEvaluation()
+    return Evaluate(
+        every=Interval(given.eval_interval_secs, "seconds"),
+        micro_batch=given.batch_size,
+        weights="average" if given.use_moving_averages and has_average else "raw",
+        examples=given.num_examples or None,
+        detection=DetectionEvaluation(
+            metrics=known or usual.metrics,
+            per_category=given.include_metrics_per_category,
+            ignore_ground_truth=given.ignore_groundtruth,
+            export_path=given.export_path or None,
+            max_evaluations=given.max_evals,
+            pictures=Pictures(
+                count=given.num_visualizations,
+                folder=given.visualization_export_dir or None,
+                min_score=given.min_score_threshold,
+                max_boxes=given.max_num_boxes_to_visualize,
+                scores=not given.skip_scores,
+                labels=not given.skip_labels,
+                ground_truth=given.visualize_groundtruth_boxes,
+            ),
+        ),
+    )
