@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     """`losses(model, batch)` returns named scalars whose sum is the objective; or (losses, metrics)."""
     CountFunction = Callable[["Batch"], Mapping[str, float | Tensor]]
     """`counts(batch)` returns how many things some of the losses, by name, are sums over in this part of the batch."""
-    ScoreFunction = Callable[[nn.Module, "Batch"], Mapping[str, Tensor | tuple[Tensor, ...]]]
+    ScoreFunction = Callable[[nn.Module, "Batch"], Mapping[str, Tensor | tuple[Any, ...]]]
     """`score(model, batch)` returns named tensors of shape (batch,), one number an example; or what a metric takes."""
 
 

@@ -140,7 +140,7 @@ def _workload_of_path(arguments: argparse.Namespace) -> _Workload:
     what, name = arguments.what, arguments.augment
     if name is not None:
         check_one_of("augment", name, list(SLIM_PRESETS))
-    reader = _without_locations(open_data(what))
+    reader = _without_keypoints(open_data(what))
     augment = SLIM_PRESETS[name]().train if name else (RandomResizedCrop(_CROP_SIZE), HorizontalFlip())
     return _Workload(
         Loader(
@@ -153,17 +153,12 @@ def _workload_of_path(arguments: argparse.Namespace) -> _Workload:
     )
 
 
-def _without_locations(reader: Reader) -> Reader:
-    """Leave out the locations of objects, which crops would not move."""
-    from lockstep.images.augment import LOCATION_FIELDS
+def _without_keypoints(reader: Reader) -> Reader:
+    """Leave out the keypoints of objects: a flip would have to know which are left and which are right."""
     from lockstep.readers.combine import OnlyFields
 
-    names = _first_example(reader).keys()
-    return (
-        OnlyFields(reader, [name for name in names if name not in LOCATION_FIELDS])
-        if names & {*LOCATION_FIELDS}
-        else reader
-    )
+    names, points = _first_example(reader).keys(), {"keypoints", "keypoint_visibility"}
+    return OnlyFields(reader, [name for name in names if name not in points]) if names & points else reader
 
 
 def _has_images(reader: Reader) -> bool:

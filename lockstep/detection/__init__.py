@@ -1,1 +1,1 @@
-"""Detectors: their configurations, as plain values."""
+"""Detectors: their configurations as plain values, and the targets of their losses."""

@@ -19,7 +19,7 @@ from lockstep.data.loader import EvaluationBatch, Loader
 from lockstep.errors import InputError
 from lockstep.evaluation.gathered_metrics import GatheredMetrics
 from lockstep.evaluation.precise_statistics import PreciseStatistics, recompute_statistics
-from lockstep.evaluation.scores import Weights, checked, counted, summed
+from lockstep.evaluation.scores import Weights, checked, counted, scores_of, summed
 from lockstep.metrics.metric import Metric
 from lockstep.screen import log
 from lockstep.training.state import TrainState
@@ -38,7 +38,7 @@ NO_METRICS: Mapping[str, Metric] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of an evaluation: sums of the scores over all examples, and the values of metrics."""
+    """The result of an evaluation: sums of scores over all examples, and values of metrics; `[name]` is a score."""
 
     sums: Mapping[str, float]
     num_examples: int
@@ -57,22 +57,27 @@ class Evaluation:
         return {name: total / self.num_examples for name, total in self.sums.items()}
 
     @property
+    def scores(self) -> dict[str, float]:
+        """All scores by name: the means over the examples, and the numbers that the metrics have computed."""
+        return {**self.means, **scores_of(self.computed)}
+
+    @property
     def facts(self) -> dict[str, Any]:
         """Weights, counts and scores, by the names that all files of scores have."""
         return {
             "weights": self.weights,
             "num_examples": self.num_examples,
             "num_bad_examples": len(self.bad),
-            "scores": self.means,
+            "scores": self.scores,
         }
 
     def __getitem__(self, name: str) -> float:
-        check_one_of("score", name, tuple(self.sums))
-        return self.sums[name] / self.num_examples
+        scores = self.scores
+        check_one_of("score", name, tuple(scores))
+        return scores[name]
 
     def __str__(self) -> str:
-        numbers = {name: value for name, value in self.computed.items() if isinstance(value, int | float)}
-        scores = ", ".join(f"{name} {value:.4f}" for name, value in {**self.means, **numbers}.items())
+        scores = ", ".join(f"{name} {value:.4f}" for name, value in self.scores.items())
         weights = " with averaged weights" if self.weights == "average" else ""
         left_out = f", {len(self.bad)} bad ones left out" if self.bad else ""
         return f"{scores or 'no scores'} over {self.num_examples} examples{weights}{left_out}"
@@ -98,12 +103,13 @@ def evaluate(
 
     Metrics that cannot be averaged over examples see all of them in one process, the chief's, on its CPU, and in the
     same order: they are reset, updated once a micro-batch and asked once for their value, which all workers get.
-    The chief's metrics keep what they have seen, those of other workers have seen nothing.
+    The chief's metrics keep what they have seen, those of other workers have seen nothing. What a `PreparedMetric`
+    does with single examples is done before, by the worker that has scored them.
 
     Args:
         state: whose model is scored; nothing in it changes.
         score: `score(model, batch)`, returning named tensors of shape (batch,); under the name of a metric, a tuple of
-            tensors with the batch first, which its `update` takes.
+            tensors with the batch first or `Ragged`s, which its `update` takes; or `prepare`, which takes lists, too.
         loader: its reader is read in order, without augmentation.
         weights: the parameters as they are, or their moving averages.
         micro_batch: examples a forward pass; the loader's batch size by default.

@@ -1,26 +1,29 @@
-"""Update metrics with the rows of all workers, in one process and in the order of the micro-batches."""
+"""Prepare rows where they were scored; update metrics with those of all workers in one process, in their order."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors.torch import load, save
-from torch import nn
+from torch import Tensor, nn
 
 # The stores are torch.distributed's, by the name under which they have types.
 from torch._C._distributed_c10d import PrefixStore
 
 from lockstep.checks import check_type
 from lockstep.errors import InputError, LockstepError
-from lockstep.evaluation.scores import Rows
-from lockstep.metrics.metric import Metric
+from lockstep.evaluation.scores import Column, Rows, checked_columns
+from lockstep.metrics.metric import Metric, PreparedMetric
+from lockstep.ragged import Ragged
 from lockstep.workers.group import JSON
 from lockstep.workers.rank import Worker
 from lockstep.workers.store_server import MAX_VALUE_BYTES
+
+_Prepared: TypeAlias = "Mapping[str, tuple[Tensor | Ragged, ...]]"
 
 _PART_BYTES = MAX_VALUE_BYTES // 4  # of a text too, which JSON may make twice as long
 _ASKED = "distributed_available_fn"  # a metric of torchmetrics asks it whether to wait for other processes
@@ -50,8 +53,8 @@ class GatheredMetrics:
             worker.group.agree("the metrics of an evaluation", sorted(metrics))
 
     def add(self, rows: Rows) -> None:
-        """Pass the rows of this worker's next micro-batch on; waits for the other workers to do so."""
-        self._round(rows)
+        """Prepare the rows of this worker's next micro-batch and pass them on; waits for the other workers to do so."""
+        self._round({name: self._prepared(name, columns) for name, columns in rows.items()})
 
     def finish(self) -> None:
         """Wait until all workers have passed on all their rows."""
@@ -75,7 +78,15 @@ class GatheredMetrics:
         )
         return passed_on
 
-    def _round(self, rows: Rows | None) -> bool:
+    def _prepared(self, name: str, columns: tuple[Column, ...]) -> tuple[Tensor | Ragged, ...]:
+        """Have the metric prepare the rows of a micro-batch, if it does so; what it returns is on the CPU."""
+        metric = self._metrics[name]
+        with _naming(name, "prepare what the score function returned"), torch.no_grad():
+            prepared = metric.prepare(*columns) if isinstance(metric, PreparedMetric) else columns
+        what, hint = f"What `prepare` of the metric {name!r} returned cannot travel.", "return what `update` takes"
+        return tuple(column.to("cpu") for column in checked_columns(prepared, len(columns[0]), what, hint=hint))
+
+    def _round(self, rows: _Prepared | None) -> bool:
         """Pass on the rows of one micro-batch of each worker; say whether any worker had some."""
         if not self._metrics:
             return False
@@ -87,35 +98,55 @@ class GatheredMetrics:
         self._round_number += 1
         return any(sizes is not None for sizes in arrived)
 
-    def _update(self, rows: Rows) -> None:
-        """Update the metrics; a micro-batch without valid examples is passed over."""
+    def _update(self, rows: _Prepared) -> None:
         for name, columns in rows.items():
-            shapes = ", ".join(f"{tuple(column.shape)} {column.dtype}" for column in columns)
-            with _naming(name, f"be updated with tensors of {shapes}"), torch.no_grad():
-                if len(columns[0]):
-                    self._metrics[name].update(*columns)
+            with _naming(name, f"be updated with tensors of {', '.join(map(_kind, columns))}"), torch.no_grad():
+                self._metrics[name].update(*columns)
 
-    def _send(self, rows: Rows) -> list[JSON]:
+    def _send(self, rows: _Prepared) -> list[JSON]:
         """Put rows into the store, unless this is the chief; return the number of parts, and of columns by name."""
         num_columns = {name: len(columns) for name, columns in rows.items()}
         if self._worker.is_chief:
             return [0, num_columns]
-        numbered = ((f"{name}/{at}", column) for name, columns in rows.items() for at, column in enumerate(columns))
-        whole = save({key: column.contiguous() for key, column in numbered})
+        # Copies: what a metric has prepared may share memory, which safetensors refuses.
+        whole = save({key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in _tensors(rows)})
         parts = [whole[start : start + _PART_BYTES] for start in range(0, len(whole), _PART_BYTES)]
         for number, part in enumerate(parts):
             self._store.set(self._key(self._worker.rank, number), part)  # type: ignore[arg-type]  # bytes too
         return [len(parts), num_columns]
 
-    def _receive(self, rank: int, num_parts: int, num_columns: Mapping[str, int]) -> Rows:
+    def _receive(self, rank: int, num_parts: int, num_columns: Mapping[str, int]) -> _Prepared:
         keys = [self._key(rank, number) for number in range(num_parts)]
         tensors = load(b"".join(self._store.get(key) for key in keys))
         for key in keys:
             self._store.delete_key(key)
-        return {name: tuple(tensors[f"{name}/{at}"] for at in range(count)) for name, count in num_columns.items()}
+        return {
+            name: tuple(_column(tensors, f"{name}/{at}") for at in range(count)) for name, count in num_columns.items()
+        }
 
     def _key(self, rank: int, part: int) -> str:
         return f"{self._round_number}/{rank}/{part}"
+
+
+def _tensors(rows: _Prepared) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of all columns with their keys: two of a Ragged."""
+    for name, columns in rows.items():
+        for at, column in enumerate(columns):
+            if isinstance(column, Ragged):
+                yield f"{name}/{at}/values", column.values
+                yield f"{name}/{at}/lengths", column.lengths
+            else:
+                yield f"{name}/{at}", column
+
+
+def _column(tensors: Mapping[str, Tensor], key: str) -> Tensor | Ragged:
+    return tensors[key] if key in tensors else Ragged(tensors[f"{key}/values"], tensors[f"{key}/lengths"])
+
+
+def _kind(column: Tensor | Ragged) -> str:
+    if isinstance(column, Ragged):
+        return f"ragged {_kind(column.values)}"
+    return f"{tuple(column.shape)} {column.dtype}"
 
 
 @contextmanager

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
 from lockstep.errors import InputError
+from lockstep.metrics.metric import Metric, PreparedMetric
+from lockstep.ragged import Ragged
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Weights = Literal["raw", "average"]
 """Which weights are scored: the parameters as they are, or their moving averages."""
-Rows: TypeAlias = "Mapping[str, tuple[Tensor, ...]]"
-"""By the name of a metric, the arguments of its `update`: tensors with the examples first."""
+Column: TypeAlias = "Tensor | Ragged | list[Any]"
+"""A value for each example; only the `prepare` of a metric takes a list."""
+Rows: TypeAlias = "Mapping[str, tuple[Column, ...]]"
+"""By the name of a metric, the arguments of its `prepare` or `update`."""
 
 
 class Scores(NamedTuple):
@@ -27,7 +31,7 @@ class Scores(NamedTuple):
     rows: Rows
 
 
-def checked(returned: object, metrics: Collection[str], size: int) -> Scores:
+def checked(returned: object, metrics: Mapping[str, Metric], size: int) -> Scores:
     """Split what a score function returned for `size` rows into scores to average and rows for the metrics named."""
     if not isinstance(returned, Mapping) or not returned:
         raise InputError(
@@ -53,10 +57,20 @@ def checked(returned: object, metrics: Collection[str], size: int) -> Scores:
 
 
 def counted(scores: Scores, valid: int) -> tuple[dict[str, float], Rows]:
-    """Sum the scores in float64, and copy the rows to the CPU: of the first `valid` examples, the rest is padding."""
+    """Sum the scores in float64, and copy the rows to the CPU: of the first `valid` examples, the rest is padding.
+
+    Where all of it is padding, there are no rows.
+    """
     sums = {name: float(values[:valid].double().sum()) for name, values in scores.averaged.items()}
-    rows = {name: tuple(column[:valid].to("cpu", copy=True) for column in rows) for name, rows in scores.rows.items()}
-    return sums, rows
+    rows = {name: tuple(_on_cpu(column[:valid]) for column in columns) for name, columns in scores.rows.items()}
+    return sums, rows if valid else {}
+
+
+def _on_cpu(column: Column) -> Column:
+    """Copy a column: a metric may keep it, and must not keep the memory of the whole batch with it."""
+    if isinstance(column, Ragged):
+        return Ragged(column.values.to("cpu", copy=True), column.lengths.clone())
+    return column if isinstance(column, list) else column.to("cpu", copy=True)
 
 
 def summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -71,6 +85,14 @@ def summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
                 hint="return every score for every batch",
             )
     return {name: _sum([part[name] for part in parts]) for name in names}
+
+
+def scores_of(computed: Mapping[str, Any]) -> dict[str, float]:
+    """Pick the scores among the values of metrics: `NAME` of a number, `NAME/KEY` of the numbers of a mapping."""
+    named: dict[str, Any] = {}
+    for name, value in computed.items():
+        named |= {f"{name}/{key}": each for key, each in value.items()} if isinstance(value, Mapping) else {name: value}
+    return {name: float(value) for name, value in named.items() if type(value) in (int, float)}
 
 
 def _sum(values: Sequence[float]) -> float:
@@ -90,7 +112,7 @@ def _checked_score(name: str, values: object, size: int) -> Tensor:
     )
 
 
-def _checked_rows(name: str, value: object, metrics: Collection[str], size: int) -> tuple[Tensor, ...]:
+def _checked_rows(name: str, value: object, metrics: Mapping[str, Metric], size: int) -> tuple[Column, ...]:
     if name not in metrics:
         raise InputError(
             f"The score function returned a tuple under {name!r}, which is no metric.",
@@ -98,19 +120,39 @@ def _checked_rows(name: str, value: object, metrics: Collection[str], size: int)
             expected=f"a tensor of shape ({size},), or the name of a metric",
             hint=f'give the metric that takes it: evaluate(..., metrics={{"{name}": metric}})',
         )
+    return checked_columns(
+        value,
+        size,
+        f"The metric {name!r} cannot be given what the score function returned for it.",
+        hint=f'return {{"{name}": (logits, labels)}}, unreduced: padding must not count',
+        may_be_lists=isinstance(metrics[name], PreparedMetric),
+    )
+
+
+def checked_columns(value: object, size: int, what: str, *, hint: str, may_be_lists: bool = False) -> tuple[Any, ...]:
+    """Return a tuple of columns of `size` examples; anything else is an InputError of these words."""
     columns = value if isinstance(value, tuple) else ()
-    wrong = [each for each in columns if not (isinstance(each, torch.Tensor) and each.shape[:1] == (size,))]
+    wrong = [each for each in columns if not _has_rows(each, size, may_be_lists)]
     if wrong or not columns:
+        lists = ", or lists" if may_be_lists else ""
         raise InputError(
-            f"The metric {name!r} cannot be given what the score function returned for it.",
+            what,
             given=_kind(wrong[0]) if wrong else _kind(value),
-            expected=f"a tuple of tensors with the batch first: shape ({size}, ...)",
-            hint=f'return {{"{name}": (logits, labels)}}, unreduced: padding must not count',
+            expected=f"a tuple of tensors with the batch first: shape ({size}, ...); Raggeds{lists} of {size} examples",
+            hint=hint,
         )
     return columns
+
+
+def _has_rows(column: object, size: int, may_be_list: bool) -> bool:
+    if isinstance(column, torch.Tensor):
+        return column.shape[:1] == (size,)
+    return isinstance(column, (Ragged, list) if may_be_list else Ragged) and len(column) == size
 
 
 def _kind(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, Ragged):
+        return f"a Ragged of {len(value)} examples"
     return f"an empty {type(value).__name__}" if value == () else f"a {type(value).__name__}"

@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias
 import numpy as np
 import torch
 
-from lockstep.checks import Checked, Hint, PositiveFloat, PositiveInt, Probability, Range, ordered
+from lockstep.checks import Checked, Hint, NonNegativeInt, PositiveFloat, PositiveInt, Probability, Range, ordered
 from lockstep.errors import InputError
 from lockstep.images.decode import EncodedImage
+from lockstep.images.moves import AS_IT_IS, MIRRORED, Region, Turn, move
+from lockstep.images.objects import LOCATION_FIELDS, Fields, move_objects, object_fields
+from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+Int64s: TypeAlias = "npt.NDArray[np.int64]"
 Bools: TypeAlias = "npt.NDArray[np.bool_]"
-
-LOCATION_FIELDS = ("boxes", "masks", "keypoints", "keypoint_visibility", "area")
-"""The fields that say where objects are on an image, or how much of it they take."""
 
 
 class Augment(Protocol):
@@ -94,29 +95,27 @@ def _are_equal(one: Augment, other: Augment) -> bool:
 
 @dataclass(frozen=True)
 class HorizontalFlip(Checked):
-    """Exchange left and right of some of the images.
+    """Exchange left and right of some of the images, and of the objects on them.
 
-    The field holds images of shape (batch, channels, height, width) and any dtype.
+    The field holds images of shape (batch, channels, height, width) and any dtype, or a list of images.
     """
 
     p: Probability = 0.5
     """The probability that an image is flipped."""
     field: str = "image"
+    keypoint_flip_permutation: tuple[NonNegativeInt, ...] = ()
+    """For each keypoint of an object the one that is in its place on the mirrored image: a left eye is a right one
+    there. Needed where there are keypoints."""
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with some of its images flipped; the images given stay as they are."""
-        images = image_tensor(batch, self.field, self)
-        check_no_locations(batch, self)
-        flipped = images.clone()
-        # Row by row: to gather and scatter them at once takes several times as long.
-        for row in np.flatnonzero(draws.uniform(f"HorizontalFlip {self.field}") < self.p).tolist():
-            flipped[row] = images[row].flip(-1)
-        return {**batch, self.field: flipped}
+        flipped = draws.uniform(f"HorizontalFlip {self.field}") < self.p
+        return turned_rows(batch, self.field, MIRRORED, flipped, self, self.keypoint_flip_permutation)
 
 
 @dataclass(frozen=True)
 class RandomShift(Checked):
-    """Shift each image by up to `pixels` in each direction; what moves in is zero.
+    """Shift each image, and the objects on it, by up to `pixels` in each direction; what moves in is zero.
 
     The field holds images of shape (batch, channels, height, width) and any dtype.
     """
@@ -127,7 +126,6 @@ class RandomShift(Checked):
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images shifted."""
         images = image_tensor(batch, self.field, self)
-        check_no_locations(batch, self)
         height, width = images.shape[2:]
         padded = torch.nn.functional.pad(images, [self.pixels] * 4)
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (batch, channels, shifts, shifts, height, width)
@@ -135,21 +133,116 @@ class RandomShift(Checked):
             torch.from_numpy(draws.integers(f"RandomShift {self.field} {axis}", 0, 2 * self.pixels + 1))
             for axis in ("top", "left")
         )
-        return {**batch, self.field: windows[torch.arange(len(images)), :, top, left]}
+        corners = zip((top - self.pixels).tolist(), (left - self.pixels).tolist(), strict=True)
+        moves = [move((height, width), Region(*corner, height, width)) for corner in corners]
+        return {**move_objects(batch, moves), self.field: windows[torch.arange(len(images)), :, top, left]}
 
 
-def encoded_images(batch: dict[str, Any], field: str, wanted_by: object) -> list[EncodedImage]:
-    """Look up the encoded images in a field of a batch."""
+def turned_rows(
+    batch: Fields, field: str, turn: Turn, rows: Bools, wanted_by: object, keypoint_order: Sequence[int] = ()
+) -> Fields:
+    """Turn some of the images, and the objects on them.
+
+    Args:
+        batch: with images of any form in the field.
+        field: of the images.
+        turn: what is done to them.
+        rows: which of them, shape (batch,).
+        wanted_by: the augmentation.
+        keypoint_order: see `move_objects`.
+    """
+    images = images_of(batch, field, wanted_by)
+    moves = (
+        [
+            move(sides, turn=turn if is_turned else AS_IT_IS)
+            for sides, is_turned in zip(map(tuple, sides_of(images).tolist()), rows, strict=True)
+        ]
+        if object_fields(batch)
+        else []
+    )
+    if moves and turn.mirrors and "keypoints" in batch:
+        _check_keypoint_order(keypoint_order, batch, wanted_by)
+    turned: Any = batch[field].clone() if isinstance(batch[field], torch.Tensor) else [*images]
+    # Row by row: to gather and scatter them at once takes several times as long.
+    for row in np.flatnonzero(rows).tolist():
+        turned[row] = turned_image(images[row], turn)
+    return {**move_objects(batch, moves, keypoint_order=keypoint_order), field: turned}
+
+
+def _check_keypoint_order(order: Sequence[int], batch: Fields, wanted_by: object) -> None:
+    """Refuse to mirror keypoints without knowing which are left and which are right."""
+    keypoints = batch["keypoints"]
+    count = (keypoints.values if isinstance(keypoints, Ragged) else keypoints[0]).shape[1]
+    if sorted(order) != [*range(count)]:
+        name = type(wanted_by).__name__
+        raise InputError(
+            f"{name} does not know which keypoint is in whose place on a mirrored image.",
+            given=f"keypoint_flip_permutation={(*order,)}, for {count} keypoints of an object",
+            expected=f"each number from 0 to {count - 1}, once",
+            hint="for eyes 0 (left) and 1 (right), and a nose, give keypoint_flip_permutation=(1, 0, 2)",
+        )
+
+
+Image: TypeAlias = "EncodedImage | Tensor"
+"""An image file that is not decoded yet, or a raster of shape (channels, height, width)."""
+
+
+def images_of(batch: Fields, field: str, wanted_by: object, *, colour: bool = False) -> Sequence[Image]:
+    """Look up the images of a field: encoded or decoded, of one size or of several.
+
+    Args:
+        batch: with the field.
+        field: of the images.
+        wanted_by: the augmentation, for an error.
+        colour: take rasters of uint8 and three channels alone, as encoded images are once they are decoded.
+    """
     images = batch.get(field)
-    if isinstance(images, list) and all(isinstance(image, EncodedImage) for image in images):
+    if isinstance(images, torch.Tensor) and images.ndim == 4:
+        images = images.unbind()
+    if isinstance(images, list | tuple) and all(
+        isinstance(image, EncodedImage) or _is_raster(image, colour=colour) for image in images
+    ):
         return images
     name = type(wanted_by).__name__
+    rasters = "uint8 rasters of shape (3, height, width)" if colour else "rasters of shape (channels, height, width)"
     raise InputError(
-        f"{name} finds no encoded images in the field {field!r}.",
+        f"{name} finds no images in the field {field!r}.",
         given=describe_field(batch, field),
-        expected="a list of encoded images, as ImageFolder reads them",
-        hint=f"name their field: {name}(..., field=...); let one augmentation alone decode them",
+        expected=f"encoded images, as ImageFolder reads them, or {rasters}",
+        hint=f"name their field: {name}(..., field=...)",
     )
+
+
+def sides_of(images: Sequence[Image]) -> Int64s:
+    """Return heights and widths in pixels, shape (batch, 2), by the headers of encoded images alone."""
+    sides = [image.size[::-1] if isinstance(image, EncodedImage) else image.shape[-2:] for image in images]
+    return np.array(sides, dtype=np.int64).reshape(-1, 2)
+
+
+def decoded(image: Image, region: Region | None = None) -> Tensor:
+    """Decode an image, or a region of it, if it is not decoded yet."""
+    if isinstance(image, EncodedImage):
+        return image.decode(region)
+    if region is None:
+        return image
+    top, left, height, width = region
+    return image[:, top : top + height, left : left + width]
+
+
+def turned_image(image: Image, turn: Turn) -> Image:
+    """Turn an image; one that is not decoded yet is turned when it is."""
+    return image.turned(turn) if isinstance(image, EncodedImage) else turn(image)
+
+
+def name_of(image: Image) -> str:
+    """Name an image in an error."""
+    return image.source if isinstance(image, EncodedImage) else "An image"
+
+
+def _is_raster(image: object, *, colour: bool) -> bool:
+    if not isinstance(image, torch.Tensor) or image.ndim != 3:
+        return False
+    return not colour or (image.dtype == torch.uint8 and len(image) == 3)
 
 
 def image_tensor(batch: dict[str, Any], field: str, wanted_by: object) -> Tensor:
@@ -183,6 +276,8 @@ def describe_field(batch: dict[str, Any], field: str) -> str:
     value = batch.get(field)
     if isinstance(value, torch.Tensor):
         found = f"a tensor of shape {tuple(value.shape)}, {value.dtype}"
+    elif isinstance(value, Ragged):
+        found = f"a Ragged of values of shape {tuple(value.values.shape)}, {value.values.dtype}"
     elif isinstance(value, list) and value:
         found = f"a list of {', '.join(sorted({type(item).__name__ for item in value}))}"
     else:
@@ -190,17 +285,12 @@ def describe_field(batch: dict[str, Any], field: str) -> str:
     return f"{field!r} is {found}; the fields are {', '.join(batch)}"
 
 
-def check_no_locations(batch: dict[str, Any], moved_by: object, consumed: str | None = None) -> None:
-    """Refuse a batch with locations of objects: they would be wrong after an augmentation that moves the images.
+def check_no_locations(batch: dict[str, Any], moved_by: object) -> None:
+    """Refuse a batch with locations of objects: an augmentation that bends the images would leave them where they are.
 
     Fields that only say that an object is there may stay, and so may fields of one number for each image.
-
-    Args:
-        batch: given to the augmentation.
-        moved_by: the augmentation.
-        consumed: a field that the augmentation takes out of the batch.
     """
-    wrong = [name for name in LOCATION_FIELDS if name in batch and name != consumed and not _one_each(batch[name])]
+    wrong = [name for name in LOCATION_FIELDS if name in object_fields(batch)]
     if wrong:
         name, kept = type(moved_by).__name__, [f'"{name}"' for name in batch if name not in wrong]
         raise InputError(
@@ -209,10 +299,6 @@ def check_no_locations(batch: dict[str, Any], moved_by: object, consumed: str | 
             expected=f"no places of objects on the images, none of {', '.join(LOCATION_FIELDS)}",
             hint=f"read the fields wanted alone: lockstep.readers.combine.OnlyFields(reader, [{', '.join(kept)}])",
         )
-
-
-def _one_each(values: object) -> bool:
-    return isinstance(values, torch.Tensor) and values.ndim == 1
 
 
 Share = Annotated[float, Range(gt=0, le=1)]

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import numpy as np
 import torch
 
 from lockstep.checks import Checked, NonNegativeInt, OneOf, PositiveInt, ordered
 from lockstep.errors import DataError, InputError
-from lockstep.images.augment import check_no_locations, encoded_images
+from lockstep.images.augment import Image, decoded, images_of, name_of, sides_of
 from lockstep.images.decode import AS_STORED, EncodedImage
+from lockstep.images.moves import Move, Region, move
+from lockstep.images.objects import Fields, move_objects
 from lockstep.images.resizing import ANTIALIASED, METHODS, resized
 from lockstep.randomness import Draws
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-Fields = dict[str, Any]
 Int64s: TypeAlias = "npt.NDArray[np.int64]"
 
 
@@ -39,7 +40,7 @@ class Decode:
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images decoded; nothing is drawn."""
-        return {**batch, self.field: [image.decode() for image in encoded_images(batch, self.field, self)]}
+        return {**batch, self.field: [decoded(image) for image in images_of(batch, self.field, self)]}
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,11 @@ class CropOrPad(Checked):
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images decoded and cropped; nothing is drawn."""
-        images = _images(batch, self.field, self)
-        check_no_locations(batch, self)
-        sides = _sides(images)
+        images = images_of(batch, self.field, self)
+        sides = sides_of(images)
         # Towards 0: of an odd rest the larger part is cut off, or added, at the bottom and at the right.
         corners = np.trunc((sides - self.size) / 2).astype(np.int64)
-        return {**batch, self.field: _stacked(_windows(map(_raster, images), corners, self.size), batch, self)}
+        return _cropped(batch, images, corners, self)
 
 
 @dataclass(frozen=True)
@@ -72,19 +72,18 @@ class RandomCrop(Checked):
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images decoded and cropped."""
-        images = _images(batch, self.field, self)
-        check_no_locations(batch, self)
-        sides = _sides(images)
+        images = images_of(batch, self.field, self)
+        sides = sides_of(images)
         room = sides + 2 * self.padding - self.size
         if (room < 0).any():
             raise self._too_small(images, sides, int((room < 0).any(1).argmax()))
         corners = _corners(room, draws, f"RandomCrop {self.field}") - self.padding
-        return {**batch, self.field: _stacked(_windows(map(_raster, images), corners, self.size), batch, self)}
+        return _cropped(batch, images, corners, self)
 
-    def _too_small(self, images: Sequence[EncodedImage | Tensor], sides: Int64s, row: int) -> DataError:
+    def _too_small(self, images: Sequence[Image], sides: Int64s, row: int) -> DataError:
         height, width = sides[row]
         return DataError(
-            f"{_name(images[row])} is too small to be cropped.",
+            f"{name_of(images[row])} is too small to be cropped.",
             given=f"{height} rows and {width} columns, with {self.padding} more at each side",
             expected=f"{self.size} rows and columns or more",
             hint="ask for a smaller size or more padding, or use CropOrPad",
@@ -116,34 +115,38 @@ class ShortSideCrop(Checked):
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images decoded, resized and cropped."""
-        images = _images(batch, self.field, self)
-        check_no_locations(batch, self)
+        images = images_of(batch, self.field, self)
         column = f"ShortSideCrop {self.field}"
         short = draws.integers(f"{column} side", self.short_side[0], self.short_side[1] + 1)
-        sides = scaled_sides(_sides(images), short)
+        sides = scaled_sides(sides_of(images), short)
         self._check_pixels(images, sides, short)
         room = sides - self.size
         corners = room // 2 if self.place == "middle" else _corners(room, draws, column)
         places = np.concatenate([sides, corners], axis=1).tolist()
         crops = [self._crop(image, *place) for image, place in zip(images, places, strict=True)]
-        return {**batch, self.field: _stacked(crops, batch, self)}
+        resizes = [
+            move(before, to=after, half_pixel_centers=self.resize == ANTIALIASED)
+            for before, after in zip(map(tuple, sides_of(images).tolist()), map(tuple, sides.tolist()), strict=True)
+        ]
+        moved = move_objects(move_objects(batch, resizes), _window_moves(sides, corners, self.size))
+        return {**moved, self.field: _stacked(crops, batch, self)}
 
-    def _check_pixels(self, images: Sequence[EncodedImage | Tensor], sides: Int64s, short: Int64s) -> None:
+    def _check_pixels(self, images: Sequence[Image], sides: Int64s, short: Int64s) -> None:
         """Refuse an image that takes too much memory once it is resized: if it is thin, a small file may."""
         for image, pixels, side in zip(images, sides.prod(1).tolist(), short.tolist(), strict=True):
             most = (image.decoding if isinstance(image, EncodedImage) else AS_STORED).max_pixels
             if pixels > most:
-                height, width = _sides([image])[0]
+                height, width = sides_of([image])[0]
                 raise DataError(
-                    f"{_name(image)} is too thin to be resized by its short side.",
+                    f"{name_of(image)} is too thin to be resized by its short side.",
                     given=f"{height} rows and {width} columns, for a short side of {side} pixels",
                     expected=f"at most {most} pixels once it is resized",
                     hint="leave it out of the data, or use Resize or RandomResizedCrop",
                 )
 
-    def _crop(self, image: EncodedImage | Tensor, height: int, width: int, top: int, left: int) -> Tensor:
+    def _crop(self, image: Image, height: int, width: int, top: int, left: int) -> Tensor:
         rows, columns = slice(top, top + self.size), slice(left, left + self.size)
-        return resized(_raster(image), height, width, self.resize, rows, columns)
+        return resized(decoded(image), height, width, self.resize, rows, columns)
 
 
 def scaled_sides(sides: Int64s, short: Int64s) -> Int64s:
@@ -153,33 +156,22 @@ def scaled_sides(sides: Int64s, short: Int64s) -> Int64s:
     return scaled
 
 
-def _images(batch: Fields, field: str, wanted_by: object) -> Sequence[EncodedImage | Tensor]:
-    """Look up the images of a field, encoded or decoded."""
-    images = batch.get(field)
-    if isinstance(images, torch.Tensor) and images.ndim == 4:
-        return images.unbind()
-    return encoded_images(batch, field, wanted_by)
-
-
-def _sides(images: Sequence[EncodedImage | Tensor]) -> Int64s:
-    """Return heights and widths in pixels, shape (batch, 2)."""
-    sides = [image.size[::-1] if isinstance(image, EncodedImage) else image.shape[1:] for image in images]
-    return np.array(sides, dtype=np.int64).reshape(-1, 2)
-
-
-def _name(image: EncodedImage | Tensor) -> str:
-    return image.source if isinstance(image, EncodedImage) else "An image"
-
-
-def _raster(image: EncodedImage | Tensor) -> Tensor:
-    return image.decode() if isinstance(image, EncodedImage) else image
-
-
 def _corners(room: Int64s, draws: Draws, column: str) -> Int64s:
     """Draw whole numbers from 0 to the room that there is, shape (batch, 2)."""
     shares = np.stack([draws.uniform(f"{column} top"), draws.uniform(f"{column} left")], axis=1)
     corners: Int64s = np.floor(shares * (room + 1)).astype(np.int64)
     return corners
+
+
+def _cropped(batch: Fields, images: Sequence[Image], corners: Int64s, crop: CropOrPad | RandomCrop) -> Fields:
+    """Cut a square from each image, and take the objects with it."""
+    moved = move_objects(batch, _window_moves(sides_of(images), corners, crop.size))
+    return {**moved, crop.field: _stacked(_windows(map(decoded, images), corners, crop.size), batch, crop)}
+
+
+def _window_moves(sides: Int64s, corners: Int64s, size: int) -> list[Move]:
+    places = zip(map(tuple, sides.tolist()), corners.tolist(), strict=True)
+    return [move(before, Region(top, left, size, size)) for before, (top, left) in places]
 
 
 def _windows(images: Iterable[Tensor], corners: Int64s, size: int) -> list[Tensor]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from lockstep.checks import Checked, OneOf, PositiveInt, check_value
 from lockstep.errors import DataError, InputError
 from lockstep.images import jpeg, pillow
 from lockstep.images.jpeg import LIBRARIES, JpegDecoder, JpegHeader, check_raster_size
+from lockstep.images.moves import AS_IT_IS, Region, Turn
 from lockstep.tracing import timed
 
 if TYPE_CHECKING:
@@ -25,27 +26,17 @@ if TYPE_CHECKING:
 
 DECODERS = ("auto", *LIBRARIES, "pillow")
 
-# For each EXIF orientation: whether to exchange rows and columns, then which axes to flip.
-_ROWS, _COLUMNS = -2, -1
-_TURNS: dict[int, tuple[bool, list[int]]] = {
-    1: (False, []),
-    2: (False, [_COLUMNS]),
-    3: (False, [_ROWS, _COLUMNS]),
-    4: (False, [_ROWS]),
-    5: (True, []),
-    6: (True, [_COLUMNS]),
-    7: (True, [_ROWS, _COLUMNS]),
-    8: (True, [_ROWS]),
+# For each EXIF orientation: how the raster is turned.
+_TURNS = {
+    1: AS_IT_IS,
+    2: Turn(False, False, True),
+    3: Turn(False, True, True),
+    4: Turn(False, True, False),
+    5: Turn(True, False, False),
+    6: Turn(True, False, True),
+    7: Turn(True, True, True),
+    8: Turn(True, True, False),
 }
-
-
-class Region(NamedTuple):
-    """A part of an image, in pixels of the whole one."""
-
-    top: int
-    left: int
-    height: int
-    width: int
 
 
 @dataclass(frozen=True)
@@ -102,7 +93,7 @@ class Decoding(Checked):
             if factor == 1 and header.orientation == 1:
                 return self._raster(data, header, part)
             stored = self._shrunk(data, header, factor) if factor > 1 else self._raster(data, header, header.whole)
-            raster = _turned(stored, header.orientation)
+            raster = _TURNS[header.orientation](stored)
         return raster[:, top // factor : -(-(top + height) // factor), left // factor : -(-(left + width) // factor)]
 
     @property
@@ -149,25 +140,53 @@ AS_STORED = Decoding()
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """The bytes of an image file, of any format that `Decoding` knows; one entry of a field of a batch."""
+    """The bytes of an image file, of any format that `Decoding` knows; one entry of a field of a batch.
+
+    It may stand for a part of the file's image, turned: no more than that part is decoded, when it is asked for.
+    """
 
     data: bytes = field(repr=False)
     source: str
     """The file, or the record and its file, as errors name it."""
     decoding: Decoding = AS_STORED
+    part: Region | None = None
+    """The part of the file's image; None for all of it."""
+    turn: Turn = AS_IT_IS
+    """How the part is turned."""
 
     @property
     def size(self) -> tuple[int, int]:
         """Width and height in pixels, by the header alone."""
-        return self.decoding.size(self.data, self.source)
+        if self.part is None:
+            return self.turn.sides(*self.decoding.size(self.data, self.source))
+        return self.turn.sides(self.part.width, self.part.height)
 
     def decode(self, region: Region | None = None, at_least: tuple[int, int] | None = None) -> Tensor:
         """Decode the image, or a region of it: uint8 of shape (3, height, width), red, green and blue.
 
         Args and errors are those of `Decoding.decode`.
         """
+        stored = self.part if region is None else self._stored(region)
+        if at_least and self.turn.exchange:
+            at_least = at_least[1], at_least[0]
         with timed("decode"):
-            return self.decoding.decode(self.data, self.source, region, at_least)
+            return self.turn(self.decoding.decode(self.data, self.source, stored, at_least))
+
+    def cropped(self, region: Region) -> EncodedImage:
+        """Take a part alone; it has to lie within the image."""
+        return replace(self, part=self._stored(region))
+
+    def turned(self, by: Turn) -> EncodedImage:
+        """Turn it, once more if it is turned already."""
+        return replace(self, turn=self.turn.then(by))
+
+    def _stored(self, region: Region) -> Region:
+        """Return a region of this image as one of the file's."""
+        width, height = self.size
+        inside = _within(region, (width, height), self.source)
+        top, left, rows, columns = self.turn.region_before(inside, *self.turn.sides(height, width))
+        first = self.part or Region(0, 0, 0, 0)
+        return Region(first.top + top, first.left + left, rows, columns)
 
 
 class _Header(NamedTuple):
@@ -184,7 +203,7 @@ class _Header(NamedTuple):
     def size(self) -> tuple[int, int]:
         """Width and height once it is turned."""
         width, height = self.stored
-        return (height, width) if _TURNS[self.orientation][0] else (width, height)
+        return _TURNS[self.orientation].sides(width, height)
 
     @property
     def whole(self) -> Region:
@@ -225,12 +244,6 @@ def _factor(height: int, width: int, at_least: tuple[int, int] | None) -> int:
     check_value("at_least", min(at_least), PositiveInt)
     allowed = (factor for factor in (8, 4, 2) if height // factor >= at_least[0] and width // factor >= at_least[1])
     return next(allowed, 1)
-
-
-def _turned(raster: Tensor, orientation: int) -> Tensor:
-    exchange, flips = _TURNS[orientation]
-    raster = raster.transpose(_ROWS, _COLUMNS) if exchange else raster
-    return raster.flip(flips) if flips else raster
 
 
 @contextmanager

@@ -6,19 +6,30 @@ crop, `Resize`, or a function of the user's own must come first among a loader's
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
 from lockstep.checks import Checked, NonNegativeFloat, OneOf, PositiveInt
 from lockstep.errors import DataError, InputError
-from lockstep.images.augment import Bounds, Share, Shares, check_no_locations, describe_field, encoded_images
-from lockstep.images.decode import EncodedImage, Region
+from lockstep.images.augment import (
+    Bounds,
+    Image,
+    Share,
+    Shares,
+    decoded,
+    describe_field,
+    images_of,
+    name_of,
+    sides_of,
+)
+from lockstep.images.moves import Region, move
+from lockstep.images.objects import Fields, move_objects, object_fields
 from lockstep.images.resizing import ANTIALIASED, LEGACY_METHODS, METHODS, resized
+from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
 
 if TYPE_CHECKING:
@@ -26,7 +37,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Int64s: TypeAlias = "npt.NDArray[np.int64]"
-Fields = dict[str, Any]
 _Float32s: TypeAlias = "npt.NDArray[np.float32]"
 _Float64s: TypeAlias = "npt.NDArray[np.float64]"
 _Bools: TypeAlias = "npt.NDArray[np.bool_]"
@@ -62,33 +72,30 @@ class DistortedCrop(Checked):
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images decoded, cropped and resized."""
-        images = encoded_images(batch, self.field, self)
-        check_no_locations(batch, self, consumed=self.boxes_field)
         rest = {name: value for name, value in batch.items() if name != self.boxes_field}
-        pixels = _decoded(images, self.windows(batch, draws).regions(), self.size, self._methods(draws))
-        return {**rest, self.field: pixels}
+        return _resized(rest, self.field, self.windows(batch, draws).regions(), self.size, self._methods(draws), self)
 
     def windows(self, batch: Fields, draws: Draws) -> Windows:
         """Draw the part of each image that is taken."""
-        images = encoded_images(batch, self.field, self)
-        height, width = _sizes(images)
+        images = images_of(batch, self.field, self, colour=True)
+        height, width = sides_of(images).T
         objects = _objects(self._boxes(batch, images), images, height, width)
         law = DistortedLaw(self.min_object_covered, self.aspect, self.area, self.max_attempts)
         return law.windows(height, width, objects, draws, f"DistortedCrop {self.field}")
 
-    def _methods(self, draws: Draws) -> Iterable[str]:
+    def _methods(self, draws: Draws) -> str | Sequence[str]:
         if self.resize != RANDOM:
-            return repeat(self.resize)
+            return self.resize
         chosen = draws.integers(f"DistortedCrop {self.field} resize", 0, len(LEGACY_METHODS))
         return [LEGACY_METHODS[number] for number in chosen]
 
-    def _boxes(self, batch: Fields, images: Sequence[EncodedImage]) -> Sequence[Tensor]:
+    def _boxes(self, batch: Fields, images: Sequence[Image]) -> Sequence[Tensor]:
         """Return the boxes of each image; one without any has a box over all of it."""
         whole = torch.tensor([[0.0, 0.0, 1.0, 1.0]])
         if self.boxes_field is None:
             return [whole] * len(images)
         boxes = batch.get(self.boxes_field)
-        if not isinstance(boxes, list) or len(boxes) != len(images) or not all(map(_is_boxes, boxes)):
+        if not isinstance(boxes, list | Ragged) or len(boxes) != len(images) or not all(map(_is_boxes, boxes)):
             raise InputError(
                 f"DistortedCrop finds no boxes in the field {self.boxes_field!r}.",
                 given=describe_field(batch, self.boxes_field),
@@ -114,14 +121,12 @@ class RandomResizedCrop(Checked):
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images decoded, cropped and resized."""
-        images = encoded_images(batch, self.field, self)
-        check_no_locations(batch, self)
         regions = self.windows(batch, draws).regions()
-        return {**batch, self.field: _decoded(images, regions, self.size, repeat(self.resize))}
+        return _resized(batch, self.field, regions, self.size, self.resize, self)
 
     def windows(self, batch: Fields, draws: Draws) -> Windows:
         """Draw the part of each image that is taken."""
-        height, width = _sizes(encoded_images(batch, self.field, self))
+        height, width = sides_of(images_of(batch, self.field, self, colour=True)).T
         column = f"RandomResizedCrop {self.field}"
         return resized_crop_windows(height, width, self.scale, self.ratio, draws, column)
 
@@ -140,18 +145,14 @@ class CentralCrop(Checked):
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images decoded, cropped and resized; nothing is drawn."""
-        images = encoded_images(batch, self.field, self)
-        check_no_locations(batch, self)
-        regions = [central_region(height, width, self.fraction) for width, height in (image.size for image in images)]
-        return {**batch, self.field: _decoded(images, regions, self.size, repeat(self.resize))}
+        sides = sides_of(images_of(batch, self.field, self, colour=True)).tolist()
+        regions = [central_region(height, width, self.fraction) for height, width in sides]
+        return _resized(batch, self.field, regions, self.size, self.resize, self)
 
 
 @dataclass(frozen=True)
 class Resize(Checked):
-    """All of each image.
-
-    Boxes and keypoints stay right, since they are shares; masks and areas stay those of the image given.
-    """
+    """All of each image."""
 
     size: PositiveInt
     """Height and width of the result, in pixels."""
@@ -161,8 +162,7 @@ class Resize(Checked):
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images decoded and resized; nothing is drawn."""
-        images = encoded_images(batch, self.field, self)
-        return {**batch, self.field: _decoded(images, repeat(None), self.size, repeat(self.resize))}
+        return _resized(batch, self.field, None, self.size, self.resize, self)
 
 
 class Windows(NamedTuple):
@@ -319,20 +319,14 @@ def _is_boxes(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.ndim == 2 and value.shape[1] == 4
 
 
-def _sizes(images: Sequence[EncodedImage]) -> tuple[Int64s, Int64s]:
-    """Return heights and widths in pixels."""
-    width, height = np.array([image.size for image in images], dtype=np.int64).reshape(-1, 2).T
-    return height, width
-
-
-def _objects(boxes: Sequence[Tensor], images: Sequence[EncodedImage], height: Int64s, width: Int64s) -> Objects:
+def _objects(boxes: Sequence[Tensor], images: Sequence[Image], height: Int64s, width: Int64s) -> Objects:
     """Convert boxes to pixels, rounded down."""
     owner = np.repeat(np.arange(len(boxes)), np.array([len(each) for each in boxes], dtype=np.int64))
     shares = torch.cat([torch.empty(0, 4), *boxes]).numpy().astype(np.float32)
     if not (inside := (shares >= 0) & (shares <= 1)).all():
         wrong = int((~inside).any(1).argmax())
         raise DataError(
-            f"A box does not lie within {images[owner[wrong]].source}.",
+            f"A box does not lie within {name_of(images[owner[wrong]])}.",
             given=f"top, left, bottom and right {', '.join(f'{share:g}' for share in shares[wrong])}",
             expected="shares of its height and width, from 0 to 1",
             hint="divide pixels by the size of the image, clip the boxes, or leave them out",
@@ -341,11 +335,20 @@ def _objects(boxes: Sequence[Tensor], images: Sequence[EncodedImage], height: In
     return Objects(owner, *(shares * sides.astype(np.float32)).astype(np.int64).T)
 
 
-def _decoded(
-    images: Sequence[EncodedImage], regions: Iterable[Region | None], size: int, methods: Iterable[str]
-) -> Tensor:
-    """Decode, crop and resize: uint8 of shape (batch, 3, size, size)."""
+def _resized(
+    batch: Fields, field: str, regions: Sequence[Region] | None, size: int, methods: str | Sequence[str], crop: object
+) -> Fields:
+    """Decode, crop and resize images to uint8 of shape (batch, 3, size, size); the objects go with them."""
+    images = images_of(batch, field, crop, colour=True)
     pixels = torch.empty(len(images), 3, size, size, dtype=torch.uint8)
-    for row, image, region, method in zip(pixels, images, regions, methods, strict=False):
-        row.copy_(resized(image.decode(region), size, size, method))
-    return pixels
+    parts = [None] * len(images) if regions is None else regions
+    how = [methods] * len(images) if isinstance(methods, str) else methods
+    for row, image, region, method in zip(pixels, images, parts, how, strict=True):
+        row.copy_(resized(decoded(image, region), size, size, method))
+    if not object_fields(batch):
+        return {**batch, field: pixels}
+    moves = [
+        move(sides, region, to=(size, size), half_pixel_centers=method == ANTIALIASED)
+        for sides, region, method in zip(map(tuple, sides_of(images).tolist()), parts, how, strict=True)
+    ]
+    return {**move_objects(batch, moves), field: pixels}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lockstep.checks import PositiveInt, Range, check_value
 from lockstep.errors import DataError
+from lockstep.ragged import Ragged
 from lockstep.readers.reader import Int64s, Reader, ReaderWrapper
 
 LARGEST_OFFSET = 2**31
@@ -51,7 +52,7 @@ class ClassificationReader(ReaderWrapper):
             raise self._no_class(int(indices[first]), int(given[first]))
         found = {"image": fields["image"], _LABEL: labels}
         if self._boxes:
-            found[_BOXES] = fields[_BOXES] if _BOXES in fields else [torch.zeros(0, 4)] * len(indices)
+            found[_BOXES] = fields[_BOXES] if _BOXES in fields else _no_boxes(len(indices))
         return found
 
     def _labels_of(self, fields: Mapping[str, Any], indices: Int64s) -> Tensor:
@@ -85,6 +86,10 @@ class ClassificationReader(ReaderWrapper):
             expected=expected,
             hint=_hint(label, offset),
         )
+
+
+def _no_boxes(num_examples: int) -> Ragged:
+    return Ragged(torch.zeros(0, 4), torch.zeros(num_examples, dtype=torch.int64))
 
 
 def check_labels_offset(name: str, offset: int) -> None:

@@ -35,7 +35,7 @@ _SPANS = "spans"  # the column of the start and stop of each object's outline
 class Coco:
     """The images that a file of annotations lists, in its order, and the objects on them.
 
-    A batch is lists, with an entry for each image and n for the objects on it:
+    A batch has an entry for each image, of n objects: tensors with n first are `Ragged`, the others are lists:
 
     - "image": `EncodedImage`; "source_id": the image's id, as text
     - "boxes": float32 (n, 4) of top, left, bottom, right as shares of height and width: x, y, x + width and y + height
@@ -118,7 +118,7 @@ class Coco:
         fields: dict[str, Any] = {
             "image": [self._files.read(index) for index in indices.tolist()],
             "source_id": [str(number) for number in self._ids[indices].tolist()],
-            **{name: self._objects.tensors(name, indices) for name in self._names},
+            **self._objects.ragged(self._names, indices),
         }
         fields["class_text"] = [[self.classes[label] for label in labels.tolist()] for labels in fields["labels"]]
         if self._outlines is not None:

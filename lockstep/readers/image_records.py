@@ -10,12 +10,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lockstep.checks import wrong_type
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding, EncodedImage
 from lockstep.listing import shorten
+from lockstep.ragged import Ragged
 from lockstep.readers.fingerprint import Fingerprint, named_parts
 from lockstep.readers.image_files import check_not_turned, load_decoder
 from lockstep.readers.reader import Cost, Int64s
@@ -189,11 +189,11 @@ class ParsedExample:
         return f"{len(values)} values of {'bytes' if isinstance(values, list) else values.dtype}"
 
 
-def boxes_of(examples: Sequence[ParsedExample], prefix: str) -> list[Tensor]:
+def boxes_of(examples: Sequence[ParsedExample], prefix: str) -> Ragged:
     """Read each example's boxes: float32 (boxes, 4) of top, left, bottom and right as shares of height and width.
 
     They come from the features `ymin`, `xmin`, `ymax` and `xmax`, missing for an example without boxes. Boxes that
-    reach out of the image by up to a tenth of it are clipped; `places_with_area` finds those that have an area then.
+    reach out of the image by up to a tenth of it are clipped, and may have no area then.
     A DataError names an example whose features differ in length, and a box that is no number, upside down, or farther
     outside, as boxes in pixels are.
     """
@@ -212,19 +212,7 @@ def boxes_of(examples: Sequence[ParsedExample], prefix: str) -> list[Tensor]:
             "shares of height and width from 0 to 1, the top before the bottom and the left before the right",
             given="a box of top, left, bottom and right " + ", ".join(f"{share:g}" for share in joined[wrong]),
         )
-    return list(torch.split(torch.from_numpy(joined.clip(0, 1)), counts))
-
-
-def places_with_area(boxes: Sequence[Tensor]) -> dict[int, list[int]]:
-    """Find the boxes with an area: their indices by the row of their example, if it has boxes without area.
-
-    Every reader leaves out an object whose box has no area on its image.
-    """
-    joined = torch.cat([torch.empty(0, 4), *boxes])
-    if (joined[:, 2:] > joined[:, :2]).all():
-        return {}
-    have_area = [(each[:, 2:] > each[:, :2]).all(1) for each in boxes]
-    return {row: each.nonzero()[:, 0].tolist() for row, each in enumerate(have_area) if not each.all()}
+    return Ragged(torch.from_numpy(joined.clip(0, 1)), torch.tensor(counts, dtype=torch.int64))
 
 
 def check_decoding(features: Iterable[str], decoding: Decoding) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from lockstep.checks import check_type
 from lockstep.errors import DataError
 from lockstep.listing import shorten
+from lockstep.ragged import Ragged
 from lockstep.readers.fingerprint import Fingerprint, checksum
 from lockstep.readers.image_files import ImageFiles
 from lockstep.readers.label_map import LabelMap
@@ -55,9 +55,14 @@ class ObjectTable:
         starts = self._starts[first : stop + 1]
         return [starts - starts[0], *(values[starts[0] : starts[-1]] for values in self._columns.values())]
 
-    def tensors(self, name: str, indices: Int64s) -> list[Tensor]:
-        """Copy one column's values of the objects, a tensor for each image."""
-        return [torch.from_numpy(self.rows(name, index).copy()) for index in indices.tolist()]
+    def ragged(self, names: Iterable[str], indices: Int64s) -> dict[str, Ragged]:
+        """Copy some columns' values of the objects on some images."""
+        first, lengths = self._starts[indices], self._starts[indices + 1] - self._starts[indices]
+        ends = np.cumsum(lengths)
+        places = np.arange(lengths.sum()) + np.repeat(first - ends + lengths, lengths)
+        return {
+            name: Ragged(torch.from_numpy(self._columns[name][places]), torch.from_numpy(lengths)) for name in names
+        }
 
 
 def fingerprint_of_objects(files: ImageFiles, objects: ObjectTable, classes: Mapping[int, str]) -> Fingerprint:

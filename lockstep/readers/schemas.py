@@ -13,7 +13,9 @@ from torch import Tensor
 
 from lockstep.checks import Checked, Hint, OneOf, Range
 from lockstep.images.masks import DenseMasks, PngMasks, dense_masks
-from lockstep.readers.image_records import EDGES, ParsedExample, boxes_of, places_with_area
+from lockstep.images.objects import areas_of, select_objects
+from lockstep.ragged import Ragged
+from lockstep.readers.image_records import EDGES, ParsedExample, boxes_of
 from lockstep.readers.label_map import LabelMap
 from lockstep.records.example import Float32s
 
@@ -35,7 +37,6 @@ _WEIGHT, _MASK = f"{_OBJECT}weight", f"{_OBJECT}mask"
 _KEYPOINT_Y, _KEYPOINT_X, _VISIBILITY = (f"{_OBJECT}keypoint/{part}" for part in ("y", "x", "visibility"))
 _ADDITIONAL_CHANNELS = "image/additional_channels/encoded"
 _FLAGS = ("is_crowd", "difficult", "group_of")
-_OF_OBJECTS = ("boxes", "labels", "class_text", "weights", "area", *_FLAGS, "masks", "keypoints", "keypoint_visibility")
 _MOST_OF_AN_OBJECT = 1 << 16  # keypoints, or channels
 _UNKNOWN = -1
 _VISIBLE = 2  # as COCO counts: 0 is not labelled, 1 is labelled and hidden
@@ -76,9 +77,8 @@ class ImageNetSchema(Checked):
             "label": torch.tensor(self._labels(examples), dtype=torch.int64),
         }
         if self.boxes:
-            boxes = fields["boxes"] = boxes_of(examples, _BOXES)
-            for row, places in places_with_area(boxes).items():
-                boxes[row] = boxes[row][places]
+            boxes = boxes_of(examples, _BOXES)
+            fields["boxes"] = boxes.kept(areas_of(boxes.values) > 0)
         if self.text:
             fields["text"] = [example.text(_CLASS_TEXT) for example in examples]
         return fields
@@ -98,7 +98,7 @@ class ImageNetSchema(Checked):
 class DetectionSchema(Checked):
     """Images with objects, as the converters of TensorFlow's object detection API write them.
 
-    A batch is lists, with an entry for each image and n for the objects in it:
+    A batch has an entry for each image, of n objects: tensors with n first are `Ragged`, the others are lists:
 
     - "image": `EncodedImage`; "source_id": text, "" where the record has none
     - "boxes": float32 (n, 4) of top, left, bottom and right as shares of height and width, see `boxes_of`
@@ -141,29 +141,32 @@ class DetectionSchema(Checked):
         boxes = boxes_of(examples, _BOXES)
         objects = list(zip(examples, boxes, strict=True))
         sizes = [_size(example) for example in examples]
+        columns = {
+            "labels": [self._labels(example, len(own)) for example, own in objects],
+            "weights": [_weights(example, len(own)) for example, own in objects],
+            "area": [_areas(example, own, *size) for (example, own), size in zip(objects, sizes, strict=True)],
+            **{flag: [_flags(example, flag, len(own)) for example, own in objects] for flag in _FLAGS},
+        }
+        if self.num_keypoints:
+            points = [self._keypoints(example, len(own)) for example, own in objects]
+            columns["keypoints"] = [places for places, _ in points]
+            columns["keypoint_visibility"] = [visibility for _, visibility in points]
+        joined = {name: Ragged(torch.cat(rows or [torch.empty(0)]), boxes.lengths) for name, rows in columns.items()}
         fields: dict[str, Any] = {
             "image": [example.image(_IMAGE) for example in examples],
             "source_id": [example.text(_SOURCE_ID) for example in examples],
             "boxes": boxes,
-            "labels": [self._labels(example, len(own)) for example, own in objects],
+            "labels": joined.pop("labels"),
             "class_text": [_texts(example, len(own)) for example, own in objects],
-            "weights": [_weights(example, len(own)) for example, own in objects],
-            "area": [_areas(example, own, *size) for (example, own), size in zip(objects, sizes, strict=True)],
-            **{flag: [_flags(example, flag, len(own)) for example, own in objects] for flag in _FLAGS},
+            **joined,
         }
         if self.masks != "none":
             fields["masks"] = [
                 self._masks(example, len(own), *size) for (example, own), size in zip(objects, sizes, strict=True)
             ]
-        if self.num_keypoints:
-            points = [self._keypoints(example, len(own)) for example, own in objects]
-            fields["keypoints"], fields["keypoint_visibility"] = (
-                [both[0] for both in points],
-                [both[1] for both in points],
-            )
         if (channels := self.num_additional_channels) > 0:
             fields["additional_channels"] = [example.images(_ADDITIONAL_CHANNELS, channels) for example in examples]
-        return _with_area(fields)
+        return select_objects(fields, areas_of(boxes.values) > 0)
 
     def _labels(self, example: ParsedExample, count: int) -> Tensor:
         texts = _texts(example, count)
@@ -248,22 +251,6 @@ def _size(example: ParsedExample) -> tuple[int, int]:
         if (told := example.integer(name, side)) != side:
             raise example.unusable(name, f"{side} pixels, as the image's header says", given=f"{told} pixels")
     return height, width
-
-
-def _with_area(fields: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the objects whose boxes have no area."""
-    for row, places in places_with_area(fields["boxes"]).items():
-        for name in _OF_OBJECTS:
-            if name in fields:
-                fields[name][row] = _selected(fields[name][row], places)
-    return fields
-
-
-def _selected(values: Any, places: Sequence[int]) -> Any:
-    """Select the values of some objects, from a tensor, a list, or masks, which may be missing."""
-    if isinstance(values, DenseMasks | PngMasks):
-        return values.selected(places) if len(values) else values
-    return values[places] if isinstance(values, Tensor) else [values[place] for place in places]
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Voc:
     annotation. Other tools name the folders annotations and images, or put all files into one; these have no lists, and
     are read with `split=None`: all annotations, by name. The image is the `filename` of the annotation.
 
-    A batch is lists, with an entry for each image and n for the objects on it:
+    A batch has an entry for each image, of n objects: tensors with n first are `Ragged`, the others are lists:
 
     - "image": `EncodedImage`; "source_id": the file name of the image
     - "boxes": float32 (n, 4) of top, left, bottom, right as shares of height and width: the file's numbers divided by
@@ -116,7 +116,7 @@ class Voc:
         fields: dict[str, Any] = {
             "image": [self._files.read(index) for index in indices.tolist()],
             "source_id": [self._files.names[index] for index in indices.tolist()],
-            **{name: self._objects.tensors(name, indices) for name in _TENSORS},
+            **self._objects.ragged(_TENSORS, indices),
         }
         fields["class_text"] = [[self.classes[label] for label in labels.tolist()] for labels in fields["labels"]]
         fields["view"] = [

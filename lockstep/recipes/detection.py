@@ -10,6 +10,7 @@ import torch
 
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.checks import Checked, NonNegativeInt, PositiveInt, Range
+from lockstep.detection.targets import DetectionTargets, refuse_merging
 from lockstep.images.augment import Augment
 from lockstep.images.decode import Decoding
 from lockstep.recipes.data import PathData, Split
@@ -61,6 +62,11 @@ class DetectionData(PathData, Checked):
     """The most objects of an image to train on, the first ones; None: all."""
     merge_multiple_label_boxes: bool = False
     """Make one object of several labels out of those with the same box; not with masks or keypoints."""
+    quantization_bins: Annotated[int, Range(ge=2, lt=2**31)] | None = None
+    """Boxes are the same if each edge is in the same of so many bins: 10,000 as in 2018; None: if they are equal, as in
+    2017."""
+    use_multiclass_scores: bool = False
+    """Train on the scores of all classes that records have for an object, in place of its label."""
     bad_objects: Literal["raise", "drop"] = "raise"
     """What becomes of an object with a box that is none or a label outside of the map: an error, or it is left out."""
     resizer: FixedShapeResizer | KeepAspectRatioResizer = field(default_factory=FixedShapeResizer)
@@ -82,6 +88,9 @@ class DetectionData(PathData, Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_paths()
+        self.targets(num_classes=1)
+        if self.merge_multiple_label_boxes:
+            refuse_merging(["masks"] * self.masks + ["keypoints"] * (self.num_keypoints > 0))
 
     @property
     def image_size(self) -> int:
@@ -117,6 +126,12 @@ class DetectionData(PathData, Checked):
     def evaluation(self) -> Sequence[Augment]:
         """Return the augmentations of batches that are scored; they draw no random numbers."""
         return (self.resizer,)
+
+    def targets(self, num_classes: int) -> DetectionTargets:
+        """Return what comes after the augmentations of training batches, and makes the targets of the losses."""
+        return DetectionTargets(
+            num_classes, self.merge_multiple_label_boxes, self.quantization_bins, self.use_multiclass_scores
+        )
 
     def inputs(self, batch: Mapping[str, Any]) -> Tensor:
         """Make the input of the network: floats from 0 to 255 of shape (batch, 3, height, width)."""

@@ -20,6 +20,7 @@ from lockstep.convert.detection import convert_coco, convert_voc, detection_exam
 from lockstep.convert.sharding import Settings
 from lockstep.errors import DataError, InputError
 from lockstep.images.decode import Decoding, EncodedImage
+from lockstep.ragged import Ragged
 from lockstep.readers.coco import Coco
 from lockstep.readers.image_records import ImageRecords
 from lockstep.readers.label_map import Label, LabelMap, read_label_map
@@ -90,7 +91,7 @@ def converted(folder: Path, pattern: str = "*-of-*") -> list[dict[str, Values]]:
 
 def plain(values: Any) -> Any:
     """A field as lists; of images and masks what they decode to."""
-    if isinstance(values, list):
+    if isinstance(values, list | Ragged):
         return [plain(value) for value in values]
     decoded = values.decode() if hasattr(values, "decode") else values
     return np.nan_to_num(decoded.numpy(), nan=-1).tolist() if isinstance(decoded, torch.Tensor) else decoded

@@ -276,7 +276,7 @@ def test_examples_without_images_are_refused(fields: dict[str, Any], given: str)
 
 
 def test_an_augmentation_for_something_else_is_refused() -> None:
-    with pytest.raises(InputError, match="RandomResizedCrop finds no encoded images"):
+    with pytest.raises(InputError, match="RandomResizedCrop finds no images"):
         one(Fields({"image": torch.zeros(1, 1, 2, 2, dtype=torch.uint8)}), pipeline=Pipeline(CROP))
 
 

@@ -76,6 +76,15 @@ def test_computed_values_become_json(value: Any, expected: Any) -> None:
     assert evaluated(score, {"seen": Seen(value)}).computed == {"seen": expected}
 
 
+def test_the_numbers_of_a_metric_are_scores() -> None:
+    result = evaluated(score, {"seen": Seen({"low": torch.tensor(0.25), "each": torch.tensor([1.0, 2.0])})})
+    assert result.scores == result.facts["scores"] == {"seen/low": 0.25}
+    assert result["seen/low"] == 0.25
+    assert str(result) == "seen/low 0.2500 over 11 examples"
+    with pytest.raises(ls.InputError, match="cannot be 'seen/high'"):
+        result["seen/high"]
+
+
 def test_several_metrics_beside_scores() -> None:
     def both(model: nn.Module, batch: ls.Batch) -> dict[str, Any]:
         return {"mean": batch["x"].float(), "cells": (batch["x"], batch["x"] * 0), **score(model, batch)}
@@ -226,6 +235,58 @@ def test_workers_with_other_metrics_are_named(run_workers: Callable[..., list[An
     for said in run_workers(refused_names, 2):
         assert said.startswith("The workers do not agree on the metrics of an evaluation: worker 1 differs.")
         assert 'worker 1: [0]: "seen by 1" instead of "seen by 0"' in said
+
+
+class Prepared(Seen):
+    """A metric of the digits of numbers, which the worker that scored them prepares, and notes its rank."""
+
+    def prepare(self, texts: list[str], x: Tensor) -> tuple[Any, ...]:
+        assert [int(text) for text in texts] == x.tolist()
+        digits = ls.Ragged.of([torch.tensor([*map(int, text)]) for text in texts])
+        return digits, digits.values[: len(x)], torch.full((len(x),), ls.join().rank)
+
+    def update(self, digits: ls.Ragged, first: Tensor, rank: Tensor) -> None:  # type: ignore[override]
+        assert torch.equal(digits.values[: len(digits)], first)
+        self.calls.append([[row.tolist() for row in digits], rank.unique().tolist()])
+
+    def compute(self) -> Any:
+        return self.calls
+
+
+def prepared() -> Any:
+    def score(model: nn.Module, batch: ls.Batch) -> dict[str, Any]:
+        return {"seen": ([str(x) for x in batch["x"].tolist()], batch["x"])}
+
+    return evaluated(score, {"seen": Prepared()}).computed["seen"]
+
+
+@pytest.mark.process
+def test_each_worker_prepares_what_it_has_scored(run_workers: Callable[..., list[Any]]) -> None:
+    digits = [[[0], [1], [2], [3]], [[4], [5], [6], [7]], [[8], [9], [1, 0]]]
+    by_two = ["reset", *([some, [rank]] for some, rank in zip(digits, [0, 1, 0], strict=True))]
+    assert run_workers(prepared, 2) == [by_two, by_two]
+    assert prepared() == ["reset", *([some, [0]] for some in digits)]
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (torch.zeros(4), r"`prepare` of the metric 'seen' returned cannot travel\.\n.*a tensor of shape \(4,\)\n"),
+        (([0, 1, 2, 3],), r"cannot travel\.\n.*a list\n.*\n.*return what `update` takes"),
+        ((ls.Ragged.of([torch.zeros(0)]),), r"cannot travel\.\n.*a Ragged of 1 examples\n.*of 4 examples\n"),
+        (None, r"cannot travel\.\n.*a NoneType\n"),
+        (ValueError("odd"), r"'seen' could not prepare what the score function returned\.\n.*ValueError: odd\n"),
+    ],
+)
+def test_what_cannot_travel_is_refused(returned: Any, message: str) -> None:
+    class Preparing(Seen):
+        def prepare(self, *values: Any) -> Any:
+            if isinstance(returned, Exception):
+                raise returned
+            return returned
+
+    with pytest.raises(ls.InputError, match=message):
+        evaluated(score, {"seen": Preparing()})
 
 
 class Gathering(nn.Module):

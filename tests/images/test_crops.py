@@ -116,7 +116,7 @@ def test_an_image_too_small_for_a_crop_is_named(padding: int) -> None:
 
 @pytest.mark.parametrize("augment", [CropOrPad(4), RandomCrop(4), ShortSideCrop(4, (4, 5))], ids=repr)
 def test_crops_refuse_fields_without_images(augment: Augment) -> None:
-    with pytest.raises(InputError, match=f"{type(augment).__name__} finds no encoded images"):
+    with pytest.raises(InputError, match=f"{type(augment).__name__} finds no images"):
         augment({"image": torch.zeros(3, 8, 8)}, draws(3))
 
 

@@ -98,6 +98,71 @@ def test_metrics_see_the_same_bits_in_the_same_order_for_every_number_of_workers
     assert run_workers(partial(seen, drop_last=drop_last), num_workers, micro_batch) == [alone] * num_workers
 
 
+class Objects(Arrays):
+    """Of the image i its i % 4 objects, so that every fourth has none. Two of the images cannot be read."""
+
+    cost = "decode"
+
+    def read_batch(self, indices: Any) -> dict[str, Any]:
+        if found := {8, 30}.intersection(indices.tolist()):
+            raise ls.errors.DataError(f"Image {min(found)} is torn.", given="half", expected="a whole", hint="none")
+        boxes = [torch.full((index % 4, 4), index + 0.1, dtype=torch.float64) for index in indices.tolist()]
+        names = [f"image {index}" for index in indices.tolist()]
+        return {**super().read_batch(indices), "truth": ls.Ragged.of(boxes), "name": names}
+
+
+class Matched:
+    """A metric that matches boxes with objects image by image, and tells every bit of what arrives."""
+
+    def reset(self) -> None:
+        self.found: list[str] = []
+
+    def prepare(self, boxes: ls.Ragged, truth: ls.Ragged, names: list[str]) -> tuple[Any, ...]:
+        assert len(boxes) == len(truth) == len(names)
+        overlaps = [(mine.sum() + its.sum()).reshape(1) for mine, its in zip(boxes, truth, strict=True)]
+        numbers = torch.tensor([int(name.split()[1]) for name in names])
+        return boxes, ls.Ragged.of(overlaps), truth, numbers
+
+    def update(self, boxes: ls.Ragged, overlaps: ls.Ragged, truth: ls.Ragged, numbers: Tensor) -> None:
+        for row, number in enumerate(numbers.tolist()):
+            rows = [column[row].numpy().tobytes().hex() for column in (boxes, overlaps, truth)]
+            self.found.append(" ".join([str(number), *rows]))
+
+    def compute(self) -> dict[str, Any]:
+        return {"num_images": len(self.found), "found": self.found, "no_number": float("nan")}
+
+
+def detect(model: nn.Module, batch: ls.Batch) -> dict[str, Any]:
+    """Find as many boxes as the class of an example says; in padding, too."""
+    boxes = [batch["x"][row, :4].double().expand(int(label), 4) for row, label in enumerate(batch["y"])]
+    return {"one": torch.ones(len(boxes)), "coco": (ls.Ragged.of(boxes), batch["truth"], batch["name"])}
+
+
+def matched(micro_batch: int) -> list[Any]:
+    """What the metric has seen, and what is said of it; a NaN as text, for it does not equal itself."""
+    fields = make_loader().reader.read_batch(np.arange(SIZE))
+    loader = Loader(Objects(fields), batch_size=16, bad_examples="skip", num_processes=1)
+    result = ls.evaluate(make_state(), detect, loader, micro_batch=micro_batch, metrics={"coco": Matched()})
+    bad = [each.position for each in result.bad]
+    return [result.computed["coco"]["found"], str(result), repr(result["coco/no_number"]), bad]
+
+
+@pytest.mark.process
+def test_ragged_metrics_have_the_same_bits_for_every_number_of_workers_and_any_micro_batch(
+    run_workers: Callable[..., list[Any]],
+) -> None:
+    alone = matched(7)
+    images = [int(line.split()[0]) for line in alone[0]]
+    assert images == [index for index in range(SIZE) if index not in (8, 30)]
+    assert alone[1:] == [
+        "one 1.0000, coco/num_images 99.0000, coco/no_number nan over 99 examples, 2 bad ones left out",
+        "nan",
+        [8, 30],
+    ]
+    for num_workers, micro_batch in [(1, 200), (2, 16), (3, 1), (4, 40)]:
+        assert run_workers(matched, num_workers, micro_batch) == [alone] * num_workers
+
+
 def test_it_is_what_a_hand_written_loop_finds() -> None:
     state, fields = make_state(), make_loader().reader.read_batch(np.arange(SIZE))
     result = ls.evaluate(state, score, make_loader())

@@ -529,7 +529,11 @@ def test_a_loader_augments_an_epoch_of_it(tmp_path: Path, num_processes: int) ->
     boxes = [annotation(1, 10, [2, 0, 1, 4], segmentation=square), annotation(2, 30, [2, 0, 1, 4], segmentation=[])]
     path, folder = written(tmp_path, document_of(*boxes))
     loader = Loader(
-        Coco(path, folder, masks=True), batch_size=3, seed=5, augment=Resize(4), num_processes=num_processes
+        Coco(path, folder, masks=True),
+        batch_size=3,
+        seed=5,
+        augment=Resize(4, resize="nearest"),
+        num_processes=num_processes,
     )
     with closing(loader.batches(range(1), 1)) as batches:
         batch = next(batches)

@@ -133,7 +133,7 @@ def test_a_label_that_no_int64_holds_is_named(tmp_path: Path) -> None:
 def test_of_no_records_labels_are_whole_numbers(tmp_path: Path) -> None:
     batch = read(tmp_path, ImageNetSchema(boxes=True, text=True))
     assert (batch["label"].dtype, batch["label"].shape) == (torch.int64, (0,))
-    assert (batch["image"], batch["boxes"], batch["text"]) == ([], [], [])
+    assert (batch["image"], [*batch["boxes"]], batch["text"]) == ([], [], [])
 
 
 def test_texts_are_read_on_request(tmp_path: Path) -> None:

@@ -1,0 +1,169 @@
+"""The objects on the images of a batch: one value an object in each of several fields, which stay in step.
+
+What is dropped is dropped from all of them, and what an image goes through goes all of them through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, compress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.images.moves import Masks, Move, moved_boxes, moved_masks, moved_points
+from lockstep.ragged import Ragged
+
+OBJECT_FIELDS = (
+    "boxes",
+    "labels",
+    "class_text",
+    "weights",
+    "area",
+    "is_crowd",
+    "difficult",
+    "group_of",
+    "truncated",
+    "view",
+    "masks",
+    "keypoints",
+    "keypoint_visibility",
+    "multiclass_scores",
+    "label_scores",
+)
+"""The fields that have a value for each object, and any whose name begins with "object_"."""
+
+LOCATION_FIELDS = ("boxes", "masks", "keypoints", "keypoint_visibility", "area")
+"""Those that say where an object is on its image, or how much of it it takes."""
+
+Fields = dict[str, Any]
+
+
+def object_fields(batch: Mapping[str, Any]) -> list[str]:
+    """Name the fields of a batch that have a value for each object on its images."""
+    return [
+        name for name in batch if (name in OBJECT_FIELDS or name.startswith("object_")) and not _one_each(batch[name])
+    ]
+
+
+def as_ragged(values: Ragged | Sequence[Tensor]) -> Ragged:
+    """Return a field of objects as `Ragged`; a list has a tensor for each image."""
+    return values if isinstance(values, Ragged) else Ragged.of(values)
+
+
+def select_objects(batch: Fields, keep: Tensor) -> Fields:
+    """Drop objects from all fields that have a value for each.
+
+    Args:
+        batch: with "boxes".
+        keep: bool of shape (total,), True for the objects of all images that stay.
+    """
+    if bool(keep.all()):
+        return batch
+    lengths = as_ragged(batch["boxes"]).lengths.tolist()
+    starts = accumulate(lengths, initial=0)
+    keeps = [keep[start : start + length] for start, length in zip(starts, lengths, strict=False)]
+    return {**batch, **{name: _selected(batch[name], name, keep, keeps) for name in object_fields(batch)}}
+
+
+def move_objects(
+    batch: Fields, moves: Sequence[Move], *, min_overlap: float | Tensor = 0.0, keypoint_order: Sequence[int] = ()
+) -> Fields:
+    """Move boxes, masks and keypoints as their images were moved, and scale areas.
+
+    Of an image that has lost a part, objects that are not seen any more are dropped, boxes are clipped, and keypoints
+    outside become NaN, of visibility 0.
+
+    Args:
+        batch: whose images were moved, or will be.
+        moves: of the images, one for each.
+        min_overlap: the share of a box that has to be seen still, 0 to 1, or one for each image, shape (batch,).
+        keypoint_order: for each keypoint of an object the one to put in its place, in the images that `moves` mirror.
+    """
+    names = object_fields(batch)
+    if not names:
+        return batch
+    moved = dict(batch)
+    if "boxes" in names:
+        boxes = as_ragged(batch["boxes"])
+        moved["boxes"] = boxes.replaced(moved_boxes(boxes.values, boxes.owner, moves))
+    if "keypoints" in names:
+        points = as_ragged(batch["keypoints"])
+        moved["keypoints"] = points.replaced(moved_points(points.values, points.owner, moves))
+    if keypoint_order:
+        mirrored = torch.tensor([by.turn.mirrors for by in moves])
+        for name in ("keypoints", "keypoint_visibility"):
+            if name in names:
+                moved[name] = _reordered(as_ragged(moved[name]), mirrored, keypoint_order)
+    if "masks" in names:
+        moved["masks"] = [moved_masks(each, by) for each, by in zip(batch["masks"], moves, strict=True)]
+    if "area" in names:
+        areas = as_ragged(batch["area"])
+        moved["area"] = areas.replaced(areas.values * torch.tensor([by.zoom for by in moves])[areas.owner])
+    return moved if all(by.stays_whole for by in moves) else _cut(moved, moves, min_overlap)
+
+
+def _cut(batch: Fields, moves: Sequence[Move], min_overlap: float | Tensor) -> Fields:
+    """Drop what is not seen any more, and clip the rest."""
+    is_cut = ~torch.tensor([by.stays_whole for by in moves])
+    if "keypoints" in batch:
+        batch = _without_outer_keypoints(batch, is_cut)
+    if "boxes" not in batch:
+        return batch
+    boxes = as_ragged(batch["boxes"])
+    clipped, seen = boxes.values.clamp(0, 1), shares_seen(boxes.values)
+    least = torch.as_tensor(min_overlap, dtype=seen.dtype).expand(len(moves))[boxes.owner]
+    is_whole = ~is_cut[boxes.owner]
+    batch = {**batch, "boxes": boxes.replaced(torch.where(is_whole[:, None], boxes.values, clipped))}
+    if "area" in batch:
+        areas = as_ragged(batch["area"])
+        batch["area"] = areas.replaced(torch.where(is_whole, areas.values, areas.values * seen))
+    return select_objects(batch, is_whole | ((seen > 0) & (seen >= least)))
+
+
+def shares_seen(boxes: Tensor) -> Tensor:
+    """Compute the share of each box, (total, 4), that lies within the image; 0 for a box without area."""
+    whole, seen = areas_of(boxes), areas_of(boxes.clamp(0, 1))
+    return torch.where(whole > 0, seen / whole, 0)
+
+
+def areas_of(boxes: Tensor) -> Tensor:
+    """Compute the areas of boxes, (total, 4) of top, left, bottom and right; 0 for one that is upside down."""
+    sides = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0)
+    return sides[:, 0] * sides[:, 1]
+
+
+def _reordered(points: Ragged, rows: Tensor, order: Sequence[int]) -> Ragged:
+    chosen = rows[points.owner].view(-1, *[1] * (points.values.ndim - 1))
+    return points.replaced(torch.where(chosen, points.values[:, [*order]], points.values))
+
+
+def _without_outer_keypoints(batch: Fields, is_cut: Tensor) -> Fields:
+    points = as_ragged(batch["keypoints"])
+    is_outside = ((points.values < 0) | (points.values > 1)).any(-1) & is_cut[points.owner][:, None]
+    batch = {**batch, "keypoints": points.replaced(points.values.masked_fill(is_outside[..., None], torch.nan))}
+    if "keypoint_visibility" in batch:
+        visibility = as_ragged(batch["keypoint_visibility"])
+        batch["keypoint_visibility"] = visibility.replaced(visibility.values.masked_fill(is_outside, 0))
+    return batch
+
+
+def _selected(values: Any, name: str, keep: Tensor, keeps: Sequence[Tensor]) -> Any:
+    if isinstance(values, Ragged):
+        return values.kept(keep)
+    rows = zip(values, keeps, strict=True)
+    if name == "masks":
+        return [_selected_masks(each, kept) for each, kept in rows]
+    return [each[kept] if isinstance(each, Tensor) else [*compress(each, kept.tolist())] for each, kept in rows]
+
+
+def _selected_masks(masks: Masks | Tensor, keep: Tensor) -> Masks | Tensor:
+    if isinstance(masks, Tensor):
+        return masks[keep]
+    return masks if bool(keep.all()) or not len(masks) else masks.selected(keep.nonzero()[:, 0].tolist())
+
+
+def _one_each(values: object) -> bool:
+    """Whether a field has one number for each image, not for each object."""
+    return isinstance(values, Tensor) and values.ndim == 1
