@@ -24,6 +24,7 @@ Fate = Literal["mapped", "no effect", "not mapped"]
 Part = TypeVar("Part")
 Key = TypeVar("Key")
 
+_LONGEST_PATH = 1000
 _WHOLE = re.compile(r"[+-]?(\d+|0[xX][0-9a-fA-F]+)")
 _TRUTH = {"true": True, "True": True, "t": True, "1": True, "false": False, "False": False, "f": False, "0": False}
 
@@ -124,7 +125,7 @@ class MessageReader:
             raise
         except InputError as error:
             place = next((f.value_place for f in message if str(error.given).startswith(f"{f.name}=")), at.place)
-            what = f"{self._source}, {place}: {error.what}"
+            what = f"{self._source}, {place}, in {at.path}: {error.what}"
             raise InputError(what, given=error.given, expected=error.expected, hint=error.hint) from error
 
     def read_field(self, cls: type[Part], field: Field, at: At) -> Part:
@@ -141,11 +142,11 @@ class MessageReader:
         raise self.wrong(at.path, at.place, _shown(field.value), "a message in braces", "write { ... }")
 
     def leave(self, message: Sequence[Field], at: At) -> None:
-        """Report fields that no object is made of, with all that is in them."""
+        """Report fields that no object is made of, with what is in them, down to where nobody would look."""
         left = [(field, at.inner(field, at.outcome)) for field in message]
         while left:
             field, here = left.pop()
-            if isinstance(field.value, list) and field.value:
+            if isinstance(field.value, list) and field.value and len(here.path) < _LONGEST_PATH:
                 left += [(inner, here.inner(inner, at.outcome)) for inner in field.value]
             else:
                 self._report(field, here)

@@ -14,7 +14,7 @@ from typing import Any
 from lockstep.augmentations import AUGMENTATIONS
 from lockstep.checks import Checked
 from lockstep.description import Change, changes, described
-from lockstep.detection.configs import FasterRcnn, Ssd
+from lockstep.detection.configs import Detector, FasterRcnn, Ssd
 from lockstep.errors import InputError
 from lockstep.images.augment import Augment
 from lockstep.losses.regularization import L1, L2
@@ -197,7 +197,7 @@ class Recipe(Checked):
 
     def _check_top(self) -> None:
         most, num_classes = max(self.evaluate.top), self.model.num_classes
-        if most > num_classes:
+        if most > num_classes and not isinstance(self.model, Detector):  # whose images have several classes
             raise InputError(
                 f"A model with {num_classes} classes has no top {most}.",
                 given=f"evaluate.top={list(self.evaluate.top)}",
