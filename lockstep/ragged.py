@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from operator import index
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -94,8 +94,7 @@ class Ragged:
 
     def _of_rows(self, rows: Tensor) -> Ragged:
         """Copy the values of these rows, in their order."""
-        lengths = self.lengths[rows]
-        starts = torch.tensor(self._ends)[:-1][rows]
+        lengths, starts = self.lengths[rows], (self.lengths.cumsum(0) - self.lengths)[rows]
         places = torch.arange(int(lengths.sum())) + (starts - lengths.cumsum(0) + lengths).repeat_interleave(lengths)
         return Ragged(self.values[places.to(self.values.device)], lengths)
 
@@ -125,6 +124,17 @@ class Ragged:
     def pin_memory(self) -> Ragged:
         """Copy both tensors to pinned memory, from where a device can copy them in the background."""
         return Ragged(self.values.pin_memory(), self.lengths.pin_memory())
+
+
+def tensors_of(fields: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors among some fields by name: of a ragged field NAME two, NAME.values and NAME.lengths."""
+    tensors: dict[str, Tensor] = {}
+    for name, value in fields.items():
+        if isinstance(value, Ragged):
+            tensors |= {f"{name}.values": value.values, f"{name}.lengths": value.lengths}
+        elif isinstance(value, torch.Tensor):
+            tensors[name] = value
+    return tensors
 
 
 def _described(tensor: Tensor) -> str:

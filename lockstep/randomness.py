@@ -7,6 +7,7 @@ The mixer is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable ps
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -64,6 +65,22 @@ class Draws:
         """One number in [0, 1) for each example; shape (batch,)."""
         hashes = mix_arrays(self.seed & _MASK, self.positions, key_of(column))
         return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def columns(self, names: Sequence[str]) -> npt.NDArray[np.float64]:
+        """The numbers that `uniform` gives for each of these columns; shape (columns, batch)."""
+        keys = np.array([key_of(name) for name in names], dtype=np.uint64)
+        hashes = mix_arrays(self.seed & _MASK, self.positions, keys[:, None])
+        return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def uniforms(self, column: str, count: int) -> npt.NDArray[np.float64]:
+        """Several numbers in [0, 1) for each example, of which more begin with the same ones; shape (batch, count)."""
+        numbers = np.arange(count, dtype=np.uint64)
+        hashes = mix_arrays(self.seed & _MASK, self.positions[:, None], key_of(column), numbers)
+        return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def of_rows(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Draws:
+        """Return the draws of some of the examples."""
+        return Draws(self.seed, self.positions[rows])
 
     def integers(self, column: str, low: int, high: int) -> npt.NDArray[np.int64]:
         """One whole number in [low, high) for each example; shape (batch,)."""

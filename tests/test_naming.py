@@ -19,6 +19,7 @@ FOREIGN = {
     *("truncated_normal_initializer", "variance_scaling_initializer", "xavier_initializer"),
     # torch, torchvision, torchmetrics, pycocotools, Pillow, Python
     *("ColorJitter", "DataLoader", "ImageOps", "RandomGrayscale", "checkpoint", "equalize", "rleFrPoly", "rleToString"),
+    *("COCOeval", "bbIou", "computeOks", "evaluateImg", "rleIou"),
     *(
         "__init__",
         "compat",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import lockstep as ls
-from lockstep.ragged import Ragged
+from lockstep.ragged import Ragged, tensors_of
 
 LENGTHS = st.lists(st.integers(0, 4), min_size=1, max_size=6)
 
@@ -71,6 +71,15 @@ def test_rows_and_slices_are_views() -> None:
 def test_values_are_replaced_by_others_of_any_shape() -> None:
     areas = Ragged.of(rows_of([2, 0, 1])).replaced(torch.tensor([1, 2, 3]))
     assert [row.tolist() for row in areas] == [[1, 2], [], [3]]
+
+
+def test_a_ragged_field_is_two_tensors_by_name() -> None:
+    boxes, labels = Ragged.of(rows_of([1, 2])), torch.arange(2)
+    assert tensors_of({"boxes": boxes, "name": ["a", "b"], "label": labels}) == {
+        "boxes.values": boxes.values,
+        "boxes.lengths": boxes.lengths,
+        "label": labels,
+    }
 
 
 def test_the_lengths_stay_on_the_cpu() -> None:

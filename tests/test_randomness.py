@@ -57,3 +57,15 @@ def test_a_repeat_draws_other_numbers(draws: Draws) -> None:
     assert draws.again(0) is draws
     assert not np.array_equal(draws.again(1).uniform("flip"), draws.uniform("flip"))
     assert not np.array_equal(draws.again(1).uniform("flip"), draws.again(2).uniform("flip"))
+
+
+def test_several_columns_at_once_are_the_same_numbers(draws: Draws) -> None:
+    names = ["a", "b", "a top"]
+    assert np.array_equal(draws.columns(names), np.stack([draws.uniform(name) for name in names]))
+
+
+def test_several_numbers_of_a_column_begin_as_fewer_do(draws: Draws) -> None:
+    many = draws.uniforms("a", 5)
+    assert np.array_equal(many[:, :2], draws.uniforms("a", 2))
+    assert len(np.unique(many)) == many.size
+    assert np.array_equal(draws.of_rows(np.array([2, 0])).uniforms("a", 5), many[[2, 0]])

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from lockstep.augmentations.copy_paste import CopyPaste
+from lockstep.augmentations.mixup import MixUp
+from lockstep.augmentations.mosaic import Mosaic
+from lockstep.augmentations.zoom import FixedSizeCrop, RandomIoUCrop, RandomZoomOut, ScaleJitter
 from lockstep.images.augment import HorizontalFlip
 
-AUGMENTATIONS: tuple[type, ...] = (HorizontalFlip,)
+AUGMENTATIONS: tuple[type, ...] = (
+    HorizontalFlip,
+    CopyPaste,
+    FixedSizeCrop,
+    MixUp,
+    Mosaic,
+    RandomIoUCrop,
+    RandomZoomOut,
+    ScaleJitter,
+)
 """All that the data of a detector may name in `augment`."""

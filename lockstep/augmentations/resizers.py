@@ -16,7 +16,7 @@ from lockstep.checks import Checked, Hint, OneOf, PositiveInt, Range
 from lockstep.errors import InputError
 from lockstep.images.augment import check_no_locations, describe_field
 from lockstep.images.decode import EncodedImage
-from lockstep.images.resizing import ANTIALIASED, METHODS, resampled, resized
+from lockstep.images.resizing import METHODS, resized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ class FixedShapeResizer(Checked):
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images decoded and resized; nothing is drawn."""
-        pixels = [_resized(image, self.shape, self.resize_method) for image in _images(batch, self)]
+        pixels = [resized(image, *self.shape, self.resize_method) for image in _images(batch, self)]
         return {**batch, _IMAGE: torch.stack(pixels)}
 
 
@@ -96,7 +96,7 @@ class KeepAspectRatioResizer(Checked):
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images decoded and resized; nothing is drawn."""
-        pixels = [_resized(image, self.size_of(*image.shape[1:]), self.resize_method) for image in _images(batch, self)]
+        pixels = [resized(image, *self.size_of(*image.shape[1:]), self.resize_method) for image in _images(batch, self)]
         if not self.pad_to_max_dimension:
             return {**batch, _IMAGE: pixels}
         check_no_locations(batch, self)
@@ -122,11 +122,3 @@ def _images(batch: dict[str, Any], wanted_by: object) -> Iterator[Tensor]:
                 hint="give it what a reader of images reads",
             )
         yield pixels
-
-
-def _resized(image: Tensor, size: tuple[int, int], method: str) -> Tensor:
-    if image.dtype == torch.uint8 or tuple(image.shape[1:]) == size:
-        return resized(image, *size, method)
-    if method == ANTIALIASED:
-        return torch.nn.functional.interpolate(image[None], size, mode="bilinear", antialias=True)[0]
-    return resampled(image.contiguous(), *size, method)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
@@ -32,7 +33,6 @@ from lockstep.evaluation.follow import Polling, follow
 from lockstep.images.drawing import printable
 from lockstep.images.pillow import png_bytes
 from lockstep.metrics.classification import ClassNames, ConfusionMatrix, class_name, confusion_csv
-from lockstep.metrics.metric import Metric
 from lockstep.metrics.worst_mistakes import Mistake, WorstMistakes
 from lockstep.readers.reader import Reader
 from lockstep.recipes.recipe import Recipe
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 SUMMARIES, EVALUATIONS = "summaries-evaluation", "evaluations.jsonl"
 
 _SIDE_PIXELS = 300
+_TOP = re.compile(r"top(\d+)")
 
 
 def plan_scoring(argv: list[str]) -> dict[str, Any]:
@@ -83,18 +84,22 @@ def format_accuracy(result: Evaluation) -> str:
 
 
 def log_scores(result: Evaluation, split: str) -> None:
-    """Log the scores; if there are others than top 1, also in the words of the inception trainer."""
+    """Log the scores: the accuracies in the words of the inception trainer, too, and a line for each other score."""
     if "top1" in result.sums:
         log.info("%s accuracy %s", split, format_accuracy(result))
-    named = reference_names(result.means)
+    named = reference_names(result.scores)
     if set(named) - {"Precision @ 1"}:
         shares = " ".join(f"{name.lower()} = {share:.4f}" for name, share in named.items())
         log.info("%s [%d examples]", shares, result.num_examples)
+    others = {name: value for name, value in result.scores.items() if not _TOP.fullmatch(name)}
+    width = max(map(len, others), default=0)
+    for name, value in others.items():
+        log.info("%s %-*s  %.4f", split, width, name, value)
 
 
-def reference_names(means: Mapping[str, float]) -> dict[str, float]:
+def reference_names(scores: Mapping[str, float]) -> dict[str, float]:
     """Name the top-k shares as the inception trainer does: "Precision @ 1", "Recall @ 5"."""
-    numbers = {int(name.removeprefix("top")): mean for name, mean in means.items() if name.startswith("top")}
+    numbers = {int(found[1]): score for name, score in scores.items() if (found := _TOP.fullmatch(name))}
     return {f"{'Precision' if k == 1 else 'Recall'} @ {k}": mean for k, mean in sorted(numbers.items())}
 
 
@@ -157,8 +162,7 @@ class _Scoring:
         self._files.write(result, split, data)
         if self._arguments.json:
             write_result(result, split, self._arguments.json, data)
-        if self._details.metrics:
-            self._details.write(self._examples.reader(split), self._class_names)
+        self._details.write(self._examples.reader(split), self._class_names)
 
 
 def _follow(run: ScoredRun, polling: Polling, scoring: _Scoring, worker: Worker) -> bool:
@@ -217,8 +221,8 @@ class ScoreFiles:
             if folder not in self._events:
                 make_folder(folder)
                 self._events[folder] = EventFile(folder)
-            ours = {f"evaluation/{split}/{name}": mean for name, mean in result.means.items()}
-            self._events[folder].write(scalar_summary({**reference_names(result.means), **ours}), result.step)
+            ours = {f"evaluation/{split}/{name}": score for name, score in result.scores.items()}
+            self._events[folder].write(scalar_summary({**reference_names(result.scores), **ours}), result.step)
 
     def close(self) -> None:
         """Close the event files."""
@@ -243,15 +247,15 @@ class Details:
     ) -> None:
         self._task, self._confusion, self._mistakes = task, confusion, mistakes
         self._matrix, self._worst = ConfusionMatrix(num_classes), WorstMistakes()
-        self.metrics: dict[str, Metric] = {}
+        self.metrics = dict(task.metrics)
         if confusion is not None:
             self.metrics[CONFUSION] = self._matrix
         if mistakes is not None:
             self.metrics[MISTAKES] = self._worst
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
-        """Score each example, and return the inputs of the metrics, too."""
-        if not self.metrics:
+        """Score each example, and return the inputs of both, too."""
+        if self._confusion is None and self._mistakes is None:
             return self._task.score(model, batch)
         found = self._task.score_in_detail(model, batch)
         return {name: value for name, value in found.items() if name in self.metrics or not isinstance(value, tuple)}

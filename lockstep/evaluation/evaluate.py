@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +19,7 @@ from lockstep.errors import InputError
 from lockstep.evaluation.gathered_metrics import GatheredMetrics
 from lockstep.evaluation.precise_statistics import PreciseStatistics, recompute_statistics
 from lockstep.evaluation.scores import Weights, checked, counted, scores_of, summed
-from lockstep.metrics.metric import Metric
+from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.screen import log
 from lockstep.training.state import TrainState
 from lockstep.types import BadExample, Batch
@@ -31,9 +30,7 @@ if TYPE_CHECKING:
     from lockstep.types import ProgressFunction, ScoreFunction
 
 
-_MOST_NAMED = 10
-
-NO_METRICS: Mapping[str, Metric] = MappingProxyType({})
+_MOST_NAMED, _MOST_SHOWN = 10, 12
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,17 @@ class Evaluation:
     @property
     def scores(self) -> dict[str, float]:
         """All scores by name: the means over the examples, and the numbers that the metrics have computed."""
-        return {**self.means, **scores_of(self.computed)}
+        scores = self.means
+        for name, score in scores_of(self.computed):
+            if name in scores:
+                raise InputError(
+                    f"Two scores have the name {name!r}.",
+                    given=f"the scores {', '.join(map(repr, scores))}",
+                    expected="a name of its own for each, NAME/KEY for each number of a metric that computes several",
+                    hint="give the metric another name",
+                )
+            scores[name] = score
+        return scores
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -77,7 +84,10 @@ class Evaluation:
         return scores[name]
 
     def __str__(self) -> str:
-        scores = ", ".join(f"{name} {value:.4f}" for name, value in self.scores.items())
+        shown = [f"{name} {value:.4f}" for name, value in self.scores.items()]
+        scores = ", ".join(shown[:_MOST_SHOWN]) + (
+            f" and {len(shown) - _MOST_SHOWN} more" if shown[_MOST_SHOWN:] else ""
+        )
         weights = " with averaged weights" if self.weights == "average" else ""
         left_out = f", {len(self.bad)} bad ones left out" if self.bad else ""
         return f"{scores or 'no scores'} over {self.num_examples} examples{weights}{left_out}"

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 # The stores are torch.distributed's, by the name under which they have types.
 from torch._C._distributed_c10d import PrefixStore
 
-from lockstep.checks import check_type
 from lockstep.errors import InputError, LockstepError
 from lockstep.evaluation.scores import Column, Rows, checked_columns
-from lockstep.metrics.metric import Metric, PreparedMetric
-from lockstep.ragged import Ragged
+from lockstep.metrics.metric import Metric, PreparedMetric, check_metrics
+from lockstep.ragged import Ragged, tensors_of
 from lockstep.workers.group import JSON
 from lockstep.workers.rank import Worker
 from lockstep.workers.store_server import MAX_VALUE_BYTES
@@ -40,14 +39,8 @@ class GatheredMetrics:
         self._metrics, self._worker = metrics, worker
         self._store = PrefixStore("evaluation", worker.group.store)
         self._round_number = 0
-        for name, metric in metrics.items():
-            check_type(
-                f"metrics[{name!r}]",
-                metric,
-                Metric,
-                expected="a value with the methods reset, update and compute",
-                hint="give a metric such as ls.metrics.ConfusionMatrix(10), or one of torchmetrics",
-            )
+        check_metrics(metrics)
+        for metric in metrics.values():
             metric.reset()
         if metrics:
             worker.group.agree("the metrics of an evaluation", sorted(metrics))
@@ -109,7 +102,8 @@ class GatheredMetrics:
         if self._worker.is_chief:
             return [0, num_columns]
         # Copies: what a metric has prepared may share memory, which safetensors refuses.
-        whole = save({key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in _tensors(rows)})
+        tensors = tensors_of({f"{name}/{at}": column for name, some in rows.items() for at, column in enumerate(some)})
+        whole = save({key: each.clone(memory_format=torch.contiguous_format) for key, each in tensors.items()})
         parts = [whole[start : start + _PART_BYTES] for start in range(0, len(whole), _PART_BYTES)]
         for number, part in enumerate(parts):
             self._store.set(self._key(self._worker.rank, number), part)  # type: ignore[arg-type]  # bytes too
@@ -128,19 +122,8 @@ class GatheredMetrics:
         return f"{self._round_number}/{rank}/{part}"
 
 
-def _tensors(rows: _Prepared) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of all columns with their keys: two of a Ragged."""
-    for name, columns in rows.items():
-        for at, column in enumerate(columns):
-            if isinstance(column, Ragged):
-                yield f"{name}/{at}/values", column.values
-                yield f"{name}/{at}/lengths", column.lengths
-            else:
-                yield f"{name}/{at}", column
-
-
 def _column(tensors: Mapping[str, Tensor], key: str) -> Tensor | Ragged:
-    return tensors[key] if key in tensors else Ragged(tensors[f"{key}/values"], tensors[f"{key}/lengths"])
+    return tensors[key] if key in tensors else Ragged(tensors[f"{key}.values"], tensors[f"{key}.lengths"])
 
 
 def _kind(column: Tensor | Ragged) -> str:

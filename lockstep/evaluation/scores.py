@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -87,12 +87,13 @@ def summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: _sum([part[name] for part in parts]) for name in names}
 
 
-def scores_of(computed: Mapping[str, Any]) -> dict[str, float]:
-    """Pick the scores among the values of metrics: `NAME` of a number, `NAME/KEY` of the numbers of a mapping."""
-    named: dict[str, Any] = {}
+def scores_of(computed: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the scores among the values of metrics: `NAME` of a number, `NAME/KEY` of the numbers of a mapping."""
     for name, value in computed.items():
-        named |= {f"{name}/{key}": each for key, each in value.items()} if isinstance(value, Mapping) else {name: value}
-    return {name: float(value) for name, value in named.items() if type(value) in (int, float)}
+        named = {f"{name}/{key}": each for key, each in value.items()} if isinstance(value, Mapping) else {name: value}
+        for score, number in named.items():
+            if type(number) in (int, float):
+                yield score, float(number)
 
 
 def _sum(values: Sequence[float]) -> float:

@@ -196,10 +196,11 @@ def images_of(batch: Fields, field: str, wanted_by: object, *, colour: bool = Fa
         wanted_by: the augmentation, for an error.
         colour: take rasters of uint8 and three channels alone, as encoded images are once they are decoded.
     """
-    images = batch.get(field)
+    images: Any = batch.get(field)
     if isinstance(images, torch.Tensor) and images.ndim == 4:
-        images = images.unbind()
-    if isinstance(images, list | tuple) and all(
+        if not len(images) or _is_raster(images[0], colour=colour):
+            return images  # type: ignore[return-value]
+    elif isinstance(images, list) and all(
         isinstance(image, EncodedImage) or _is_raster(image, colour=colour) for image in images
     ):
         return images

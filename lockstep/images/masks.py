@@ -15,20 +15,21 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
+from lockstep.mask_runs import Flips, joined
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Tensor
 
-Int32s = npt.NDArray[np.int32]
-_Int64s = npt.NDArray[np.int64]
+Int32s: TypeAlias = "npt.NDArray[np.int32]"
+_Int64s: TypeAlias = "npt.NDArray[np.int64]"
 
 _MOST_BYTES = 1 << 31
 
@@ -141,11 +142,17 @@ class MaskOutlines:
         """
         _check_memory(len(self), self.height, self.width, self.source)
         masks = np.zeros((len(self), self.width * self.height), np.uint8)
-        for index, (mask, outline) in enumerate(zip(masks, self.outlines, strict=True)):
+        for mask, flips in zip(masks, self.flips(), strict=True):
+            for start, stop in flips.reshape(-1, 2).tolist():
+                mask[start:stop] = 1
+        return torch.from_numpy(masks).view(len(self), self.width, self.height).transpose(1, 2)
+
+    def flips(self) -> list[Flips]:
+        """Draw to runs, without a pixel; see `lockstep.mask_runs`."""
+        masks = []
+        for index, outline in enumerate(self.outlines):
             try:
-                for flips in self._flips(outline):
-                    for start, stop in zip(flips[0::2].tolist(), flips[1::2].tolist(), strict=False):
-                        mask[start:stop] = 1
+                masks.append(joined(list(self._part_flips(outline))))
             except ValueError as error:
                 raise DataError(
                     f"The mask of object {index} on {self.source} cannot be drawn.",
@@ -153,9 +160,13 @@ class MaskOutlines:
                     expected=f"an outline within {self.height} rows and {self.width} columns",
                     hint="repair its segmentation, or leave the object out",
                 ) from error
-        return torch.from_numpy(masks).view(len(self), self.width, self.height).transpose(1, 2)
+        return masks
 
-    def _flips(self, outline: Int32s) -> Iterator[_Int64s]:
+    def selected(self, places: Sequence[int]) -> MaskOutlines:
+        """Keep the masks at these places alone."""
+        return replace(self, outlines=[self.outlines[place] for place in places])
+
+    def _part_flips(self, outline: Int32s) -> Iterator[Flips]:
         """Yield for each part where its mask changes between 0 and 1."""
         for is_polygon, values in _parts(outline):
             if is_polygon:
@@ -164,7 +175,7 @@ class MaskOutlines:
             height, width = values[:2].tolist()
             if (height, width) != (self.height, self.width):
                 raise ValueError(f"runs for {height} rows and {width} columns")
-            yield np.cumsum(values[2:], dtype=np.int64)
+            yield np.cumsum(values[2 : len(values) // 2 * 2], dtype=np.int64)  # not the end of zeros at the end
 
 
 def _check_memory(count: int, height: int, width: int, source: str) -> None:

@@ -88,6 +88,8 @@ class Move(NamedTuple):
     to_width: int
     half_pixel_centers: bool = True
     """Whether pixels are sampled at their middles; else at i * (from / to), as TensorFlow 1 does."""
+    align_corners: bool = False
+    """Whether they are sampled at i * (from - 1) / (to - 1) instead."""
 
     @property
     def stays_whole(self) -> bool:
@@ -108,6 +110,7 @@ def move(
     to: tuple[int, int] | None = None,
     *,
     half_pixel_centers: bool = True,
+    align_corners: bool = False,
 ) -> Move:
     """Make the move of an image: by default it keeps all of it, as it is laid, at its size.
 
@@ -117,9 +120,10 @@ def move(
         turn: how the part is turned.
         to: height and width after resizing; None: those of the turned part.
         half_pixel_centers: how pixels are sampled, see `Move`.
+        align_corners: likewise.
     """
     part = region or Region(0, 0, *sides)
-    return Move(*sides, part, turn, *(to or turn.sides(part.height, part.width)), half_pixel_centers)
+    return Move(*sides, part, turn, *(to or turn.sides(part.height, part.width)), half_pixel_centers, align_corners)
 
 
 def moved_points(points: Tensor, owner: Tensor, moves: Sequence[Move]) -> Tensor:
@@ -237,8 +241,8 @@ def _places(by: Move) -> tuple[Int64s, Int64s]:
     rows, columns = (columns, rows) if by.turn.exchange else (rows, columns)
     rows = rows[::-1] if by.turn.flip_rows else rows
     columns = columns[::-1] if by.turn.flip_columns else columns
-    at_middles = by.half_pixel_centers
-    return rows[nearest(len(rows), by.to_height, at_middles)], columns[nearest(len(columns), by.to_width, at_middles)]
+    how = by.half_pixel_centers, by.align_corners
+    return rows[nearest(len(rows), by.to_height, *how)], columns[nearest(len(columns), by.to_width, *how)]
 
 
 def _inside(start: int, length: int, whole: int) -> Int64s:
@@ -251,10 +255,14 @@ def _composed(outer: Int64s, inner: Int64s) -> Int64s:
     return np.where(inner == _OUTSIDE, _OUTSIDE, outer[inner])
 
 
-def nearest(length: int, to: int, half_pixel_centers: bool = True) -> Int64s:
+def nearest(length: int, to: int, half_pixel_centers: bool = True, align_corners: bool = False) -> Int64s:
     """Return for each pixel of a resized line the nearest pixel of the line."""
     if length == to:
         return np.arange(to)
+    if align_corners and to > 1:
+        at = np.arange(to, dtype=np.float32) * (np.float32(length - 1) / np.float32(to - 1))
+        rounded: Int64s = np.floor(at + np.float32(0.5)).astype(np.int64)
+        return rounded
     scale = np.float32(length) / np.float32(to)
     at = np.arange(to, dtype=np.float32) + np.float32(0.5 if half_pixel_centers else 0)
     places: Int64s = np.minimum(np.floor(at * scale).astype(np.int64), length - 1)

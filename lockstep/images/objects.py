@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, compress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from lockstep.images.moves import Masks, Move, moved_boxes, moved_masks, moved_points
 from lockstep.ragged import Ragged
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 OBJECT_FIELDS = (
     "boxes",
@@ -68,7 +70,12 @@ def select_objects(batch: Fields, keep: Tensor) -> Fields:
 
 
 def move_objects(
-    batch: Fields, moves: Sequence[Move], *, min_overlap: float | Tensor = 0.0, keypoint_order: Sequence[int] = ()
+    batch: Fields,
+    moves: Sequence[Move],
+    *,
+    min_overlap: float | Tensor = 0.0,
+    is_cut: Tensor | None = None,
+    keypoint_order: Sequence[int] = (),
 ) -> Fields:
     """Move boxes, masks and keypoints as their images were moved, and scale areas.
 
@@ -79,6 +86,7 @@ def move_objects(
         batch: whose images were moved, or will be.
         moves: of the images, one for each.
         min_overlap: the share of a box that has to be seen still, 0 to 1, or one for each image, shape (batch,).
+        is_cut: from which images objects may be dropped, bool of shape (batch,); None: those that have lost a part.
         keypoint_order: for each keypoint of an object the one to put in its place, in the images that `moves` mirror.
     """
     names = object_fields(batch)
@@ -101,19 +109,20 @@ def move_objects(
     if "area" in names:
         areas = as_ragged(batch["area"])
         moved["area"] = areas.replaced(areas.values * torch.tensor([by.zoom for by in moves])[areas.owner])
-    return moved if all(by.stays_whole for by in moves) else _cut(moved, moves, min_overlap)
+    if is_cut is None:
+        is_cut = torch.tensor([not by.stays_whole for by in moves], dtype=torch.bool)
+    return _cut(moved, is_cut, min_overlap) if is_cut.any() else moved
 
 
-def _cut(batch: Fields, moves: Sequence[Move], min_overlap: float | Tensor) -> Fields:
+def _cut(batch: Fields, is_cut: Tensor, min_overlap: float | Tensor) -> Fields:
     """Drop what is not seen any more, and clip the rest."""
-    is_cut = ~torch.tensor([by.stays_whole for by in moves])
     if "keypoints" in batch:
         batch = _without_outer_keypoints(batch, is_cut)
     if "boxes" not in batch:
         return batch
     boxes = as_ragged(batch["boxes"])
     clipped, seen = boxes.values.clamp(0, 1), shares_seen(boxes.values)
-    least = torch.as_tensor(min_overlap, dtype=seen.dtype).expand(len(moves))[boxes.owner]
+    least = torch.as_tensor(min_overlap, dtype=seen.dtype).expand(len(is_cut))[boxes.owner]
     is_whole = ~is_cut[boxes.owner]
     batch = {**batch, "boxes": boxes.replaced(torch.where(is_whole[:, None], boxes.values, clipped))}
     if "area" in batch:
@@ -155,15 +164,15 @@ def _selected(values: Any, name: str, keep: Tensor, keeps: Sequence[Tensor]) -> 
     rows = zip(values, keeps, strict=True)
     if name == "masks":
         return [_selected_masks(each, kept) for each, kept in rows]
-    return [each[kept] if isinstance(each, Tensor) else [*compress(each, kept.tolist())] for each, kept in rows]
+    return [each[kept] if isinstance(each, torch.Tensor) else [*compress(each, kept.tolist())] for each, kept in rows]
 
 
 def _selected_masks(masks: Masks | Tensor, keep: Tensor) -> Masks | Tensor:
-    if isinstance(masks, Tensor):
+    if isinstance(masks, torch.Tensor):
         return masks[keep]
     return masks if bool(keep.all()) or not len(masks) else masks.selected(keep.nonzero()[:, 0].tolist())
 
 
 def _one_each(values: object) -> bool:
     """Whether a field has one number for each image, not for each object."""
-    return isinstance(values, Tensor) and values.ndim == 1
+    return isinstance(values, torch.Tensor) and values.ndim == 1

@@ -1,7 +1,8 @@
 """Resize images: by torch's antialiased kernel, or by the four methods of TensorFlow 1, which alias.
 
 Those four sample the image at i * (from / to), without half a pixel's offset; bicubic has a = -0.75 and weights at
-1/1024 of a pixel. They are what `tf.compat.v1.image.resize_images` computes.
+1/1024 of a pixel. They are what `tf.compat.v1.image.resize_images` computes, and so are those with `align_corners`,
+which sample at i * (from - 1) / (to - 1).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ ANTIALIASED = "antialiased"
 
 _ALL = slice(None)
 
-# For lengths from and to: the places to read, and their weights, both of shape (taps, to).
+# For lengths from and to, corners aligned or not: the places to read, and their weights, both of shape (taps, to).
 _Taps: TypeAlias = "tuple[Tensor, Tensor]"
 
 
@@ -29,17 +30,20 @@ def resized(
     method: str = ANTIALIASED,
     rows: slice = _ALL,
     columns: slice = _ALL,
+    *,
+    align_corners: bool = False,
 ) -> Tensor:
-    """Resize an image without regard to its aspect, or only a part of the result; uint8 in and out.
+    """Resize an image without regard to its aspect, or only a part of the result.
 
     Args:
-        image: uint8 of shape (3, any, any).
+        image: uint8 of shape (3, any, any), or float32 of any channels: then nothing is rounded or clipped.
         height: of the result, in pixels.
         width: of the result, in pixels.
         method: "antialiased" (bilinear, over all pixels that a pixel of the result covers), or one of
             `LEGACY_METHODS`, whose results are rounded and clipped to 0 to 255.
         rows: those wanted of the result; the rest is not computed where it need not be.
         columns: likewise.
+        align_corners: of the legacy methods: sample the corners of the image for those of the result.
     """
     if image.shape[1:] == (height, width):
         return image[:, rows, columns]
@@ -48,16 +52,23 @@ def resized(
         pixels = image[None].contiguous(memory_format=torch.channels_last)
         resampled_all = torch.nn.functional.interpolate(pixels, (height, width), mode="bilinear", antialias=True)
         return resampled_all[0, :, rows, columns]
-    values = resampled(image.contiguous().float(), height, width, method, rows, columns)
-    return values.round_().clamp_(0, 255).to(torch.uint8)
+    values = resampled(image.contiguous().float(), height, width, method, rows, columns, align_corners=align_corners)
+    return values if image.is_floating_point() else values.round_().clamp_(0, 255).to(torch.uint8)
 
 
 def resampled(
-    values: Tensor, height: int, width: int, method: str, rows: slice = _ALL, columns: slice = _ALL
+    values: Tensor,
+    height: int,
+    width: int,
+    method: str,
+    rows: slice = _ALL,
+    columns: slice = _ALL,
+    *,
+    align_corners: bool = False,
 ) -> Tensor:
     """Resize floats of shape (..., any, any) by one of `LEGACY_METHODS`; bicubic overshoots."""
     for axis, length, wanted in ((-2, height, rows), (-1, width, columns)):
-        places, weights = (taps[:, wanted] for taps in _TAPS[method](values.shape[axis], length))
+        places, weights = (taps[:, wanted] for taps in _TAPS[method](values.shape[axis], length, align_corners))
         weights = weights[..., None] if axis == -2 else weights
         values, read = torch.zeros(()), values
         for place, weight in zip(places, weights, strict=True):
@@ -65,30 +76,32 @@ def resampled(
     return values
 
 
-def _sampled(length: int, to: int) -> _Taps:
+def _sampled(length: int, to: int, align_corners: bool) -> _Taps:
     """Return for each pixel of the result the pixel to read from, and how far beyond it to read, in pixels."""
     # In 32 bits, as TensorFlow: in 64 some samples fall on the other side of a pixel's edge.
-    at = torch.arange(to, dtype=torch.float32) * _scale(length, to)
+    at = torch.arange(to, dtype=torch.float32) * _scale(length, to, align_corners)
     low = at.floor()
     return low.long(), at - low
 
 
-def _scale(length: int, to: int) -> Tensor:
-    return torch.tensor(length, dtype=torch.float32) / to
+def _scale(length: int, to: int, align_corners: bool) -> Tensor:
+    between = int(align_corners and to > 1)
+    return torch.tensor(length - between, dtype=torch.float32) / (to - between)
 
 
-def _bilinear(length: int, to: int) -> _Taps:
-    low, beyond = _sampled(length, to)
+def _bilinear(length: int, to: int, align_corners: bool) -> _Taps:
+    low, beyond = _sampled(length, to, align_corners)
     return torch.stack([low, low + 1]).clamp_(max=length - 1), torch.stack([1 - beyond, beyond])
 
 
-def _nearest(length: int, to: int) -> _Taps:
-    low, beyond = _sampled(length, to)
+def _nearest(length: int, to: int, align_corners: bool) -> _Taps:
+    low, beyond = _sampled(length, to, align_corners)
+    low = low + (beyond >= 0.5) if align_corners else low
     return low[None].clamp(max=length - 1), torch.ones_like(beyond)[None]
 
 
-def _bicubic(length: int, to: int) -> _Taps:
-    low, beyond = _sampled(length, to)
+def _bicubic(length: int, to: int, align_corners: bool) -> _Taps:
+    low, beyond = _sampled(length, to, align_corners)
     places = low + torch.arange(-1, 3)[:, None]
     near = (beyond * 1024).round() / 1024
     distances = torch.stack([1 + near, near, 1 - near, 2 - near])
@@ -97,9 +110,9 @@ def _bicubic(length: int, to: int) -> _Taps:
     return places.clamp_(0, length - 1), torch.where(distances <= 1, inner, outer)
 
 
-def _area(length: int, to: int) -> _Taps:
+def _area(length: int, to: int, align_corners: bool) -> _Taps:
     """Weigh each pixel of the image by the share of a pixel of the result that it covers."""
-    scale = _scale(length, to)
+    scale = _scale(length, to, align_corners)
     edges = torch.arange(to + 1, dtype=torch.float32) * scale
     start, end = edges[:-1], edges[1:]
     most = int((end.ceil() - start.floor()).max())
@@ -108,7 +121,7 @@ def _area(length: int, to: int) -> _Taps:
     return places.long().clamp_(max=length - 1), covered / scale
 
 
-_TAPS: dict[str, Callable[[int, int], _Taps]] = {
+_TAPS: dict[str, Callable[[int, int, bool], _Taps]] = {
     "bilinear": _bilinear,
     "nearest": _nearest,
     "bicubic": _bicubic,

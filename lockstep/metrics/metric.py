@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from lockstep.checks import check_type
+from lockstep.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,3 +48,28 @@ class PreparedMetric(Metric, Protocol):
             values: what the score function returned for these examples: tensors and `Ragged`s on the CPU, or lists.
         """
         ...
+
+
+NO_METRICS: Mapping[str, Metric] = MappingProxyType({})
+
+
+def check_metrics(metrics: Mapping[str, Metric], taken: Collection[str] = ()) -> None:
+    """Refuse what is no metric by name, and a metric that has the name of a score."""
+    check_type(
+        "metrics", metrics, Mapping, expected="metrics by name", hint='write metrics={"f1": metric}; {} for none'
+    )
+    for name, metric in metrics.items():
+        check_type(
+            f"metrics[{name!r}]",
+            metric,
+            Metric,
+            expected="a value with the methods reset, update and compute",
+            hint="give a metric such as ls.metrics.ConfusionMatrix(10), or one of torchmetrics",
+        )
+        if name in taken:
+            raise InputError(
+                f"There is a score {name!r} already.",
+                given=f"a metric of the name {name!r}",
+                expected=f"another name than {', '.join(map(repr, taken))}",
+                hint="give the metric another name",
+            )

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from lockstep.types import LossFunction, Scalars
 
 
+_WITH_NAN = ("keypoints",)
+"""Fields in which NaN says that there is none."""
+
+
 class Finding(NamedTuple):
     """The first thing in a tower that was not finite."""
 
@@ -75,7 +79,7 @@ def first_nonfinite(
         The words, empty where there is nothing, and the rows of the batch that are to blame where they are known.
     """
     for name, value in batch.items():
-        rows = _nonfinite_rows(value) if _has_rows(value) else []
+        rows = _nonfinite_rows(value) if _has_rows(value) and name not in _WITH_NAN else []
         if rows:
             return f"the field {name!r} of the batch is not finite", rows
     return _first_nonfinite_output(model, run, batch) if run else (_last_nonfinite(gradients), None)

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 from lockstep.checks import check_value, wrong_type
 from lockstep.description import dtype_and_shape
 from lockstep.errors import DataError, InputError, LockstepError
-from lockstep.ragged import Ragged
+from lockstep.ragged import Ragged, tensors_of
 from lockstep.readers.fingerprint import Fingerprint, fingerprint_of, fingerprint_of_dataset, fingerprint_of_tensors
 from lockstep.tracing import now_reading
 
@@ -120,11 +120,11 @@ class ReaderWrapper:
 
 
 class Arrays:
-    """Examples in memory: tensors of one length, with a row for each example."""
+    """Examples in memory: tensors of one length, with a row for each example, and `Ragged`s."""
 
     cost: Cost = "memory"
 
-    def __init__(self, fields: Mapping[str, Tensor]) -> None:
+    def __init__(self, fields: Mapping[str, Tensor | Ragged]) -> None:
         self._length = _number_of_rows(fields)
         self._fields = dict(fields)
 
@@ -134,7 +134,10 @@ class Arrays:
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the rows of these indices."""
         rows = torch.from_numpy(indices)
-        return {name: values.index_select(0, rows) for name, values in self._fields.items()}
+        return {
+            name: values[rows] if isinstance(values, Ragged) else values.index_select(0, rows)
+            for name, values in self._fields.items()
+        }
 
     def example_id(self, index: int) -> str:
         """Return the index as text."""
@@ -142,10 +145,10 @@ class Arrays:
 
     def fingerprint(self) -> Fingerprint:
         """Describe the fields as `fingerprint_of_tensors` does."""
-        return fingerprint_of_tensors(self._fields)
+        return fingerprint_of_tensors(tensors_of(self._fields))
 
 
-def _number_of_rows(fields: Mapping[str, Tensor]) -> int:
+def _number_of_rows(fields: Mapping[str, Tensor | Ragged]) -> int:
     if not fields:
         raise InputError(
             "There are no fields, so there are no examples.",
@@ -154,11 +157,11 @@ def _number_of_rows(fields: Mapping[str, Tensor]) -> int:
             hint='give them: {"image": images, "label": labels}',
         )
     for name, values in fields.items():
-        if not isinstance(values, Tensor) or not values.dim():
+        if not isinstance(values, Tensor | Ragged) or (isinstance(values, Tensor) and not values.dim()):
             raise InputError(
                 f"Field {name!r} has no rows.",
                 given="a tensor without dimensions" if isinstance(values, Tensor) else f"a {type(values).__name__}",
-                expected="a tensor with a row for each example",
+                expected="a tensor with a row for each example, or a Ragged",
                 hint="make it one: torch.as_tensor(values)",
             )
     (first, length), *others = ((name, len(values)) for name, values in fields.items())

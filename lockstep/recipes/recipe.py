@@ -155,9 +155,9 @@ class Recipe(Checked):
             )
 
     def _name_best(self) -> None:
-        """Keep the best checkpoint where early stopping has to know which it is: by the first of the accuracies."""
+        """Keep the best checkpoint where early stopping has to know which it is: by the first of the scores."""
         if self.evaluate.patience is not None and self.checkpoints.retention.best is None:
-            retention = replace(self.checkpoints.retention, best=f"validation/top{self.evaluate.top[0]}")
+            retention = replace(self.checkpoints.retention, best=f"validation/{self.score_names[0]}")
             object.__setattr__(self, "checkpoints", replace(self.checkpoints, retention=retention))
 
     def _check_best(self) -> None:
@@ -204,6 +204,11 @@ class Recipe(Checked):
                 expected=f"numbers of {num_classes} at most",
                 hint="set evaluate.top=[1]",
             )
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """Names of the scores of an evaluation, the first of which says which checkpoint is the best: "top1"."""
+        return tuple(f"top{k}" for k in self.evaluate.top)
 
     def towers_for(self, num_workers: int) -> Towers:
         """Return the towers with their count: that of the recipe, else one for each worker."""

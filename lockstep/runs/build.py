@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from lockstep.errors import DataError
 from lockstep.evaluation.evaluate import example_indices
 from lockstep.losses import softmax_cross_entropy
 from lockstep.metrics import in_top_k
+from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.parallel.towers import Towers
 from lockstep.readers.combine import Subset
 from lockstep.readers.reader import Reader, reader_of
@@ -140,18 +141,23 @@ class Parts:
     examples: Examples
 
 
-def build(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) -> Parts:
+def build(
+    recipe: Recipe,
+    worker: Worker,
+    reader: ReaderFunction | None = None,
+    metrics: Mapping[str, Metric] = NO_METRICS,
+) -> Parts:
     """Build the parts of a run, whose recipe has its number of towers; the chief prepares the data, the others wait."""
     if reader is None:
         recipe.data.check_complete()
     towers = recipe.towers_for(worker.num_workers)
     towers.check(recipe.batch_size, worker.num_workers)
     examples = prepared(recipe, worker, reader)
-    check_best(recipe, has_validation=examples.has("validation"))
+    check_best(recipe, has_validation=examples.has("validation"), metrics=metrics)
     examples.check_held_out()
     worker.group.agree("the numbers of examples", examples.counts())
     loader = examples.training()
-    return Parts(build_state(recipe, worker), loader, towers, task(recipe), examples)
+    return Parts(build_state(recipe, worker), loader, towers, task(recipe, metrics), examples)
 
 
 def prepared(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) -> Examples:
@@ -163,9 +169,9 @@ def prepared(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = Non
     return examples
 
 
-def task(recipe: Recipe) -> Classification:
-    """Return the loss and the scores of a recipe."""
-    return Classification(recipe.data.inputs, recipe.loss, recipe.evaluate.top, recipe.evaluate.flip)
+def task(recipe: Recipe, metrics: Mapping[str, Metric] = NO_METRICS) -> Classification:
+    """Return the loss and the scores of a recipe, with the metrics that a script gives."""
+    return Classification(recipe.data.inputs, recipe.loss, recipe.evaluate.top, recipe.evaluate.flip, metrics)
 
 
 def build_state(recipe: Recipe, worker: Worker) -> TrainState:
@@ -197,6 +203,8 @@ class Classification:
     """The k of each top-k score."""
     flip: bool = False
     """Whether an example is scored by the mean of the logits of its image and the mirror image."""
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    """Metrics of the logits and the labels of all examples, by name."""
 
     @property
     def score_names(self) -> list[str]:
@@ -215,7 +223,7 @@ class Classification:
         return losses, {"top1": in_top_k(logits.detach(), labels).mean()}
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
-        """Score each example: whether its class is among the k with the highest logits."""
+        """Score each example: whether its class is among the k with the highest logits. Metrics get both."""
         return self._scores(self.logits(model, batch), batch["label"])
 
     def score_in_detail(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
@@ -235,8 +243,9 @@ class Classification:
         mirrored, _ = _heads(model(images.flip(3)))
         return (logits + mirrored) / 2
 
-    def _scores(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return {name: in_top_k(logits, labels, k) for name, k in zip(self.score_names, self.top, strict=True)}
+    def _scores(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
+        top = {name: in_top_k(logits, labels, k) for name, k in zip(self.score_names, self.top, strict=True)}
+        return {**top, **dict.fromkeys(self.metrics, (logits, labels))}
 
 
 def _heads(outputs: Any) -> tuple[Tensor, list[Tensor]]:

@@ -5,7 +5,7 @@ All that is wrong is told together. No data is opened for it, and no torch is ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from lockstep.checks import check_one_of, check_together
 from lockstep.detection.configs import Detector
 from lockstep.errors import DataError, InputError, NotFoundError, WorkdirError
 from lockstep.listing import hint_for_path, shorten
+from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.models import Timm, Torchvision
 from lockstep.readers.paths import class_folders, is_folder
 from lockstep.recipes.data import ImageData
@@ -30,6 +31,7 @@ def check_inputs(
     has_function: bool = False,
     accept_changes: bool = False,
     fork_from: str | None = None,
+    metrics: Mapping[str, Metric] = NO_METRICS,
 ) -> None:
     """Check all that can be seen to be missing or wrong before a run begins.
 
@@ -39,6 +41,7 @@ def check_inputs(
         has_function: a function gives the examples in place of the recipe's paths.
         accept_changes: the run in the workdir may go on by another recipe.
         fork_from: the run, or RUN@STEP, that one without checkpoints begins with.
+        metrics: that the script gives, by name.
 
     Raises:
         InputError: InputErrors where several things are wrong.
@@ -52,7 +55,7 @@ def check_inputs(
         checks += [
             found.data.check_complete,
             partial(_check_class_folders, found),
-            partial(check_best, recipe, has_validation="validation" in recipe.data.splits),
+            partial(check_best, recipe, has_validation="validation" in recipe.data.splits, metrics=metrics),
         ]
     if path is None:
         checks.append(partial(_check_no_rollback, recipe))
@@ -63,8 +66,8 @@ def check_inputs(
     check_together(checks)
 
 
-def check_best(recipe: Recipe, *, has_validation: bool) -> None:
-    """Refuse to keep the best checkpoints by a score that there will not be."""
+def check_best(recipe: Recipe, *, has_validation: bool, metrics: Mapping[str, Metric] = NO_METRICS) -> None:
+    """Refuse to keep the best checkpoints by a score that there will not be, as far as the metrics say which."""
     best = recipe.checkpoints.retention.best
     if best is not None and not has_validation:
         raise InputError(
@@ -73,8 +76,15 @@ def check_best(recipe: Recipe, *, has_validation: bool) -> None:
             expected="validation examples, or a run without best checkpoints",
             hint="--set data.validation=PATH; or --set checkpoints.retention.best=none",
         )
-    if best is not None:
-        check_one_of("checkpoints.retention.best", best, [f"validation/top{k}" for k in recipe.evaluate.top])
+    if best is None:
+        return
+    names = [*recipe.score_names]
+    for name, metric in metrics.items():
+        keys = getattr(metric, "score_names", None)
+        if keys is None and best.startswith(f"validation/{name}/"):
+            return  # perhaps it computes a mapping with this key
+        names += [name] if keys is None else [f"{name}/{key}" for key in keys]
+    check_one_of("checkpoints.retention.best", best, [f"validation/{name}" for name in names])
 
 
 def check_same_classes(split: str, scored: Sequence[str], trained: Sequence[str]) -> None:

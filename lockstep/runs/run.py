@@ -15,6 +15,7 @@ from lockstep.checkpoints.store import Store
 from lockstep.checks import check_type, wrong_type
 from lockstep.errors import InputError, NonFiniteError
 from lockstep.evaluation.evaluate import Evaluation
+from lockstep.metrics.metric import NO_METRICS, Metric, check_metrics
 from lockstep.progress import Hours, Progress
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
@@ -40,6 +41,7 @@ def run(
     workdir: str | Path | None,
     *,
     reader: ReaderFunction | None = None,
+    metrics: Mapping[str, Metric] = NO_METRICS,
     accept_changes: bool = False,
     accept_data_change: bool = False,
     fork_from: str | None = None,
@@ -56,6 +58,9 @@ def run(
         reader: `reader(split)` gives the examples of "train", "validation" or "test", in place of the recipe's paths:
             a reader with the fields "image" and "label", or None where there are none of that split. The recipe of the
             run names the function, so that the run can be resumed by the script alone.
+        metrics: by name; they get the logits and the labels of all examples that are scored. The numbers that they
+            compute are scores like top 1: `checkpoints.retention.best` may be "validation/f1", or "validation/f1/KEY"
+            of a metric that computes a mapping.
         accept_changes: go on although the recipe is not the one the run began with.
         accept_data_change: go on although the data has changed since the run was saved, if it has as many examples;
             the log and the history name the changes.
@@ -65,7 +70,8 @@ def run(
         Why and where the run has ended, and the scores of its final weights; the same on all workers, but for times.
 
     Raises:
-        InputError: the recipe lacks a path, its data cannot come from a function, or the data has changed.
+        InputError: the recipe lacks a path, its data cannot come from a function, or the data has changed; or its best
+            checkpoint is to be kept by a score that there is not.
         WorkdirError: the workdir holds something else, or a run of another recipe.
     """
     hint = 'write ls.run(ls.recipes.find("mnist"), "runs/mnist")'
@@ -86,6 +92,7 @@ def run(
             accept_data_change=accept_data_change,
             fork_from=fork_from,
             reader=reader,
+            metrics=metrics,
         ).run()
 
 
@@ -117,7 +124,7 @@ class Run:
         recipe: complete, with its number of towers.
         path: the workdir; None writes nothing.
         worker: this worker.
-        accept_changes, accept_data_change, fork_from, reader: as in `run`.
+        accept_changes, accept_data_change, fork_from, reader, metrics: as in `run`.
     """
 
     def __init__(
@@ -130,17 +137,26 @@ class Run:
         accept_data_change: bool = False,
         fork_from: str | None = None,
         reader: ReaderFunction | None = None,
+        metrics: Mapping[str, Metric] = NO_METRICS,
     ) -> None:
         self._recipe, self._worker, self._fork_from = recipe, worker, fork_from
         self._accept_data_change = accept_data_change
-        check_inputs(recipe, path, has_function=reader is not None, accept_changes=accept_changes, fork_from=fork_from)
+        check_metrics(metrics, taken=recipe.score_names)
+        check_inputs(
+            recipe,
+            path,
+            has_function=reader is not None,
+            accept_changes=accept_changes,
+            fork_from=fork_from,
+            metrics=metrics,
+        )
         workdir = Workdir(path) if path else None
         self._changed = workdir.check(recipe, accept_changes=accept_changes) if workdir else []
         worker.group.agree("the recipe", to_toml(recipe).splitlines())
         self._located = located(recipe, path)
         if self._located is not recipe and worker.is_chief:
             log.info("the data is not in %s: it is read where the run has read it before", Path.cwd())
-        self._stages = Stages(self._located, worker, reader)
+        self._stages = Stages(self._located, worker, reader, metrics)
         self._end = self._stages.end
         self._files = _files(workdir, recipe) if workdir else None
         self._input, self._pace = InputTotals(), Throughput()

@@ -20,7 +20,7 @@ from torch import Tensor
 from lockstep.checkpoints.encoding import encode_tensors
 from lockstep.data.loader import Loader
 from lockstep.durable import atomic_write, make_folder
-from lockstep.ragged import Ragged
+from lockstep.ragged import Ragged, tensors_of
 from lockstep.runs.workdir import QUARANTINE, Workdir
 from lockstep.screen import log
 from lockstep.types import Batch, NonFiniteReport, StepReport
@@ -67,13 +67,9 @@ class KeptBatches:
 
     def _write_batch(self, folder: Path, batch: Batch) -> None:
         name = f"worker-{self._worker.rank}"
-        tensors = {field: value for field, value in batch.items() if isinstance(value, Tensor)}
-        ragged = {field: value for field, value in batch.items() if isinstance(value, Ragged)}
-        rest = {field: value for field, value in batch.items() if field not in tensors.keys() | ragged.keys()}
-        for field, value in ragged.items():
-            tensors |= {f"{field}.values": value.values, f"{field}.lengths": value.lengths}
+        rest = {field: value for field, value in batch.items() if not isinstance(value, Tensor | Ragged)}
         with atomic_write(folder / f"{name}.safetensors") as file:
-            file.writelines(encode_tensors(tensors))
+            file.writelines(encode_tensors(tensors_of(batch)))
         about = {"position": batch.position, "batch_size": batch.batch_size, "towers": list(batch.towers)}
         _write_json(folder / f"{name}.json", {**about, "fields": rest})
 

@@ -7,13 +7,14 @@ checkpoint at the boundary of two stages belongs to the first; the second contin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 
 from lockstep.checkpoints.store import Checkpoint
 from lockstep.errors import DataError, InputError
+from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.optim import ByName, Cosine, OneCycle
 from lockstep.optim.resolution import resolve_schedule
 from lockstep.progress import End, Epochs, Hours, Steps
@@ -73,11 +74,17 @@ def recipe_at_start(recipe: Recipe) -> Recipe:
 class Stages:
     """The stages of a run and the parts of the present one, on one worker; the others make the same calls."""
 
-    def __init__(self, recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) -> None:
-        self._recipe, self._worker = recipe, worker
+    def __init__(
+        self,
+        recipe: Recipe,
+        worker: Worker,
+        reader: ReaderFunction | None = None,
+        metrics: Mapping[str, Metric] = NO_METRICS,
+    ) -> None:
+        self._recipe, self._worker, self._metrics = recipe, worker, metrics
         self._reader = cache(reader) if reader else None  # asked once a split, and not again by each stage
         with _errors_name_stage(1 if recipe.stages else None):
-            self.parts: Parts = build(recipe_at_start(recipe), worker, self._reader)
+            self.parts: Parts = build(recipe_at_start(recipe), worker, self._reader, metrics)
         """The parts of the present stage."""
         self.spans = stage_spans(recipe, self.parts.loader.epoch_size)
         self.now = self.spans[0]
@@ -145,7 +152,7 @@ class Stages:
         if span is self.now:
             return
         position = self.parts.loader.state()
-        self.parts = build(span.recipe, self._worker, self._reader)
+        self.parts = build(span.recipe, self._worker, self._reader, self._metrics)
         self.parts.loader.load_state(position)
         self.parts.state.count_steps_from(span.first_step)
         self.now = span

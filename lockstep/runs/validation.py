@@ -30,6 +30,7 @@ def score_split(recipe: Recipe, parts: Parts, split: str) -> Evaluation | None:
             weights=how.weights,
             micro_batch=how.micro_batch,
             drop_last=how.drop_last,
+            metrics=parts.task.metrics,
             progress=progress,
         )
 
@@ -74,7 +75,7 @@ class Validation:
         if self._worker.is_chief:
             log.info("step %d: validation %s", step, result)
         if self._logger:
-            self._logger.write_evaluation(step, SPLIT, result.means)
+            self._logger.write_evaluation(step, SPLIT, result.scores)
         self._latest = result
         best = self._retention.best
         if best is not None:
@@ -90,7 +91,7 @@ class Validation:
     @property
     def scores(self) -> Mapping[str, float]:
         """Scores of the present weights by name; empty if they have not been scored."""
-        return {f"{SPLIT}/{name}": mean for name, mean in self.latest.means.items()} if self.latest else {}
+        return {f"{SPLIT}/{name}": score for name, score in self.latest.scores.items()} if self.latest else {}
 
     @property
     def is_out_of_patience(self) -> bool:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from PIL import Image
@@ -190,6 +190,8 @@ def test_each_stage_of_a_run_is_scored(tmp_path: Path) -> None:
 
 class Task:
     """Scores as a classifier's are."""
+
+    metrics: ClassVar[dict[str, Any]] = {}
 
     def score(self, model: object, batch: object) -> dict[str, object]:
         return {"top1": 1}

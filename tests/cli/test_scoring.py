@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lockstep.cli import scoring
 from lockstep.cli.cards import Card
-from lockstep.cli.scoring import EVALUATIONS, ScoreFiles, mistakes_sheet, write_result
+from lockstep.cli.scoring import EVALUATIONS, ScoreFiles, log_scores, mistakes_sheet, write_result
 from lockstep.errors import InputError
 from lockstep.evaluation.evaluate import Evaluation
 from lockstep.metrics.worst_mistakes import Mistake
@@ -96,6 +98,34 @@ def test_what_has_no_images_is_refused() -> None:
 
 def refuse(constant: str) -> None:
     raise AssertionError(f"{constant} is no JSON")
+
+
+@pytest.fixture
+def detected() -> Evaluation:
+    """An evaluation with numbers of metrics among its scores."""
+    return Evaluation({"top1": 1.0}, 4, step=3, computed={"coco": {"map": 0.25, "map50": math.nan}, "auroc": 0.5})
+
+
+def test_the_numbers_of_metrics_are_a_table_in_the_log(detected: Evaluation, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        log_scores(detected, "validation")
+    assert caplog.messages == [
+        "validation accuracy 25.00 % (1 of 4)",
+        "validation coco/map    0.2500",
+        "validation coco/map50  nan",
+        "validation auroc       0.5000",
+    ]
+
+
+def test_the_numbers_of_metrics_are_scores_in_all_files(detected: Evaluation, tmp_path: Path) -> None:
+    files = ScoreFiles(tmp_path)
+    files.write(detected, "validation")
+    files.close()
+    write_result(detected, "validation", tmp_path / "scores.json")
+    found = [json.loads((tmp_path / name).read_text())["scores"] for name in (EVALUATIONS, "scores.json")]
+    assert found == [{"top1": 0.25, "coco/map": 0.25, "coco/map50": "nan", "auroc": 0.5}] * 2
+    events = EventAccumulator(str(tmp_path / "summaries-evaluation/validation-raw")).Reload()
+    assert [scalar.value for scalar in events.Scalars("evaluation/validation/coco/map")] == [0.25]
 
 
 def test_scores_that_are_no_numbers_are_json(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from PIL import Image
 from lockstep.errors import DataError
 from lockstep.images.decode import Decoding
 from lockstep.images.masks import DenseMasks, MaskOutlines, PngMasks, dense_masks, packed_outline
+from lockstep.images.moves import Masks
 
 TESTS = Path(__file__).parent.parent
 GOLDEN = json.loads((TESTS / "golden" / "masks_golden.json").read_text())
@@ -260,6 +261,22 @@ def test_packed_masks_come_back(count: int, height: int, width: int, seed: int) 
     assert masks.decode().dtype == torch.uint8
     np.testing.assert_array_equal(masks.decode(), values > 0)
     assert masks == dense_masks(values.ravel(), height, width)
+
+
+LAZY = {
+    "files": masks_of(png(PIXELS), png(PIXELS == 0), png(PIXELS)),
+    "bits": dense_masks(np.arange(18, dtype=np.float32) % 5 - 1, 2, 3),
+    "outlines": MaskOutlines(tuple(packed_outline([[0, 0, x, 0, x, 2]]) for x in (1, 2, 3)), 2, 3, "image.jpg"),
+}
+
+
+@pytest.mark.parametrize("masks", LAZY.values(), ids=LAZY)
+@pytest.mark.parametrize("places", [[2, 0], [1], []])
+def test_selected_masks_are_those_at_the_places(masks: Masks, places: list[int]) -> None:
+    selected = masks.selected(places)
+    assert len(selected) == len(places)
+    assert selected.decode().equal(masks.decode()[places])
+    assert (selected.height, selected.width) == (2, 3)
 
 
 def test_packed_masks_travel_as_few_bytes() -> None:

@@ -150,3 +150,10 @@ def test_the_nearest_pixel_is_torchs(length: int, to: int) -> None:
     for mode, middles in (("nearest", False), ("nearest-exact", True)):
         expected = torch.nn.functional.interpolate(line, to, mode=mode).flatten().long()
         assert nearest(length, to, middles).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("length", "to", "expected"), [(3, 5, [0, 1, 1, 2, 2]), (5, 3, [0, 2, 4]), (4, 1, [0]), (4, 4, [0, 1, 2, 3])]
+)
+def test_with_aligned_corners_the_first_and_the_last_pixel_stay(length: int, to: int, expected: list[int]) -> None:
+    assert nearest(length, to, False, align_corners=True).tolist() == expected

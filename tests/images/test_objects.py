@@ -94,3 +94,9 @@ def test_a_box_without_area_is_not_seen() -> None:
 def test_a_batch_without_objects_stays_as_it_is() -> None:
     batch = {"image": torch.zeros(1, 3, 2, 2), "area": torch.ones(1)}
     assert move_objects(batch, [move((2, 2), Region(0, 0, 1, 1))]) is batch
+
+
+def test_objects_may_be_dropped_from_an_image_that_stays_whole() -> None:
+    boxes = Ragged.of([torch.tensor([[0.0, 0, 0.5, 0.5], [0.2, 0.2, 0.2, 0.9]])] * 2)
+    moved = move_objects({"boxes": boxes}, [move((4, 4))] * 2, is_cut=torch.tensor([False, True]))
+    assert moved["boxes"].lengths.tolist() == [2, 1]

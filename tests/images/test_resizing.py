@@ -55,3 +55,18 @@ def test_a_part_of_the_result_is_that_of_the_whole(method: str, size: tuple[int,
 def test_an_image_of_the_right_size_stays_as_it_is(method: str) -> None:
     image = golden_images()[0]
     assert torch.equal(resized(image, 11, 13, method), image)
+
+
+@pytest.mark.parametrize("method", LEGACY_METHODS)
+def test_floats_are_not_rounded(method: str) -> None:
+    image = golden_images()[0]
+    assert torch.equal(resized(image.float(), 17, 23, method), resampled(image.float(), 17, 23, method))
+
+
+def test_with_aligned_corners_the_corners_stay() -> None:
+    image = golden_images()[0].float()
+    for method in ("bilinear", "nearest"):
+        result = resized(image, 5, 30, method, align_corners=True)
+        torch.testing.assert_close(result[:, ::4, ::29], image[:, ::10, ::12])
+    expected = interpolate(image[None], (5, 30), mode="bilinear", align_corners=True)[0]
+    torch.testing.assert_close(resized(image, 5, 30, "bilinear", align_corners=True), expected)

@@ -129,11 +129,11 @@ def make_build(what: Disturbance) -> Any:
         logits = model(batch["image"] / 255 - 0.5)
         return {"loss": F.cross_entropy(logits, batch["label"], reduction="none")}
 
-    def build(given: Recipe, worker: Worker, reader: object) -> Parts:
+    def build(given: Recipe, worker: Worker, *_: object) -> Parts:
         loader = make_loader(given.data.image_size, seed=6)
         for position in what.skipped:
             loader.skip(position)
-        task: Any = SimpleNamespace(losses=losses, score=score)
+        task: Any = SimpleNamespace(losses=losses, score=score, metrics={})
         scored: Any = Scored(make_loader(given.data.image_size, seed=7))
         return Parts(make_state(given, worker), loader, given.towers_for(worker.num_workers), task, scored)
 

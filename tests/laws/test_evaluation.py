@@ -241,6 +241,6 @@ def evaluated_torn() -> list[Any]:
 def test_bad_examples_are_left_out_and_named(run_workers: Callable[..., list[Any]]) -> None:
     said, bad, num_seen = evaluated_torn()
     assert said.endswith("one 1.0000 over 99 examples, 2 bad ones left out")
-    assert bad == [[7, "7", "Row 7 is torn. half", ""], [100, "100", "Row 100 is torn. half", ""]]
+    assert bad == [[7, "7", "Row 7 is torn. half", "", ""], [100, "100", "Row 100 is torn. half", "", ""]]
     assert num_seen == 99
     assert run_workers(evaluated_torn, 2) == [[said, bad, num_seen]] * 2

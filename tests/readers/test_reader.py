@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from lockstep.errors import DataError, InputError, WorkerError
+from lockstep.ragged import Ragged
 from lockstep.readers.coco import Coco
 from lockstep.readers.image_folder import ImageFolder
 from lockstep.readers.open import open_source
@@ -49,6 +50,14 @@ def test_arrays_are_gathered_by_row() -> None:
     assert torch.equal(batch["image"], images[INDICES])
     assert batch["image"].dtype == torch.uint8
     assert batch["label"].tolist() == [3, 0, 3]
+
+
+def test_ragged_arrays_are_gathered_by_row() -> None:
+    boxes = Ragged.of([torch.full((number, 4), float(number)) for number in range(5)])
+    reader = Arrays({"boxes": boxes, "label": torch.arange(5)})
+    assert [row.shape[0] for row in reader.read_batch(INDICES)["boxes"]] == [3, 0, 3]
+    moved = Ragged(boxes.values, boxes.lengths.flip(0))
+    assert reader.fingerprint() != Arrays({"boxes": moved, "label": torch.arange(5)}).fingerprint()
 
 
 def test_a_batch_of_arrays_is_a_copy() -> None:

@@ -5,12 +5,14 @@ python own_script.py WORKDIR STEPS; or lockstep run --workers 2 own_script.py WO
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 
 import torch
 
 import lockstep as ls
+from lockstep.metrics.metric import Metric
 
 TRAIN, TEST = 40, 12
 
@@ -27,7 +29,22 @@ def stripes(split: str) -> ls.data.Reader | None:
     return ls.data.Arrays({"image": images, "label": labels})
 
 
+class Margin:
+    """The least distance of the logit of the right class from that of the other."""
+
+    def reset(self) -> None:
+        self.least = math.inf
+
+    def update(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        distances = logits.gather(1, labels[:, None]) - logits.gather(1, 1 - labels[:, None])
+        self.least = min(self.least, float(distances.min()))
+
+    def compute(self) -> float:
+        return self.least
+
+
 def main() -> None:
+    metrics: dict[str, Metric] = {"margin": Margin()}
     recipe = replace(
         ls.recipes.find("mnist"),
         name="stripes",
@@ -40,11 +57,11 @@ def main() -> None:
         end=ls.Steps(int(sys.argv[2])),
         device="cpu",
     )
-    result = ls.run(recipe, sys.argv[1], reader=stripes)
+    result = ls.run(recipe, sys.argv[1], reader=stripes, metrics=metrics)
     scores = result.evaluation
     assert scores is not None
     if ls.join().is_chief:
-        print(result.reason, result.step, result.split, scores.num_examples, scores["top1"])
+        print(result.reason, result.step, result.split, scores.num_examples, scores["top1"], scores["margin"])
 
 
 if __name__ == "__main__":

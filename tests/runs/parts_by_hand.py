@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import lockstep as ls
+from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.runs.build import Parts
 
 
@@ -17,9 +18,10 @@ def parts_by_hand(
     losses: Callable[..., Any],
     score: Callable[..., Any] | None = None,
     held_out: ls.data.Loader | None = None,
+    metrics: Mapping[str, Metric] = NO_METRICS,
 ) -> Parts:
     examples: Any = SimpleNamespace(
         held_out=lambda split: held_out, has=lambda split: held_out is not None, trained_classes=()
     )
-    task: Any = SimpleNamespace(losses=losses, score=score)
+    task: Any = SimpleNamespace(losses=losses, score=score, metrics=metrics)
     return Parts(state, loader, towers, task, examples)

@@ -60,6 +60,7 @@ def test_a_script_alone_is_a_script_resumed_on_two_workers(
     run_alone(resumed, 4)
     assert run_script(resumed, 6, num_workers=2) == said
     assert contents(resumed) == contents(alone)
+    assert set(contents(alone)["result"]["evaluations"]["test"]["scores"]) == {"top1", "margin"}
     events = [json.loads(line) for line in (resumed / "history.jsonl").read_text().splitlines()]
     assert [(line["event"], line["workers"]) for line in events] == [
         ("start", 1),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor, nn
 
 import lockstep as ls
+from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
@@ -55,7 +56,9 @@ def make_build(bad: Sequence[int], skipped: Sequence[int] = (), attempted: Any =
         is_bad = batch.position in bad and batch.towers.stop == 2
         return {"square": model(batch["x"]).square().mean() * (math.nan if is_bad else 1.0)}
 
-    def build(recipe: Recipe, worker: Worker, reader: None = None) -> Parts:
+    def build(
+        recipe: Recipe, worker: Worker, reader: object = None, metrics: Mapping[str, Metric] = NO_METRICS
+    ) -> Parts:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Dropout(0.2), nn.Linear(3, 1))
         state = ls.TrainState(
@@ -68,7 +71,7 @@ def make_build(bad: Sequence[int], skipped: Sequence[int] = (), attempted: Any =
         for position in skipped:
             loader.skip(position)
         held_out = ls.data.Loader(Named(), batch_size=8, order="sequential") if score else None
-        return parts_by_hand(state, loader, recipe.towers_for(worker.num_workers), losses, score, held_out)
+        return parts_by_hand(state, loader, recipe.towers_for(worker.num_workers), losses, score, held_out, metrics)
 
     return build
 
@@ -171,7 +174,7 @@ def test_what_is_skipped_survives_a_kill(told: dict[str, bytes], tmp_path: Path,
 def on_two_workers(workdir: Path) -> list[int]:
     parts: list[Parts] = []
 
-    def build(recipe: Recipe, worker: Worker, reader: None) -> Parts:
+    def build(recipe: Recipe, worker: Worker, *_: object) -> Parts:
         parts.append(make_build(BAD)(recipe, worker))
         return parts[0]
 

@@ -358,6 +358,13 @@ def test_a_bad_item_of_a_field_is_named(boxes: Any, last: Any) -> None:
         ls.train_step(make_state(), boxed, batch)
 
 
+def test_keypoints_that_are_not_there_are_not_to_blame() -> None:
+    missing = ls.Ragged.of([torch.full((2, 3, 2), math.nan), torch.zeros(0, 3, 2)])
+    batch = ls.Batch({"keypoints": missing, "x": torch.full((2, 3), 1e30)}, position=0, batch_size=2, towers=range(1))
+    with pytest.raises(ls.NonFiniteError, match=r"the output of module '1' \(Square\) is not finite"):
+        ls.train_step(make_state(Square()), lambda model, batch: {"sum": model(batch["x"]).sum()}, batch)
+
+
 def test_the_output_of_the_whole_model_is_called_by_its_class() -> None:
     class Exponent(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
