@@ -12,7 +12,6 @@ from lockstep.checks import (
     Hint,
     NonNegativeFloat,
     NonNegativeInt,
-    OneOf,
     PositiveInt,
     Probability,
     Range,
@@ -140,18 +139,22 @@ class Monitoring(Checked):
     process that reads longer at one example; 0: never."""
 
 
-DETECTION_METRICS = (
+DetectionMetrics = Literal[
+    "pascal_voc_metrics",
     "pascal_voc_detection_metrics",
     "weighted_pascal_voc_detection_metrics",
     "pascal_voc_instance_segmentation_metrics",
     "weighted_pascal_voc_instance_segmentation_metrics",
+    "open_images_metrics",
     "open_images_V2_detection_metrics",
+    "oid_V2_detection_metrics",
+    "oid_challenge_object_detection_metrics",
     "oid_challenge_detection_metrics",
     "coco_detection_metrics",
     "coco_mask_metrics",
     "coco_keypoint_metrics",
-)
-"""The sets of metrics of detections, by the names of TensorFlow's object detection API."""
+]
+"""The names in `lockstep.metrics.detection_sets`, here because that takes numpy to import."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ class Pictures(Checked):
 class DetectionEvaluation(Checked):
     """How detections are scored and shown."""
 
-    metrics: tuple[Annotated[str, OneOf(DETECTION_METRICS)], ...] = ("pascal_voc_detection_metrics",)
+    metrics: tuple[DetectionMetrics, ...] = ("pascal_voc_detection_metrics",)
     per_category: bool = False
     """Score each category by itself, too."""
     ignore_ground_truth: bool = False

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from lockstep.augmentations import AUGMENTATIONS
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
@@ -20,7 +20,7 @@ from lockstep.recipes import pipeline_messages as messages
 from lockstep.recipes import pipeline_training as training
 from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.messages import At, MessageReader, Row, made_together, no_effect, not_mapped, to
-from lockstep.recipes.parts import DETECTION_METRICS, DataLoading, DetectionEvaluation, Evaluate, Pictures
+from lockstep.recipes.parts import DataLoading, DetectionEvaluation, DetectionMetrics, Evaluate, Pictures
 from lockstep.recipes.recipe import Recipe
 from lockstep.text_format import Field, Place, parse_text_format, quoted
 
@@ -32,12 +32,6 @@ OPTIONS: Mapping[str, type] = {
 the class hold, as those of the reference's function do."""
 
 _MODELS: Mapping[str, type[Ssd | FasterRcnn]] = {"ssd": Ssd, "faster_rcnn": FasterRcnn}
-_METRICS_OF_2017 = {
-    "pascal_voc_metrics": "pascal_voc_detection_metrics",
-    "weighted_pascal_voc_metrics": "weighted_pascal_voc_detection_metrics",
-    "open_images_metrics": "open_images_V2_detection_metrics",
-    "open_images_detection_metrics": "open_images_V2_detection_metrics",
-}
 _AUGMENTATIONS = "data_augmentation_options"
 _GRAPH = At("graph_rewriter", Place(1, 1), to("model"))
 _ONE_EACH = no_effect("each evaluation scores every example once, in their order")
@@ -241,19 +235,18 @@ def _evaluate(reader: MessageReader, told: _Told) -> Evaluate:
     if given.use_moving_averages and not has_average:
         why = "train_config.optimizer keeps no averages"
         reader.revise("eval_config.use_moving_averages", not_mapped(why))
-    metrics = {name: _METRICS_OF_2017.get(name, name) for name in given.metrics_set}
-    for name in metrics.keys() - {name for name, known in metrics.items() if known in DETECTION_METRICS}:
-        why = f"there are no such metrics here. {did_you_mean(name, DETECTION_METRICS)}".rstrip()
+    names: tuple[DetectionMetrics, ...] = get_args(DetectionMetrics)
+    for name in set(given.metrics_set).difference(names):
+        why = f"there are no such metrics here. {did_you_mean(name, names)}".rstrip()
         reader.revise("eval_config.metrics_set", not_mapped(why), quoted(name))
-    known = tuple(dict.fromkeys(name for name in metrics.values() if name in DETECTION_METRICS))
-    usual = DetectionEvaluation()
+    known = tuple(name for name in names if name in given.metrics_set)
     return Evaluate(
         every=Interval(given.eval_interval_secs, "seconds"),
         micro_batch=given.batch_size,
         weights="average" if given.use_moving_averages and has_average else "raw",
         examples=given.num_examples or None,
         detection=DetectionEvaluation(
-            metrics=known or usual.metrics,
+            metrics=known or DetectionEvaluation().metrics,
             per_category=given.include_metrics_per_category,
             ignore_ground_truth=given.ignore_groundtruth,
             export_path=given.export_path or None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -19,11 +19,12 @@ from lockstep.detection.layer_configs import (
     VarianceScalingInitializer,
 )
 from lockstep.errors import DataError, InputError, InputErrors
+from lockstep.metrics.detection_sets import DETECTION_METRICS
 from lockstep.optim import SGD, Cosine, Exponential, MovingAverage, PiecewiseConstant, RMSProp
 from lockstep.progress import Epochs, Interval, Steps
 from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.messages import Row
-from lockstep.recipes.parts import DetectionEvaluation, Pictures
+from lockstep.recipes.parts import DetectionEvaluation, DetectionMetrics, Pictures
 from lockstep.recipes.pipeline_config import OPTIONS, Imported, import_pipeline
 from lockstep.recipes.recipe import recipe_changes
 from lockstep.recipes.toml import from_toml, to_toml
@@ -321,10 +322,14 @@ def test_readers_say_paths_masks_keypoints_and_the_order() -> None:
     }
 
 
-def test_metrics_have_their_names_of_2017_too() -> None:
+def test_a_recipe_names_all_the_metrics_that_there_are() -> None:
+    assert {*get_args(DetectionMetrics)} == DETECTION_METRICS.keys()
+
+
+def test_metrics_that_there_are_not_are_reported() -> None:
     made = imported(rest='eval_config { metrics_set: ["pascal_voc_metrics", "coco_detection_metrics", "cocoo"] }')
     assert made.recipe.evaluate.detection
-    assert made.recipe.evaluate.detection.metrics == ("pascal_voc_detection_metrics", "coco_detection_metrics")
+    assert made.recipe.evaluate.detection.metrics == ("pascal_voc_metrics", "coco_detection_metrics")
     fates = {row.value: row.outcome.fate for row in made.rows if row.name == "metrics_set"}
     assert fates['"cocoo"'] == "not mapped"
 
