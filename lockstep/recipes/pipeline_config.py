@@ -24,12 +24,12 @@ from lockstep.recipes.parts import DataLoading, DetectionEvaluation, DetectionMe
 from lockstep.recipes.recipe import Recipe
 from lockstep.text_format import Field, Place, parse_text_format, quoted
 
-OPTIONS: Mapping[str, type] = {
-    **{kind_name(cls): cls for cls in AUGMENTATIONS if cls is not HorizontalFlip},
-    "random_horizontal_flip": HorizontalFlip,
+_CLASSES: Mapping[str, type] = {kind_name(cls): cls for cls in AUGMENTATIONS}
+OPTIONS: Mapping[str, type | None] = {
+    name: HorizontalFlip if name == "random_horizontal_flip" else _CLASSES.get(name) for name in messages.OPTIONS
 }
-"""The class of each data augmentation option. It is given the fields that the file sets: for the others the defaults of
-the class hold, as those of the reference's function do."""
+"""The class of each data augmentation option, None where there is none. It is given the fields that the file sets: for
+the others the defaults of the class hold, as those of the reference's function do."""
 
 _MODELS: Mapping[str, type[Ssd | FasterRcnn]] = {"ssd": Ssd, "faster_rcnn": FasterRcnn}
 _AUGMENTATIONS = "data_augmentation_options"
@@ -157,9 +157,9 @@ def _augmentations(reader: MessageReader, steps: Sequence[Field]) -> tuple[Augme
         if cls := OPTIONS.get(step.name):
             at = At(f"{path}.{step.name}", step.value_place, to(f"data.augment.{len(makers)}"))
             makers[len(makers)] = partial(reader.read_field, cls, step, at)
-        else:
-            why = f"there is no such augmentation here. {did_you_mean(step.name, OPTIONS)}".rstrip()
-            reader.leave([step], At(path, step.place, not_mapped(why)))
+            continue
+        meant = "" if step.name in OPTIONS else did_you_mean(step.name, OPTIONS)
+        reader.leave([step], At(path, step.place, not_mapped(f"there is no such augmentation here. {meant}".rstrip())))
     return tuple(made_together(makers).values())
 
 

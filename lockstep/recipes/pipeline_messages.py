@@ -245,6 +245,40 @@ class InputReader(Checked):
     drop_remainder: Annotated[bool, no_effect("all batches of training are full")] = True
 
 
+OPTIONS = (
+    "normalize_image",
+    "random_horizontal_flip",
+    "random_pixel_value_scale",
+    "random_image_scale",
+    "random_rgb_to_gray",
+    "random_adjust_brightness",
+    "random_adjust_contrast",
+    "random_adjust_hue",
+    "random_adjust_saturation",
+    "random_distort_color",
+    "random_jitter_boxes",
+    "random_crop_image",
+    "random_pad_image",
+    "random_crop_pad_image",
+    "random_crop_to_aspect_ratio",
+    "random_black_patches",
+    "random_resize_method",
+    "scale_boxes_to_pixel_coordinates",
+    "resize_image",
+    "subtract_channel_mean",
+    "ssd_random_crop",
+    "ssd_random_crop_pad",
+    "ssd_random_crop_fixed_aspect_ratio",
+    "ssd_random_crop_pad_fixed_aspect_ratio",
+    "random_vertical_flip",
+    "random_rotation90",
+    "rgb_to_gray",
+    "convert_class_logits_to_softmax",
+    "random_absolute_pad_image",
+    "random_self_concat_image",
+)
+"""The data augmentation options of preprocessor.proto: 26 of October 2017, and four of 2018."""
+
 ResizeMethod = Literal["bilinear", "nearest_neighbor", "bicubic", "area"]
 RESIZE_METHODS: Mapping[str, str] = {
     "bilinear": "bilinear",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from lockstep.cli.main import main
 from lockstep.recipes.toml import load
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "odapi_configs"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "object-detection-api.md"
 PETS = FIXTURES / "mask_rcnn_resnet101_pets.config"
 
 
@@ -25,6 +27,14 @@ def test_the_recipe_is_written_and_each_field_has_its_line(tmp_path: Path, capsy
     assert "      train_config.optimizer.momentum_optimizer.learning_rate.manual_step_learning_rate.schedule" in lines
     assert any(line.split()[:3] == ["155", "num_readers", "1"] and "no effect: `feed` says" in line for line in lines)
     assert load(target).name == "mask_rcnn_resnet101_pets"
+
+
+def test_the_table_in_the_docs_is_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = FIXTURES / "ssdlite_mobilenet_v3_small_320x320_coco.config"
+    assert main(["import", "pipeline", str(config), "--to", str(tmp_path / "ssdlite.toml")]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    (shown,) = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert set(shown.splitlines()) <= set(printed)
 
 
 def test_training_by_it_is_refused_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,13 +19,14 @@ from lockstep.detection.layer_configs import (
     VarianceScalingInitializer,
 )
 from lockstep.errors import DataError, InputError, InputErrors
+from lockstep.images.augment import HorizontalFlip
 from lockstep.metrics.detection_sets import DETECTION_METRICS
 from lockstep.optim import SGD, Cosine, Exponential, MovingAverage, PiecewiseConstant, RMSProp
 from lockstep.progress import Epochs, Interval, Steps
 from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.messages import Row
 from lockstep.recipes.parts import DetectionEvaluation, DetectionMetrics, Pictures
-from lockstep.recipes.pipeline_config import OPTIONS, Imported, import_pipeline
+from lockstep.recipes.pipeline_config import Imported, import_pipeline
 from lockstep.recipes.recipe import recipe_changes
 from lockstep.recipes.toml import from_toml, to_toml
 from lockstep.text_format import Field, parse_text_format
@@ -291,7 +292,7 @@ def test_the_options_of_the_api_are_those_that_there_are() -> None:
         "data_augmentation_options { random_horizontal_flip2 { strength: 3 } }"
     )
     assert isinstance(made.recipe.data, DetectionData)
-    assert made.recipe.data.augment == (OPTIONS["random_horizontal_flip"](),)
+    assert made.recipe.data.augment == (HorizontalFlip(),)
     path = "train_config.data_augmentation_options"
     assert row_of(made, f"{path}.random_horizontal_flip").outcome.text == "data.augment.0"
     told = row_of(made, f"{path}.random_horizontal_flip2.strength").outcome
