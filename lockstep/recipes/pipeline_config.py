@@ -9,8 +9,6 @@ from functools import partial
 from typing import Any, NamedTuple, get_args
 
 from lockstep.augmentations import AUGMENTATIONS
-from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
-from lockstep.detection.configs import FasterRcnn, Ssd
 from lockstep.errors import InputError
 from lockstep.images.augment import Augment, HorizontalFlip
 from lockstep.inline_toml import kind_name
@@ -21,6 +19,7 @@ from lockstep.recipes import pipeline_training as training
 from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.messages import At, MessageReader, Row, made_together, no_effect, not_mapped, to
 from lockstep.recipes.parts import DataLoading, DetectionEvaluation, DetectionMetrics, Evaluate, Pictures
+from lockstep.recipes.pipeline_model import ELSEWHERE, ReadModel, read_model
 from lockstep.recipes.recipe import Recipe
 from lockstep.text_format import Field, Place, parse_text_format, quoted
 
@@ -31,9 +30,7 @@ OPTIONS: Mapping[str, type | None] = {
 """The class of each data augmentation option, None where there is none. It is given the fields that the file sets: for
 the others the defaults of the class hold, as those of the reference's function do."""
 
-_MODELS: Mapping[str, type[Ssd | FasterRcnn]] = {"ssd": Ssd, "faster_rcnn": FasterRcnn}
 _AUGMENTATIONS = "data_augmentation_options"
-_GRAPH = At("graph_rewriter", Place(1, 1), to("model"))
 _ONE_EACH = no_effect("each evaluation scores every example once, in their order")
 
 
@@ -56,7 +53,7 @@ def import_pipeline(text: str, source: str, name: str) -> Imported:
         InputError: a value that its field does not take, or a part that is missing; InputErrors where there are
             several.
     """
-    reader = MessageReader(source, messages.ELSEWHERE)
+    reader = MessageReader(source, ELSEWHERE)
     told = _read(reader, parse_text_format(text, source))
     train = told.pipeline.train_config
     parts = made_together(
@@ -65,11 +62,7 @@ def import_pipeline(text: str, source: str, name: str) -> Imported:
             for part, make in {"training": _training, "data": _data, "evaluation": _evaluate}.items()
         }
     )
-    model = replace(
-        told.model, quantization=told.graph.quantization, add_regularization_loss=train.add_regularization_loss
-    )
-    if told.beside.first_stage_only and isinstance(model, FasterRcnn):
-        model = replace(model, number_of_stages=1)
+    model = replace(told.detector.model, add_regularization_loss=train.add_regularization_loss)
     recipe = _told_of(
         source,
         lambda: Recipe(
@@ -88,9 +81,7 @@ class _Told(NamedTuple):
     """What a file tells, part by part."""
 
     pipeline: messages.Pipeline
-    model: Ssd | FasterRcnn
-    beside: messages.BesideTheModel
-    graph: messages.GraphRewriter
+    detector: ReadModel
     augment: tuple[Augment, ...]
     train_reader: messages.InputReader
     eval_reader: messages.InputReader
@@ -101,15 +92,13 @@ def _read(reader: MessageReader, message: Sequence[Field]) -> _Told:
     found = made_together(
         {
             "pipeline": partial(reader.read, messages.Pipeline, message, At("", Place(1, 1), to(""))),
-            "model": partial(_model, reader, _inside(message, "model")),
-            "graph": partial(reader.read, messages.GraphRewriter, _inside(message, "graph_rewriter"), _GRAPH),
+            "detector": partial(read_model, reader, _inside(message, "model"), _inside(message, "graph_rewriter")),
             "augment": partial(_augmentations, reader, _inside(_inside(message, "train_config"), _AUGMENTATIONS)),
             "train_reader": partial(_input_reader, reader, "train_input_reader", message),
             "eval_reader": partial(_input_reader, reader, "eval_input_reader", message),
         }
     )
-    model, beside = found.pop("model")
-    return _Told(model=model, beside=beside, **found)
+    return _Told(**found)
 
 
 def _inside(message: Iterable[Field], name: str) -> list[Field]:
@@ -125,28 +114,6 @@ def _told_of(part: str, make: Callable[[], Any]) -> Any:
         raise InputError(
             f"{part}: {error.what}", given=error.given, expected=error.expected, hint=error.hint
         ) from error
-
-
-def _model(reader: MessageReader, models: list[Field]) -> tuple[Ssd | FasterRcnn, messages.BesideTheModel]:
-    """Read the model, and what its message says beside."""
-    if len(models) != 1 or models[0].name not in _MODELS:
-        given = ", ".join(field.name for field in models) or "none"
-        place = models[0].place if models else Place(1, 1)
-        raise reader.wrong("model", place, given, "ssd or faster_rcnn", "other models are not imported")
-    (field,) = models
-    at = At(f"model.{field.name}", field.value_place, to("model"))
-    message = reader.message(field, at)
-    beside = [inner for inner in message if inner.name in ("image_resizer", "first_stage_only")]
-    rest = [inner for inner in message if inner not in beside]
-    found = made_together(
-        {
-            "model": partial(reader.read, _MODELS[field.name], rest, at),
-            "beside": partial(reader.read, messages.BesideTheModel, beside, at),
-        }
-    )
-    if isinstance(other := found["beside"].image_resizer, messages.IdentityResizer | messages.ConditionalShapeResizer):
-        reader.revise(f"{at.path}.image_resizer.{kind_name(type(other))}", messages.OTHER_RESIZER)
-    return found["model"], found["beside"]
 
 
 def _augmentations(reader: MessageReader, steps: Sequence[Field]) -> tuple[Augment, ...]:
@@ -201,21 +168,9 @@ def _data(reader: MessageReader, told: _Told) -> DetectionData:
         num_keypoints=train.num_keypoints or val.num_keypoints,
         max_number_of_boxes=train.max_number_of_boxes or config.max_number_of_boxes,
         merge_multiple_label_boxes=config.merge_multiple_label_boxes,
-        resizer=_resizer(told.beside.image_resizer),
+        resizer=told.detector.resizer,
         augment=told.augment,
     )
-
-
-def _resizer(given: object) -> FixedShapeResizer | KeepAspectRatioResizer:
-    if isinstance(given, messages.FixedShapeResizer):
-        return FixedShapeResizer(given.height, given.width, messages.RESIZE_METHODS[given.resize_method])
-    if isinstance(given, messages.KeepAspectRatioResizer):
-        colour: Any = tuple(map(round, given.per_channel_pad_value)) or (0, 0, 0)
-        method = messages.RESIZE_METHODS[given.resize_method]
-        return KeepAspectRatioResizer(
-            given.min_dimension, given.max_dimension, method, given.pad_to_max_dimension, colour
-        )
-    return FixedShapeResizer()  # as the report says
 
 
 def _path(reader: MessageReader, given: messages.InputReader, name: str) -> str | None:

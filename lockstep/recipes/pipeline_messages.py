@@ -2,19 +2,17 @@
 
 All fields of its protos of October 2017 and of 2018, and some of later ones, with their types and defaults, and what
 becomes of each in a recipe (after tensorflow/models, research/object_detection/protos: train, eval, optimizer,
-input_reader, image_resizer and pipeline.proto; Apache 2.0). The messages of the model are `lockstep.detection.configs`,
-those of the augmentations the classes in `lockstep.augmentations`.
+input_reader and pipeline.proto; Apache 2.0). The messages of the model are `lockstep.detection.configs`, those of the
+augmentations the classes in `lockstep.augmentations`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from lockstep.checks import Checked, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
-from lockstep.detection import box_configs, configs, layer_configs
-from lockstep.recipes.messages import Outcome, no_effect, not_mapped, to
+from lockstep.recipes.messages import no_effect, not_mapped, to
 from lockstep.text_format import Field
 
 _LOADING = no_effect("`feed` says how examples are loaded; how fast changes nothing in what is learned")
@@ -279,75 +277,6 @@ OPTIONS = (
 )
 """The data augmentation options of preprocessor.proto: 26 of October 2017, and four of 2018."""
 
-ResizeMethod = Literal["bilinear", "nearest_neighbor", "bicubic", "area"]
-RESIZE_METHODS: Mapping[str, str] = {
-    "bilinear": "bilinear",
-    "nearest_neighbor": "nearest",
-    "bicubic": "bicubic",
-    "area": "area",
-}
-"""By the reference's name, that of the resizers here."""
-_GREY = not_mapped("images have three channels")
-_METHOD = to("data.resizer.resize_method")
-
-
-@dataclass(frozen=True)
-class KeepAspectRatioResizer(Checked):
-    """The shorter side to `min_dimension`, or the longer one to `max_dimension` where it would be longer."""
-
-    min_dimension: Annotated[PositiveInt, to("data.resizer.min_dimension")] = 600
-    max_dimension: Annotated[PositiveInt, to("data.resizer.max_dimension")] = 1024
-    resize_method: Annotated[ResizeMethod, _METHOD] = "bilinear"
-    pad_to_max_dimension: Annotated[bool, to("data.resizer.pad_to_max_dimension")] = False
-    per_channel_pad_value: Annotated[tuple[float, ...], to("data.resizer.per_channel_pad_value")] = ()
-    convert_to_grayscale: Annotated[bool, _GREY] = False
-
-
-@dataclass(frozen=True)
-class FixedShapeResizer(Checked):
-    """To one height and width."""
-
-    height: Annotated[PositiveInt, to("data.resizer.height")] = 300
-    width: Annotated[PositiveInt, to("data.resizer.width")] = 300
-    resize_method: Annotated[ResizeMethod, _METHOD] = "bilinear"
-    convert_to_grayscale: Annotated[bool, _GREY] = False
-
-
-OTHER_RESIZER = not_mapped("images are resized to a fixed shape, or with their aspect ratio; the recipe says 300 x 300")
-
-
-@dataclass(frozen=True)
-class IdentityResizer:
-    """Images stay as they are."""
-
-
-@dataclass(frozen=True)
-class ConditionalShapeResizer:
-    """Images of which a side is beyond `size_threshold`, or below it, are resized to meet it."""
-
-    condition: Annotated[Literal["greater", "smaller"], OTHER_RESIZER] = "greater"
-    size_threshold: Annotated[int, OTHER_RESIZER] = 300
-    resize_method: Annotated[ResizeMethod, OTHER_RESIZER] = "bilinear"
-    convert_to_grayscale: Annotated[bool, OTHER_RESIZER] = False
-
-
-@dataclass(frozen=True)
-class BesideTheModel:
-    """What the message of a model says that is no field of its configuration here."""
-
-    image_resizer: Annotated[
-        KeepAspectRatioResizer | FixedShapeResizer | IdentityResizer | ConditionalShapeResizer, to("data.resizer")
-    ]
-    first_stage_only: Annotated[bool, to("model.number_of_stages")] = False
-    """Of Faster R-CNN before October 2017."""
-
-
-@dataclass(frozen=True)
-class GraphRewriter:
-    """`graph_rewriter`."""
-
-    quantization: configs.Quantization | None = None
-
 
 @dataclass(frozen=True)
 class Pipeline:
@@ -360,53 +289,3 @@ class Pipeline:
     """One in 2017, several in 2018."""
     model: tuple[Field, ...] = ()
     graph_rewriter: tuple[Field, ...] = ()
-
-
-_TPU = no_effect("it is about TPUs, or how the same is computed")
-_OUTPUT = no_effect("it names further outputs, and changes none")
-_DEPRECATED = no_effect("losses are kept for each anchor anyway")
-_NO_MASKS = not_mapped("an SSD predicts boxes alone")
-_ANCHORWISE = {"anchorwise_output": _DEPRECATED}
-ELSEWHERE: Mapping[type, Mapping[str, Outcome]] = {
-    configs.Ssd: {
-        "inplace_batchnorm_update": _TPU,
-        "return_raw_detections_during_predict": _OUTPUT,
-        "mask_head_config": _NO_MASKS,
-    },
-    configs.FasterRcnn: {
-        **dict.fromkeys(
-            (
-                "inplace_batchnorm_update",
-                "use_static_shapes",
-                "use_static_shapes_for_eval",
-                "use_static_balanced_label_sampler",
-                "use_matmul_crop_and_resize",
-                "use_matmul_gather_in_matcher",
-                "use_partitioned_nms_in_first_stage",
-                "use_combined_nms_in_first_stage",
-            ),
-            _TPU,
-        ),
-        **dict.fromkeys(
-            ("return_raw_detections_during_predict", "output_final_box_features", "output_final_box_rpn_features"),
-            _OUTPUT,
-        ),
-    },
-    layer_configs.SsdFeatureExtractor: {
-        "replace_preprocessor_with_placeholder": no_effect("images are always prepared outside of the model"),
-        "batch_norm_trainable": not_mapped("model.freeze_batchnorm says it, and the hyperparameters of the layers"),
-    },
-    layer_configs.ConvolutionalBoxPredictor: {"mask_head": _NO_MASKS},
-    layer_configs.WeightSharedConvolutionalBoxPredictor: {"mask_head": _NO_MASKS},
-    box_configs.ArgmaxMatcher: {"use_matmul_gather": _TPU},
-    configs.BatchNonMaxSuppression: dict.fromkeys(("use_static_shapes", "combined_nms", "use_combined_nms"), _TPU),
-    configs.PostProcessing: {"calibration_config": not_mapped("scores are not calibrated")},
-    configs.WeightedL2: _ANCHORWISE,
-    configs.WeightedSmoothL1: _ANCHORWISE,
-    configs.WeightedSigmoid: _ANCHORWISE,
-    configs.WeightedSigmoidFocal: _ANCHORWISE,
-    configs.WeightedSoftmax: _ANCHORWISE,
-    configs.WeightedLogitsSoftmax: _ANCHORWISE,
-    configs.BootstrappedSigmoid: _ANCHORWISE,
-}
-"""The fields that messages of the model have, and its configuration here has not."""
