@@ -7,19 +7,20 @@ keeps fractions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
 
 from lockstep.checks import Checked, Hint, OneOf, PositiveInt, Range
 from lockstep.errors import InputError
-from lockstep.images.augment import check_no_locations, describe_field
-from lockstep.images.decode import EncodedImage
-from lockstep.images.resizing import METHODS, resized
+from lockstep.images.augment import decoded, images_of, sides_of
+from lockstep.images.moves import Region, move
+from lockstep.images.objects import Fields, move_objects
+from lockstep.images.resizing import ANTIALIASED, METHODS, resampled, resized
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
@@ -45,10 +46,11 @@ class FixedShapeResizer(Checked):
         """Height and width of an image that stands for all, in pixels."""
         return self.height, self.width
 
-    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
-        """Return the batch with its images decoded and resized; nothing is drawn."""
-        pixels = [resized(image, *self.shape, self.resize_method) for image in _images(batch, self)]
-        return {**batch, _IMAGE: torch.stack(pixels)}
+    def __call__(self, batch: Fields, draws: Draws) -> Fields:
+        """Return the batch with its images decoded and resized, to one tensor; nothing is drawn."""
+        images = images_of(batch, _IMAGE, self)
+        pixels = torch.stack([_resized(decoded(image), self.shape, self.resize_method) for image in images])
+        return {**_resized_objects(batch, [self.shape] * len(images), self.resize_method), _IMAGE: pixels}
 
 
 @dataclass(frozen=True)
@@ -94,13 +96,16 @@ class KeepAspectRatioResizer(Checked):
         rows, columns = (small if large.max() > self.max_dimension else large).clip(1).astype(int).tolist()
         return rows, columns
 
-    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
-        """Return the batch with its images decoded and resized; nothing is drawn."""
-        pixels = [resized(image, *self.size_of(*image.shape[1:]), self.resize_method) for image in _images(batch, self)]
+    def __call__(self, batch: Fields, draws: Draws) -> Fields:
+        """Return the batch with its images decoded and resized: a list, or padded to one tensor; nothing is drawn."""
+        images = images_of(batch, _IMAGE, self)
+        sizes = [self.size_of(*sides) for sides in sides_of(images).tolist()]
+        pixels = [_resized(decoded(image), size, self.resize_method) for image, size in zip(images, sizes, strict=True)]
+        batch = _resized_objects(batch, sizes, self.resize_method)
         if not self.pad_to_max_dimension:
             return {**batch, _IMAGE: pixels}
-        check_no_locations(batch, self)
-        return {**batch, _IMAGE: self._padded(pixels)}
+        moves = [move(size, Region(0, 0, *self.shape)) for size in sizes]
+        return {**move_objects(batch, moves), _IMAGE: self._padded(pixels)}
 
     def _padded(self, images: Sequence[Tensor]) -> Tensor:
         colour = torch.tensor(self.per_channel_pad_value, dtype=images[0].dtype)[:, None, None]
@@ -110,15 +115,20 @@ class KeepAspectRatioResizer(Checked):
         return padded
 
 
-def _images(batch: dict[str, Any], wanted_by: object) -> Iterator[Tensor]:
-    """Yield the image of each example, decoded if it is not."""
-    for image in batch.get(_IMAGE, ()):
-        pixels = image.decode() if isinstance(image, EncodedImage) else image
-        if not isinstance(pixels, torch.Tensor) or pixels.ndim != 3:
-            raise InputError(
-                f"{type(wanted_by).__name__} finds no images in the field {_IMAGE!r}.",
-                given=describe_field(batch, _IMAGE),
-                expected="encoded images, or tensors of shape (3, height, width)",
-                hint="give it what a reader of images reads",
-            )
-        yield pixels
+def _resized_objects(batch: Fields, sizes: Sequence[tuple[int, int]], method: str) -> Fields:
+    """Have the objects follow their images to these sizes."""
+    before = sides_of(batch[_IMAGE]).tolist()
+    at_middles = method == ANTIALIASED
+    moves = [
+        move((height, width), to=size, half_pixel_centers=at_middles)
+        for (height, width), size in zip(before, sizes, strict=True)
+    ]
+    return move_objects(batch, moves)
+
+
+def _resized(image: Tensor, size: tuple[int, int], method: str) -> Tensor:
+    if image.dtype == torch.uint8 or tuple(image.shape[1:]) == size:
+        return resized(image, *size, method)
+    if method == ANTIALIASED:
+        return torch.nn.functional.interpolate(image[None], size, mode="bilinear", antialias=True)[0]
+    return resampled(image.contiguous(), *size, method)
