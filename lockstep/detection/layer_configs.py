@@ -1,6 +1,6 @@
 """What a detector's layers are made of, as plain values: initializers, regularizers, norms, and box predictors.
 
-Names, defaults and meaning are those of the Object Detection API's `hyperparams.proto` and `box_predictor.proto`
+Names, defaults and meaning are those of the Object Detection API's hyperparams.proto and box_predictor.proto
 (tensorflow/models, Apache 2.0). A shape is in cells of a feature map, a depth in channels.
 """
 

@@ -1,7 +1,8 @@
 """Messages of the text format as dataclasses, and a report of what became of each of their fields.
 
 A message's field goes to the field of its name, checked by its type hint; a hint of `Field` takes it as it is. A hint
-that is a union of classes stands for a message whose one field names the class: `regularizer { l2_regularizer {} }`.
+that is a union of classes stands for a message whose one field names the class: `regularizer { l2_regularizer {} }`
+(a `FixedShapeResizerConfig` is named without the last word).
 Fields that no class has are reported, never dropped.
 """
 
@@ -30,7 +31,7 @@ _TRUTH = {"true": True, "True": True, "t": True, "1": True, "false": False, "Fal
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FieldOutcome:
     """What becomes of a field: it is mapped to a field of the recipe, or else is left out for a reason."""
 
     fate: Fate
@@ -38,19 +39,19 @@ class Outcome:
     """The path of the recipe's field, or why there is none."""
 
 
-def to(path: str) -> Outcome:
+def to(path: str) -> FieldOutcome:
     """Say that a field becomes this one of the recipe."""
-    return Outcome("mapped", path)
+    return FieldOutcome("mapped", path)
 
 
-def no_effect(why: str) -> Outcome:
+def no_effect(why: str) -> FieldOutcome:
     """Say why a field has no effect here."""
-    return Outcome("no effect", why)
+    return FieldOutcome("no effect", why)
 
 
-def not_mapped(why: str) -> Outcome:
+def not_mapped(why: str) -> FieldOutcome:
     """Say why a field that would have an effect is left out."""
-    return Outcome("not mapped", why)
+    return FieldOutcome("not mapped", why)
 
 
 class Row(NamedTuple):
@@ -60,7 +61,7 @@ class Row(NamedTuple):
     field: str
     """Its path in the file."""
     value: str
-    outcome: Outcome
+    outcome: FieldOutcome
 
     @property
     def within(self) -> str:
@@ -78,9 +79,9 @@ class At(NamedTuple):
 
     path: str
     place: Place
-    outcome: Outcome
+    outcome: FieldOutcome
 
-    def inner(self, field: Field, outcome: Outcome | None = None, *, part: str | None = None) -> At:
+    def inner(self, field: Field, outcome: FieldOutcome | None = None, *, part: str | None = None) -> At:
         """Return the same of a message in it: its fields become those of the same names, in the part of that name."""
         if outcome is None:
             outcome = self.outcome
@@ -97,7 +98,7 @@ class MessageReader:
         elsewhere: by class, the fields of its message that it has no fields for, and what becomes of them.
     """
 
-    def __init__(self, source: str, elsewhere: Mapping[type, Mapping[str, Outcome]]) -> None:
+    def __init__(self, source: str, elsewhere: Mapping[type, Mapping[str, FieldOutcome]]) -> None:
         self._source, self._elsewhere = source, elsewhere
         self._rows: list[Row] = []
 
@@ -151,7 +152,7 @@ class MessageReader:
             else:
                 self._report(field, here)
 
-    def revise(self, path: str, outcome: Outcome, value: str | None = None) -> None:
+    def revise(self, path: str, outcome: FieldOutcome, value: str | None = None) -> None:
         """Report another outcome of the fields with this path, or of those with this value as it is written."""
         self._rows = [
             row._replace(outcome=outcome) if row.field == path and value in (None, row.value) else row
@@ -172,7 +173,8 @@ class MessageReader:
             return
         hint = hints[field.name]
         kind = field_type(hint.type)
-        if kind.item is Field:  # a part of the file that the caller reads
+        if kind.item is Field:  # a message that the caller reads
+            self.message(field, at.inner(field))
             values[field.name] = (*values.get(field.name, ()), field)
         elif kind.item is not None:
             inner = at.inner(field, hint.outcome, part=f"{field.name}.{len(values.get(field.name, ()))}")
@@ -196,14 +198,14 @@ class MessageReader:
 
     def _one_of(self, kind: FieldType, message: list[Field], at: At) -> Any:
         """Read a message with one field, which names the class."""
-        if len(message) != 1 or message[0].name not in kind.classes:
+        classes = {name.removesuffix("_config"): cls for name, cls in kind.classes.items()}
+        if len(message) != 1 or message[0].name not in classes:
             given = ", ".join(field.name for field in message) or "none"
             place = message[0].place if message else at.place
-            hint = did_you_mean(given, kind.classes) or "name one of these"
-            raise self.wrong(at.path, place, given, f"one of {', '.join(kind.classes)}", hint)
+            hint = did_you_mean(given, classes) or "name one of these"
+            raise self.wrong(at.path, place, given, f"one of {', '.join(classes)}", hint)
         (field,) = message
-        only = FieldType((), (), {field.name: kind.classes[field.name]})
-        return self._value(only, field, at.inner(field, part=""))
+        return self.read_field(classes[field.name], field, at.inner(field, part=""))
 
     def _report(self, field: Field, at: At) -> None:
         self._rows.append(Row(field.place, at.path, _shown(field.value), at.outcome))
@@ -222,7 +224,7 @@ def made_together(makers: Mapping[Key, Callable[[], Any]]) -> dict[Key, Any]:
 
 class _Hinted(NamedTuple):
     type: Any
-    outcome: Outcome | None
+    outcome: FieldOutcome | None
 
 
 @cache
@@ -233,9 +235,9 @@ def _hints(cls: type) -> dict[str, _Hinted]:
     return {each.name: _Hinted(plain[each.name], _outcome(hints[each.name])) for each in fields(cls)}
 
 
-def _outcome(hint: Any) -> Outcome | None:
+def _outcome(hint: Any) -> FieldOutcome | None:
     marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    return next((mark for mark in marks if isinstance(mark, Outcome)), None)
+    return next((mark for mark in marks if isinstance(mark, FieldOutcome)), None)
 
 
 def _scalar(kind: FieldType, value: object) -> Any:

@@ -80,7 +80,7 @@ def import_pipeline(text: str, source: str, name: str) -> Imported:
 class _Told(NamedTuple):
     """What a file tells, part by part."""
 
-    pipeline: messages.Pipeline
+    pipeline: messages.PipelineConfig
     detector: ReadModel
     augment: tuple[Augment, ...]
     train_reader: messages.InputReader
@@ -91,7 +91,7 @@ def _read(reader: MessageReader, message: Sequence[Field]) -> _Told:
     """Read all parts of a file, so that all that is wrong in it is told together."""
     found = made_together(
         {
-            "pipeline": partial(reader.read, messages.Pipeline, message, At("", Place(1, 1), to(""))),
+            "pipeline": partial(reader.read, messages.PipelineConfig, message, At("", Place(1, 1), to(""))),
             "detector": partial(read_model, reader, _inside(message, "model"), _inside(message, "graph_rewriter")),
             "augment": partial(_augmentations, reader, _inside(_inside(message, "train_config"), _AUGMENTATIONS)),
             "train_reader": partial(_input_reader, reader, "train_input_reader", message),

@@ -101,7 +101,7 @@ class AdamOptimizer:
 
 
 @dataclass(frozen=True)
-class Optimizer(Checked):
+class OptimizerConfig(Checked):
     """One of the first three."""
 
     rms_prop_optimizer: RMSPropOptimizer | None = None
@@ -115,7 +115,7 @@ class Optimizer(Checked):
 class TrainConfig(Checked):
     """`train_config`."""
 
-    optimizer: Optimizer
+    optimizer: OptimizerConfig
     data_augmentation_options: tuple[Field, ...] = ()
     batch_size: Annotated[PositiveInt, to("batch_size")] = 32
     sync_replicas: Annotated[bool, to("num_towers")] = False
@@ -279,7 +279,7 @@ OPTIONS = (
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class PipelineConfig:
     """The whole file; parts that are fields are read by `pipeline_config`."""
 
     train_config: TrainConfig

@@ -15,7 +15,7 @@ from lockstep.checks import Checked, PositiveInt
 from lockstep.detection import box_configs, configs, layer_configs
 from lockstep.detection.configs import FasterRcnn, Ssd
 from lockstep.inline_toml import kind_name
-from lockstep.recipes.messages import At, MessageReader, Outcome, made_together, no_effect, not_mapped, to
+from lockstep.recipes.messages import At, FieldOutcome, MessageReader, made_together, no_effect, not_mapped, to
 from lockstep.text_format import Field, Place
 
 _Method = Annotated[Literal["bilinear", "nearest_neighbor", "bicubic", "area"], to("data.resizer.resize_method")]
@@ -25,7 +25,7 @@ _OTHER = not_mapped("images are resized to a fixed shape, or with their aspect r
 
 
 @dataclass(frozen=True)
-class KeepAspectRatioResizer(Checked):
+class KeepAspectRatioResizerConfig(Checked):
     """The shorter side to `min_dimension`, or the longer one to `max_dimension` where it would be longer."""
 
     min_dimension: Annotated[PositiveInt, to("data.resizer.min_dimension")] = 600
@@ -45,7 +45,7 @@ class KeepAspectRatioResizer(Checked):
 
 
 @dataclass(frozen=True)
-class FixedShapeResizer(Checked):
+class FixedShapeResizerConfig(Checked):
     """To one height and width."""
 
     height: Annotated[PositiveInt, to("data.resizer.height")] = 300
@@ -59,12 +59,12 @@ class FixedShapeResizer(Checked):
 
 
 @dataclass(frozen=True)
-class IdentityResizer:
+class IdentityResizerConfig:
     """Images stay as they are; of 2018, as is the next one."""
 
 
 @dataclass(frozen=True)
-class ConditionalShapeResizer:
+class ConditionalShapeResizerConfig:
     """Images of which a side is beyond `size_threshold`, or below it, are resized to meet it."""
 
     condition: Annotated[Literal["greater", "smaller"], _OTHER] = "greater"
@@ -78,7 +78,8 @@ class BesideTheModel:
     """What the message of a model says that is no field of its configuration here."""
 
     image_resizer: Annotated[
-        KeepAspectRatioResizer | FixedShapeResizer | IdentityResizer | ConditionalShapeResizer, to("data.resizer")
+        KeepAspectRatioResizerConfig | FixedShapeResizerConfig | IdentityResizerConfig | ConditionalShapeResizerConfig,
+        to("data.resizer"),
     ]
     first_stage_only: Annotated[bool, to("model.number_of_stages")] = False
     """Of Faster R-CNN before October 2017."""
@@ -97,7 +98,7 @@ _OUTPUT = no_effect("it names further outputs, and changes none")
 _DEPRECATED = no_effect("losses are kept for each anchor anyway")
 _NO_MASKS = not_mapped("an SSD predicts boxes alone")
 _ANCHORWISE = {"anchorwise_output": _DEPRECATED}
-ELSEWHERE: Mapping[type, Mapping[str, Outcome]] = {
+ELSEWHERE: Mapping[type, Mapping[str, FieldOutcome]] = {
     configs.Ssd: {
         "inplace_batchnorm_update": _TPU,
         "return_raw_detections_during_predict": _OUTPUT,
@@ -171,7 +172,7 @@ def read_model(reader: MessageReader, models: Sequence[Field], graph: Sequence[F
     if found["beside"].first_stage_only and isinstance(model, FasterRcnn):
         model = replace(model, number_of_stages=1)
     given_resizer = found["beside"].image_resizer
-    if isinstance(given_resizer, KeepAspectRatioResizer | FixedShapeResizer):
+    if isinstance(given_resizer, KeepAspectRatioResizerConfig | FixedShapeResizerConfig):
         return ReadModel(model, given_resizer.resizer())
     reader.revise(f"{at.path}.image_resizer.{kind_name(type(given_resizer))}", _OTHER)
     return ReadModel(model, resizers.FixedShapeResizer())

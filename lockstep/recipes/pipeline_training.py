@@ -49,7 +49,7 @@ def recipe_fields(train: messages.TrainConfig) -> dict[str, Any]:
     }
 
 
-def _optimizer(given: messages.Optimizer) -> Optimizer:
+def _optimizer(given: messages.OptimizerConfig) -> Optimizer:
     kinds = ("rms_prop_optimizer", "momentum_optimizer", "adam_optimizer")
     said = [name for name in kinds if getattr(given, name) is not None]
     if len(said) != 1:
@@ -110,7 +110,7 @@ def _manual_steps(given: messages.ManualStepLearningRate) -> Schedule:
     return PiecewiseConstant(tuple(steps[from_zero:]), tuple(rates[from_zero:]), warmup=given.warmup)
 
 
-def _average(given: messages.Optimizer) -> MovingAverage | None:
+def _average(given: messages.OptimizerConfig) -> MovingAverage | None:
     """Make the average, whose decay is constant: the reference gives it no number of updates."""
     return MovingAverage(given.moving_average_decay, dynamic=False) if given.use_moving_average else None
 

@@ -264,6 +264,8 @@ def test_all_wrong_values_are_told_together_with_line_and_column() -> None:
             "line 14, column 40, in graph_rewriter.quantization: delay is out",
             "delay=-1",
         ),
+        ({"rest": "graph_rewriter: 3"}, "line 14, column 17: graph_rewriter cannot", "3"),
+        ({"train": f"{OPTIMIZER} data_augmentation_options: 1"}, "train_config.data_augmentation_options cannot", "1"),
         ({"rest": "eval_config { min_score_threshold: 2 }"}, "evaluation: min_score is out of range", "min_score=2.0"),
     ],
 )
