@@ -2,7 +2,38 @@
 
 from __future__ import annotations
 
+from lockstep.augmentations.boxes import RandomJitterBoxes, RetainBoxesAboveThreshold, ScaleBoxesToPixelCoordinates
+from lockstep.augmentations.padding import RandomCropPadImage, RandomPadImage, RandomPadToAspectRatio
+from lockstep.augmentations.random_crops import RandomCropImage, RandomCropToAspectRatio
+from lockstep.augmentations.scaling import RandomImageScale, RandomResizeMethod, ResizeImage, ResizeToMinDimension
+from lockstep.augmentations.ssd_crops import (
+    SsdRandomCrop,
+    SsdRandomCropFixedAspectRatio,
+    SsdRandomCropPad,
+    SsdRandomCropPadFixedAspectRatio,
+)
+from lockstep.augmentations.turns import RandomRotation90, RandomVerticalFlip
 from lockstep.images.augment import HorizontalFlip
 
-AUGMENTATIONS: tuple[type, ...] = (HorizontalFlip,)
+AUGMENTATIONS: tuple[type, ...] = (
+    HorizontalFlip,
+    RandomVerticalFlip,
+    RandomRotation90,
+    RandomImageScale,
+    RandomJitterBoxes,
+    RandomCropImage,
+    RandomPadImage,
+    RandomCropPadImage,
+    RandomCropToAspectRatio,
+    RandomPadToAspectRatio,
+    RandomResizeMethod,
+    ResizeImage,
+    ResizeToMinDimension,
+    ScaleBoxesToPixelCoordinates,
+    RetainBoxesAboveThreshold,
+    SsdRandomCrop,
+    SsdRandomCropPad,
+    SsdRandomCropFixedAspectRatio,
+    SsdRandomCropPadFixedAspectRatio,
+)
 """All that the data of a detector may name in `augment`."""
