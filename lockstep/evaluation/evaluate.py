@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lockstep.types import ProgressFunction, ScoreFunction
 
 
-_MOST_NAMED = 10
+_MOST_NAMED, _MOST_SHOWN = 10, 12
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,10 @@ class Evaluation:
         return scores[name]
 
     def __str__(self) -> str:
-        scores = ", ".join(f"{name} {value:.4f}" for name, value in self.scores.items())
+        shown = [f"{name} {value:.4f}" for name, value in self.scores.items()]
+        scores = ", ".join(shown[:_MOST_SHOWN]) + (
+            f" and {len(shown) - _MOST_SHOWN} more" if shown[_MOST_SHOWN:] else ""
+        )
         weights = " with averaged weights" if self.weights == "average" else ""
         left_out = f", {len(self.bad)} bad ones left out" if self.bad else ""
         return f"{scores or 'no scores'} over {self.num_examples} examples{weights}{left_out}"

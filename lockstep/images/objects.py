@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, compress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from lockstep.images.moves import Masks, Move, moved_boxes, moved_masks, moved_points
 from lockstep.ragged import Ragged
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 OBJECT_FIELDS = (
     "boxes",
@@ -162,15 +164,15 @@ def _selected(values: Any, name: str, keep: Tensor, keeps: Sequence[Tensor]) -> 
     rows = zip(values, keeps, strict=True)
     if name == "masks":
         return [_selected_masks(each, kept) for each, kept in rows]
-    return [each[kept] if isinstance(each, Tensor) else [*compress(each, kept.tolist())] for each, kept in rows]
+    return [each[kept] if isinstance(each, torch.Tensor) else [*compress(each, kept.tolist())] for each, kept in rows]
 
 
 def _selected_masks(masks: Masks | Tensor, keep: Tensor) -> Masks | Tensor:
-    if isinstance(masks, Tensor):
+    if isinstance(masks, torch.Tensor):
         return masks[keep]
     return masks if bool(keep.all()) or not len(masks) else masks.selected(keep.nonzero()[:, 0].tolist())
 
 
 def _one_each(values: object) -> bool:
     """Whether a field has one number for each image, not for each object."""
-    return isinstance(values, Tensor) and values.ndim == 1
+    return isinstance(values, torch.Tensor) and values.ndim == 1

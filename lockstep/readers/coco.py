@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from lockstep.readers.object_table import (
 from lockstep.readers.reader import Cost, Int64s
 from lockstep.records.shards import check_local
 
+_ZERO_BASED = "set zero_based (--zero-based, or data.labels_offset=-1 in a recipe)"
 _SPANS = "spans"  # the column of the start and stop of each object's outline
 
 
@@ -45,12 +47,17 @@ class Coco:
     - with `masks`, "masks": `MaskOutlines` of the n objects; empty ones where an annotation has no outline
     - with `keypoints`, "keypoints": float32 (n, keypoints, 2) of y and x as shares of height and width, NaN where not
       labelled; "keypoint_visibility": int64 (n, keypoints) of 0 (not labelled), 1 (hidden), 2 (visible)
+    - with `truth`, what detections are scored against: all objects, with those that training leaves out, and the very
+      numbers of the annotations. "truth_boxes": float64 (n, 4) of x, y, width and height; "truth_labels", "truth_ids":
+      int64 (n,); "truth_is_crowd": bool (n,); "truth_area": float64 (n,); with masks or keypoints, "truth_masks" as
+      "masks", and "truth_keypoints": float64 (n, keypoints, 3) of x, y and visibility
 
     An object whose box has no area on its image is left out; the log names these, once. An image must be of the size
     that the annotations say: boxes belong to the raster as it is stored, which is how images are decoded by default.
 
     Memory: about 60 bytes an image, and 40 an object; with `masks` 4 more for each number of an outline, 200 MB for
-    COCO's training set; with `keypoints` 16 more for each keypoint of each object.
+    COCO's training set; with `keypoints` 16 more for each keypoint of each object. With `truth` 60 more an object, and
+    24 a keypoint.
 
     Args:
         annotations: the file, such as annotations/instances_train2017.json or person_keypoints_train2017.json.
@@ -64,6 +71,7 @@ class Coco:
         decoding: how images are decoded when they are asked for.
         crowd: keep the objects that are crowds.
         empty_images: keep the images without objects.
+        truth: also give what detections are scored against.
     """
 
     cost: Cost = "decode"
@@ -80,9 +88,10 @@ class Coco:
         decoding: Decoding = AS_STORED,
         crowd: bool = True,
         empty_images: bool = True,
+        truth: bool = False,
     ) -> None:
         switches = {"masks": masks, "keypoints": keypoints, "crowd": crowd, "empty_images": empty_images}
-        for name, value in {**switches, "zero_based": zero_based}.items():
+        for name, value in {**switches, "zero_based": zero_based, "truth": truth}.items():
             check_value(name, value, bool)
         check_label_map(label_map)
         check_local(annotations)
@@ -103,12 +112,11 @@ class Coco:
         self.decoder = self._files.decoder
         self._names = tuple(columns)
         self._outlines = read.outlines
-        columns |= {} if read.outlines is None else {_SPANS: read.outlines.spans}
-        self._objects = ObjectTable(
-            np.searchsorted(used, read.images[kept]),
-            {name: column[kept] for name, column in columns.items()},
-            len(used),
-        )
+        spans: dict[str, Column] = {} if read.outlines is None else {_SPANS: read.outlines.spans}
+        self._objects = _table(columns | spans, kept, read.images, used)
+        scored, there = _truth(read, labels) if truth else {}, np.flatnonzero(np.isin(read.images, used))
+        self._truth_names = tuple(scored)
+        self._truth = _table(scored | spans, there, read.images, used) if truth else None
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -122,7 +130,11 @@ class Coco:
         }
         fields["class_text"] = [[self.classes[label] for label in labels.tolist()] for labels in fields["labels"]]
         if self._outlines is not None:
-            fields["masks"] = [self._masks(index, self._outlines) for index in indices.tolist()]
+            fields["masks"] = [self._masks(index, self._objects, self._outlines) for index in indices.tolist()]
+        if self._truth is not None:
+            fields |= self._truth.ragged(self._truth_names, indices)
+            if self._outlines is not None:
+                fields["truth_masks"] = [self._masks(index, self._truth, self._outlines) for index in indices.tolist()]
         return fields
 
     def example_id(self, index: int) -> str:
@@ -134,8 +146,8 @@ class Coco:
         outlines = {} if self._outlines is None else {"outlines": checksum(self._outlines.numbers)}
         return fingerprint_of_objects(self._files, self._objects, self.classes) | outlines
 
-    def _masks(self, index: int, outlines: Outlines) -> MaskOutlines:
-        spans = self._objects.rows(_SPANS, index).tolist()
+    def _masks(self, index: int, objects: ObjectTable, outlines: Outlines) -> MaskOutlines:
+        spans = objects.rows(_SPANS, index).tolist()
         height, width = self._files.sizes[index].tolist()
         return MaskOutlines(
             tuple(outlines.numbers[start:stop] for start, stop in spans), height, width, self._files.names.path(index)
@@ -155,7 +167,7 @@ def _labels(
                 f"The ids of categories in {path} cannot be labels.",
                 given=f"the id {used[0]} of {names[0]!r}",
                 expected=f"ids from {least} on: the label 0 is that of the background",
-                hint=("" if used[0] else "set zero_based (--zero-based), and each label is the id + 1; or ")
+                hint=("" if used[0] else f"{_ZERO_BASED}, and each label is the id + 1; or ")
                 + "give a label_map, with a label for each category by its name",
             )
         shift = 1 - least
@@ -180,8 +192,26 @@ def _columns(read: CocoAnnotations, labels: Int64s, source: str) -> tuple[dict[s
         "area": read.areas.astype(np.float32),
     }
     if read.keypoints is not None:
-        x, y, visibility = np.moveaxis(read.keypoints, 2, 0)
+        x, y, visibility = np.moveaxis(read.keypoints.astype(np.float32), 2, 0)
         points = np.stack([y, x], axis=2) / sizes[:, None]
         points[visibility == 0] = np.nan
         columns |= {"keypoints": points.astype(np.float32), "keypoint_visibility": visibility.astype(np.int64)}
     return columns, has_area
+
+
+def _truth(read: CocoAnnotations, labels: Int64s) -> dict[str, Column]:
+    """Return the fields of ground truth of all objects by name."""
+    truth: dict[str, Column] = {
+        "truth_boxes": read.boxes,
+        "truth_labels": labels,
+        "truth_ids": read.object_ids,
+        "truth_is_crowd": read.is_crowd,
+        "truth_area": read.areas,
+    }
+    return truth if read.keypoints is None else truth | {"truth_keypoints": read.keypoints}
+
+
+def _table(columns: Mapping[str, Column], objects: Int64s, images: Int64s, used: Int64s) -> ObjectTable:
+    """Tabulate the columns of some objects by the images that are used, given the image of each of all objects."""
+    chosen = {name: column[objects] for name, column in columns.items()}
+    return ObjectTable(np.searchsorted(used, images[objects]), chosen, len(used))

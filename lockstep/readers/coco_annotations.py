@@ -18,7 +18,7 @@ import numpy as np
 
 from lockstep.errors import DataError
 from lockstep.images.masks import Int32s, packed_outline
-from lockstep.readers.object_table import Column, Float32s, Float64s
+from lockstep.readers.object_table import Column, Float64s
 from lockstep.readers.reader import Int64s
 
 _MOST_PIXELS = 2**31  # on a side
@@ -67,7 +67,7 @@ class CocoAnnotations(NamedTuple):
     """In pixels."""
     is_crowd: Column
     """bool."""
-    keypoints: Float32s | None
+    keypoints: Float64s | None
     """x and y in pixels, and visibility, (objects, keypoints, 3); 0 where an object has none. None if not asked for."""
     outlines: Outlines | None
     """None if not asked for."""
@@ -166,7 +166,7 @@ def _keypoints(values: object) -> bytes:
     count = len(values) if isinstance(values, list) else 0
     if not count or count % _NUMBERS_OF_A_KEYPOINT:
         raise ValueError(f"keypoints {values!r:.40}")
-    numbers = np.array(_numbers(values, "keypoints", count), np.float32)
+    numbers = np.array(_numbers(values, "keypoints", count))
     if not np.isin(numbers[2::_NUMBERS_OF_A_KEYPOINT], _VISIBILITIES).all():
         raise ValueError("keypoints with a visibility other than 0, 1 or 2")
     return numbers.tobytes()
@@ -264,16 +264,16 @@ def _indices_of_images(objects: Column, image_ids: Int64s, path: Path) -> Int64s
     return indices
 
 
-def _all_keypoints(packed: Sequence[_Packed], ids: Int64s, path: Path) -> Float32s:
+def _all_keypoints(packed: Sequence[_Packed], ids: Int64s, path: Path) -> Float64s:
     lengths = np.array([len(each.keypoints) for each in packed], np.int64)
     having = np.flatnonzero(lengths)
     if not len(having):
         raise _unusable(path, "no annotation with keypoints")
     others = having[lengths[having] != lengths[having[0]]]
-    numbers = np.frombuffer(b"".join(each.keypoints for each in packed), np.float32)
+    numbers = np.frombuffer(b"".join(each.keypoints for each in packed), np.float64)
     if len(others):
         raise _unusable(path, f"annotation {ids[others[0]]} has another number of keypoints than {ids[having[0]]}")
-    keypoints = np.zeros((len(packed), len(numbers) // len(having)), np.float32)
+    keypoints = np.zeros((len(packed), len(numbers) // len(having)), np.float64)
     keypoints[having] = numbers.reshape(len(having), -1)
     return keypoints.reshape(len(packed), -1, _NUMBERS_OF_A_KEYPOINT)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from lockstep.checks import wrong_type
@@ -190,29 +191,41 @@ class ParsedExample:
 
 
 def boxes_of(examples: Sequence[ParsedExample], prefix: str) -> Ragged:
+    """Read each example's boxes, as `stored_boxes`, clipped to their image; they may have no area then."""
+    boxes = stored_boxes(examples, prefix)
+    return boxes.replaced(torch.from_numpy(boxes.values.numpy().clip(0, 1)))
+
+
+def stored_boxes(examples: Sequence[ParsedExample], prefix: str, *, check: bool = True) -> Ragged:
     """Read each example's boxes: float32 (boxes, 4) of top, left, bottom and right as shares of height and width.
 
-    They come from the features `ymin`, `xmin`, `ymax` and `xmax`, missing for an example without boxes. Boxes that
-    reach out of the image by up to a tenth of it are clipped, and may have no area then.
-    A DataError names an example whose features differ in length, and a box that is no number, upside down, or farther
-    outside, as boxes in pixels are.
+    They come from the features `ymin`, `xmin`, `ymax` and `xmax`, missing for an example without boxes. A DataError
+    names an example whose features differ in length, and a box with an edge that is not as `are_edges` wants it, unless
+    `check` is off.
     """
     edges = [[example.float32s(prefix + edge) for example in examples] for edge in EDGES]
     counts = _counts(edges, examples, prefix)
     joined = np.stack([np.concatenate([np.empty(0, np.float32), *values]) for values in edges], axis=1)
-    usable = (joined >= -_BEYOND) & (joined <= 1 + _BEYOND)  # NaN is neither
-    if usable.all():
-        usable[:, :2] = joined[:, :2] <= joined[:, 2:]
-    if not usable.all():
+    if check and not (usable := are_edges(joined)).all():
         wrong = int(np.flatnonzero(~usable.all(1))[0])
         example = examples[int(np.searchsorted(np.cumsum(counts), wrong, side="right"))]
-        edge = EDGES[int(usable[wrong].argmin())]
         raise example.unusable(
-            prefix + edge,
+            prefix + EDGES[int(usable[wrong].argmin())],
             "shares of height and width from 0 to 1, the top before the bottom and the left before the right",
             given="a box of top, left, bottom and right " + ", ".join(f"{share:g}" for share in joined[wrong]),
         )
-    return Ragged(torch.from_numpy(joined.clip(0, 1)), torch.tensor(counts, dtype=torch.int64))
+    return Ragged(torch.from_numpy(joined), torch.tensor(counts, dtype=torch.int64))
+
+
+def are_edges(boxes: Float32s) -> npt.NDArray[np.bool_]:
+    """Tell which edges of boxes, shares of shape (boxes, 4), can be meant; they reach out by a tenth at most.
+
+    No edge can that is no number or farther outside, as those of boxes in pixels are, and no top or left of a box that
+    is upside down.
+    """
+    usable = (boxes >= -_BEYOND) & (boxes <= 1 + _BEYOND)  # NaN is neither
+    usable[:, :2] &= ~(boxes[:, :2] > boxes[:, 2:])
+    return usable
 
 
 def check_decoding(features: Iterable[str], decoding: Decoding) -> None:

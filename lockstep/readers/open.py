@@ -94,10 +94,14 @@ def open_detection(
     zero_based: bool = False,
     masks: bool = False,
     num_keypoints: int = 0,
+    num_multiclass_scores: int = 0,
+    truth: bool = False,
     decoding: Decoding = AS_STORED,
     cache: Cache = None,
 ) -> Reader:
     """Open images with objects on them, with the fields that are asked for: `ImageRecords`, `Voc` or `Coco`.
+
+    The boxes of records are not checked: that is for a `DetectionReader`.
 
     Args:
         path: as for `open_source`, but for a folder of VOC as given by `year`.
@@ -107,6 +111,8 @@ def open_detection(
         zero_based: COCO's categories count from 0.
         masks: read masks, too.
         num_keypoints: read keypoints, too, so many for each object.
+        num_multiclass_scores: read the scores that records have for each object, so many.
+        truth: also give what detections are scored against, in the fields "truth_...".
         decoding: how images are decoded when they are asked for.
         cache: the folder where indices of records are kept; by default in the user's cache.
     """
@@ -119,16 +125,25 @@ def open_detection(
             label_map=label_map,
             zero_based=zero_based,
             decoding=decoding,
+            truth=truth,
         )
     folder = Path(path)
     if folder.is_dir() and (year or annotations_among(entries_of(folder))):
         has_lists = (folder_of_year(folder, year) / "ImageSets" / "Main").is_dir()
-        return Voc(folder, split if has_lists else None, year=year, label_map=label_map, decoding=decoding)
+        named = split if has_lists else None
+        return Voc(folder, named, year=year, label_map=label_map, decoding=decoding, truth=truth)
     if folder.is_dir() and (shards := shards_among(entries_of(folder))):
         files = _one_set(folder, shards)
     else:
         files = find_shards(expand_braces(str(path)))
-    schema = DetectionSchema(label_map, masks="any" if masks else "none", num_keypoints=num_keypoints)
+    schema = DetectionSchema(
+        label_map,
+        masks="any" if masks else "none",
+        num_keypoints=num_keypoints,
+        num_multiclass_scores=num_multiclass_scores,
+        check_boxes=False,
+        truth=truth,
+    )
     return ImageRecords(files, schema, decoding=decoding, cache=cache)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from lockstep.checks import Checked, Hint, OneOf, Range
 from lockstep.images.masks import DenseMasks, PngMasks, dense_masks
 from lockstep.images.objects import areas_of, select_objects
 from lockstep.ragged import Ragged
-from lockstep.readers.image_records import EDGES, ParsedExample, boxes_of
+from lockstep.readers.image_records import EDGES, ParsedExample, boxes_of, stored_boxes
 from lockstep.readers.label_map import LabelMap
 from lockstep.records.example import Float32s
 
@@ -33,6 +33,7 @@ _OBJECT = "image/object/"
 _BOXES = f"{_OBJECT}bbox/"
 _IMAGE, _SOURCE_ID, _HEIGHT, _WIDTH = "image/encoded", "image/source_id", "image/height", "image/width"
 _LABEL, _TEXT, _AREA = f"{_OBJECT}class/label", f"{_OBJECT}class/text", f"{_OBJECT}area"
+_SCORES = f"{_OBJECT}class/multiclass_scores"
 _WEIGHT, _MASK = f"{_OBJECT}weight", f"{_OBJECT}mask"
 _KEYPOINT_Y, _KEYPOINT_X, _VISIBILITY = (f"{_OBJECT}keypoint/{part}" for part in ("y", "x", "visibility"))
 _ADDITIONAL_CHANNELS = "image/additional_channels/encoded"
@@ -109,6 +110,8 @@ class DetectionSchema(Checked):
     - "area": float32 (n,) in pixels, that of the box where the record has none
     - "is_crowd", "difficult", "group_of": bool (n,), False where the record does not say
 
+    - with `truth`, the fields of `truth_of_records`
+
     A feature of objects that a record has must have a value for each of its boxes. The image is required, and so is a
     label or a text for each box. A height and a width must be those of the image's header. An object whose box has no
     area on the image is left out, as in the readers of COCO and VOC.
@@ -126,6 +129,13 @@ class DetectionSchema(Checked):
     the record does not say)."""
     num_additional_channels: _NumOfObject = 0
     """Above 0, also read "additional_channels": for each image a list of so many `EncodedImage`, grey ones."""
+    num_multiclass_scores: _NumOfObject = 0
+    """Above 0, also read "multiclass_scores": float32 (n, num_multiclass_scores), a score for each class."""
+    check_boxes: bool = True
+    """Refuse the boxes that `are_edges` refuses, clip the others, and leave out those without area. False: give all as
+    they are stored, to a `DetectionReader`, which does the same by its policy, and counts."""
+    truth: bool = False
+    """Also read what objects are scored against: in pixels, and with those that are left out for want of an area."""
 
     @property
     def features(self) -> frozenset[str]:
@@ -134,11 +144,13 @@ class DetectionSchema(Checked):
         names |= {_BOXES + edge for edge in EDGES} | {_OBJECT + flag for flag in _FLAGS}
         names |= {_KEYPOINT_Y, _KEYPOINT_X, _VISIBILITY} if self.num_keypoints else set()
         names |= {_MASK} if self.masks != "none" else set()
+        names |= {_SCORES} if self.num_multiclass_scores else set()
         return frozenset(names | ({_ADDITIONAL_CHANNELS} if self.num_additional_channels else set()))
 
     def fields(self, examples: Sequence[ParsedExample]) -> dict[str, Any]:
         """Return the fields of a batch of records."""
-        boxes = boxes_of(examples, _BOXES)
+        stored = stored_boxes(examples, _BOXES, check=self.check_boxes)
+        boxes = stored.replaced(torch.from_numpy(stored.values.numpy().clip(0, 1)))
         objects = list(zip(examples, boxes, strict=True))
         sizes = [_size(example) for example in examples]
         columns = {
@@ -151,6 +163,8 @@ class DetectionSchema(Checked):
             points = [self._keypoints(example, len(own)) for example, own in objects]
             columns["keypoints"] = [places for places, _ in points]
             columns["keypoint_visibility"] = [visibility for _, visibility in points]
+        if count := self.num_multiclass_scores:
+            columns["multiclass_scores"] = [_scores(example, len(own), count) for example, own in objects]
         joined = {name: Ragged(torch.cat(rows or [torch.empty(0)]), boxes.lengths) for name, rows in columns.items()}
         fields: dict[str, Any] = {
             "image": [example.image(_IMAGE) for example in examples],
@@ -166,7 +180,10 @@ class DetectionSchema(Checked):
             ]
         if (channels := self.num_additional_channels) > 0:
             fields["additional_channels"] = [example.images(_ADDITIONAL_CHANNELS, channels) for example in examples]
-        return select_objects(fields, areas_of(boxes.values) > 0)
+        truth = truth_of_records(fields, stored, torch.tensor(sizes).view(-1, 2)) if self.truth else {}
+        if not self.check_boxes:
+            return {**fields, **truth, "boxes": stored}
+        return {**select_objects(fields, areas_of(boxes.values) > 0), **truth}
 
     def _labels(self, example: ParsedExample, count: int) -> Tensor:
         texts = _texts(example, count)
@@ -235,6 +252,13 @@ def _areas(example: ParsedExample, boxes: Tensor, height: int, width: int) -> Te
     return (bottom - top) * (right - left) * (height * width)
 
 
+def _scores(example: ParsedExample, count: int, num_classes: int) -> Tensor:
+    scores = _not_negative(example, _SCORES, count * num_classes)
+    if len(scores) < count * num_classes:
+        raise example.unusable(_SCORES, f"{count * num_classes} values of float32, {num_classes} for each box")
+    return torch.from_numpy(scores).view(count, num_classes)
+
+
 def _not_negative(example: ParsedExample, name: str, count: int) -> Float32s:
     """Return the values of a feature, one for each box or none, all finite and 0 or more."""
     values = example.float32s(name, count)
@@ -251,6 +275,38 @@ def _size(example: ParsedExample) -> tuple[int, int]:
         if (told := example.integer(name, side)) != side:
             raise example.unusable(name, f"{side} pixels, as the image's header says", given=f"{told} pixels")
     return height, width
+
+
+def truth_of_records(fields: Mapping[str, Any], stored: Ragged, sizes: Tensor) -> dict[str, Any]:
+    """Make the fields of ground truth from those of the objects of a batch.
+
+    - "truth_boxes": float64 (n, 4) of x, y, width and height in pixels, from the shares as they are stored
+    - "truth_labels", "truth_is_crowd", "truth_difficult", "truth_group_of": as the fields to train on
+    - "truth_area": float64 (n,); "truth_masks", if there are masks
+    - "truth_keypoints", if there are keypoints: float64 (n, keypoints, 3) of x, y and visibility, all 0 where not
+      labelled
+
+    Args:
+        fields: of all objects.
+        stored: their boxes, float32 (n, 4) of top, left, bottom and right as shares.
+        sizes: height and width of the images, int64 (batch, 2).
+    """
+    sides = sizes[stored.owner].double()
+    corners = stored.values.double() * sides.repeat(1, 2)
+    top_left, bottom_right = corners[:, :2], corners[:, 2:]
+    boxes = torch.cat([top_left.flip(1), (bottom_right - top_left).flip(1)], dim=1)
+    truth = {
+        "truth_boxes": stored.replaced(boxes),
+        **{f"truth_{name}": fields[name] for name in ("labels", *_FLAGS)},
+        "truth_area": stored.replaced(fields["area"].values.double()),
+    }
+    if "masks" in fields:
+        truth["truth_masks"] = fields["masks"]
+    if "keypoints" in fields:
+        points = (fields["keypoints"].values.double() * sides[:, None]).flip(-1).nan_to_num(0)
+        visibility = fields["keypoint_visibility"].values.double()
+        truth["truth_keypoints"] = stored.replaced(torch.cat([points, visibility[..., None]], dim=-1))
+    return truth
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from lockstep.records.shards import check_local
 from lockstep.screen import log
 
 _TENSORS = ("boxes", "labels", "difficult", "truncated")
+_TRUTH = ("truth_boxes", "truth_labels", "truth_difficult")
 _VIEW = "view"
 _ANNOTATIONS = ("Annotations", "annotations")
 _IMAGES = ("JPEGImages", "images")
@@ -62,10 +63,14 @@ class Voc:
       1; clipped to the image
     - "labels": int64 (n,), from 1 on; "class_text": n names of classes
     - "difficult", "truncated": bool (n,); "view": n words such as "Frontal"
+    - with `truth`, what detections are scored against: all objects, with those that training leaves out, and the very
+      numbers of the annotations. "truth_boxes": float64 (n, 4) of x, y, width and height; "truth_labels": int64 (n,);
+      "truth_difficult": bool (n,)
 
     An object whose box has no area on its image is left out; the log names these, once. An image must be of the size
     that its annotation says: boxes belong to the raster as it is stored, which is how images are decoded by default.
-    All annotations are read at once, in less than a millisecond each; they take 60 bytes an image and 40 an object.
+    All annotations are read at once, in less than a millisecond each; they take 60 bytes an image, and 40 an object, or
+    80 with `truth`.
 
     Args:
         root: the folder, such as VOCdevkit/VOC2012; with a year the one above, VOCdevkit.
@@ -75,6 +80,7 @@ class Voc:
         label_map: the label of each class, by its name or display name. Without it the names in all annotations of the
             folder, whichever split is read, are numbered from 1 on in alphabetical order.
         decoding: how images are decoded when they are asked for.
+        truth: also give what detections are scored against.
     """
 
     cost: Cost = "decode"
@@ -88,8 +94,10 @@ class Voc:
         difficult: bool = True,
         label_map: LabelMap | None = None,
         decoding: Decoding = AS_STORED,
+        truth: bool = False,
     ) -> None:
         check_value("difficult", difficult, bool)
+        check_value("truth", truth, bool)
         check_label_map(label_map)
         check_local(root)
         folder = folder_of_year(Path(root), year)
@@ -107,6 +115,7 @@ class Voc:
         if split is None:
             _warn_of_others(image_folder(folder), names)
         self._objects, self._views = _table(annotations, label_map, difficult, str(folder))
+        self._truth = _truth_table(annotations, label_map, str(folder)) if truth else None
 
     def __len__(self) -> int:
         return len(self._files)
@@ -122,7 +131,7 @@ class Voc:
         fields["view"] = [
             [self._views[code] for code in self._objects.rows(_VIEW, index)] for index in indices.tolist()
         ]
-        return fields
+        return fields if self._truth is None else fields | self._truth.ragged(_TRUTH, indices)
 
     def example_id(self, index: int) -> str:
         """Return the file name of the image, as its annotation has it."""
@@ -147,8 +156,7 @@ def _table(
     annotations: Sequence[VocAnnotation], label_map: LabelMap, difficult: bool, source: str
 ) -> tuple[ObjectTable, list[str]]:
     """Tabulate the objects on all images; also return the views, by their number in the column "view"."""
-    objects = [found for annotation in annotations for found in annotation.objects]
-    images = np.repeat(np.arange(len(annotations)), [len(annotation.objects) for annotation in annotations])
+    objects, images = _objects_in(annotations)
     sizes = np.array([(annotation.height, annotation.width) for annotation in annotations], np.int64)[images]
     corners = np.array([found.box for found in objects], np.float64).reshape(-1, 4)
     boxes, has_area = shares_of_boxes(corners, sizes, source)
@@ -165,6 +173,24 @@ def _table(
     }
     kept = has_area & (difficult | ~columns["difficult"])
     return ObjectTable(images[kept], {name: column[kept] for name, column in columns.items()}, len(annotations)), views
+
+
+def _truth_table(annotations: Sequence[VocAnnotation], label_map: LabelMap, source: str) -> ObjectTable:
+    """Tabulate what detections are scored against: all objects on all images."""
+    objects, images = _objects_in(annotations)
+    top, left, bottom, right = np.array([found.box for found in objects], np.float64).reshape(-1, 4).T
+    columns = (
+        np.stack([left, top, right - left, bottom - top], axis=1),
+        labels_of_names([found.name for found in objects], label_map, source),
+        np.array([found.difficult for found in objects], np.bool_),
+    )
+    return ObjectTable(images, dict(zip(_TRUTH, columns, strict=True)), len(annotations))
+
+
+def _objects_in(annotations: Sequence[VocAnnotation]) -> tuple[list[VocObject], Int64s]:
+    """List the objects on all images, and the index of the image of each."""
+    objects = [found for annotation in annotations for found in annotation.objects]
+    return objects, np.repeat(np.arange(len(annotations)), [len(annotation.objects) for annotation in annotations])
 
 
 def folder_of_year(root: Path, year: int | None) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
@@ -18,6 +18,7 @@ from lockstep.recipes.data import PathData, Split
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from lockstep.readers.label_map import LabelMap
     from lockstep.readers.reader import Reader
 
 _ZERO_BASED = -1  # subtracted from labels that count from 0
@@ -98,26 +99,48 @@ class DetectionData(PathData, Checked):
         return min(self.resizer.shape)
 
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
-        """Open the examples of a split."""
-        from lockstep.readers.label_map import read_label_map
+        """Open the examples of a split; with what they are scored against, unless it is to train on them."""
+        from lockstep.readers.coco import Coco
         from lockstep.readers.open import open_detection
 
         source = open_detection(
             self.path(split),
             split=getattr(self, f"{split}_split") or _NAMES_IN_VOC[split],
             year=self.year,
-            label_map=None if self.label_map is None else read_label_map(self.label_map),
+            label_map=self._read_label_map(),
             zero_based=self.labels_offset == _ZERO_BASED,
             masks=self.masks,
             num_keypoints=self.num_keypoints,
+            num_multiclass_scores=num_classes if self.use_multiclass_scores and to_train else 0,
+            truth=not to_train,
             decoding=self.decoding,
             cache=self.cache,
         )
-        return self.labelled(source, num_classes, to_train=to_train)
+        is_numbered = isinstance(source, Coco) and self.labels_offset == _ZERO_BASED  # from 1 on, by its reader
+        data = replace(self, labels_offset=0) if is_numbered else self
+        return data.labelled(source, num_classes, to_train=to_train)
 
     def labelled(self, source: Reader, num_classes: int, *, to_train: bool = False) -> Reader:
-        """Select what detectors learn from, or are scored by, of a source; labels and boxes are checked."""
-        return source
+        """Number the labels of a source and check its objects; to train on it, leave out those that are not wanted."""
+        from lockstep.readers.detection import DetectionReader
+
+        label_map = self._read_label_map()
+        return DetectionReader(
+            source,
+            num_classes,
+            offset=self.labels_offset,
+            classes=None if label_map is None else label_map.names,
+            crowd=self.crowd,
+            difficult=self.difficult,
+            max_number_of_boxes=self.max_number_of_boxes,
+            num_keypoints=self.num_keypoints,
+            bad_objects=self.bad_objects,
+        )
+
+    def _read_label_map(self) -> LabelMap | None:
+        from lockstep.readers.label_map import read_label_map
+
+        return None if self.label_map is None else read_label_map(self.label_map)
 
     def training(self) -> Sequence[Augment]:
         """Return the augmentations of training batches, in their order."""

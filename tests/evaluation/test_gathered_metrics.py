@@ -85,6 +85,13 @@ def test_the_numbers_of_a_metric_are_scores() -> None:
         result["seen/high"]
 
 
+def test_of_many_scores_a_line_has_the_first_ones() -> None:
+    computed = {"ap": {str(number): 0.5 for number in range(14)}}
+    line = str(ls.Evaluation({"top1": 1.0}, 2, computed=computed))
+    assert line.startswith("top1 0.5000, ap/0 0.5000, ap/1 0.5000, ")
+    assert line.endswith(", ap/10 0.5000 and 3 more over 2 examples")
+
+
 def test_two_scores_of_one_name_are_refused() -> None:
     def both(model: nn.Module, batch: ls.Batch) -> dict[str, Any]:
         return {"seen/low": batch["x"].float(), **score(model, batch)}

@@ -281,7 +281,7 @@ def test_the_category_0_is_no_label(tmp_path: Path) -> None:
     assert caught.value.given == "the id 0 of 'cow'"
     assert caught.value.expected == "ids from 1 on: the label 0 is that of the background"
     assert caught.value.hint == (
-        "set zero_based (--zero-based), and each label is the id + 1; or "
+        "set zero_based (--zero-based, or data.labels_offset=-1 in a recipe), and each label is the id + 1; or "
         "give a label_map, with a label for each category by its name"
     )
     assert field_of(Coco(path, folder, label_map=LabelMap((Label(1, "cow"),))), "labels")[0] == [1]

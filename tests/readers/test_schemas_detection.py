@@ -443,3 +443,52 @@ def test_other_files_of_images_are_read_by_their_schemas(tmp_path: Path, monkeyp
         batch = reader.read_batch(np.arange(len(reader)))
         assert all(image.decode().ndim == 3 for image in batch["image"])
         assert {len(value) for value in batch.values()} == {len(reader)}
+
+
+def test_the_truth_is_in_pixels_with_objects_without_area() -> None:
+    points = {"keypoint__y": floats(0.5, 1, 0, 0), "keypoint__x": floats(0.5, 0, 0, 0)}
+    visible = whole_numbers(2, 1, 0, 2)
+    example = scene(2, is_crowd=whole_numbers(1, 0), area=floats(7, 8), **points, keypoint__visibility=visible)
+    example[OBJECT + "bbox/ymax"] = floats(0.5, 0.25)
+    batch = read(DetectionSchema(truth=True, num_keypoints=2, masks="any"), example)
+    assert batch["boxes"].lengths.tolist() == [1]
+    top, left, bottom, right = (
+        example[f"{OBJECT}bbox/{edge}"].astype(float) for edge in ("ymin", "xmin", "ymax", "xmax")
+    )
+    expected = np.stack([left * WIDTH, top * HEIGHT, (right - left) * WIDTH, (bottom - top) * HEIGHT], axis=1)
+    assert batch["truth_boxes"].values.dtype == torch.float64
+    np.testing.assert_allclose(batch["truth_boxes"][0], expected)
+    assert batch["truth_labels"][0].tolist() == [5, 6]
+    assert batch["truth_is_crowd"][0].tolist() == [True, False]
+    assert batch["truth_area"][0].tolist() == [7, 8]
+    assert batch["truth_keypoints"][0].tolist() == [[[1.5, 1, 2], [0, 2, 1]], [[0, 0, 0], [0, 0, 2]]]
+    assert len(batch["truth_masks"]) == 1
+
+
+def test_boxes_may_be_left_to_be_checked_by_a_reader_of_detectors() -> None:
+    example = scene(2, bbox__ymax=floats(-0.5, 40))
+    with pytest.raises(DataError, match="bbox/ymin"):
+        read(DetectionSchema(), example)
+    edges = read(DetectionSchema(check_boxes=False), example)["boxes"][0][:, 2]
+    assert edges.tolist() == [-0.5, 40]
+
+
+def test_a_score_for_each_class_of_each_object_is_read() -> None:
+    schema = DetectionSchema(num_multiclass_scores=3)
+    scores = floats(0.1, 0.2, 0.7, 0.3, 0.3, 0.4)
+    found = read(schema, scene(2, class__multiclass_scores=scores))["multiclass_scores"][0]
+    assert found.flatten().tolist() == scores.tolist()
+    assert found.shape == (2, 3)
+    with pytest.raises(DataError, match="multiclass_scores"):
+        read(schema, scene(2))
+
+
+@pytest.mark.parametrize("kind", ["png", "numerical", "none"])
+def test_masks_of_any_kind_are_read_as_each_record_has_them(kind: str) -> None:
+    pixels = np.zeros((1, HEIGHT, WIDTH), np.float32)
+    pixels[0, 0, 1] = 1
+    file = BytesIO()
+    Image.fromarray(pixels[0].astype(np.uint8) * 255).save(file, "PNG")
+    masks = {"png": {"mask": [file.getvalue()]}, "numerical": {"mask": pixels.ravel()}, "none": {}}[kind]
+    found = read(DetectionSchema(masks="any"), scene(1, **masks))["masks"][0]
+    assert found.decode().tolist() == ([] if kind == "none" else pixels.tolist())

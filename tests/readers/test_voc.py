@@ -397,3 +397,15 @@ def test_more_data_sets_are_read(root: Path) -> None:
     assert all(image.decode().shape[0] == 3 for image in batch["image"][:10])
     for path in root.glob("ImageSets/Main/*.txt"):
         assert len(Voc(root, path.stem)) == len(path.read_text().split())
+
+
+def test_the_truth_has_the_numbers_of_the_annotation_and_all_objects(tmp_path: Path) -> None:
+    objects = one(box=(1.5, 1, 9, 3), difficult=1), one("dog", (2, 2, 2, 4))
+    reader = Voc(single(tmp_path, *objects), difficult=False, truth=True)
+    batch = reader.read_batch(np.array([0]))
+    assert batch["boxes"].lengths.tolist() == [0]
+    assert batch["truth_boxes"][0].tolist() == [[1.5, 1, 7.5, 2], [2, 2, 0, 2]]
+    assert batch["truth_boxes"].values.dtype == torch.float64
+    assert batch["truth_labels"][0].tolist() == [1, 2]
+    assert batch["truth_difficult"][0].tolist() == [True, False]
+    assert "truth_boxes" not in Voc(tmp_path / "VOC2012").read_batch(np.array([0]))
