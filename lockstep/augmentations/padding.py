@@ -142,7 +142,7 @@ def pad_to_aspect_ratio(
     smallest = np.minimum(low.max(1), largest)
     scale = smallest + draws.uniform(f"{type(wanted_by).__name__} image scale") * (largest - smallest)
     targets = np.maximum(np.rint(scale.astype(np.float32)[:, None] * fitting).astype(np.int64), sides)
-    return _padded(batch, images, np.zeros_like(targets), targets, [_BLACK] * len(images), wanted_by)
+    return padded(batch, images, np.zeros_like(targets), targets, [_BLACK] * len(images), wanted_by)
 
 
 def _sides(height: int | None, width: int | None, others: _Sides) -> _Sides:
@@ -169,10 +169,10 @@ def _pad_at_random(
     }
     targets = np.where(most > least, least + np.floor(drawn["size"] * (most - least)), most).astype(np.int64)
     corners = np.floor(drawn["offset"] * (targets - sides)).astype(np.int64)
-    return _padded(batch, images, corners, targets, colours, wanted_by)
+    return padded(batch, images, corners, targets, colours, wanted_by)
 
 
-def _padded(
+def padded(
     batch: Fields,
     images: Sequence[Image],
     corners: _Sides,
@@ -197,7 +197,9 @@ def _padded(
 
 def _on_canvas(image: Image, place: Region, colour: Sequence[float] | None) -> Tensor:
     pixels = decoded(image)
-    values = torch.tensor(colour) if colour is not None else pixels.mean((1, 2), dtype=torch.float32)
+    values = (
+        torch.tensor(colour, dtype=torch.float32) if colour is not None else pixels.mean((1, 2), dtype=torch.float32)
+    )
     if len(values) not in (1, len(pixels)):
         raise InputError(
             f"{name_of(image)} has another number of channels than pad_color.",

@@ -1,7 +1,7 @@
 """The last step before a detector: images of one size, or at least of sizes within bounds.
 
 Names, fields and sizes are those of TensorFlow's object detection API. uint8 stays uint8: pixels are rounded, where it
-keeps fractions.
+keeps fractions. The objects go with their images.
 """
 
 from __future__ import annotations
@@ -10,22 +10,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import torch
 
+from lockstep.augmentations.padding import padded
+from lockstep.augmentations.scaling import resize_alike, resize_each, stacked
 from lockstep.checks import Checked, Hint, OneOf, PositiveInt, Range
 from lockstep.errors import InputError
-from lockstep.images.augment import check_no_locations, describe_field
-from lockstep.images.decode import EncodedImage
-from lockstep.images.resizing import METHODS, resized
+from lockstep.images.augment import images_of, sides_of
+from lockstep.images.resizing import METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from torch import Tensor
-
     from lockstep.randomness import Draws
 
-_IMAGE = "image"
 _Method = Annotated[str, OneOf(METHODS)]
 _Colour = Annotated[int, Range(ge=0, le=255)]
 
@@ -47,15 +42,16 @@ class FixedShapeResizer(Checked):
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images decoded and resized; nothing is drawn."""
-        pixels = [resized(image, *self.shape, self.resize_method) for image in _images(batch, self)]
-        return {**batch, _IMAGE: torch.stack(pixels)}
+        methods = [self.resize_method] * len(images_of(batch, "image", self))
+        return resize_alike(batch, self.shape, methods, self)
 
 
 @dataclass(frozen=True)
 class KeepAspectRatioResizer(Checked):
     """Each image at the scale that makes its short side `min_dimension`, or its long side `max_dimension` if less.
 
-    Without padding, images of different sizes remain: such batches are lists of tensors.
+    It is the API's `resize_to_range`. Without padding, images of different sizes remain: such batches are lists of
+    tensors.
     """
 
     min_dimension: PositiveInt = 600
@@ -96,29 +92,11 @@ class KeepAspectRatioResizer(Checked):
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images decoded and resized; nothing is drawn."""
-        pixels = [resized(image, *self.size_of(*image.shape[1:]), self.resize_method) for image in _images(batch, self)]
+        images = images_of(batch, "image", self)
+        sizes = np.array([self.size_of(*side) for side in sides_of(images).tolist()], np.int64).reshape(-1, 2)
+        batch = resize_each(batch, images, sizes, [self.resize_method] * len(images), self)
         if not self.pad_to_max_dimension:
-            return {**batch, _IMAGE: pixels}
-        check_no_locations(batch, self)
-        return {**batch, _IMAGE: self._padded(pixels)}
-
-    def _padded(self, images: Sequence[Tensor]) -> Tensor:
-        colour = torch.tensor(self.per_channel_pad_value, dtype=images[0].dtype)[:, None, None]
-        padded = colour.repeat(len(images), 1, *self.shape)
-        for row, image in zip(padded, images, strict=True):
-            row[:, : image.shape[1], : image.shape[2]] = image
-        return padded
-
-
-def _images(batch: dict[str, Any], wanted_by: object) -> Iterator[Tensor]:
-    """Yield the image of each example, decoded if it is not."""
-    for image in batch.get(_IMAGE, ()):
-        pixels = image.decode() if isinstance(image, EncodedImage) else image
-        if not isinstance(pixels, torch.Tensor) or pixels.ndim != 3:
-            raise InputError(
-                f"{type(wanted_by).__name__} finds no images in the field {_IMAGE!r}.",
-                given=describe_field(batch, _IMAGE),
-                expected="encoded images, or tensors of shape (3, height, width)",
-                hint="give it what a reader of images reads",
-            )
-        yield pixels
+            return batch
+        targets, colours = np.full_like(sizes, self.max_dimension), [self.per_channel_pad_value] * len(images)
+        batch = padded(batch, batch["image"], np.zeros_like(sizes), targets, colours, self)
+        return {**batch, "image": stacked(batch["image"], self.shape)}

@@ -53,7 +53,7 @@ class RandomImageScale(Checked):
         spread = self.max_scale_ratio - self.min_scale_ratio
         factor = self.min_scale_ratio + draws.uniform("RandomImageScale image factor") * spread
         sizes = (sides_of(images).astype(np.float32) * factor.astype(np.float32)[:, None]).astype(np.int64)
-        return _resized(batch, images, sizes, ["bilinear"] * len(images), self, align_corners=True)
+        return resize_each(batch, images, sizes, ["bilinear"] * len(images), self, align_corners=True)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class RandomResizeMethod(Checked):
         """Return the batch with its images decoded and resized, in one tensor."""
         chosen = draws.integers("RandomResizeMethod image method", 0, len(LEGACY_METHODS))
         methods = [LEGACY_METHODS[number] for number in chosen]
-        return _resized_alike(batch, (self.target_height, self.target_width), methods, self)
+        return resize_alike(batch, (self.target_height, self.target_width), methods, self)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class ResizeImage(Checked):
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images decoded and resized, in one tensor; nothing is drawn."""
         methods = [self.method] * len(images_of(batch, "image", self))
-        return _resized_alike(batch, (self.new_height, self.new_width), methods, self)
+        return resize_alike(batch, (self.new_height, self.new_width), methods, self)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class ResizeToMinDimension(Checked):
         sides = sides_of(images).astype(np.float32)
         short = sides.min(1, initial=np.inf)
         sizes = (sides * (np.maximum(short, np.float32(self.min_dimension)) / short)[:, None]).astype(np.int64)
-        return _resized(batch, images, sizes, ["bilinear"] * len(images), self, align_corners=True)
+        return resize_each(batch, images, sizes, ["bilinear"] * len(images), self, align_corners=True)
 
 
 def check_sizes(images: Sequence[Image], sizes: Int64s, wanted_by: object) -> None:
@@ -117,15 +117,19 @@ def check_sizes(images: Sequence[Image], sizes: Int64s, wanted_by: object) -> No
             )
 
 
-def _resized_alike(batch: Fields, size: tuple[int, int], methods: Sequence[str], wanted_by: object) -> Fields:
+def resize_alike(batch: Fields, size: tuple[int, int], methods: Sequence[str], wanted_by: object) -> Fields:
     """Resize images to one size, in one tensor of shape (batch, channels, *size)."""
     images = images_of(batch, "image", wanted_by)
-    result = _resized(batch, images, np.tile(size, (len(images), 1)), methods, wanted_by)
-    pixels: list[Tensor] = result["image"]
-    return {**result, "image": torch.stack(pixels) if pixels else torch.empty(0, 3, *size, dtype=torch.uint8)}
+    result = resize_each(batch, images, np.tile(size, (len(images), 1)), methods, wanted_by)
+    return {**result, "image": stacked(result["image"], size)}
 
 
-def _resized(
+def stacked(images: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
+    """Stack images of one size, also in a batch without examples."""
+    return torch.stack([*images]) if images else torch.empty(0, 3, *size, dtype=torch.uint8)
+
+
+def resize_each(
     batch: Fields,
     images: Sequence[Image],
     sizes: Int64s,

@@ -101,8 +101,7 @@ class SsdRandomCropPad:
 class SsdRandomCropFixedAspectRatio(Checked):
     """Crop by one of several operations, by windows of one aspect: `ssd_random_crop_fixed_aspect_ratio`.
 
-    Then all images are cropped as by `RandomCropToAspectRatio`, which keeps objects that it shows 0.3 of: for those that
-    have stayed as they were.
+    Then all images, also those that have stayed as they were, are cropped as by `RandomCropToAspectRatio`.
     """
 
     operations: tuple[SsdRandomCropFixedAspectRatioOperation, ...] = ()
