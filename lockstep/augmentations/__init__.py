@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from lockstep.augmentations.boxes import RandomJitterBoxes, RetainBoxesAboveThreshold, ScaleBoxesToPixelCoordinates
+from lockstep.augmentations.copy_paste import CopyPaste
+from lockstep.augmentations.mixup import MixUp
+from lockstep.augmentations.mosaic import Mosaic
 from lockstep.augmentations.padding import RandomCropPadImage, RandomPadImage, RandomPadToAspectRatio
 from lockstep.augmentations.random_crops import RandomCropImage, RandomCropToAspectRatio
 from lockstep.augmentations.scaling import RandomImageScale, RandomResizeMethod, ResizeImage, ResizeToMinDimension
@@ -13,6 +16,7 @@ from lockstep.augmentations.ssd_crops import (
     SsdRandomCropPadFixedAspectRatio,
 )
 from lockstep.augmentations.turns import RandomRotation90, RandomVerticalFlip
+from lockstep.augmentations.zoom import FixedSizeCrop, RandomIoUCrop, RandomZoomOut, ScaleJitter
 from lockstep.images.augment import HorizontalFlip
 
 AUGMENTATIONS: tuple[type, ...] = (
@@ -35,5 +39,12 @@ AUGMENTATIONS: tuple[type, ...] = (
     SsdRandomCropPad,
     SsdRandomCropFixedAspectRatio,
     SsdRandomCropPadFixedAspectRatio,
+    CopyPaste,
+    FixedSizeCrop,
+    MixUp,
+    Mosaic,
+    RandomIoUCrop,
+    RandomZoomOut,
+    ScaleJitter,
 )
 """All that the data of a detector may name in `augment`."""

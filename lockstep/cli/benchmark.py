@@ -114,13 +114,17 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
 
 
 def _workload_of_recipe(recipe: Recipe, worker: Worker) -> _Workload:
-    """Build the loader and the training step of a recipe, as one worker has them."""
+    """Build the loader and the training step of a recipe, as one worker has them; of a detector the loader alone."""
     import torch
 
-    from lockstep.runs.build import build
+    from lockstep.recipes.detection import DetectionData
+    from lockstep.runs.build import build, prepared
     from lockstep.training import choices
     from lockstep.training.step import bind
 
+    if isinstance(recipe.data, DetectionData):
+        recipe.data.check_complete()
+        return _Workload(prepared(recipe, worker).training(), recipe.towers_for(1).count)
     parts = build(recipe, worker)
     exact = getattr(recipe.exchange, "exact", False)
     resolved = choices.resolve(parts.state, parts.towers, parts.loader, worker, exact=exact, saved=None)

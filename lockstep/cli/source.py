@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,13 @@ from lockstep.data.order import Order
 from lockstep.data.rows import Rows
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import HorizontalFlip
+from lockstep.images.objects import object_fields
 from lockstep.images.resized_crops import RandomResizedCrop
 from lockstep.images.slim_presets import SLIM_PRESETS, inception_preset
 from lockstep.listing import did_you_mean
 from lockstep.readers.paths import KNOWN
-from lockstep.recipes.data import ImageData
+from lockstep.recipes.data import MnistData
+from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.shipped import find, names
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from lockstep.readers.reader import Reader
 
 _CROP, _CROP_PIXELS = "crop", 224
-_IMAGE, _BOXES = "image", "boxes"
+_IMAGE, _BOXES, _KEYPOINT = "image", "boxes", "keypoint"
 _PATTERN = re.compile(r"[*?\[{:]")
 _MOST_TRIED = 10
 
@@ -126,9 +129,11 @@ def _pipeline_of_recipe(recipe: Recipe) -> Pipeline:
     from lockstep.data.showing import Pipeline
 
     data = recipe.data
-    if not isinstance(data, ImageData):
+    if isinstance(data, MnistData):
         return Pipeline(data.augment)
-    boxes = (_BOXES,) if data.crops_by_boxes else ()
+    if isinstance(data, DetectionData):
+        return Pipeline(data.training(), data.inputs)
+    boxes = (_BOXES,) if data.crops_by_boxes else ()  # as the run reads them
     return Pipeline((*data.training(),), data.inputs, (_IMAGE, *boxes))
 
 
@@ -136,24 +141,25 @@ def _pipeline_of_preset(name: str, size: int | None, reader: Reader) -> Pipeline
     """Return the pipeline of a preset for images of one class; Inception's crops by boxes where there are some."""
     from lockstep.data.showing import Pipeline
 
+    objects = _object_fields(reader)
     if name == _CROP:
         crop = RandomResizedCrop(_CROP_PIXELS if size is None else size)
-        return Pipeline((crop, HorizontalFlip()), fields=(_IMAGE,))
+        return Pipeline((crop, HorizontalFlip()), fields=(_IMAGE, *objects))
     options: dict[str, Any] = {} if size is None else {"size": size}
-    if name == "inception" and _has_boxes(reader):
-        preset = inception_preset(**options, boxes_field=_BOXES)
-        return Pipeline(preset.train, preset.inputs, (_IMAGE, _BOXES))
-    preset = SLIM_PRESETS[name](**options)
-    return Pipeline(preset.train, preset.inputs, (_IMAGE,))
+    if name == "inception" and _BOXES in objects:
+        # After this crop a batch has no boxes, so nothing else of the objects either.
+        preset, objects = inception_preset(**options, boxes_field=_BOXES), (_BOXES,)
+    else:
+        preset = SLIM_PRESETS[name](**options)
+    return Pipeline(preset.train, preset.inputs, (_IMAGE, *objects))
 
 
-def _has_boxes(reader: Reader) -> bool:
-    """Return whether the first readable example has boxes."""
+def _object_fields(reader: Reader) -> tuple[str, ...]:
+    """Name the fields of objects of the first readable example, but keypoints: flips do not know left from right."""
     from lockstep.data.batch_reader import read_examples
 
     for index in range(min(_MOST_TRIED, len(reader))):
-        try:
-            return _BOXES in read_examples(reader, Rows(np.array([index]), np.array([index])), seed=0)
-        except DataError:
-            continue
-    return False
+        with suppress(DataError):
+            fields = read_examples(reader, Rows(np.array([index]), np.array([index])), seed=0)
+            return tuple(name for name in object_fields(fields) if not name.startswith(_KEYPOINT))
+    return ()

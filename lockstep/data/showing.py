@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile, zip_longest
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -70,7 +71,8 @@ class ShownExample:
     original: Picture | None = None
     """The image as it is stored, with all its objects, and the windows that were cropped from it."""
     augmented: tuple[Picture, ...] = ()
-    """The image after the first augmentation and each that changed its pixels; of several draws, the last of each."""
+    """The image after the first augmentation and each that changed its pixels or its objects; of several draws, the
+    last of each."""
     problem: str = ""
     """Why the example, or a part of it, is not shown."""
 
@@ -135,11 +137,12 @@ def _shown(reader: RowReader, draws: Sequence[Rows], pipeline: Pipeline) -> Show
     """Show one example, augmented once as at each of some positions."""
     position, index = int(draws[0].positions[0]), int(draws[0].indices[0])
     shown = ShownExample(position, reader.reader.example_id(index))
+    classes = _class_names(reader.reader)
     try:
         fields = read_examples(reader.reader, draws[0], reader.seed)
         label = _label(fields)
-        shown = replace(shown, label=label, class_name=_class_name(reader.reader, fields, label))
-        original = Picture("original", position, _pixels(fields), _marks(fields, 0))
+        shown = replace(shown, label=label, class_name=_class_name(classes, fields, label))
+        original = Picture("original", position, _pixels(fields), _marks(fields, 0, classes))
         shown = replace(shown, original=original)
         given = _given(fields, pipeline)
         marks = replace(original.marks, windows=_windows(given, pipeline, reader.seed, draws, original.pixels))
@@ -158,13 +161,29 @@ def _given(fields: Fields, pipeline: Pipeline) -> Fields:
 
 
 def _pictures(reader: RowReader, fields: Fields, pipeline: Pipeline, row: Rows) -> list[Picture]:
-    """Return the image after the first augmentation, and after each that changes its pixels."""
+    """Return the image after the first augmentation, and after each that changes its pixels or its objects."""
     pictures: list[Picture] = []
+    classes = _class_names(reader.reader)
     for stage, there in _stages(reader, fields, pipeline, row):
-        picture = Picture(stage, int(row.positions[0]), _pixels(there), _marks(there, 0))
-        if not pictures or not torch.equal(picture.pixels, pictures[-1].pixels):
+        pixels = _pixels(there, of_augmentation=True)
+        picture = Picture(stage, int(row.positions[0]), pixels, _marks(there, 0, classes))
+        if not pictures or not _look_alike(picture, pictures[-1]):
             pictures.append(picture)
     return pictures
+
+
+def _look_alike(one: Picture, other: Picture) -> bool:
+    marks = ((getattr(each.marks, name) for each in (one, other)) for name in ("boxes", "masks", "keypoints"))
+    return (
+        torch.equal(one.pixels, other.pixels)
+        and one.marks.names == other.marks.names
+        and all(ours is theirs or _are_equal(ours, theirs) for ours, theirs in marks)
+    )
+
+
+def _are_equal(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two fields of marks are equal, NaN to NaN."""
+    return one is not None and other is not None and np.array_equal(one.numpy(), other.numpy(), equal_nan=True)
 
 
 def _stages(reader: RowReader, fields: Fields, pipeline: Pipeline, row: Rows) -> Iterator[tuple[str, Fields]]:
@@ -204,27 +223,37 @@ def _windows(fields: Fields, pipeline: Pipeline, seed: int, draws: Sequence[Rows
     return torch.from_numpy(corners / np.tile(image.shape[1:], 2))
 
 
-def _pixels(fields: Fields) -> Tensor:
-    """Return the image of the only example: uint8 of shape (3, height, width)."""
+def _pixels(fields: Fields, *, of_augmentation: bool = False) -> Tensor:
+    """Return the image of the only example: uint8 of shape (3, height, width); augmentations may also give floats."""
     images = fields.get(_IMAGE)
     first = images[0] if isinstance(images, Tensor | list) else None
     pixels = first.decode() if isinstance(first, EncodedImage) else first
-    if isinstance(pixels, Tensor) and pixels.dtype == torch.uint8 and pixels.ndim == 3 and len(pixels) in (1, 3):
-        return pixels.expand(3, -1, -1)
+    if isinstance(pixels, Tensor) and pixels.ndim == 3 and len(pixels) in (1, 3):
+        if of_augmentation and pixels.is_floating_point():
+            pixels = pixels.nan_to_num(0).round().clamp(0, 255).to(torch.uint8)
+        if pixels.dtype == torch.uint8:
+            return pixels.expand(3, -1, -1)
     raise InputError(
         f"There is no image to show in the field {_IMAGE!r}.",
         given=describe_field(fields, _IMAGE),
         expected="encoded images, or uint8 of shape (batch, 1 or 3, height, width)",
-        hint="show data with images, augmented by what leaves them in whole numbers from 0 to 255",
+        hint="show images of whole numbers from 0 to 255, of which augmentations may make floats",
     )
 
 
-def _marks(fields: Mapping[str, Any], row: int) -> Marks:
-    """Return the objects on an image, by the fields of its batch; fields of other shapes are left out."""
+def _marks(fields: Mapping[str, Any], row: int, classes: Mapping[int, str] = MappingProxyType({})) -> Marks:
+    """Return the objects on an image, by the fields of its batch; fields of other shapes are left out.
+
+    Args:
+        fields: of a batch.
+        row: of the image.
+        classes: the name of each class by its label, for objects whose batch does not name them.
+    """
+    masks = fields["masks"][row] if "masks" in fields else None
     return Marks(
         boxes=_places(fields, "boxes", row, 2, 4),
-        names=_names(fields, row),
-        masks=fields["masks"][row].decode() if "masks" in fields else None,
+        names=_names(fields, row, classes),
+        masks=masks if masks is None or isinstance(masks, Tensor) else masks.decode(),
         keypoints=_places(fields, "keypoints", row, 3, 2),
     )
 
@@ -236,11 +265,12 @@ def _places(fields: Mapping[str, Any], name: str, row: int, ndim: int, numbers: 
     return value if value.ndim == ndim and value.shape[-1] == numbers else None
 
 
-def _names(fields: Mapping[str, Any], row: int) -> list[str]:
+def _names(fields: Mapping[str, Any], row: int, classes: Mapping[int, str]) -> list[str]:
     """Name the objects of an image: by class, or else by label."""
     texts = fields["class_text"][row] if "class_text" in fields else []
     labels = fields["labels"][row].tolist() if "labels" in fields else []
-    return [text or str(label) for text, label in zip_longest(texts, labels, fillvalue="")]
+    named = [classes.get(label) or str(label) for label in labels]
+    return [text or name for text, name in zip_longest(texts, named, fillvalue="")]
 
 
 def _label(fields: Fields) -> int | None:
@@ -250,10 +280,12 @@ def _label(fields: Fields) -> int | None:
     return int(labels[0])
 
 
-def _class_name(reader: Reader, fields: Fields, label: int | None) -> str:
+def _class_name(classes: Mapping[int, str], fields: Fields, label: int | None) -> str:
     """Return the class name that the example or else the reader gives, if any."""
-    if "text" in fields:
-        return str(fields["text"][0])
+    return str(fields["text"][0]) if "text" in fields else str(classes.get(label, "") if label is not None else "")
+
+
+def _class_names(reader: Reader) -> Mapping[int, str]:
+    """Return the name of each class by its label, as far as a reader knows them."""
     classes = getattr(reader, "classes", ())
-    names = classes if isinstance(classes, Mapping) else dict(enumerate(classes))
-    return str(names.get(label, ""))
+    return classes if isinstance(classes, Mapping) else dict(enumerate(classes))

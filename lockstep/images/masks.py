@@ -15,10 +15,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from lockstep.errors import DataError
@@ -26,10 +25,11 @@ from lockstep.images.decode import AS_STORED, Decoding
 from lockstep.mask_runs import Flips, joined
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Tensor
 
-Int32s = npt.NDArray[np.int32]
-_Int64s = npt.NDArray[np.int64]
+Int32s: TypeAlias = "npt.NDArray[np.int32]"
+_Int64s: TypeAlias = "npt.NDArray[np.int64]"
 
 _MOST_BYTES = 1 << 31
 

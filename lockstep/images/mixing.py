@@ -9,12 +9,10 @@ Zhang et al., mixup: Beyond empirical risk minimization, 2018. Yun et al., CutMi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from lockstep.checks import Checked, NonNegativeFloat, Probability
 from lockstep.errors import InputError
@@ -22,7 +20,11 @@ from lockstep.images.augment import image_tensor
 from lockstep.images.normalisation import as_floats
 from lockstep.randomness import Draws
 
-_Floats = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+_Floats: TypeAlias = "npt.NDArray[np.float64]"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import torch
 
@@ -13,6 +14,7 @@ from lockstep.checks import Checked, NonNegativeInt, PositiveInt, Range
 from lockstep.detection.targets import DetectionTargets, refuse_merging
 from lockstep.images.augment import Augment
 from lockstep.images.decode import Decoding
+from lockstep.readers.paths import check_there, found_from
 from lockstep.recipes.data import PathData, Split
 
 if TYPE_CHECKING:
@@ -97,6 +99,17 @@ class DetectionData(PathData, Checked):
     def image_size(self) -> int:
         """The shorter side of the images that the network sees, in pixels."""
         return min(self.resizer.shape)
+
+    def check_there(self, split: str) -> None:
+        """Check that a split has a path, and that it and that of the label map lead somewhere."""
+        super().check_there(split)
+        if self.label_map is not None:
+            check_there(self.label_map)
+
+    def found_from(self, folder: Path) -> Self:
+        """Take each path that leads nowhere from another folder, if it leads somewhere there."""
+        found = super().found_from(folder)
+        return found if self.label_map is None else replace(found, label_map=found_from(folder, self.label_map))
 
     def reader(self, split: str, num_classes: int, *, to_train: bool = False) -> Reader:
         """Open the examples of a split; with what they are scored against, unless it is to train on them."""

@@ -19,6 +19,7 @@ from lockstep.parallel.towers import Towers
 from lockstep.readers.combine import Subset
 from lockstep.readers.reader import Reader, reader_of
 from lockstep.recipes.data import ImageData
+from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.parts import CrossEntropy
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.inputs import check_best, check_same_classes
@@ -32,8 +33,8 @@ CONFUSION, MISTAKES = "confusion", "mistakes"
 SCORED = ("validation", "test")
 
 ReaderFunction = Callable[[str], Reader | None]
-"""`reader(split)` returns the examples of "train", "validation" or "test", with the fields "image" and "label", or None
-where there are none."""
+"""`reader(split)` returns the examples of "train", "validation" or "test", with the fields "image" and "label", for
+detectors "image", "boxes" and "labels"; or None where there are none."""
 
 
 class Examples:
@@ -54,7 +55,8 @@ class Examples:
         """Make the loader of the training examples."""
         data = self._recipe.data
         reader = self.reader(data.split, to_train=True)
-        return self._loader(reader, order=self._recipe.feed.order, augment=data.training())
+        targets = [data.targets(self._recipe.model.num_classes)] if isinstance(data, DetectionData) else []
+        return self._loader(reader, order=self._recipe.feed.order, augment=[*data.training(), *targets])
 
     def held_out(self, split: str) -> Loader:
         """Make the loader of a split that is scored: in order, not augmented; the data must be prepared."""
@@ -96,7 +98,7 @@ class Examples:
 
     def _opened(self, split: str, to_train: bool) -> Reader:
         data, num_classes = self._recipe.data, self._recipe.model.num_classes
-        if self._function is not None and isinstance(data, ImageData):
+        if self._function is not None and isinstance(data, ImageData | DetectionData):
             given = self._function(split)
             if given is None:
                 raise DataError(

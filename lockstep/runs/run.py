@@ -18,6 +18,7 @@ from lockstep.evaluation.evaluate import Evaluation
 from lockstep.metrics.metric import NO_METRICS, Metric, check_metrics
 from lockstep.progress import Hours, Progress
 from lockstep.recipes.data import ImageData
+from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import to_toml
 from lockstep.reporting.throughput import InputTotals, Throughput
@@ -105,7 +106,7 @@ def _with_function(recipe: Recipe, reader: ReaderFunction) -> Recipe:
             expected="a function of the split that returns a reader",
             hint='write def reader(split): return ls.data.ImageFolder(f"photos/{split}")',
         )
-    if not isinstance(recipe.data, ImageData):
+    if not isinstance(recipe.data, ImageData | DetectionData):
         raise InputError(
             f"A function can give no examples to {type(recipe.data).__name__}.",
             given=f"data of {type(recipe.data).__name__}, and reader={reader!r}",

@@ -14,17 +14,22 @@ import pytest
 from PIL import Image
 
 from lockstep import durable
+from lockstep.augmentations.resizers import KeepAspectRatioResizer
 from lockstep.cli.main import main
 from lockstep.cli.source import example_stream
 from lockstep.data.showing import examples
-from lockstep.images.augment import RandomShift
+from lockstep.images.augment import HorizontalFlip, RandomShift
 from lockstep.images.drawing import COLOURS
 from lockstep.readers.reader import Reader
 from lockstep.recipes.data import MnistData
+from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import to_toml
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
+INSTANCES = f"{FIXTURES / 'coco' / 'instances.json'}:{FIXTURES / 'coco' / 'images'}"
+KEYPOINTS = f"{FIXTURES / 'coco' / 'person_keypoints.json'}:{FIXTURES / 'coco' / 'images'}"
+PERSON_FLIPPED = (0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15)
 WIDTH, HEIGHT = 12, 9
 
 
@@ -139,14 +144,43 @@ def test_bad_examples_are_tiles_that_say_why(odd: Path, tmp_path: Path, capsys: 
 
 def test_boxes_are_drawn_with_their_names_and_decide_where_inception_crops(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    source = f"{FIXTURES / 'coco' / 'instances.json'}:{FIXTURES / 'coco' / 'images'}"
-    run(source, "--augment", "inception", "--size", "16", "--positions", "0:2", "--to", page)
+    run(INSTANCES, "--augment", "inception", "--size", "16", "--positions", "0:2", "--to", page)
     assert all(captions(article)[1] == "DistortedCrop, 16 x 16" for article in articles(page))
     original, *augmented = images_in(articles(page)[0])
     assert (np.array(original) == COLOURS[0]).all(-1).any()
     assert not any((np.array(image) == COLOURS[0]).all(-1).any() for image in augmented)
-    assert example_stream(source, "inception").pipeline.augment[0].boxes_field == "boxes"  # type: ignore[attr-defined]
-    assert example_stream(source, "vgg").pipeline.fields == ("image",), "boxes are not those of a crop"
+    assert example_stream(INSTANCES, "inception").pipeline.augment[0].boxes_field == "boxes"  # type: ignore[attr-defined]
+
+
+def has_box(image: Image.Image) -> bool:
+    """Whether the box of an image's first object is drawn."""
+    return bool((np.array(image) == COLOURS[0]).all(-1).any())
+
+
+def test_a_preset_takes_the_objects_along(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    run(INSTANCES, "--augment", "crop", "--size", "64", "--positions", "0:2", "--seed", "3", "--to", page)
+    assert all(has_box(image) for article in articles(page) for image in images_in(article))
+    assert example_stream(KEYPOINTS, "vgg").pipeline.fields == (
+        "image", "boxes", "labels", "is_crowd", "area", "class_text", "masks"
+    )  # fmt: skip
+
+
+def test_a_recipe_of_a_detector_is_shown_with_what_it_makes_of_objects(tmp_path: Path) -> None:
+    page, recipe = tmp_path / "page.html", tmp_path / "detector.toml"
+    flip = HorizontalFlip(p=1.0, keypoint_flip_permutation=PERSON_FLIPPED)
+    resizer = KeepAspectRatioResizer(100, 400)
+    data = DetectionData(train=KEYPOINTS, masks=True, num_keypoints=17, augment=(flip,), resizer=resizer)
+    recipe.write_text(to_toml(replace(find("mnist"), data=data)))
+    run(recipe, "--positions", "0:2", "--order", "sequential", "--to", page)
+    empty, persons = articles(page)
+    for article in (empty, persons):
+        stages = [caption.partition(",")[0] for caption in captions(article)]
+        assert stages == ["original", "HorizontalFlip", "KeepAspectRatioResizer"]
+    assert [has_box(image) for image in images_in(empty)] == [False] * 3
+    assert [has_box(image) for image in images_in(persons)] == [True] * 3
+    original, flipped = ((np.array(image) == COLOURS[0]).all(-1).any(0) for image in images_in(persons)[:2])
+    assert np.flatnonzero(original)[0] == pytest.approx(np.flatnonzero(flipped[::-1])[0], abs=1)
 
 
 def test_a_recipe_is_shown_as_it_trains(tmp_path: Path) -> None:

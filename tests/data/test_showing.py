@@ -21,6 +21,8 @@ from lockstep.images.augment import Augment, HorizontalFlip, RandomShift
 from lockstep.images.crops import RandomCrop
 from lockstep.images.decode import EncodedImage
 from lockstep.images.drawing import Marks, draw_marks
+from lockstep.images.moves import Region, move
+from lockstep.images.objects import move_objects
 from lockstep.images.resized_crops import DistortedCrop, RandomResizedCrop, Resize
 from lockstep.images.slim_presets import cifarnet_preset, inception_preset, vgg_preset
 from lockstep.readers.reader import Cost
@@ -226,6 +228,96 @@ def test_what_is_known_of_objects_is_there() -> None:
     assert (after.boxes, after.names, after.masks, after.keypoints) == (None, [], None, None), "the crop has none"
 
 
+class Rectangles:
+    """The masks of rectangles, not decoded yet: top, left, bottom and right in pixels of the image."""
+
+    height, width = HEIGHT, WIDTH
+
+    def __init__(self, *rectangles: tuple[int, int, int, int]) -> None:
+        self.rectangles = rectangles
+
+    def decode(self) -> Tensor:
+        masks = torch.zeros(len(self), HEIGHT, WIDTH, dtype=torch.uint8)
+        for mask, (top, left, bottom, right) in zip(masks, self.rectangles, strict=True):
+            mask[top:bottom, left:right] = 1
+        return masks
+
+    def selected(self, places: Any) -> Rectangles:
+        return Rectangles(*(self.rectangles[place] for place in places))
+
+    def __len__(self) -> int:
+        return len(self.rectangles)
+
+
+def objects() -> Images:
+    """Images with two objects: one in the upper left corner, one in the lower right one."""
+    fields: dict[str, Any] = {
+        "boxes": torch.tensor([[0.0, 0.0, 0.5, 0.25], [0.75, 0.5, 1.0, 1.0]]),
+        "labels": torch.tensor([1, 2]),
+        "keypoints": torch.tensor([[[0.25, 0.125]], [[0.875, math.nan]]]),
+        "masks": Rectangles((0, 0, 6, 4), (9, 8, 12, 16)),
+    }
+    more = {name: [value] * NUM_EXAMPLES for name, value in fields.items()}
+    return Images(more=more, classes=("background", "cat", ""))
+
+
+def lower_half(batch: dict[str, Any], draws: Any) -> dict[str, Any]:
+    """Cut out the lower half of each image, which stays encoded."""
+    half = Region(HEIGHT // 2, 0, HEIGHT // 2, WIDTH)
+    moved = move_objects(batch, [move((HEIGHT, WIDTH), half)] * len(batch["image"]))
+    return {**moved, "image": [image.cropped(half) for image in batch["image"]]}
+
+
+def test_objects_are_drawn_where_augmentations_have_moved_them() -> None:
+    flip = HorizontalFlip(p=1.0, keypoint_flip_permutation=(0,))
+    shown = one(objects(), pipeline=Pipeline((flip, lower_half, Resize(24))))
+    flipped, cut, resized = shown.augmented
+    marks = flipped.marks
+    assert marks.names == ["cat", "2"], "the names of the reader, or else labels"
+    assert marks.boxes is not None
+    assert marks.boxes.tolist() == [[0.0, 0.75, 0.5, 1.0], [0.75, 0.0, 1.0, 0.5]]
+    assert marks.masks is not None
+    assert torch.equal(marks.masks, Rectangles((0, 12, 6, 16), (9, 0, 12, 8)).decode())
+    assert marks.keypoints is not None
+    assert marks.keypoints[0].tolist() == [[0.25, 0.875]]
+    assert torch.equal(flipped.pixels, noise(0).flip(-1))
+
+    for picture in (cut, resized):
+        marks = picture.marks
+        assert marks.names == ["2"], "the other one is not seen any more"
+        assert marks.boxes is not None
+        assert marks.boxes.tolist() == [[0.5, 0.0, 1.0, 0.5]]
+        assert marks.masks is not None
+        height, width = picture.pixels.shape[1:]
+        assert marks.masks.shape == (1, height, width)
+        assert marks.masks[0].nonzero().amin(0).tolist() == [height // 2, 0]
+        assert int(marks.masks.sum()) == height * width // 4
+    assert torch.equal(cut.pixels, noise(0).flip(-1)[:, HEIGHT // 2 :])
+
+
+def test_what_changes_objects_alone_is_a_stage_of_its_own() -> None:
+    def without_the_last(batch: dict[str, Any], draws: Any) -> dict[str, Any]:
+        return {**batch, "boxes": [boxes[:-1] for boxes in batch["boxes"]]}
+
+    def renamed(batch: dict[str, Any], draws: Any) -> dict[str, Any]:
+        return {**batch, "labels": [labels + 1 for labels in batch["labels"]]}
+
+    same = HorizontalFlip(p=0.0, keypoint_flip_permutation=(0,))
+    assert stages(one(objects(), pipeline=Pipeline((same, without_the_last, renamed, same)))) == [
+        "HorizontalFlip", "without_the_last", "renamed"
+    ]  # fmt: skip
+
+
+def test_floats_that_augmentations_make_are_shown_as_the_nearest_colours() -> None:
+    def brighter(batch: dict[str, Any], draws: Any) -> dict[str, Any]:
+        return {**batch, "image": [image.decode() * 1.5 - 20.25 for image in batch["image"]]}
+
+    (picture,) = one(Images(), pipeline=Pipeline((brighter,))).augmented
+    expected = (noise(0) * 1.5 - 20.25).round().clamp(0, 255)
+    assert picture.pixels.dtype == torch.uint8
+    assert torch.equal(picture.pixels, expected.to(torch.uint8))
+
+
 def test_labels_name_objects_without_texts() -> None:
     reader = Fields({"image": [encoded(0)], "boxes": [torch.zeros(2, 4)], "labels": [torch.tensor([4, 7])]})
     shown = one(reader)
@@ -272,7 +364,7 @@ def test_examples_without_images_are_refused(fields: dict[str, Any], given: str)
     assert caught.value.what == "There is no image to show in the field 'image'."
     assert str(caught.value.given).startswith(given)
     assert caught.value.expected == "encoded images, or uint8 of shape (batch, 1 or 3, height, width)"
-    assert "whole numbers from 0 to 255" in caught.value.hint
+    assert caught.value.hint == "show images of whole numbers from 0 to 255, of which augmentations may make floats"
 
 
 def test_an_augmentation_for_something_else_is_refused() -> None:

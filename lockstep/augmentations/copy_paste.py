@@ -1,0 +1,240 @@
+"""Copy-paste: objects are cut out of one image along their masks, and pasted onto another one.
+
+Ghiasi et al., Simple copy-paste is a strong data augmentation method for instance segmentation, 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from lockstep.augmentations.joining import check_partners, images_and_objects, join_objects
+from lockstep.checks import Checked, Probability
+from lockstep.errors import InputError
+from lockstep.images.augment import Bools, decoded, describe_field, sides_of
+from lockstep.images.masks import DenseMasks
+from lockstep.images.moves import Region, move
+from lockstep.images.objects import as_ragged, move_objects, select_objects
+from lockstep.ragged import Ragged
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lockstep.images.augment import Image
+    from lockstep.images.moves import Masks
+    from lockstep.randomness import Draws
+
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CopyPaste(Checked):
+    """Paste some of the objects of another image onto each, along their masks.
+
+    The other image lies on this one at its own size, at a random place: over it exactly where both are of one size, as
+    `ScaleJitter` and `FixedSizeCrop` make them. What a pasted object covers, is taken off the masks, boxes and areas of
+    the objects below; their covered keypoints are labelled and not visible any more, which is visibility 1.
+    """
+
+    share: Probability = 0.5
+    """The probability that an object of the other image is pasted; crowds never are."""
+    min_visible: Probability = 0.1
+    """Objects of whose masks a smaller share is left are dropped, and so are those of which nothing is."""
+    p: Probability = 1.0
+    """The probability that objects are pasted onto an image; else it stays as it is."""
+    field: str = "image"
+
+    @property
+    def num_partners(self) -> int:
+        """From how many other examples objects are taken."""
+        return 1
+
+    def needs_partners(self, draws: Draws) -> Bools:
+        """Draw the images onto which objects are pasted, shape (batch,)."""
+        return draws.uniform(f"CopyPaste {self.field} p") < self.p
+
+    def __call__(self, batch: Fields, draws: Draws, partners: Sequence[Fields] = ()) -> Fields:
+        """Return the batch with objects pasted onto its images, as a list of images."""
+        rows = np.flatnonzero(self.needs_partners(draws))
+        images = [*images_and_objects(batch, self.field, self)]
+        if "masks" not in batch:
+            raise _no_masks(batch)
+        if not len(rows):
+            return batch
+        check_partners(partners, self)
+        draws = draws.of_rows(rows)
+        chosen = self._chosen(partners[0], draws)
+        corners = self._corners(sides_of(images)[rows], sides_of(chosen[self.field]), draws)
+        onto = [
+            move(tuple(theirs), Region(*corner, *sides))
+            for theirs, corner, sides in zip(
+                sides_of(chosen[self.field]).tolist(), corners.tolist(), sides_of(images)[rows].tolist(), strict=True
+            )
+        ]
+        pasted = move_objects(chosen, onto, min_overlap=self.min_visible)
+        shown = [_pixels(masks) for masks in pasted["masks"]]
+        pasted = select_objects(pasted, torch.cat([each.flatten(1).any(1) for each in shown]))
+        covers = [each.any(0) for each in shown]
+        for row, other, cover, corner in zip(rows.tolist(), chosen[self.field], covers, corners.tolist(), strict=True):
+            images[row] = _pasted(images[row], other, cover, corner)
+        below = _covered(batch, dict(zip(rows.tolist(), covers, strict=True)), self.min_visible)
+        return {**join_objects(below, [pasted], torch.from_numpy(rows)), self.field: images}
+
+    def _chosen(self, partner: Fields, draws: Draws) -> Fields:
+        """Choose the objects to paste."""
+        boxes = as_ragged(partner["boxes"])
+        numbers = draws.uniforms(f"CopyPaste {self.field} object", int(boxes.lengths.max()))
+        is_chosen = torch.cat(
+            [torch.from_numpy(each[:count]) for each, count in zip(numbers, boxes.lengths, strict=True)]
+        )
+        keep = is_chosen < self.share
+        if "is_crowd" in partner:
+            keep &= ~as_ragged(partner["is_crowd"]).values
+        images = images_and_objects(partner, self.field, self)
+        return {**select_objects(partner, keep), self.field: images}
+
+    def _corners(self, sides: Any, theirs: Any, draws: Draws) -> Any:
+        """Draw where this image lies on the other one: its upper left corner there, shape (rows, 2)."""
+        shares = np.stack([draws.uniform(f"CopyPaste {self.field} {side}") for side in ("top", "left")], axis=1)
+        room = theirs - sides
+        return np.minimum(room, 0) + np.floor(shares * (np.abs(room) + 1)).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CoveredMasks:
+    """Masks of objects of which a part is covered, not decoded yet."""
+
+    stored: Masks
+    """As they were before."""
+    cover: DenseMasks
+    """A mask of the part of the image that is covered."""
+
+    @property
+    def height(self) -> int:
+        """Of each mask, in pixels."""
+        return self.cover.height
+
+    @property
+    def width(self) -> int:
+        """Of each mask, in pixels."""
+        return self.cover.width
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def decode(self) -> Tensor:
+        """Decode to uint8 of shape (masks, height, width), 0 or 1."""
+        return self.stored.decode() * (1 - self.cover.decode())
+
+    def selected(self, places: Sequence[int]) -> CoveredMasks:
+        """Keep the masks at these places alone."""
+        return replace(self, stored=self.stored.selected(places))
+
+
+def _pasted(image: Image, other: Image, cover: Tensor, corner: Sequence[int]) -> Tensor:
+    """Copy the covered pixels from another image, on which this one has its corner at this place."""
+    pixels = decoded(image)
+    if not cover.any():
+        return pixels
+    (first, last), (left, right) = _span(cover.any(1)), _span(cover.any(0))
+    region = Region(corner[0] + first, corner[1] + left, last - first, right - left)
+    part = (slice(None), slice(first, last), slice(left, right))
+    result = pixels.clone()
+    result[part] = torch.where(cover[part[1:]], decoded(other, region), pixels[part])
+    return result
+
+
+def _covered(batch: Fields, covers: dict[int, Tensor], min_visible: float) -> Fields:
+    """Take what is covered off the objects of some rows."""
+    boxes = as_ragged(batch["boxes"])
+    shares, values = torch.ones(len(boxes.values)), boxes.values.clone()
+    masks = [*batch["masks"]]
+    # Views of the values of each image: what is written to them is written to all.
+    for row, (share, box) in enumerate(zip(boxes.replaced(shares), boxes.replaced(values), strict=True)):
+        if row in covers and _hide(masks[row], covers[row], share, box):
+            masks[row] = _under(masks[row], covers[row])
+    below = {**batch, "boxes": boxes.replaced(values), "masks": masks}
+    if "area" in batch:
+        areas = as_ragged(batch["area"])
+        below["area"] = areas.replaced(areas.values * shares)
+    if {"keypoints", "keypoint_visibility"} <= batch.keys():
+        below["keypoint_visibility"] = _seen_keypoints(batch, covers)
+    return select_objects(below, (shares > 0) & (shares >= min_visible))
+
+
+def _hide(masks: Masks | Tensor, cover: Tensor, shares: Tensor, boxes: Tensor) -> bool:
+    """Find what is left of the objects of an image: the shares of their masks, and their boxes, are written to these.
+
+    Masks are decoded only where a box meets one around the cover. Returns whether anything is covered.
+    """
+    if not cover.any():
+        return False
+    height, width = cover.shape
+    (first, last), (left, right) = _span(cover.any(1)), _span(cover.any(0))
+    # A mask may reach out of its box by a pixel.
+    outer = torch.tensor([(first - 1) / height, (left - 1) / width, (last + 1) / height, (right + 1) / width])
+    meet = ((boxes[:, :2] < outer[2:]) & (boxes[:, 2:] > outer[:2])).all(1).nonzero()[:, 0].tolist()
+    is_changed = False
+    for place, whole in zip(meet, _pixels(_selected(masks, meet)), strict=True):
+        left_over, count = whole & ~cover, int(whole.sum())
+        seen = int(left_over.sum())
+        if seen < count:
+            is_changed = True
+            shares[place] = seen / count
+            if seen:
+                rows, columns = _span(left_over.any(1)), _span(left_over.any(0))
+                corners = torch.tensor([rows[0] / height, columns[0] / width, rows[1] / height, columns[1] / width])
+                # No larger than it was: annotated boxes may be a little tighter than their masks.
+                tighter = torch.cat(
+                    [torch.maximum(corners[:2], boxes[place, :2]), torch.minimum(corners[2:], boxes[place, 2:])]
+                )
+                boxes[place] = tighter if bool((tighter[:2] <= tighter[2:]).all()) else corners
+    return is_changed
+
+
+def _seen_keypoints(batch: Fields, covers: dict[int, Tensor]) -> Ragged:
+    """Return the visibility of keypoints, of which those that are covered are labelled only."""
+    points, visibility = as_ragged(batch["keypoints"]), as_ragged(batch["keypoint_visibility"])
+    values = visibility.values.clone()
+    for row, (places, seen) in enumerate(zip(points, visibility.replaced(values), strict=True)):
+        if row in covers and len(places):
+            sides = torch.tensor(covers[row].shape)
+            at = (places.nan_to_num(-1) * sides).floor().long()
+            is_inside = ((at >= 0) & (at < sides)).all(-1)
+            y, x = at.clamp(min=0).minimum(sides - 1).unbind(-1)
+            seen.masked_fill_(is_inside & covers[row][y, x] & (seen > 1), 1)
+    return visibility.replaced(values)
+
+
+def _under(masks: Masks | Tensor, cover: Tensor) -> Masks | Tensor:
+    if isinstance(masks, torch.Tensor):
+        return masks * ~cover
+    return CoveredMasks(masks, DenseMasks(np.packbits(cover.numpy()).tobytes(), 1, *cover.shape))
+
+
+def _pixels(masks: Masks | Tensor) -> Tensor:
+    """Decode masks to bool of shape (masks, height, width)."""
+    return (masks if isinstance(masks, torch.Tensor) else masks.decode()).bool()
+
+
+def _selected(masks: Masks | Tensor, places: list[int]) -> Masks | Tensor:
+    return masks[places] if isinstance(masks, torch.Tensor) else masks.selected(places)
+
+
+def _span(is_there: Tensor) -> tuple[int, int]:
+    """Return the first place where it is true, and the one after the last."""
+    places = is_there.nonzero()[:, 0]
+    return int(places[0]), int(places[-1]) + 1
+
+
+def _no_masks(batch: Fields) -> InputError:
+    return InputError(
+        "CopyPaste finds no masks along which objects could be cut out.",
+        given=describe_field(batch, "masks"),
+        expected='masks of objects in the field "masks"',
+        hint="read them, too (of a recipe: data.masks=true); for data without masks there are Mosaic and MixUp",
+    )

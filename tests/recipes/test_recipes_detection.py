@@ -1,0 +1,172 @@
+"""The data of a detector's recipe: what its paths lead to, and what batches come of it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
+from lockstep.convert.detection import convert_coco, convert_voc
+from lockstep.convert.sharding import Settings
+from lockstep.data.loader import Loader
+from lockstep.errors import DataError, InputError
+from lockstep.images.augment import HorizontalFlip
+from lockstep.readers.coco import Coco
+from lockstep.recipes.detection import DetectionData
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+COCO = f"{FIXTURES}/coco/instances.json:{FIXTURES}/coco/images"
+VOC = str(FIXTURES / "voc" / "bccd")
+ALONE = Settings(num_processes=1)
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> str:
+    """The images of COCO's fixture as records, with masks."""
+    annotations, images = COCO.split(":")
+    convert_coco(annotations, images, tmp_path, masks=True, base="all", settings=ALONE)
+    return str(tmp_path / "all-*")
+
+
+def batch_of(data: DetectionData, num_classes: int = 80, split: str = "train", **options: Any) -> dict[str, Any]:
+    reader = data.reader(split, num_classes, **options)
+    return reader.read_batch(np.arange(len(reader)))
+
+
+def test_coco_and_records_of_it_give_the_same_objects(records: str) -> None:
+    """The labels of records have no names without their label map, so the model has 90 classes."""
+    of_coco = batch_of(DetectionData(COCO, masks=True), 90)
+    of_records = batch_of(DetectionData(records, masks=True), 90)
+    for name in ("boxes", "labels", "area", "is_crowd", "truth_labels", "truth_is_crowd", "truth_area"):
+        torch.testing.assert_close(of_records[name].values, of_coco[name].values)
+    assert [len(each) for each in of_records["masks"]] == [len(each) for each in of_coco["masks"]]
+    torch.testing.assert_close(of_records["truth_boxes"].values, of_coco["truth_boxes"].values, rtol=0, atol=1e-4)
+
+
+def test_the_80_classes_of_coco_are_numbered_from_1_to_80_for_a_model_of_80(records: str) -> None:
+    reader = DetectionData(COCO).reader("train", 80)
+    assert reader.classes[1] == "person"  # type: ignore[attr-defined]
+    assert reader.classes[80] == "toothbrush"  # type: ignore[attr-defined]
+    label_map = str(Path(records).parent / "label_map.pbtxt")
+    assert batch_of(DetectionData(records, label_map=label_map))["labels"].values.max() == 80
+    with pytest.raises(DataError, match="more classes than the detector"):
+        DetectionData(COCO).reader("train", 20)
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, ["BloodImage_00343.jpg"]),
+        ({"train_split": "trainval"}, ["BloodImage_00338.jpg", "BloodImage_00343.jpg"]),
+        ({"split": "validation"}, ["BloodImage_00338.jpg"]),
+        ({"split": "validation", "validation_split": "train"}, ["BloodImage_00343.jpg"]),
+    ],
+)
+def test_the_lists_of_vocs_folder_are_the_splits(options: dict[str, Any], names: list[str]) -> None:
+    data = DetectionData(VOC, VOC, **options)
+    assert batch_of(data, split=data.split)["source_id"] == names
+
+
+def test_a_folder_of_voc_without_lists_is_read_whole() -> None:
+    assert len(DetectionData(str(FIXTURES / "voc" / "raccoon")).reader("train", 1)) > 0
+
+
+def test_voc_of_a_year_is_below_its_path(tmp_path: Path) -> None:
+    (tmp_path / "VOC2007").symlink_to(VOC)
+    assert len(DetectionData(str(tmp_path), year=2007).reader("train", 3)) == 1
+
+
+def test_labels_may_count_from_0(records: str, tmp_path: Path) -> None:
+    shards = tmp_path / "voc"
+    convert_voc(VOC, shards, split="trainval", settings=ALONE)
+    labels = batch_of(DetectionData(f"{shards}/trainval-*"), 3)["labels"].values
+    assert torch.equal(
+        batch_of(DetectionData(f"{shards}/trainval-*", labels_offset=-1), 4)["labels"].values, labels + 1
+    )
+    assert batch_of(DetectionData(COCO, labels_offset=-1))["labels"].values.max() == 80
+
+
+def test_what_is_scored_has_its_truth_and_what_is_trained_on_has_none(records: str) -> None:
+    for path in (COCO, records):
+        names = batch_of(DetectionData(path, path), 90, "validation").keys()
+        assert {"truth_boxes", "truth_labels", "truth_is_crowd", "truth_difficult", "truth_group_of"} <= names
+        assert not any(name.startswith("truth_") for name in batch_of(DetectionData(path), 90, to_train=True))
+
+
+def test_training_batches_are_augmented_and_of_one_size_with_targets() -> None:
+    data = DetectionData(COCO, resizer=FixedShapeResizer(32, 48), augment=(HorizontalFlip(p=1.0),), masks=True)
+    reader = data.reader("train", 80, to_train=True)
+    loader = Loader(
+        reader, batch_size=2, order="sequential", augment=[*data.training(), data.targets(80)], num_processes=0
+    )
+    with closing(loader.batches(range(1), 1)) as batches:
+        batch = next(batches)
+    assert data.inputs(batch).shape == data.blank(2).shape == (2, 3, 32, 48)
+    plain = reader.read_batch(np.arange(2))["boxes"]
+    torch.testing.assert_close(batch["boxes"].values[:, 1], 1 - plain.values[:, 3])
+    assert batch["classes"].values.shape == (len(plain.values), 80)
+    assert [tuple(masks.shape) for masks in batch["masks"]] == [(int(count), 32, 48) for count in plain.lengths]
+    assert batch["original_size"].tolist() == [[640, 427], [423, 640]]
+
+
+def test_objects_that_are_not_wanted_are_left_out_of_training_alone() -> None:
+    data = DetectionData(COCO, COCO, crowd=False, max_number_of_boxes=5)
+    batch = batch_of(data, split="validation")
+    assert batch["boxes"].lengths.tolist() == [5, 5]
+    assert batch["truth_boxes"].lengths.tolist() == [35, 10]
+    assert batch["objects_left_out"].tolist() == [29, 5]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"merge_multiple_label_boxes": True, "masks": True},
+        {"merge_multiple_label_boxes": True, "num_keypoints": 17},
+        {"merge_multiple_label_boxes": True, "use_multiclass_scores": True},
+        {"bad_objects": "ignore"},
+        {"train": ""},
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        DetectionData(**options)
+
+
+def test_a_path_that_nobody_told_says_how_to_build_the_data() -> None:
+    with pytest.raises(DataError, match="told where its train images are") as caught:
+        DetectionData().check_complete()
+    assert "lockstep convert detection" in (caught.value.hint or "")
+    assert "COCO" in (caught.value.expected or "")
+
+
+def test_a_label_map_that_is_not_there_is_refused_before_anything_is_opened(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"There is no data at .*no_map\.pbtxt"):
+        DetectionData(COCO, label_map=str(tmp_path / "no_map.pbtxt")).check_complete()
+
+
+def test_paths_are_looked_for_in_the_folder_of_the_run_too(tmp_path: Path) -> None:
+    (tmp_path / "map.pbtxt").write_text("item { id: 1 name: 'a' }")
+    (tmp_path / "voc").symlink_to(VOC)
+    found = DetectionData("voc", label_map="map.pbtxt").found_from(tmp_path)
+    assert (found.train, found.label_map) == (str(tmp_path / "voc"), str(tmp_path / "map.pbtxt"))
+
+
+def test_the_size_of_the_images_is_that_of_the_resizer() -> None:
+    assert DetectionData(resizer=FixedShapeResizer(300, 200)).image_size == 200
+    kept = KeepAspectRatioResizer(600, 1024)
+    assert DetectionData(resizer=kept).image_size == 600
+    assert DetectionData(resizer=replace(kept, pad_to_max_dimension=True)).blank(1).shape == (1, 3, 1024, 1024)
+
+
+def test_a_function_may_give_the_examples() -> None:
+    source = Coco(*COCO.split(":"))
+    batch = DetectionData(function="mine").labelled(source, 80, to_train=True).read_batch(np.arange(2))
+    assert batch["labels"].values.max() == 80
+    with pytest.raises(InputError, match="come from the function mine"):
+        DetectionData(COCO, function="mine").reader("train", 80)
