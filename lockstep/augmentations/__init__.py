@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from lockstep.augmentations.boxes import RandomJitterBoxes, RetainBoxesAboveThreshold, ScaleBoxesToPixelCoordinates
+from lockstep.augmentations.class_scores import ConvertClassLogitsToSoftmax
+from lockstep.augmentations.colours import (
+    NormalizeImage,
+    RandomAdjustBrightness,
+    RandomAdjustContrast,
+    RandomAdjustHue,
+    RandomAdjustSaturation,
+    RandomDistortColor,
+    RandomRgbToGray,
+    RgbToGray,
+    SubtractChannelMean,
+)
 from lockstep.augmentations.copy_paste import CopyPaste
 from lockstep.augmentations.mixup import MixUp
 from lockstep.augmentations.mosaic import Mosaic
 from lockstep.augmentations.padding import RandomCropPadImage, RandomPadImage, RandomPadToAspectRatio
+from lockstep.augmentations.pixels import RandomBlackPatches, RandomPixelValueScale
 from lockstep.augmentations.random_crops import RandomCropImage, RandomCropToAspectRatio
 from lockstep.augmentations.scaling import RandomImageScale, RandomResizeMethod, ResizeImage, ResizeToMinDimension
 from lockstep.augmentations.ssd_crops import (
@@ -39,6 +52,18 @@ AUGMENTATIONS: tuple[type, ...] = (
     SsdRandomCropPad,
     SsdRandomCropFixedAspectRatio,
     SsdRandomCropPadFixedAspectRatio,
+    NormalizeImage,
+    SubtractChannelMean,
+    RgbToGray,
+    RandomRgbToGray,
+    RandomAdjustBrightness,
+    RandomAdjustContrast,
+    RandomAdjustHue,
+    RandomAdjustSaturation,
+    RandomDistortColor,
+    RandomPixelValueScale,
+    RandomBlackPatches,
+    ConvertClassLogitsToSoftmax,
     CopyPaste,
     FixedSizeCrop,
     MixUp,

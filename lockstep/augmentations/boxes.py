@@ -59,8 +59,6 @@ class RetainBoxesAboveThreshold(Checked):
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch without these objects; nothing is drawn."""
-        if not object_fields(batch):
-            return batch
         scores = batch.get(self.field)
         if not isinstance(scores, Ragged | list | tuple):
             raise InputError(

@@ -85,9 +85,8 @@ class Evaluation:
 
     def __str__(self) -> str:
         shown = [f"{name} {value:.4f}" for name, value in self.scores.items()]
-        scores = ", ".join(shown[:_MOST_SHOWN]) + (
-            f" and {len(shown) - _MOST_SHOWN} more" if shown[_MOST_SHOWN:] else ""
-        )
+        num_more = len(shown) - _MOST_SHOWN
+        scores = ", ".join(shown[:_MOST_SHOWN]) + (f" and {num_more} more" if num_more > 0 else "")
         weights = " with averaged weights" if self.weights == "average" else ""
         left_out = f", {len(self.bad)} bad ones left out" if self.bad else ""
         return f"{scores or 'no scores'} over {self.num_examples} examples{weights}{left_out}"

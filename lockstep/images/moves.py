@@ -276,6 +276,11 @@ def _read(raster: Tensor, rows: Int64s, columns: Int64s) -> Tensor:
     if len(for_rows) and len(for_columns):
         # What is outside lies at the edges: what is inside is one part of the result.
         inside = slice(for_rows[0], for_rows[-1] + 1), slice(for_columns[0], for_columns[-1] + 1)
-        read = raster.index_select(1, torch.from_numpy(rows[inside[0]].copy()))
-        result[:, *inside] = read.index_select(2, torch.from_numpy(columns[inside[1]].copy()))
+        result[:, *inside] = _read_axis(_read_axis(raster, 1, rows[inside[0]]), 2, columns[inside[1]])
     return result
+
+
+def _read_axis(raster: Tensor, axis: int, places: Int64s) -> Tensor:
+    if (np.diff(places) == 1).all():  # neither resized nor reversed: nothing has to be copied yet
+        return raster.narrow(axis, int(places[0]), len(places))
+    return raster.index_select(axis, torch.from_numpy(places.copy()))

@@ -15,6 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.augmentations.class_scores import ConvertClassLogitsToSoftmax
+from lockstep.augmentations.colours import (
+    NormalizeImage,
+    RandomAdjustContrast,
+    RandomDistortColor,
+    RgbToGray,
+    SubtractChannelMean,
+)
+from lockstep.augmentations.pixels import RandomBlackPatches
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.checkpoints.retention import Retention
 from lockstep.data.order import BlockShuffled
@@ -198,7 +207,16 @@ colours = st.tuples(*[st.integers(0, 255)] * 3)
 resizers = st.builds(FixedShapeResizer, sizes, sizes, methods) | st.builds(
     KeepAspectRatioResizer, sizes, st.integers(512, 2048), methods, st.booleans(), colours
 )
-augmentations = st.lists(st.builds(HorizontalFlip, chances), max_size=2).map(tuple)
+options = (
+    st.builds(HorizontalFlip, chances)
+    | st.builds(NormalizeImage, st.floats(-9, -1), st.floats(0, 255))
+    | st.builds(SubtractChannelMean, channels)
+    | st.builds(RandomAdjustContrast, st.floats(0, 1), st.floats(1, 2))
+    | st.builds(RandomDistortColor, st.integers(0, 1))
+    | st.builds(RandomBlackPatches, counts, chances)
+    | st.sampled_from([RgbToGray(), ConvertClassLogitsToSoftmax()])
+)
+augmentations = st.lists(options, max_size=3).map(tuple)
 photos_with_objects = st.builds(
     DetectionData,
     train=paths,

@@ -46,7 +46,7 @@ def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
     return {"square": model(batch["x"]).square().mean()}
 
 
-def tiny(given: Recipe, worker: Worker, reader: None) -> Parts:
+def tiny(given: Recipe, worker: Worker, reader: None, metrics: object) -> Parts:
     feed = given.feed
     loader = ls.data.Loader(
         Damaged(), batch_size=given.batch_size, order=feed.order, num_processes=feed.num_processes,

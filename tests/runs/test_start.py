@@ -27,7 +27,7 @@ def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
     return {"square": model(batch["x"]).square().mean()}
 
 
-def tiny(given: Recipe, worker: Worker, reader: None) -> Parts:
+def tiny(given: Recipe, worker: Worker, reader: None, metrics: object) -> Parts:
     generator = torch.Generator().manual_seed(given.seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(given.seed)

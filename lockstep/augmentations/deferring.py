@@ -1,0 +1,93 @@
+"""Colours that wait for the device: numbers are drawn where images are read, and applied there to the whole batch.
+
+A list of augmentations may be split so, and nothing but rounding changes, where all that comes after a colour leaves it
+the same: flips and turns of any, cuts of those that look at a pixel alone. What fills in, resizes or joins images does
+not, so such a colour is computed in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from lockstep.augmentations.class_scores import ConvertClassLogitsToSoftmax
+from lockstep.augmentations.colours import IMAGE, Colour, apply_colours
+from lockstep.checks import Checked
+from lockstep.images.augment import Augment, HorizontalFlip, turns
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lockstep.randomness import Draws
+
+_KEEP_THE_PIXELS: tuple[type, ...] = (HorizontalFlip, ConvertClassLogitsToSoftmax)
+"""They move each pixel to another place at most."""
+
+_CUT: tuple[type, ...] = ()
+"""They leave pixels out."""
+
+
+@dataclass(frozen=True)
+class DeferredColours(Checked):
+    """The colours of a list of augmentations that wait: as its last one it draws their numbers."""
+
+    options: tuple[Colour, ...]
+    """In their order."""
+    repeats: tuple[int, ...]
+    """Of each, how many equal ones are before it in the list."""
+
+    into: ClassVar[str] = f"{IMAGE}.colours"
+    """The field that the numbers are in: float32 (batch, numbers)."""
+
+    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """Return the batch with the numbers of its images, which stay as they are."""
+        numbers = [option.numbers(draws.again(turn)) for option, turn in zip(self.options, self.repeats, strict=True)]
+        return {**batch, self.into: torch.cat(numbers, dim=1)}
+
+    def apply(self, batch: Mapping[str, Any]) -> Tensor | list[Tensor]:
+        """Compute the colours of a batch on its device.
+
+        Args:
+            batch: with decoded images, 0 to 255: one tensor of shape (batch, channels, height, width), or a list.
+
+        Returns:
+            float32 of the same form; the images as they are if the batch has no numbers: it was not augmented.
+        """
+        images: Tensor | list[Tensor] = batch[IMAGE]
+        numbers = batch.get(self.into)
+        if numbers is None:
+            return images
+        if isinstance(images, torch.Tensor) and images.device.type != "cpu":
+            return apply_colours(images, self.options, numbers)
+        # One by one: on a CPU an image stays in its cache.
+        rows = [apply_colours(image[None], self.options, row[None]) for image, row in zip(images, numbers, strict=True)]
+        return torch.cat(rows) if isinstance(images, torch.Tensor) else [row[0] for row in rows]
+
+
+def deferred(augmentations: Sequence[Augment]) -> tuple[list[Augment], DeferredColours]:
+    """Split a list of augmentations into what a loader does and the colours that wait.
+
+        in_loader, colours = deferred(augmentations)
+        loader = Loader(reader, augment=in_loader)
+        images = colours.apply(batch)
+
+    Returns:
+        what the loader does, which ends with the drawing of numbers if a colour waits, and what is left to do.
+    """
+    kept: list[Augment] = []
+    waiting: list[tuple[Colour, int]] = []
+    for augment, turn in reversed([*zip(augmentations, turns(augmentations), strict=True)]):
+        if isinstance(augment, Colour) and all(_leaves_the_same(augment, later) for later in kept):
+            waiting.insert(0, (augment, turn))
+        else:
+            kept.insert(0, augment)
+    colours = DeferredColours(tuple(option for option, _ in waiting), tuple(turn for _, turn in waiting))
+    return ([*kept, colours] if waiting else kept), colours
+
+
+def _leaves_the_same(colour: Colour, later: Augment) -> bool:
+    """Whether a colour computed after another augmentation is the same as one computed before it."""
+    return isinstance(later, _KEEP_THE_PIXELS) or (isinstance(later, _CUT) and not colour.looks_at_the_whole)
