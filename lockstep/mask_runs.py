@@ -8,11 +8,14 @@ which walks along the runs of two masks at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-Flips = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Flips: TypeAlias = "npt.NDArray[np.int64]"
 
 
 def flips_of_pixels(masks: npt.NDArray[np.uint8]) -> list[Flips]:

@@ -31,7 +31,7 @@ IMAGE = "image"
 WHITE = 255.0
 
 
-class Colour(Checked, ABC):
+class ColourOption(Checked, ABC):
     """Base of the options that change colours: what is drawn for an image, and what is computed with it."""
 
     @property
@@ -70,7 +70,7 @@ class Colour(Checked, ABC):
         return with_images(batch, [apply_colours(decoded(image)[None], [self], row[None])[0] for image, row in images])
 
 
-def apply_colours(images: Tensor, options: Sequence[Colour], numbers: Tensor) -> Tensor:
+def apply_colours(images: Tensor, options: Sequence[ColourOption], numbers: Tensor) -> Tensor:
     """Compute options one after the other: float32 of shape (batch, channels, height, width).
 
     Args:
@@ -99,7 +99,7 @@ def with_images(batch: dict[str, Any], images: Sequence[Tensor]) -> dict[str, An
 
 
 @dataclass(frozen=True)
-class NormalizeImage(Colour):
+class NormalizeImage(ColourOption):
     """Map values from one range to another, linearly: normalize_image. Nothing is clipped."""
 
     original_minval: FiniteFloat
@@ -124,7 +124,7 @@ class NormalizeImage(Colour):
 
 
 @dataclass(frozen=True)
-class SubtractChannelMean(Colour):
+class SubtractChannelMean(ColourOption):
     """Subtract a number from each channel: subtract_channel_mean. Nothing is clipped."""
 
     means: Annotated[
@@ -144,7 +144,7 @@ class SubtractChannelMean(Colour):
 
 
 @dataclass(frozen=True)
-class RgbToGray(Colour):
+class RgbToGray(ColourOption):
     """Make images grey, of one channel: rgb_to_gray."""
 
     num_channels: ClassVar[int] = 3
@@ -155,7 +155,7 @@ class RgbToGray(Colour):
 
 
 @dataclass(frozen=True)
-class RandomRgbToGray(Colour):
+class RandomRgbToGray(ColourOption):
     """Make some of the images grey, of three equal channels: random_rgb_to_gray."""
 
     probability: Probability = 0.1
@@ -169,7 +169,7 @@ class RandomRgbToGray(Colour):
         return torch.where(numbers[:, :, None, None] <= self.probability, grey(images), images)
 
 
-class _Adjustments(Colour):
+class _Adjustments(ColourOption):
     """Base of those that are operations of `lockstep.images.colour`, each clipped to 0 to 255, in their order."""
 
     @property

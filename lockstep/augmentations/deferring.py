@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from lockstep.augmentations.class_scores import ConvertClassLogitsToSoftmax
-from lockstep.augmentations.colours import IMAGE, Colour, apply_colours
+from lockstep.augmentations.colours import IMAGE, ColourOption, apply_colours
 from lockstep.checks import Checked
 from lockstep.images.augment import Augment, HorizontalFlip, turns
 
@@ -34,9 +34,9 @@ _CUT: tuple[type, ...] = ()
 class DeferredColours(Checked):
     """The colours of a list of augmentations that wait: as its last one it draws their numbers."""
 
-    options: tuple[Colour, ...]
+    options: tuple[ColourOption, ...] = ()
     """In their order."""
-    repeats: tuple[int, ...]
+    repeats: tuple[int, ...] = ()
     """Of each, how many equal ones are before it in the list."""
 
     into: ClassVar[str] = f"{IMAGE}.colours"
@@ -78,9 +78,9 @@ def deferred(augmentations: Sequence[Augment]) -> tuple[list[Augment], DeferredC
         what the loader does, which ends with the drawing of numbers if a colour waits, and what is left to do.
     """
     kept: list[Augment] = []
-    waiting: list[tuple[Colour, int]] = []
+    waiting: list[tuple[ColourOption, int]] = []
     for augment, turn in reversed([*zip(augmentations, turns(augmentations), strict=True)]):
-        if isinstance(augment, Colour) and all(_leaves_the_same(augment, later) for later in kept):
+        if isinstance(augment, ColourOption) and all(_leaves_the_same(augment, later) for later in kept):
             waiting.insert(0, (augment, turn))
         else:
             kept.insert(0, augment)
@@ -88,6 +88,6 @@ def deferred(augmentations: Sequence[Augment]) -> tuple[list[Augment], DeferredC
     return ([*kept, colours] if waiting else kept), colours
 
 
-def _leaves_the_same(colour: Colour, later: Augment) -> bool:
+def _leaves_the_same(colour: ColourOption, later: Augment) -> bool:
     """Whether a colour computed after another augmentation is the same as one computed before it."""
     return isinstance(later, _KEEP_THE_PIXELS) or (isinstance(later, _CUT) and not colour.looks_at_the_whole)

@@ -74,12 +74,11 @@ class RandomBlackPatches(Checked):
         return with_images(batch, images)
 
     def _paint(self, image: Tensor, top: float, left: float) -> None:
-        """Paint a square black, by where it begins as shares of what is left for it."""
+        """Paint a square black, which begins at shares of the room that it has."""
         height, width = image.shape[1:]
         # In 32 bits, as the reference computes them.
-        ratio, whole = np.float32(self.size_to_image_ratio), np.float32(1 - self.size_to_image_ratio)
+        ratio, rest = np.float32(self.size_to_image_ratio), np.float32(1 - self.size_to_image_ratio)
         side = int(np.float32(min(height, width)) * ratio)
-        first_row, first_column = (
-            int(np.float32(at) * whole * np.float32(n)) for at, n in ((top, height), (left, width))
-        )
+        first_row = int(np.float32(top) * rest * np.float32(height))
+        first_column = int(np.float32(left) * rest * np.float32(width))
         image[:, first_row : first_row + side, first_column : first_column + side] = 0

@@ -6,7 +6,7 @@ import base64
 import html
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -61,13 +61,22 @@ class Card:
 def card(example: ShownExample, side_pixels: int) -> Card:
     """Make the card of an example. Its pictures are enlarged or shrunk to at most `side_pixels` each way."""
     several = len({picture.position for picture in example.augmented}) > 1
-    tiles = [Tile(_image(example.original, side_pixels), "original")] if example.original else []
+    tiles = [*_as_stored(example, side_pixels)]
     for number, picture in enumerate(example.augmented, 1):
         name = f"{number}: as at position {picture.position}" if several else picture.stage
         tiles.append(Tile(_image(picture, side_pixels), f"{name}, {_size(picture)}"))
     return Card(
         example.position, printable(example.example_id), _details(example), tuple(tiles), printable(example.problem)
     )
+
+
+def _as_stored(example: ShownExample, side_pixels: int) -> Iterator[Tile]:
+    """Make the tiles of the original: with its objects, and with the detections on it."""
+    if example.original:
+        yield Tile(_image(example.original, side_pixels), "original")
+        if example.compared:
+            detected = replace(example.original, marks=example.compared.marks)
+            yield Tile(_image(detected, side_pixels), f"detections: {example.compared}")
 
 
 def html_page(title: str, cards: Iterable[Card]) -> bytes:

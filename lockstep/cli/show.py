@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from lockstep.checks import Range, check_value
+from lockstep.checks import FiniteFloat, Range, check_value
 from lockstep.cli.shared import Command, check_target
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
@@ -16,9 +16,11 @@ from lockstep.screen import write_lines
 
 if TYPE_CHECKING:
     from lockstep.cli.source import ExampleStream
+    from lockstep.data.detected import Compared, Comparison
 
 _SIDE_PIXELS = {".html": 448, ".png": 300}
 _MAX_PICTURES = 1000
+_MIN_SCORE = 0.5
 
 
 def _add_arguments(show: argparse.ArgumentParser) -> None:
@@ -34,6 +36,12 @@ def _add_arguments(show: argparse.ArgumentParser) -> None:
         "--augment", metavar="WHAT", help="crop, lenet, cifarnet, vgg, inception, or a recipe (default: the recipe's)"
     )
     show.add_argument("--size", type=int, metavar="N", help="height and width that a preset crops to, in pixels")
+    show.add_argument(
+        "--detections", metavar="FILE", help="also show detections beside the objects: a file of results as COCO's"
+    )
+    show.add_argument(
+        "--min-score", type=float, metavar="X", help="leave out detections of lower scores (default: 0.5)"
+    )
     show.add_argument("--repeat", type=int, default=1, metavar="N", help="augment each so many times")
 
 
@@ -47,13 +55,21 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     check_value("repeat", arguments.repeat, Annotated[int, Range(ge=1, le=_MAX_PICTURES)])
     positions = _positions(arguments.positions, arguments.repeat)
     side = _SIDE_PIXELS[path.suffix]
+    _check_detections(arguments)
     check_source(arguments.source)
 
     from lockstep.cli.cards import card, contact_sheet, html_page
     from lockstep.data.showing import examples
     from lockstep.images.pillow import png_bytes
 
-    stream = example_stream(arguments.source, arguments.augment, arguments.size, arguments.order, arguments.seed)
+    stream = example_stream(
+        arguments.source,
+        arguments.augment,
+        arguments.size,
+        arguments.order,
+        arguments.seed,
+        truth=arguments.detections is not None,
+    )
     shown = examples(
         stream.reader,
         positions,
@@ -61,16 +77,63 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         seed=stream.seed,
         pipeline=stream.pipeline,
         num_draws=arguments.repeat,
+        detections=_comparison(arguments, stream),
     )
-    cards = [card(example, side) for example in shown]
+    cards, compared = [], []
+    for example in shown:
+        cards.append(card(example, side))
+        compared += [example.compared] if example.compared else []
     title = _title(arguments, positions, stream)
     page = html_page(title, cards) if path.suffix == ".html" else png_bytes(contact_sheet(title, cards, side))
     with atomic_write(path, failure=InputError) as file:
         file.write(page)
     num_bad = sum(bool(card.problem) for card in cards)
     counted = f"{len(cards)} example{'s' if len(cards) > 1 else ''}"
-    write_lines([f"{path}: {counted}" + (f", {num_bad} with a problem" if num_bad else "")])
+    problems = f", {num_bad} with a problem" if num_bad else ""
+    write_lines([f"{path}: {counted}{problems}{_counted(compared)}"])
     return 0
+
+
+def _check_detections(arguments: argparse.Namespace) -> None:
+    """Refuse a least score without detections, and detections for the examples of a recipe."""
+    from lockstep.cli.source import is_recipe
+
+    if arguments.min_score is not None:
+        check_value("min_score", arguments.min_score, FiniteFloat)
+        if arguments.detections is None:
+            raise InputError(
+                "Only detections have a least score to be shown.",
+                given=f"--min-score {arguments.min_score:g} without --detections",
+                expected="--detections FILE",
+                hint="name the file, or leave --min-score out",
+            )
+    if arguments.detections is not None and is_recipe(arguments.source):
+        raise InputError(
+            "Detections have the ids of annotations, so they are shown beside the objects of a path.",
+            given=f"--detections {arguments.detections} with the recipe {arguments.source}",
+            expected="a path to COCO's annotations, VOC's folder or records of detection",
+            hint=f"name the data that the detector was run on, and the recipe by --augment {arguments.source}",
+        )
+
+
+def _comparison(arguments: argparse.Namespace, stream: ExampleStream) -> Comparison | None:
+    from lockstep.data.detected import comparison
+    from lockstep.readers.coco_results import read_coco_results
+
+    if arguments.detections is None:
+        return None
+    min_score = _MIN_SCORE if arguments.min_score is None else arguments.min_score
+    return comparison(stream.reader, read_coco_results(arguments.detections), min_score, arguments.source)
+
+
+def _counted(compared: Sequence[Compared]) -> str:
+    """Add up what became of the detections on all images."""
+    if not compared:
+        return ""
+    right, wrong, missed = (
+        sum(getattr(each, name) for each in compared) for name in ("num_right", "num_wrong", "num_missed")
+    )
+    return f"; detections: {right} right, {wrong} wrong, {missed} objects missed"
 
 
 def _positions(text: str, num_draws: int) -> range:
@@ -102,5 +165,5 @@ COMMAND = Command(
     "show examples, before and after they are augmented",
     _add_arguments,
     _run,
-    flags={"repeat": "--repeat", "size": "--size", "seed": "--seed"},
+    flags={"repeat": "--repeat", "size": "--size", "seed": "--seed", "min_score": "--min-score"},
 )

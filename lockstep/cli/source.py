@@ -45,7 +45,13 @@ class ExampleStream:
 
 
 def example_stream(
-    source: str, augment: str | None, size: int | None = None, order: str | None = None, seed: int | None = None
+    source: str,
+    augment: str | None,
+    size: int | None = None,
+    order: str | None = None,
+    seed: int | None = None,
+    *,
+    truth: bool = False,
 ) -> ExampleStream:
     """Open the source that a command line names, with an augmentation.
 
@@ -55,6 +61,7 @@ def example_stream(
         size: height and width of the images of a preset; by default the preset's own.
         order: "shuffled" or "sequential"; by default the recipe's, else "shuffled".
         seed: by default the recipe's, else 0.
+        truth: of a path, also read what detections are scored against.
     """
     recipe = find(source) if is_recipe(source) else None
     if recipe:
@@ -64,7 +71,7 @@ def example_stream(
         examples.prepare()
         reader = examples.reader(recipe.data.split, to_train=True)
     else:
-        reader = open_data(source, everything=True)
+        reader = open_data(source, everything=True, truth=truth)
     return ExampleStream(
         reader,
         order or (recipe.feed.order if recipe else "shuffled"),
@@ -78,13 +85,13 @@ def is_recipe(word: str) -> bool:
     return word in names() or word.endswith(".toml")
 
 
-def open_data(source: str, *, everything: bool = False) -> Reader:
+def open_data(source: str, *, everything: bool = False, truth: bool = False) -> Reader:
     """Open the data in a path, as `open_source`; a word that is neither a path nor a recipe is an InputError."""
     check_source(source)
 
     from lockstep.readers.open import open_source
 
-    return open_source(source, everything=everything)
+    return open_source(source, everything=everything, truth=truth)
 
 
 def check_source(source: str) -> None:

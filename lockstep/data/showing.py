@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lockstep.checks import NonNegativeInt, PositiveInt, check_value
 from lockstep.data.batch_reader import Fields, RowReader, read_examples
+from lockstep.data.detected import Compared, Comparison
 from lockstep.data.order import Order, order_of
 from lockstep.data.rows import Rows, draw_partners
 from lockstep.errors import DataError, InputError
@@ -70,6 +71,8 @@ class ShownExample:
     class_name: str = ""
     original: Picture | None = None
     """The image as it is stored, with all its objects, and the windows that were cropped from it."""
+    compared: Compared | None = None
+    """The detections on the image as it is stored, right and wrong, and the objects that they have missed."""
     augmented: tuple[Picture, ...] = ()
     """The image after the first augmentation and each that changed its pixels or its objects; of several draws, the
     last of each."""
@@ -90,6 +93,7 @@ def examples(
     seed: int = 0,
     pipeline: Pipeline = NOTHING,
     num_draws: int = 1,
+    detections: Comparison | None = None,
 ) -> Iterator[ShownExample]:
     """Yield the examples that a run of this order and seed trains on at some positions of the stream.
 
@@ -102,6 +106,7 @@ def examples(
         seed: of the order and of the augmentations.
         pipeline: applied to each example.
         num_draws: how often each is augmented: as at its position, and as at the same place of later epochs.
+        detections: to be shown on the images as they are stored.
     """
     check_value("num_draws", num_draws, PositiveInt)
     order = order_of(order)
@@ -118,7 +123,7 @@ def examples(
     for position in positions:
         check_value("position", position, NonNegativeInt)
         index = order.indices(np.array([position]), len(reader), seed)
-        yield _shown(augmenting, [Rows(np.array([at]), index) for at in position + epochs], pipeline)
+        yield _shown(augmenting, [Rows(np.array([at]), index) for at in position + epochs], pipeline, detections)
 
 
 def with_marks(batch: Mapping[str, Any], count: int) -> Tensor:
@@ -133,7 +138,7 @@ def with_marks(batch: Mapping[str, Any], count: int) -> Tensor:
     return torch.stack([draw_marks(image.expand(3, -1, -1), _marks(batch, row)) for row, image in enumerate(images)])
 
 
-def _shown(reader: RowReader, draws: Sequence[Rows], pipeline: Pipeline) -> ShownExample:
+def _shown(reader: RowReader, draws: Sequence[Rows], pipeline: Pipeline, detections: Comparison | None) -> ShownExample:
     """Show one example, augmented once as at each of some positions."""
     position, index = int(draws[0].positions[0]), int(draws[0].indices[0])
     shown = ShownExample(position, reader.reader.example_id(index))
@@ -144,6 +149,9 @@ def _shown(reader: RowReader, draws: Sequence[Rows], pipeline: Pipeline) -> Show
         shown = replace(shown, label=label, class_name=_class_name(classes, fields, label))
         original = Picture("original", position, _pixels(fields), _marks(fields, 0, classes))
         shown = replace(shown, original=original)
+        if detections is not None:
+            height, width = original.pixels.shape[1:]
+            shown = replace(shown, compared=detections.of(fields, (height, width), classes))
         given = _given(fields, pipeline)
         marks = replace(original.marks, windows=_windows(given, pipeline, reader.seed, draws, original.pixels))
         shown = replace(shown, original=replace(original, marks=marks))

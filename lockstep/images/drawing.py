@@ -35,6 +35,7 @@ COLOURS: tuple[Colour, ...] = (
     (250, 190, 212),
 )
 """Red, green and blue of the objects on an image, in turn."""
+YELLOW, RED, GREEN, GREY = COLOURS[0], COLOURS[1], COLOURS[3], (170, 170, 170)
 
 TEXT_PIXELS = 12
 """The size of names."""
@@ -42,6 +43,7 @@ TEXT_PIXELS = 12
 _BLACK, _WHITE = (0, 0, 0), (255, 255, 255)
 _BRIGHT = 140  # of 255: on what is brighter, black text is read more easily than white
 _PIXELS_PER_LINE_WIDTH = 150  # of the image's short side
+_LINES_PER_DASH = 4  # a dash, and the gap behind it, are so many times as long as the line is wide
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +54,10 @@ class Marks:
     """Float (n, 4) of top, left, bottom and right as shares of height and width; one that is not finite is left out."""
     names: Sequence[str] = ()
     """Of the objects; empty or missing ones are not drawn."""
+    colours: Sequence[Colour] = ()
+    """Of the boxes; () gives each object one of its own."""
+    dashed: Sequence[bool] = ()
+    """Which boxes have broken lines; () none."""
     masks: Tensor | None = None
     """uint8 (n, any, any) of 0 and 1, each over the whole image."""
     keypoints: Tensor | None = None
@@ -65,6 +71,7 @@ class _Outline(NamedTuple):
     rectangle: _Rectangle
     name: str
     colour: Colour
+    dashed: bool = False
 
 
 def draw_marks(image: Tensor, marks: Marks) -> Tensor:
@@ -83,8 +90,9 @@ def draw_marks(image: Tensor, marks: Marks) -> Tensor:
         )
     height, width = image.shape[1:]
     numbers = map(str, count(1)) if marks.windows is not None and len(marks.windows) > 1 else repeat("")
-    windows = list(_outlines(marks.windows, numbers, repeat(_WHITE), height, width))
-    outlines = [*_outlines(marks.boxes, chain(marks.names, repeat("")), cycle(COLOURS), height, width), *windows]
+    windows = list(_outlines(marks.windows, numbers, repeat(_WHITE), repeat(False), height, width))
+    names, dashed = chain(marks.names, repeat("")), chain(marks.dashed, repeat(False))
+    outlines = [*_outlines(marks.boxes, names, marks.colours or cycle(COLOURS), dashed, height, width), *windows]
     pixels = _overlaid(_darkened_around(windows, image), marks.masks)
     canvas = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
     pen = ImageDraw.Draw(canvas)
@@ -109,12 +117,18 @@ def printable(text: str) -> str:
 
 
 def _outlines(
-    boxes: Tensor | None, names: Iterable[str], colours: Iterable[Colour], height: int, width: int
+    boxes: Tensor | None,
+    names: Iterable[str],
+    colours: Iterable[Colour],
+    dashed: Iterable[bool],
+    height: int,
+    width: int,
 ) -> Iterator[_Outline]:
     """Yield the outlines of the boxes that are finite."""
-    for box, name, colour in zip([] if boxes is None else boxes.tolist(), names, colours, strict=False):
+    rows = [] if boxes is None else boxes.tolist()
+    for box, name, colour, is_dashed in zip(rows, names, colours, dashed, strict=False):
         if np.isfinite(box).all():
-            yield _Outline(_rectangle(box, height, width), printable(name), colour)
+            yield _Outline(_rectangle(box, height, width), printable(name), colour, is_dashed)
 
 
 def _rectangle(box: Sequence[float], height: int, width: int) -> _Rectangle:
@@ -150,7 +164,18 @@ def _draw_outline(pen: ImageDraw.ImageDraw, outline: _Outline, line: int) -> Non
     left, top, right, bottom = outline.rectangle
     if right - left > 2 * line and bottom - top > 2 * line:
         pen.rectangle((left + line, top + line, right - line, bottom - line), outline=_BLACK)
-    pen.rectangle(outline.rectangle, outline=outline.colour, width=line)
+    if not outline.dashed:
+        pen.rectangle(outline.rectangle, outline=outline.colour, width=line)
+        return
+    dash = _LINES_PER_DASH * line
+    for start in range(left, right + 1, 2 * dash):
+        stop = min(start + dash - 1, right)
+        for first, last in ((top, min(top + line - 1, bottom)), (max(bottom - line + 1, top), bottom)):
+            pen.rectangle((start, first, stop, last), fill=outline.colour)
+    for start in range(top, bottom + 1, 2 * dash):
+        stop = min(start + dash - 1, bottom)
+        for first, last in ((left, min(left + line - 1, right)), (max(right - line + 1, left), right)):
+            pen.rectangle((first, start, last, stop), fill=outline.colour)
 
 
 def _draw_name(pen: ImageDraw.ImageDraw, outline: _Outline, width: int) -> None:

@@ -57,10 +57,14 @@ class Runs:
 
 
 class Matches(NamedTuple):
-    """For each detection, by runs: whether it has taken an object, and whether one to be ignored."""
+    """By runs, what has become of detections and objects."""
 
     taken: Ints
+    """Of each detection: whether it has taken an object."""
     ignored: Ints
+    """Of each detection: whether it has taken one to be ignored."""
+    found: Ints
+    """Of each object: whether a detection has taken it; never of crowds."""
 
 
 def matched_to_objects(
@@ -91,15 +95,15 @@ def matched_to_objects(
     ]
 
     taken, ignored = [0] * num_detections, [0] * num_detections
-    gone = [0] * len(counted)
+    found = [0] * len(counted)
     for chooser, number, runs_left, to_be_ignored, stays in zip(*columns, strict=True):
-        new = runs_left & ~gone[number] & ~taken[chooser]
+        new = runs_left & ~found[number] & ~taken[chooser]
         taken[chooser] |= new
         if to_be_ignored:
             ignored[chooser] |= new
         if not stays:
-            gone[number] |= new
-    return Matches(np.array(taken, np.int64), np.array(ignored, np.int64))
+            found[number] |= new
+    return Matches(*(np.array(bits, np.int64) for bits in (taken, ignored, found)))
 
 
 class Assigned(NamedTuple):

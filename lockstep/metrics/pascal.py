@@ -123,6 +123,8 @@ class PascalMetric:
         )
         """The columns that `prepare` takes, in its order."""
         self.reset()
+        self.score_names = tuple(self.compute())
+        """The names of the values that `compute` returns."""
 
     def columns(self, batch: Mapping[str, Any], detections: Mapping[str, Any]) -> tuple[Any, ...]:
         """Pick what `prepare` takes: "source_id" and the "truth_" fields from a batch, the rest from the detections."""

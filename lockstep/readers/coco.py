@@ -121,6 +121,11 @@ class Coco:
     def __len__(self) -> int:
         return len(self._ids)
 
+    @property
+    def source_ids(self) -> list[str]:
+        """The ids of all images, as texts."""
+        return [*map(str, self._ids.tolist())]
+
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the images of these examples, not decoded, and the fields of their objects."""
         fields: dict[str, Any] = {

@@ -143,17 +143,17 @@ def _packed(found: dict[str, Any], path: Path, masks: bool, keypoints: bool) -> 
         return _Packed(
             _OBJECT.pack(*_numbers_of_object(found)),
             _keypoints(found["keypoints"]) if keypoints and found.get("keypoints") else b"",
-            packed_outline(_value(found, "segmentation")).tobytes() if masks else b"",
+            packed_outline(value_in(found, "segmentation")).tobytes() if masks else b"",
         )
     except ValueError as error:
         raise _unusable(path, f"annotation {found.get('id', '(without id)')!r:.40}: {error}") from error
 
 
 def _numbers_of_object(found: dict[str, Any]) -> tuple[float, ...]:
-    ids = [_integer(found, name) for name in ("id", "image_id", "category_id")]
-    x, y, width, height = _numbers(found["bbox"], "bbox", 4)
+    ids = [integer_in(found, name) for name in ("id", "image_id", "category_id")]
+    x, y, width, height = numbers_of(found["bbox"], "bbox", 4)
     given = found.get("area")
-    (area,) = _numbers([max(0, width * height) if given is None else given], "area", 1, _MOST_AREA)
+    (area,) = numbers_of([max(0, width * height) if given is None else given], "area", 1, _MOST_AREA)
     if area < 0:
         raise ValueError(f"area {area:g}")
     is_crowd = found.get("iscrowd") or 0
@@ -166,27 +166,29 @@ def _keypoints(values: object) -> bytes:
     count = len(values) if isinstance(values, list) else 0
     if not count or count % _NUMBERS_OF_A_KEYPOINT:
         raise ValueError(f"keypoints {values!r:.40}")
-    numbers = np.array(_numbers(values, "keypoints", count))
+    numbers = np.array(numbers_of(values, "keypoints", count))
     if not np.isin(numbers[2::_NUMBERS_OF_A_KEYPOINT], _VISIBILITIES).all():
         raise ValueError("keypoints with a visibility other than 0, 1 or 2")
     return numbers.tobytes()
 
 
-def _value(found: dict[str, Any], name: str) -> object:
+def value_in(found: dict[str, Any], name: str) -> object:
+    """Return an entry's value; a ValueError says that there is none."""
     if name not in found:
         raise ValueError(f"no {name}")
     return found[name]
 
 
-def _integer(found: dict[str, Any], name: str) -> int:
-    value = _value(found, name)
+def integer_in(found: dict[str, Any], name: str) -> int:
+    """Return an entry's value that has to be a whole number of 64 bits; else a ValueError says what it is."""
+    value = value_in(found, name)
     if type(value) is not int or not -(2**63) <= value < 2**63:
         raise ValueError(f"{name} {value!r:.40}")
     return value
 
 
-def _numbers(values: object, name: str, count: int, most: float = _MOST_PIXELS) -> array[float]:
-    """Return exactly `count` numbers, each of a magnitude below `most`."""
+def numbers_of(values: object, name: str, count: int, most: float = _MOST_PIXELS) -> array[float]:
+    """Return a list that has to be of `count` numbers, each of a magnitude below `most`; else raise a ValueError."""
     try:
         numbers = array("d", values if isinstance(values, list) else [])
     except (TypeError, OverflowError):
@@ -211,7 +213,7 @@ def _images(images: Sequence[Any], path: Path) -> tuple[Int64s, list[str], Int64
     names = []
     for place, image in enumerate(images):
         try:
-            rows[place] = [_integer(image, name) for name in ("id", "height", "width")]
+            rows[place] = [integer_in(image, name) for name in ("id", "height", "width")]
             names.append(_text(image, "file_name"))
             if not 0 < rows[place, 1:].min() <= rows[place, 1:].max() < _MOST_PIXELS:
                 raise ValueError(f"{rows[place, 2]} x {rows[place, 1]} pixels")
@@ -226,7 +228,7 @@ def _categories(categories: Sequence[Any], objects: Column, path: Path) -> dict[
     pairs = []
     for place, category in enumerate(categories):
         try:
-            pairs.append((_integer(category, "id"), _text(category, "name")))
+            pairs.append((integer_in(category, "id"), _text(category, "name")))
         except (ValueError, TypeError) as error:
             raise _unusable(path, f"category number {place}: {error}") from error
     _check_unique(np.array([number for number, _ in pairs], np.int64), "category", path)
@@ -238,7 +240,7 @@ def _categories(categories: Sequence[Any], objects: Column, path: Path) -> dict[
 
 
 def _text(found: dict[str, Any], name: str) -> str:
-    value = _value(found, name)
+    value = value_in(found, name)
     if not isinstance(value, str) or not value or "\0" in value:
         raise ValueError(f"{name} {value!r:.40}")
     value.encode(errors="surrogateescape")  # raises ValueError

@@ -8,6 +8,8 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,12 +53,18 @@ class _Options(NamedTuple):
     """How data is opened, as `open_source` says."""
 
     everything: bool
+    truth: bool
     decoding: Decoding
     cache: Cache
 
 
 def open_source(
-    path: str | Path, *, everything: bool = False, decoding: Decoding = AS_STORED, cache: Cache = None
+    path: str | Path,
+    *,
+    everything: bool = False,
+    truth: bool = False,
+    decoding: Decoding = AS_STORED,
+    cache: Cache = None,
 ) -> Reader:
     """Open data with the right reader, found by the names in a folder, and by the first record of a file of records.
 
@@ -73,11 +81,12 @@ def open_source(
         path: what to open.
         everything: also read expensive fields, if the file of annotations or the first record has them: masks,
             keypoints, additional channels, and boxes and texts of images that have one class.
+        truth: of images with objects, also give what detections are scored against, in the fields "truth_...".
         decoding: how images are decoded when they are asked for; the records of MNIST hold pixels.
         cache: the folder where indices of records and of tar shards are kept; by default in the user's cache.
     """
     check_local(path)
-    options = _Options(everything, decoding, cache)
+    options = _Options(everything, truth, decoding, cache)
     if of_coco := _annotations_and_images(path):
         return _coco(*of_coco, options)
     if Path(path).is_dir():
@@ -165,7 +174,7 @@ def _open_folder(folder: Path, options: _Options) -> Reader:
         if files := sorted(annotations.glob("*.json"), key=lambda file: ("captions" in file.name, file)):
             raise unknown_data(str(folder), held(entries), f"name one of its files of annotations: {files[0]}")
         has_lists = (folder / "ImageSets" / "Main" / "train.txt").is_file()
-        return Voc(folder, "train" if has_lists else None, decoding=options.decoding)
+        return Voc(folder, "train" if has_lists else None, decoding=options.decoding, truth=options.truth)
     classes_among(folder, entries)
     return ImageFolder(folder, decoding=options.decoding)
 
@@ -186,7 +195,7 @@ def _one_set(folder: Path, names: Sequence[str]) -> list[Path]:
 def _open_files(files: Sequence[Path], given: str, options: _Options) -> Reader:
     if missing := next((file for file in files if not file.is_file()), None):
         raise unknown_data(given, f"no file {missing}", hint_for_path(missing))
-    everything, decoding, cache = options
+    everything, truth, decoding, cache = options
     if TAR.search(files[0].name):
         return TarShards(files, decoding=decoding, cache=cache)
     features = _first_features(files, given)
@@ -198,7 +207,7 @@ def _open_files(files: Sequence[Path], given: str, options: _Options) -> Reader:
     if _LABEL in features or not any(name.startswith(_OBJECTS) for name in features):
         schema = ImageNetSchema(boxes=everything, text=everything)
     else:
-        schema = _schema_of_all(features) if everything else DetectionSchema()
+        schema = replace(_schema_of_all(features) if everything else DetectionSchema(), truth=truth)
     return ImageRecords(files, schema, decoding=decoding, cache=cache)
 
 
@@ -214,13 +223,14 @@ def _schema_of_all(features: Mapping[str, Values]) -> DetectionSchema:
 
 def _coco(annotations: Path, images: Path, options: _Options) -> Reader:
     """Open a file of annotations, with masks and keypoints if all objects have them."""
+    opened = partial(Coco, annotations, images, decoding=options.decoding, truth=options.truth)
     if options.everything:
         has_masks, has_keypoints = _words_in(annotations, b'"segmentation"', b'"keypoints"')
         choices = [(has_masks, has_keypoints), (has_masks, False), (False, has_keypoints)]
         for masks, keypoints in dict.fromkeys(each for each in choices if any(each)):
             with suppress(DataError):  # the word may be in a category's name, or only some objects may have it
-                return Coco(annotations, images, masks=masks, keypoints=keypoints, decoding=options.decoding)
-    return Coco(annotations, images, decoding=options.decoding)
+                return opened(masks=masks, keypoints=keypoints)
+    return opened()
 
 
 def _words_in(path: Path, *words: bytes) -> list[bool]:

@@ -120,6 +120,11 @@ class Voc:
     def __len__(self) -> int:
         return len(self._files)
 
+    @property
+    def source_ids(self) -> list[str]:
+        """The file names of all images."""
+        return [self._files.names[index] for index in range(len(self))]
+
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the images of these examples, not decoded, and the fields of their objects."""
         fields: dict[str, Any] = {

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import torch
 
+from lockstep.augmentations.deferring import DeferredColours, deferred
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.checks import Checked, NonNegativeInt, PositiveInt, Range
 from lockstep.detection.targets import DetectionTargets, refuse_merging
@@ -76,6 +78,9 @@ class DetectionData(PathData, Checked):
     """The size of the images that the network sees; it comes after the augmentations."""
     augment: tuple[Augment, ...] = ()
     """Augmentations of the training images and their objects, in this order."""
+    colours_after_resizing: bool = True
+    """Compute colours that nothing else in `augment` waits for at the size that the network sees, on its device; False:
+    in their order, as the reference does."""
     decoding: Decoding = field(default_factory=Decoding)
     """How image files become pixels."""
     function: str | None = None
@@ -86,7 +91,7 @@ class DetectionData(PathData, Checked):
     """The folder where indices of records are kept, never beside them; None: the user's cache."""
 
     known: ClassVar[str] = "sharded records, a folder of PASCAL VOC, or a file of COCO's annotations.json"
-    how_to_build: ClassVar[str] = "To build shards: `lockstep convert detection --help`"
+    how_to_build: ClassVar[str] = "To build shards: `lockstep convert voc --help`, `lockstep convert coco --help`"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,7 +162,8 @@ class DetectionData(PathData, Checked):
 
     def training(self) -> Sequence[Augment]:
         """Return the augmentations of training batches, in their order."""
-        return (*self.augment, self.resizer)
+        in_loader, _ = self._split_augment
+        return (*in_loader, self.resizer)
 
     def evaluation(self) -> Sequence[Augment]:
         """Return the augmentations of batches that are scored; they draw no random numbers."""
@@ -171,9 +177,18 @@ class DetectionData(PathData, Checked):
 
     def inputs(self, batch: Mapping[str, Any]) -> Tensor:
         """Make the input of the network: floats from 0 to 255 of shape (batch, 3, height, width)."""
-        images = batch["image"]
+        _, colours = self._split_augment
+        images = colours.apply(batch)
         return (images if isinstance(images, torch.Tensor) else torch.stack(list(images))).to(torch.float32)
 
     def blank(self, num_examples: int) -> Tensor:
         """Make an input of the network from black images."""
         return torch.zeros(num_examples, 3, *self.resizer.shape)
+
+    @cached_property
+    def _split_augment(self) -> tuple[Sequence[Augment], DeferredColours]:
+        """What the loader does, and the colours that are left to do: none where padding would be coloured too."""
+        resizer = self.resizer
+        is_padded = isinstance(resizer, KeepAspectRatioResizer) and resizer.pad_to_max_dimension
+        can_wait = self.colours_after_resizing and not is_padded
+        return deferred(self.augment) if can_wait else (self.augment, DeferredColours())

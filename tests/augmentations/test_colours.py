@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pixels_golden import IMAGES, GivenDraws, golden, some_draws
 
 from lockstep.augmentations.colours import (
-    Colour,
+    ColourOption,
     NormalizeImage,
     RandomAdjustBrightness,
     RandomAdjustContrast,
@@ -39,12 +39,12 @@ AS_TENSORFLOW = [
 ALL = [option for option, _ in AS_TENSORFLOW] + [RandomRgbToGray(probability=0.5)]
 
 
-def options(cases: list[Colour]) -> pytest.MarkDecorator:
+def options(cases: list[ColourOption]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("option", cases, ids=[type(option).__name__ for option in cases])
 
 
 @pytest.mark.parametrize(("option", "name"), AS_TENSORFLOW, ids=[name for _, name in AS_TENSORFLOW])
-def test_it_gives_the_numbers_of_tensorflow(option: Colour, name: str) -> None:
+def test_it_gives_the_numbers_of_tensorflow(option: ColourOption, name: str) -> None:
     kind = type(option).__name__
     draws = GivenDraws({f"{kind} image {what}": what for what in option.bounds})
     images = option({"image": IMAGES}, draws)["image"]
@@ -53,7 +53,7 @@ def test_it_gives_the_numbers_of_tensorflow(option: Colour, name: str) -> None:
 
 
 @options(ALL)
-def test_images_of_several_sizes_stay_a_list_and_those_given_as_they_are(option: Colour) -> None:
+def test_images_of_several_sizes_stay_a_list_and_those_given_as_they_are(option: ColourOption) -> None:
     images = [IMAGES[0].clone(), IMAGES[3, :, :5, :7].clone()]
     result = option({"image": images, "labels": [3, 4]}, some_draws(2))
     assert [image.shape[1:] for image in result["image"]] == [(11, 14), (5, 7)]
@@ -67,7 +67,7 @@ def test_images_of_several_sizes_stay_a_list_and_those_given_as_they_are(option:
 
 
 @options(ALL)
-def test_the_same_draws_give_the_same_images(option: Colour) -> None:
+def test_the_same_draws_give_the_same_images(option: ColourOption) -> None:
     first, *others = (option({"image": IMAGES}, some_draws(6))["image"] for _ in range(4))
     assert all(torch.equal(first, other) for other in others)
     if option.bounds:
@@ -75,7 +75,7 @@ def test_the_same_draws_give_the_same_images(option: Colour) -> None:
 
 
 @options([option for option in ALL if option.bounds])
-def test_values_end_at_0_and_255(option: Colour) -> None:
+def test_values_end_at_0_and_255(option: ColourOption) -> None:
     images = torch.stack([option({"image": IMAGES}, some_draws(6, seed))["image"] for seed in range(5)])
     assert images.min() >= 0
     assert 250 < images.max() <= 255
@@ -102,13 +102,13 @@ def test_the_channels_of_an_image_must_be_as_many_as_the_means() -> None:
 
 
 @options([RandomAdjustHue(), RandomAdjustSaturation(), RandomDistortColor(), RgbToGray(), RandomRgbToGray()])
-def test_colours_need_three_channels(option: Colour) -> None:
+def test_colours_need_three_channels(option: ColourOption) -> None:
     with pytest.raises(InputError, match="of 1 channels"):
         option({"image": IMAGES[:, :1]}, some_draws(6))
 
 
 @options([RandomAdjustBrightness(), RandomAdjustContrast(), NormalizeImage(0, 255)])
-def test_grey_images_can_be_made_lighter(option: Colour) -> None:
+def test_grey_images_can_be_made_lighter(option: ColourOption) -> None:
     assert option({"image": IMAGES[:, :1]}, some_draws(6))["image"].shape == (6, 1, 11, 14)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -17,9 +18,12 @@ from lockstep import durable
 from lockstep.augmentations.resizers import KeepAspectRatioResizer
 from lockstep.cli.main import main
 from lockstep.cli.source import example_stream
+from lockstep.convert.detection import convert_voc
+from lockstep.convert.sharding import Settings
 from lockstep.data.showing import examples
 from lockstep.images.augment import HorizontalFlip, RandomShift
-from lockstep.images.drawing import COLOURS
+from lockstep.images.drawing import COLOURS, GREEN, RED, YELLOW
+from lockstep.readers.open import open_source
 from lockstep.readers.reader import Reader
 from lockstep.recipes.data import MnistData
 from lockstep.recipes.detection import DetectionData
@@ -181,6 +185,108 @@ def test_a_recipe_of_a_detector_is_shown_with_what_it_makes_of_objects(tmp_path:
     assert [has_box(image) for image in images_in(persons)] == [True] * 3
     original, flipped = ((np.array(image) == COLOURS[0]).all(-1).any(0) for image in images_in(persons)[:2])
     assert np.flatnonzero(original)[0] == pytest.approx(np.flatnonzero(flipped[::-1])[0], abs=1)
+
+
+def results_of(path: Path, *entries: tuple[int, int, list[float], float]) -> Path:
+    """A file of detections: the place of the image, the category, the box in pixels and the score of each."""
+    names = ("image_id", "category_id", "bbox", "score")
+    images = (159269, 229358)
+    path.write_text(json.dumps([dict(zip(names, (images[e[0]], *e[1:]), strict=True)) for e in entries]))
+    return path
+
+
+PERSON, SINK = [487.33, 2.87, 152.67, 417.14], [306.83, 363.06, 248.63, 59.94]
+
+
+def test_detections_are_shown_beside_the_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    annotations = json.loads((FIXTURES / "coco" / "instances.json").read_text())["annotations"]
+    of_image = [each for each in annotations if each["image_id"] == 229358]
+    person, other = (next(each for each in of_image if each["category_id"] == number) for number in (1, 32))
+    results = results_of(
+        tmp_path / "results.json",
+        (1, 1, person["bbox"], 0.9),
+        (1, 1, [0, 0, 20, 20], 0.8),
+        (1, 32, other["bbox"], 0.4),
+    )
+    words = ["--detections", results, "--positions", "0:2", "--order", "sequential", "--to", page, "--force"]
+    run(INSTANCES, *words)
+    num_objects = [
+        sum(not each["iscrowd"] and each["image_id"] == image for each in annotations) for image in (159269, 229358)
+    ]
+    first, second = articles(page)
+    assert captions(first) == ["original", f"detections: 0 right, 0 wrong, {num_objects[0]} missed"]
+    assert captions(second) == ["original", f"detections: 1 right, 1 wrong, {num_objects[1] - 1} missed"]
+    total = sum(num_objects) - 1
+    assert capsys.readouterr().out == f"{page}: 2 examples; detections: 1 right, 1 wrong, {total} objects missed\n"
+    _, detected = images_in(second)
+    for colour in (GREEN, RED, YELLOW):
+        assert (np.array(detected) == colour).all(-1).any()
+    run(INSTANCES, *words, "--min-score", "0.3", "--augment", "crop")
+    assert "1 wrong" in captions(articles(page)[1])[1]
+    assert "2 right" in captions(articles(page)[1])[1]
+    assert captions(articles(page)[1])[2].startswith("RandomResizedCrop")
+    run(INSTANCES, *words, "--min-score", "0.95")
+    assert captions(articles(page)[1])[1] == f"detections: 0 right, 0 wrong, {num_objects[1]} missed"
+
+
+def test_detections_of_voc_and_of_records_have_the_ids_that_are_there(tmp_path: Path) -> None:
+    page, results, shards = tmp_path / "page.html", tmp_path / "results.json", tmp_path / "shards"
+    folder = FIXTURES / "voc" / "raccoon"
+    fields = open_source(folder, truth=True).read_batch(np.array([0]))
+    entry = {"image_id": fields["source_id"][0], "category_id": 1, "score": 1}
+    results.write_text(json.dumps([{**entry, "bbox": fields["truth_boxes"][0][0].tolist()}]))
+    convert_voc(folder, shards, split=None, base="all", settings=Settings(num_processes=1))
+    for source in (folder, shards):
+        run(source, "--detections", results, "--positions", "0", "--to", page, "--force")
+        assert captions(page.read_text())[1] == "detections: 1 right, 0 wrong, 0 missed"
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "rest"),
+    [
+        (["--min-score", "0.5"], "Only detections have a least score to be shown.", "--min-score 0.5 without"),
+        (["--detections", "good.json", "--min-score", "nan"], "--min-score", "nan"),
+        (["--detections", "gone.json"], "gone.json cannot be read.", "No such file"),
+        (["--detections", "bad.json"], "Entry 0 of bad.json cannot be used", "negative width"),
+        (["--detections", "unknown.json"], "Entry 1 of unknown.json cannot be used", "image_id 5"),
+        (["--detections", "category.json"], "Entry 0 of category.json cannot be used", "category_id 999"),
+    ],
+    ids=lambda value: "_".join(value).strip("-") if isinstance(value, list) else "",
+)
+def test_detections_that_cannot_be_shown_leave_nothing_behind(
+    words: list[str],
+    what: str,
+    rest: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    results_of(Path("good.json"), (0, 1, PERSON, 0.5))
+    results_of(Path("bad.json"), (0, 1, [1, 2, -3, 4], 0.5))
+    results_of(Path("category.json"), (0, 999, PERSON, 0.5))
+    Path("unknown.json").write_text(Path("good.json").read_text()[:-1] + ", " + json.dumps(
+        {"image_id": 5, "category_id": 1, "bbox": SINK, "score": 0.1}) + "]")  # fmt: skip
+    run(INSTANCES, *words, "--to", "page.html", code=2)
+    said = capsys.readouterr()
+    assert what in said.err
+    assert rest in said.err
+    assert not said.out
+    assert not Path("page.html").exists()
+
+
+def test_detections_belong_to_data_with_objects(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = results_of(tmp_path / "results.json", (0, 1, PERSON, 0.5))
+    for source, what in (
+        ("mnist", "so they are shown beside the objects of a path"),
+        (folder, "There are no objects in"),
+    ):
+        run(source, "--detections", results, "--to", tmp_path / "page.html", code=2)
+        assert what in capsys.readouterr().err
+        assert not (tmp_path / "page.html").exists()
 
 
 def test_a_recipe_is_shown_as_it_trains(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lockstep.errors import InputError
-from lockstep.images.drawing import COLOURS, Marks, draw_marks, printable
+from lockstep.images.drawing import COLOURS, GREEN, RED, Marks, draw_marks, printable
 
 HEIGHT, WIDTH = 40, 60
 GREY = 100
@@ -119,6 +119,17 @@ def test_keypoints_are_dots_and_those_that_are_missing_are_not_drawn() -> None:
     assert is_colour(drawn, COLOURS[0])[20, 15]
     assert is_colour(drawn, COLOURS[1])[10, 45]
     assert ((drawn != GREY).any(0).sum()) < 60
+
+
+def test_lines_may_be_broken_and_colours_chosen() -> None:
+    boxes = torch.tensor([[0.25, 0.5, 0.75, 1.0], [0.0, 0.0, 0.2, 0.2]])
+    drawn = draw_marks(grey(), Marks(boxes=boxes, colours=[GREEN, RED], dashed=[True, False]))
+    whole = edge(10, 30, 29, 59)
+    is_dash = torch.arange(29) % 8 < 4
+    assert torch.equal(is_colour(drawn, GREEN)[10, 30:59], is_dash), "from the left upper corner on"
+    assert torch.equal(is_colour(drawn, GREEN)[10:29, 30], is_dash[:19])
+    assert not is_colour(drawn, GREEN)[~whole].any()
+    assert torch.equal(is_colour(drawn, RED), edge(0, 0, 7, 11))
 
 
 def test_around_a_single_window_the_image_is_darkened() -> None:

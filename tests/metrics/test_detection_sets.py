@@ -37,6 +37,7 @@ def test_several_metrics_are_made_at_once() -> None:
     names = [name for metric in metrics.values() for name in metric.compute()]
     assert "DetectionBoxes_PerformanceByCategory/mAP/cat" in names
     assert "PascalBoxes_PerformanceByCategory/AP@0.5IOU/cat" in names
+    assert names == [name for metric in metrics.values() for name in metric.score_names]
 
 
 def test_an_unknown_name_is_refused() -> None:

@@ -40,6 +40,8 @@ def made_up(seed: int, num_images: int, most: int = 12) -> Instance:
         corners = np.round(rng.uniform(0, 120, (num_objects, 2)), 2)
         sides = np.round(rng.uniform(0, 80, (num_objects, 2)) * rng.choice([0.2, 1.0, 1.4], (num_objects, 1)), 2)
         truth = np.concatenate([corners, sides], 1)
+        if num_objects and rng.random() < 0.5:  # twice in one place, with an area and a class of its own
+            truth[num_objects // 2 :] = truth[rng.integers(0, num_objects, num_objects - num_objects // 2)]
         picked = rng.integers(0, max(num_objects, 1), int(rng.integers(0, 3 * most)) if num_objects else 0)
         noise = rng.choice([0.0, 0.0, 1.0, 6.0], (len(picked), 1)) * rng.normal(0, 2, (len(picked), 4))
         boxes = np.abs(truth[picked] + noise).round(rng.choice([0, 2, 12]))

@@ -172,6 +172,7 @@ def made_up(seed: int) -> list[Image]:
     for number in range(6):
         num_objects, num_detections = rng.integers(0, 8), rng.integers(0, 16)
         truth = np.concatenate([rng.integers(0, 30, (num_objects, 2)), rng.integers(1, 30, (num_objects, 2))], 1)
+        truth[num_objects // 2 :] = truth[: num_objects - num_objects // 2]  # twice in one place
         near = truth[rng.integers(0, num_objects, num_detections)] if num_objects else np.zeros((0, 4))
         boxes = np.maximum(near + rng.integers(-3, 4, near.shape), 0)
         images.append({

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.augmentations.colours import RandomAdjustBrightness
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.convert.detection import convert_coco, convert_voc
 from lockstep.convert.sharding import Settings
@@ -113,6 +114,35 @@ def test_training_batches_are_augmented_and_of_one_size_with_targets() -> None:
     assert batch["classes"].values.shape == (len(plain.values), 80)
     assert [tuple(masks.shape) for masks in batch["masks"]] == [(int(count), 32, 48) for count in plain.lengths]
     assert batch["original_size"].tolist() == [[640, 427], [423, 640]]
+
+
+def test_colours_wait_for_the_size_of_the_network_unless_told_otherwise() -> None:
+    augment = (RandomAdjustBrightness(max_delta=0.8), HorizontalFlip())
+    waiting = DetectionData(COCO, resizer=FixedShapeResizer(32, 48), augment=augment)
+    in_order = replace(waiting, colours_after_resizing=False)
+    batch, ordered = (first_batch(data) for data in (waiting, in_order))
+    assert batch["image"].dtype == torch.uint8
+    assert ordered["image"].dtype == torch.float32
+    added = 255 * batch["image.colours"][:, :, None, None]
+    torch.testing.assert_close(waiting.inputs(batch), (batch["image"] + added).clamp(0, 255), rtol=0, atol=1e-3)
+    assert torch.equal(in_order.inputs(ordered), ordered["image"])
+    assert 0 < (waiting.inputs(batch) - ordered["image"]).abs().mean() < 8  # clipped after the resize, not before
+    scored = {"image": batch["image"]}
+    assert torch.equal(waiting.inputs(scored), scored["image"].float())
+
+
+def test_padding_is_not_coloured() -> None:
+    resizer = KeepAspectRatioResizer(20, 60, pad_to_max_dimension=True)
+    data = DetectionData(COCO, resizer=resizer, augment=(RandomAdjustBrightness(),))
+    assert data.training() == (RandomAdjustBrightness(), resizer)
+
+
+def first_batch(data: DetectionData) -> dict[str, Any]:
+    """Two training examples."""
+    reader = data.reader("train", 80, to_train=True)
+    loader = Loader(reader, batch_size=2, order="sequential", augment=data.training(), num_processes=0)
+    with closing(loader.batches(range(1), 1)) as batches:
+        return next(batches)
 
 
 def test_objects_that_are_not_wanted_are_left_out_of_training_alone() -> None:

@@ -1,0 +1,89 @@
+"""The law of evaluation, for detections: the same bits for every number of workers and every micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lockstep as ls
+from lockstep.data.loader import Loader
+from lockstep.readers.reader import Arrays
+
+CATEGORIES = {1: "cat", 2: "dog"}
+COCO = Path(__file__).parent.parent / "fixtures/coco"
+SIZE = 23
+NAMES = ["coco_detection_metrics", "pascal_voc_detection_metrics", "oid_challenge_object_detection_metrics"]
+
+
+class Detected(Arrays):
+    """Images whose ids do not ascend, with some objects each, and detections near them, many of one score."""
+
+    def read_batch(self, indices: Any) -> dict[str, Any]:
+        images = [self.image(index) for index in indices.tolist()]
+        columns = {name: ls.Ragged.of([image[name] for image in images]) for name in images[0]}
+        return {**super().read_batch(indices), "source_id": [str(7 * index % 101) for index in indices], **columns}
+
+    def image(self, index: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        number = index % 5
+        boxes = torch.rand(number, 4, generator=generator, dtype=torch.float64) * 100
+        places = torch.arange(number).repeat(3)
+        labels = torch.randint(1, 3, (number,), generator=generator)
+        off = torch.randn(len(places), 4, generator=generator, dtype=torch.float64) * 5
+        return {
+            "truth_boxes": boxes,
+            "truth_labels": labels,
+            "truth_area": boxes[:, 2] * boxes[:, 3],
+            "truth_is_crowd": torch.arange(number) == 3,
+            "truth_difficult": torch.arange(number) == 2,
+            "truth_group_of": torch.arange(number) == 3,
+            "truth_verified_labels": torch.tensor([1]),
+            "boxes": (boxes[places] + off).abs(),
+            "scores": torch.randint(1, 4, (len(places),), generator=generator) / 4,
+            "labels": labels[places],
+        }
+
+
+def scored(micro_batch: int) -> dict[str, str]:
+    """Every value in hexadecimal: every bit of it."""
+    metrics = ls.metrics.detection_metrics(NAMES, CATEGORIES, per_category=True)
+
+    def score(model: nn.Module, batch: ls.Batch) -> dict[str, Any]:
+        return {name: metric.columns(batch, batch) for name, metric in metrics.items()}
+
+    loader = Loader(Detected({"x": torch.zeros(SIZE, 1)}), batch_size=4)
+    state = ls.TrainState(nn.Linear(1, 1), ls.optim.SGD(0.1))
+    result = ls.evaluate(state, score, loader, micro_batch=micro_batch, metrics=metrics)
+    return {f"{name}/{key}": value.hex() for name in NAMES for key, value in result.computed[name].items()}
+
+
+@pytest.mark.process
+def test_the_same_bits_for_every_number_of_workers_and_every_micro_batch(
+    run_workers: Callable[..., list[Any]],
+) -> None:
+    alone = scored(SIZE)
+    assert 0 < float.fromhex(alone["coco_detection_metrics/DetectionBoxes_Precision/mAP"]) < 1
+    assert [scored(micro_batch) for micro_batch in (1, 4)] == [alone] * 2
+    assert run_workers(scored, 4, 3) == [alone] * 4
+
+
+def test_the_annotations_of_a_reader_are_scored_as_they_stand() -> None:
+    reader = ls.data.Coco(COCO / "instances.json", COCO / "images", masks=True, truth=True)
+    metrics = ls.metrics.detection_metrics(["coco_detection_metrics", "coco_mask_metrics"], reader.classes)
+
+    def score(model: nn.Module, batch: ls.Batch) -> dict[str, Any]:
+        found = {name: batch[f"truth_{name}"] for name in ("boxes", "labels", "masks")}
+        found["scores"] = found["labels"].replaced(torch.ones(len(found["labels"].values)))
+        return {name: metric.columns(batch, found) for name, metric in metrics.items()}
+
+    state = ls.TrainState(nn.Linear(1, 1), ls.optim.SGD(0.1))
+    result = ls.evaluate(state, score, Loader(reader, batch_size=2, num_processes=0), metrics=metrics)
+    for name, prefix in zip(metrics, ("Boxes", "Masks"), strict=True):
+        assert result[f"{name}/Detection{prefix}_Precision/mAP"] == pytest.approx(1)
+    assert np.isclose(result["coco_mask_metrics/DetectionMasks_Recall/AR@100"], 1)

@@ -1,0 +1,120 @@
+"""Files of detections: what is in them comes back, and whatever is no detection is refused by its entry."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.errors import DataError
+from lockstep.readers import coco_results
+from lockstep.readers.coco_results import CocoResults, read_coco_results
+
+GOOD: dict[str, Any] = {"image_id": 7, "category_id": 3, "bbox": [1.5, 2, 3, 4.25], "score": 0.75}
+
+
+def read(tmp_path: Path, *entries: Any) -> CocoResults:
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(entries))
+    return read_coco_results(path)
+
+
+def test_detections_come_by_image_in_the_order_of_the_file(tmp_path: Path) -> None:
+    results = read(
+        tmp_path,
+        GOOD,
+        {**GOOD, "image_id": "a.jpg", "score": 2, "segmentation": {"size": [2, 3], "counts": "06"}},
+        {**GOOD, "image_id": "7", "category_id": 1, "bbox": [0, 0, 0, 0], "score": -1e9},
+    )
+    boxes, labels, scores = results.on("7")
+    assert len(results) == 3
+    assert boxes.tolist() == [[1.5, 2, 3, 4.25], [0, 0, 0, 0]]
+    assert labels.tolist() == [3, 1]
+    assert scores.tolist() == [0.75, -1e9]
+    assert results.on("a.jpg").scores.tolist() == [2]
+    assert results.on("unheard of").boxes.shape == (0, 4)
+    assert results.on("7").above(0.75).labels.tolist() == [3]
+
+
+def test_a_file_without_detections_is_one(tmp_path: Path) -> None:
+    results = read(tmp_path)
+    assert len(results) == 0
+    assert results.on("7").boxes.shape == (0, 4)
+    results.check(["7"], [], "data")
+
+
+@pytest.mark.parametrize(
+    ("entry", "given"),
+    [
+        ({**GOOD, "bbox": [1, 2, float("nan"), 4]}, "bbox [1, 2, nan, 4]"),
+        ({**GOOD, "bbox": [1, 2, -3, 4]}, "bbox [1, 2, -3, 4], of a negative width or height"),
+        ({**GOOD, "bbox": [1, 2, 3]}, "bbox [1, 2, 3]"),
+        ({**GOOD, "bbox": [1, 2, 3, "4"]}, "bbox [1, 2, 3, '4']"),
+        ({**GOOD, "bbox": [1, 2, 3, 10**400]}, "bbox [1, 2, 3, 1000000000"),
+        ({**GOOD, "bbox": None}, "bbox None"),
+        ({**GOOD, "score": float("inf")}, "score [inf]"),
+        ({**GOOD, "score": "high"}, "score ['high']"),
+        ({**GOOD, "category_id": 1.0}, "category_id 1.0"),
+        ({**GOOD, "category_id": 2**63}, "category_id 9223372036854775808"),
+        ({**GOOD, "image_id": 1.5}, "image_id 1.5"),
+        ({**GOOD, "image_id": True}, "image_id True"),
+        ({**GOOD, "image_id": ""}, "image_id ''"),
+        ({**GOOD, "id": "x"}, "id 'x'"),
+        ({name: GOOD[name] for name in GOOD if name != "score"}, "no score"),
+        ({name: GOOD[name] for name in GOOD if name != "image_id"}, "no image_id: {'category_id': 3"),
+        ([1, 2], "no image_id: [1, 2]"),
+        (GOOD, "the same detection as entry 1"),
+        ({**GOOD, "score": 0.5, "id": 9}, "the same id as entry 0"),
+    ],
+)
+def test_what_is_no_detection_is_refused_by_its_entry(tmp_path: Path, entry: Any, given: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, {**GOOD, "image_id": 1, "id": 9}, GOOD, entry)
+    assert caught.value.what.startswith(f"Entry 2 of {tmp_path}/results.json cannot be used as a detection")
+    assert str(caught.value.given).startswith(given)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "[", "[NaN", "\udcff", "[" * 100_000, "{}", "7"])
+def test_a_file_that_is_no_list_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "results.json"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(DataError, match=r"results\.json cannot be"):
+        read_coco_results(path)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coco_results, "_MOST_BYTES", 100)
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, *({**GOOD, "score": number} for number in range(9)))
+    assert "more than 100" in str(caught.value.given)
+    with pytest.raises(DataError, match="cannot be read"):
+        read_coco_results(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize(
+    ("known", "labels", "given", "expected"),
+    [
+        (["7", "9"], [3], "image_id 8", "images of data.json, such as 7, 9"),
+        (["7", "8"], [1, 2], "category_id 3", "categories of data.json: 1, 2"),
+    ],
+)
+def test_detections_of_other_data_are_refused(
+    tmp_path: Path, known: list[str], labels: list[int], given: str, expected: str
+) -> None:
+    results = read(tmp_path, {**GOOD, "category_id": labels[0]}, {**GOOD, "image_id": 8})
+    results.check(["7", "8"], [], "data.json")
+    with pytest.raises(DataError) as caught:
+        results.check(known, labels, "data.json")
+    assert caught.value.what.startswith("Entry 1 of ")
+    assert (caught.value.given, caught.value.expected) == (given, expected)
+
+
+def test_many_detections_are_sorted_by_image(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 5, 60).tolist()
+    results = read(tmp_path, *({**GOOD, "image_id": image, "score": place} for place, image in enumerate(images)))
+    for image in range(5):
+        assert results.on(str(image)).scores.tolist() == [place for place, each in enumerate(images) if each == image]
