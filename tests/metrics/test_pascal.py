@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lockstep as ls
+from lockstep.metrics.average_precision import average_precision
 from lockstep.metrics.detection_sets import DETECTION_METRICS
 from lockstep.ragged import Ragged
 
@@ -254,7 +255,7 @@ def test_the_values_are_those_of_a_loop(name: str, seed: int, size: int) -> None
             located for image, (*_, located) in zip(images, judged, strict=True) if label in image["truth_labels"]
         ]
         scores, right = np.array(detections).reshape(-1, 2).T
-        average = ls.metrics.pascal.average_precision(scores, right, number)
+        average = average_precision(scores, right, number)
         own = values[f"{metric.prefix}PerformanceByCategory/AP@0.5IOU/{category}"]
         assert own == average or (math.isnan(own) and math.isnan(average))
         located = values[f"{metric.prefix}PerformanceByCategory/CorLoc@0.5IOU/{category}"]
@@ -263,5 +264,5 @@ def test_the_values_are_those_of_a_loop(name: str, seed: int, size: int) -> None
         total += number
     if metric.weighted and total:
         scores, right = np.array(every).reshape(-1, 2).T
-        mean = ls.metrics.pascal.average_precision(scores, right, total)
+        mean = average_precision(scores, right, total)
         assert values[f"{metric.prefix}Precision/mAP@0.5IOU"] == mean
