@@ -171,7 +171,7 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, Any]) -> None:
 def test_a_path_that_nobody_told_says_how_to_build_the_data() -> None:
     with pytest.raises(DataError, match="told where its train images are") as caught:
         DetectionData().check_complete()
-    assert "lockstep convert detection" in (caught.value.hint or "")
+    assert "lockstep convert coco" in (caught.value.hint or "")
     assert "COCO" in (caught.value.expected or "")
 
 
@@ -192,6 +192,14 @@ def test_the_size_of_the_images_is_that_of_the_resizer() -> None:
     kept = KeepAspectRatioResizer(600, 1024)
     assert DetectionData(resizer=kept).image_size == 600
     assert DetectionData(resizer=replace(kept, pad_to_max_dimension=True)).blank(1).shape == (1, 3, 1024, 1024)
+
+
+def test_images_of_several_sizes_are_no_input_of_one_network() -> None:
+    data = DetectionData(resizer=KeepAspectRatioResizer(20, 40))
+    images = [torch.zeros(3, 20, 30), torch.zeros(3, 20, 40)]
+    assert data.inputs({"image": images[:1]}).shape == (1, 3, 20, 30)
+    with pytest.raises(InputError, match="Images of different sizes"):
+        data.inputs({"image": images})
 
 
 def test_a_function_may_give_the_examples() -> None:
