@@ -14,6 +14,7 @@ from typing import Any
 from lockstep.augmentations import AUGMENTATIONS
 from lockstep.checks import Checked
 from lockstep.description import Change, changes, described
+from lockstep.detection.configs import Detector, FasterRcnn, Ssd
 from lockstep.errors import InputError
 from lockstep.images.augment import Augment
 from lockstep.losses.regularization import L1, L2
@@ -74,7 +75,7 @@ CLASSES_OF: Mapping[Any, tuple[type, ...]] = {
 SAID_ELSEWHERE: Mapping[tuple[type, str], str] = {(Towers, "count"): "num_towers"}
 """Fields of parts that are fields of the recipe itself instead."""
 
-Model = Mnist | LeNet | InceptionV3 | SqueezeNet | Torchvision | Timm
+Model = Mnist | LeNet | InceptionV3 | SqueezeNet | Torchvision | Timm | Ssd | FasterRcnn
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ class Recipe(Checked):
 
     def _check_top(self) -> None:
         most, num_classes = max(self.evaluate.top), self.model.num_classes
-        if most > num_classes:
+        if most > num_classes and not isinstance(self.model, Detector):  # whose images have several classes
             raise InputError(
                 f"A model with {num_classes} classes has no top {most}.",
                 given=f"evaluate.top={list(self.evaluate.top)}",

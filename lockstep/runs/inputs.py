@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from lockstep.checks import check_one_of, check_together
+from lockstep.detection.configs import Detector
 from lockstep.errors import DataError, InputError, NotFoundError, WorkdirError
 from lockstep.listing import hint_for_path, shorten
 from lockstep.metrics.metric import NO_METRICS, Metric
@@ -45,6 +46,8 @@ def check_inputs(
     Raises:
         InputError: InputErrors where several things are wrong.
     """
+    if isinstance(recipe.model, Detector):
+        recipe.model.build(recipe.seed)  # which says why it cannot be, whatever else is wrong
     checks: list[Callable[[], object]] = [partial(_check_library, recipe)]
     if not has_function:
         is_begun = path is not None and (path / RECIPE).is_file()
