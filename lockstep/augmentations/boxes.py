@@ -19,7 +19,7 @@ _EDGES = ("top", "left", "bottom", "right")
 
 @dataclass(frozen=True)
 class RandomJitterBoxes(Checked):
-    """Move each edge of each box by a random share of the box's height or width: `random_jitter_boxes`.
+    """Move each edge of each box by a random share of the box's height or width: random_jitter_boxes.
 
     Masks, keypoints and areas stay as they are.
     """
@@ -50,7 +50,7 @@ class RandomJitterBoxes(Checked):
 
 @dataclass(frozen=True)
 class RetainBoxesAboveThreshold(Checked):
-    """Drop objects of a low score: `retain_boxes_above_threshold`. Objects whose score is NaN stay."""
+    """Drop objects of a low score: retain_boxes_above_threshold. Objects whose score is NaN stay."""
 
     threshold: FiniteFloat = 0.0
     """Objects of this score, or of a lower one, are dropped."""
@@ -73,7 +73,7 @@ class RetainBoxesAboveThreshold(Checked):
 
 @dataclass(frozen=True)
 class ScaleBoxesToPixelCoordinates:
-    """Give boxes and keypoints in pixels, not as shares of height and width: `scale_boxes_to_pixel_coordinates`.
+    """Give boxes and keypoints in pixels, not as shares of height and width: scale_boxes_to_pixel_coordinates.
 
     For models that ask for it; let it be the last one: all other augmentations take shares.
     """

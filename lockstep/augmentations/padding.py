@@ -33,7 +33,7 @@ _BLACK = (0.0,)
 
 @dataclass(frozen=True)
 class RandomPadImage(Checked):
-    """Put each image at a random place of a larger one: `random_pad_image`.
+    """Put each image at a random place of a larger one: random_pad_image.
 
     The larger one's height and width are drawn from the least to below the most, each as often; a side that would be
     less than the image's is the image's.
@@ -72,7 +72,7 @@ class RandomPadImage(Checked):
 
 @dataclass(frozen=True)
 class RandomCropPadImage(CropLimits):
-    """Crop as `RandomCropImage`, then pad as `RandomPadImage`: `random_crop_pad_image`.
+    """Crop as `RandomCropImage`, then pad as `RandomPadImage`: random_crop_pad_image.
 
     The size of the result is drawn in proportion to that of the image before it was cropped.
     """
@@ -91,7 +91,7 @@ class RandomCropPadImage(CropLimits):
 
 @dataclass(frozen=True)
 class RandomPadToAspectRatio(Checked):
-    """Put black at the bottom and at the right of each image, to an aspect: `random_pad_to_aspect_ratio`."""
+    """Put black at the bottom and at the right of each image, to an aspect: random_pad_to_aspect_ratio."""
 
     aspect_ratio: PositiveFloat = 1.0
     """Width / height of the result."""
@@ -142,7 +142,7 @@ def pad_to_aspect_ratio(
     smallest = np.minimum(low.max(1), largest)
     scale = smallest + draws.uniform(f"{type(wanted_by).__name__} image scale") * (largest - smallest)
     targets = np.maximum(np.rint(scale.astype(np.float32)[:, None] * fitting).astype(np.int64), sides)
-    return padded(batch, images, np.zeros_like(targets), targets, [_BLACK] * len(images), wanted_by)
+    return pad_images(batch, images, np.zeros_like(targets), targets, [_BLACK] * len(images), wanted_by)
 
 
 def _sides(height: int | None, width: int | None, others: _Sides) -> _Sides:
@@ -169,10 +169,10 @@ def _pad_at_random(
     }
     targets = np.where(most > least, least + np.floor(drawn["size"] * (most - least)), most).astype(np.int64)
     corners = np.floor(drawn["offset"] * (targets - sides)).astype(np.int64)
-    return padded(batch, images, corners, targets, colours, wanted_by)
+    return pad_images(batch, images, corners, targets, colours, wanted_by)
 
 
-def padded(
+def pad_images(
     batch: Fields,
     images: Sequence[Image],
     corners: _Sides,

@@ -65,7 +65,7 @@ class CropLimits(Checked):
 
 @dataclass(frozen=True)
 class RandomCropImage(CropLimits):
-    """Cut a random window out of each image: `random_crop_image`.
+    """Cut a random window out of each image: random_crop_image.
 
     After 100 attempts without a window that fits, it is the whole image. Boxes are clipped to the window; objects of
     which too little is in it, and boxes without area, are dropped; keypoints outside become NaN.
@@ -78,7 +78,7 @@ class RandomCropImage(CropLimits):
 
 @dataclass(frozen=True)
 class RandomCropToAspectRatio(Checked):
-    """Cut the largest window of this aspect out of each image, at a random place: `random_crop_to_aspect_ratio`.
+    """Cut the largest window of this aspect out of each image, at a random place: random_crop_to_aspect_ratio.
 
     Boxes are clipped to the window; objects of which too little is in it, and boxes without area, are dropped;
     keypoints outside become NaN.

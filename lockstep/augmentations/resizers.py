@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from lockstep.augmentations.padding import padded
+from lockstep.augmentations.padding import pad_images
 from lockstep.augmentations.scaling import resize_alike, resize_each, stacked
 from lockstep.checks import Checked, Hint, OneOf, PositiveInt, Range
 from lockstep.errors import InputError
@@ -50,7 +50,7 @@ class FixedShapeResizer(Checked):
 class KeepAspectRatioResizer(Checked):
     """Each image at the scale that makes its short side `min_dimension`, or its long side `max_dimension` if less.
 
-    It is the API's `resize_to_range`. Without padding, images of different sizes remain: such batches are lists of
+    It is the API's resize_to_range. Without padding, images of different sizes remain: such batches are lists of
     tensors.
     """
 
@@ -98,5 +98,5 @@ class KeepAspectRatioResizer(Checked):
         if not self.pad_to_max_dimension:
             return batch
         targets, colours = np.full_like(sizes, self.max_dimension), [self.per_channel_pad_value] * len(images)
-        batch = padded(batch, batch["image"], np.zeros_like(sizes), targets, colours, self)
+        batch = pad_images(batch, batch["image"], np.zeros_like(sizes), targets, colours, self)
         return {**batch, "image": stacked(batch["image"], self.shape)}

@@ -30,7 +30,7 @@ Int64s: TypeAlias = "npt.NDArray[np.int64]"
 
 @dataclass(frozen=True)
 class RandomImageScale(Checked):
-    """Enlarge or shrink each image, its aspect kept: `random_image_scale`."""
+    """Enlarge or shrink each image, its aspect kept: random_image_scale."""
 
     min_scale_ratio: PositiveFloat = 0.5
     """The least factor of height and width."""
@@ -58,7 +58,7 @@ class RandomImageScale(Checked):
 
 @dataclass(frozen=True)
 class RandomResizeMethod(Checked):
-    """Resize each image to one size, by one of TensorFlow's four methods, each as often: `random_resize_method`."""
+    """Resize each image to one size, by one of TensorFlow's four methods, each as often: random_resize_method."""
 
     target_height: PositiveInt
     """Of the result, in pixels."""
@@ -73,7 +73,7 @@ class RandomResizeMethod(Checked):
 
 @dataclass(frozen=True)
 class ResizeImage(Checked):
-    """Resize each image to one size, without regard to its aspect: `resize_image`."""
+    """Resize each image to one size, without regard to its aspect: resize_image."""
 
     new_height: PositiveInt = 600
     """Of the result, in pixels."""
@@ -89,7 +89,7 @@ class ResizeImage(Checked):
 
 @dataclass(frozen=True)
 class ResizeToMinDimension(Checked):
-    """Enlarge each image whose short side is less than this, its aspect kept: `resize_to_min_dimension`."""
+    """Enlarge each image whose short side is less than this, its aspect kept: resize_to_min_dimension."""
 
     min_dimension: PositiveInt = 600
     """The least pixels of the short side."""

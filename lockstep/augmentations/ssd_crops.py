@@ -70,7 +70,7 @@ class SsdRandomCropFixedAspectRatioOperation(Checked):
 
 @dataclass(frozen=True)
 class SsdRandomCrop:
-    """Crop each image by one of several operations, each as often: `ssd_random_crop`."""
+    """Crop each image by one of several operations, each as often: ssd_random_crop."""
 
     operations: tuple[SsdRandomCropOperation, ...] = ()
     """None: those of the paper, where a window shows a share of 0, 0.1, 0.3, 0.5, 0.7, 0.9 or all of an object, and
@@ -83,7 +83,7 @@ class SsdRandomCrop:
 
 @dataclass(frozen=True)
 class SsdRandomCropPad:
-    """Crop and pad each image by one of several operations, each as often: `ssd_random_crop_pad`."""
+    """Crop and pad each image by one of several operations, each as often: ssd_random_crop_pad."""
 
     operations: tuple[SsdRandomCropPadOperation, ...] = ()
     """None: those of the paper without the share of 0; padded to as much as twice the height and the width of the image
@@ -99,7 +99,7 @@ class SsdRandomCropPad:
 
 @dataclass(frozen=True)
 class SsdRandomCropFixedAspectRatio(Checked):
-    """Crop by one of several operations, by windows of one aspect: `ssd_random_crop_fixed_aspect_ratio`.
+    """Crop by one of several operations, by windows of one aspect: ssd_random_crop_fixed_aspect_ratio.
 
     Then all images, also those that have stayed as they were, are cropped as by `RandomCropToAspectRatio`.
     """
@@ -119,7 +119,7 @@ class SsdRandomCropFixedAspectRatio(Checked):
 
 @dataclass(frozen=True)
 class SsdRandomCropPadFixedAspectRatio(Checked):
-    """Crop as `SsdRandomCrop`, then pad as `RandomPadToAspectRatio`: `ssd_random_crop_pad_fixed_aspect_ratio`."""
+    """Crop as `SsdRandomCrop`, then pad as `RandomPadToAspectRatio`: ssd_random_crop_pad_fixed_aspect_ratio."""
 
     operations: tuple[SsdRandomCropOperation, ...] = ()
     """None: those of `SsdRandomCrop`."""

@@ -13,7 +13,7 @@ from lockstep.randomness import Draws
 
 @dataclass(frozen=True)
 class RandomVerticalFlip(Checked):
-    """Exchange top and bottom of some of the images: `random_vertical_flip`."""
+    """Exchange top and bottom of some of the images: random_vertical_flip."""
 
     p: Probability = 0.5
     """The probability that an image is flipped."""
@@ -29,7 +29,7 @@ class RandomVerticalFlip(Checked):
 
 @dataclass(frozen=True)
 class RandomRotation90(Checked):
-    """Turn some of the images counter-clockwise, by 90 degrees: `random_rotation90`.
+    """Turn some of the images counter-clockwise, by 90 degrees: random_rotation90.
 
     Images of one size, in one tensor, become a list of images unless they are square.
     """
