@@ -18,7 +18,7 @@ from lockstep.errors import InputError
 from lockstep.images.augment import decoded, images_of, sides_of
 from lockstep.images.decode import EncodedImage
 from lockstep.images.moves import Move, Region, move
-from lockstep.images.objects import as_ragged, move_objects, select_objects
+from lockstep.images.objects import as_ragged, move_objects, object_fields, select_objects
 from lockstep.images.resizing import resized
 
 if TYPE_CHECKING:
@@ -180,6 +180,8 @@ class RandomIoUCrop(Checked):
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images cropped, as a list of images; encoded ones are decoded there only, later."""
         images = images_of(batch, self.field, self)
+        if "boxes" not in object_fields(batch):
+            return batch
         sides = sides_of(images)
         boxes = as_ragged(batch["boxes"])
         corners = boxes.values.double().numpy() * np.tile(sides, 2)[boxes.owner.numpy()]
