@@ -174,17 +174,19 @@ def made_up(seed: int) -> list[Image]:
         num_objects, num_detections = rng.integers(0, 8), rng.integers(0, 16)
         truth = np.concatenate([rng.integers(0, 30, (num_objects, 2)), rng.integers(1, 30, (num_objects, 2))], 1)
         truth[num_objects // 2 :] = truth[: num_objects - num_objects // 2]  # twice in one place
-        near = truth[rng.integers(0, num_objects, num_detections)] if num_objects else np.zeros((0, 4))
-        boxes = np.maximum(near + rng.integers(-3, 4, near.shape), 0)
+        labels = rng.integers(1, 4, num_objects)
+        near = rng.integers(0, num_objects, num_detections) if num_objects else np.zeros(0, int)
+        boxes = np.maximum(truth[near] + rng.integers(-3, 4, (len(near), 4)), 0)
+        found = np.where(rng.random(len(near)) < 0.8, labels[near], rng.integers(1, 4, len(near)))
         images.append({
             "source_id": f"image {number}",
             "truth_boxes": torch.from_numpy(truth).double(),
-            "truth_labels": torch.from_numpy(rng.integers(1, 4, num_objects)),
+            "truth_labels": torch.from_numpy(labels),
             "truth_difficult": torch.from_numpy(rng.random(num_objects) < 0.2),
             "truth_group_of": torch.from_numpy(rng.random(num_objects) < 0.2),
             "truth_verified_labels": torch.from_numpy(rng.integers(1, 4, 1)),
             "boxes": torch.from_numpy(boxes).double(),
-            "labels": torch.from_numpy(rng.integers(1, 4, len(boxes))),
+            "labels": torch.from_numpy(found),
             "scores": torch.from_numpy(rng.integers(1, 8, len(boxes)) / 8),
         })  # fmt: skip
     return images
