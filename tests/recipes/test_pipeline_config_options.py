@@ -87,7 +87,7 @@ def made(options: str) -> Any:
         ("random_crop_pad_image", LIMITS, LIMITS_READ),
         (
             "random_crop_pad_image",
-            f"{LIMITS} min_padded_size_ratio: [1, 1.5] max_padded_size_ratio: 2 max_padded_size_ratio: 3 pad_color: [7, 8, 9]",
+            f"{LIMITS} min_padded_size_ratio: [1, 1.5] max_padded_size_ratio: [2, 3] pad_color: [7, 8, 9]",
             {
                 **LIMITS_READ,
                 "min_padded_size_ratio": (1.0, 1.5),
