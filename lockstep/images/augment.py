@@ -133,9 +133,12 @@ class RandomShift(Checked):
             torch.from_numpy(draws.integers(f"RandomShift {self.field} {axis}", 0, 2 * self.pixels + 1))
             for axis in ("top", "left")
         )
+        shifted = windows[torch.arange(len(images)), :, top, left]
+        if not object_fields(batch):
+            return {**batch, self.field: shifted}
         corners = zip((top - self.pixels).tolist(), (left - self.pixels).tolist(), strict=True)
         moves = [move((height, width), Region(*corner, height, width)) for corner in corners]
-        return {**move_objects(batch, moves), self.field: windows[torch.arange(len(images)), :, top, left]}
+        return {**move_objects(batch, moves), self.field: shifted}
 
 
 def turned_rows(

@@ -39,6 +39,8 @@ OBJECT_FIELDS = (
 LOCATION_FIELDS = ("boxes", "masks", "keypoints", "keypoint_visibility", "area")
 """Those that say where an object is on its image, or how much of it it takes."""
 
+_LEAST_SEEN = 0.01  # of the height and the width of a box, in pixels: what is less may be made of rounding alone
+
 Fields = dict[str, Any]
 
 
@@ -79,8 +81,8 @@ def move_objects(
 ) -> Fields:
     """Move boxes, masks and keypoints as their images were moved, and scale areas.
 
-    Of an image that has lost a part, objects that are not seen any more are dropped, boxes are clipped, and keypoints
-    outside become NaN, of visibility 0.
+    Of an image that has lost a part, objects of which less than 1/100 of a pixel's height or width is seen are dropped,
+    boxes are clipped, and keypoints outside become NaN, of visibility 0.
 
     Args:
         batch: whose images were moved, or will be.
@@ -111,30 +113,42 @@ def move_objects(
         moved["area"] = areas.replaced(areas.values * torch.tensor([by.zoom for by in moves])[areas.owner])
     if is_cut is None:
         is_cut = torch.tensor([not by.stays_whole for by in moves], dtype=torch.bool)
-    return _cut(moved, is_cut, min_overlap) if is_cut.any() else moved
+    return _cut(moved, batch, moves, is_cut, min_overlap) if is_cut.any() else moved
 
 
-def _cut(batch: Fields, is_cut: Tensor, min_overlap: float | Tensor) -> Fields:
+def _cut(batch: Fields, before: Fields, moves: Sequence[Move], is_cut: Tensor, min_overlap: float | Tensor) -> Fields:
     """Drop what is not seen any more, and clip the rest."""
     if "keypoints" in batch:
         batch = _without_outer_keypoints(batch, is_cut)
     if "boxes" not in batch:
         return batch
     boxes = as_ragged(batch["boxes"])
-    clipped, seen = boxes.values.clamp(0, 1), shares_seen(boxes.values)
+    clipped = boxes.values.clamp(0, 1)
+    sizes = torch.tensor([(by.to_height, by.to_width) for by in moves])[boxes.owner]
+    is_seen = ((clipped[:, 2:] - clipped[:, :2]) * sizes >= _LEAST_SEEN).all(1)
+    # Of the boxes before: one that ends where its part does is all in it, however the moved one is rounded.
+    seen = shares_seen(as_ragged(before["boxes"]).values, _parts(moves)[boxes.owner])
     least = torch.as_tensor(min_overlap, dtype=seen.dtype).expand(len(is_cut))[boxes.owner]
     is_whole = ~is_cut[boxes.owner]
     batch = {**batch, "boxes": boxes.replaced(torch.where(is_whole[:, None], boxes.values, clipped))}
     if "area" in batch:
         areas = as_ragged(batch["area"])
         batch["area"] = areas.replaced(torch.where(is_whole, areas.values, areas.values * seen))
-    return select_objects(batch, is_whole | ((seen > 0) & (seen >= least)))
+    return select_objects(batch, is_whole | (is_seen & (seen >= least)))
 
 
-def shares_seen(boxes: Tensor) -> Tensor:
-    """Compute the share of each box, (total, 4), that lies within the image; 0 for a box without area."""
-    whole, seen = areas_of(boxes), areas_of(boxes.clamp(0, 1))
-    return torch.where(whole > 0, seen / whole, 0)
+def _parts(moves: Sequence[Move]) -> Tensor:
+    """Return what is cut out of each image as a box: float32 (batch, 4)."""
+    sides = torch.tensor([by[:2] * 2 for by in moves])
+    top, left, height, width = torch.tensor([by.region for by in moves]).unbind(1)
+    return torch.stack([top, left, top + height, left + width], dim=1) / sides
+
+
+def shares_seen(boxes: Tensor, parts: Tensor) -> Tensor:
+    """Compute the share of each box, (total, 4), that lies within its part, (total, 4); 0 for a box without area."""
+    inside = torch.cat([boxes[:, :2].maximum(parts[:, :2]), boxes[:, 2:].minimum(parts[:, 2:])], dim=1)
+    whole = areas_of(boxes)
+    return torch.where(whole > 0, areas_of(inside) / whole, 0)
 
 
 def areas_of(boxes: Tensor) -> Tensor:

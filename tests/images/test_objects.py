@@ -88,7 +88,28 @@ def test_objects_that_are_not_seen_any_more_are_dropped_and_the_rest_is_clipped(
 
 def test_a_box_without_area_is_not_seen() -> None:
     boxes = torch.tensor([[0.5, 0.5, 0.5, 0.9], [-1, 0, 1, 1], [2, 2, 3, 3], [0, 0, 1, 1]])
-    assert shares_seen(boxes).tolist() == [0, 0.5, 0, 1]
+    assert shares_seen(boxes, torch.tensor([[0, 0, 1, 1.0]]).expand(4, 4)).tolist() == [0, 0.5, 0, 1]
+
+
+@given(st.integers(0, 200), st.integers(1, 200), st.integers(0, 99))
+def test_a_box_that_ends_where_its_part_does_is_all_in_it(top: int, rows: int, below: int) -> None:
+    height = top + rows + below
+    batch = {"boxes": Ragged.of([torch.tensor([[top, 0, top + rows, 1]]) / torch.tensor([height, 1, height, 1])])}
+    by = move((height, 1), Region(top, 0, rows, 1))
+    assert move_objects(batch, [by], min_overlap=1.0)["boxes"].lengths.tolist() == [1]
+
+
+@given(st.integers(1, 99), st.integers(1, 99), st.integers(1, 50), st.integers(1, 50))
+def test_a_box_that_ends_where_a_part_begins_is_dropped_however_it_was_moved(
+    rows: int, below: int, first: int, second: int
+) -> None:
+    height = rows + below
+    batch = {"boxes": Ragged.of([torch.tensor([[0, 0, rows / height, 1]])])}
+    for top in (first, second):
+        batch = move_objects(batch, [move((height, 1), Region(-top, 0, height + top, 1))])
+        height += top
+    by = move((height, 1), Region(height - below, 0, below, 1))
+    assert not len(move_objects(batch, [by])["boxes"].values)
 
 
 def test_a_batch_without_objects_stays_as_it_is() -> None:
