@@ -11,7 +11,9 @@ from typing import Any
 _KINDS = {
     "AdamW": "adamw",
     "LeNet": "lenet",
+    "MixUp": "mixup",
     "RMSProp": "rmsprop",
+    "RandomIoUCrop": "random_iou_crop",
     "SqueezeNet": "squeezenet",
     "DataLoading": "feed",
     "Monitoring": "watch",

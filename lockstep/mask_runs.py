@@ -21,10 +21,13 @@ Flips: TypeAlias = "npt.NDArray[np.int64]"
 def flips_of_pixels(masks: npt.NDArray[np.uint8]) -> list[Flips]:
     """Find the flips of masks of shape (masks, height, width); a pixel that is not 0 counts as 1."""
     count, height, width = masks.shape
-    pixels = (masks != 0).transpose(0, 2, 1).reshape(count, width * height)
-    columns = np.pad(pixels.view(np.int8), ((0, 0), (1, 1)))  # a zero before the first pixel, and one after the last
-    rows, places = np.diff(columns).nonzero()
-    return np.split(places.astype(np.int64), np.searchsorted(rows, np.arange(1, count))) if count else []
+    size = width * height + 1
+    pixels = np.zeros(count * size + 1, bool)  # a zero before each mask, and one after the last
+    for start, mask in zip(range(1, len(pixels), size), masks, strict=True):
+        np.not_equal(mask.T, 0, out=pixels[start : start + size - 1].reshape(width, height))
+    places = np.flatnonzero(pixels[1:] != pixels[:-1])
+    ends = np.searchsorted(places, np.arange(count + 1) * size)
+    return [places[ends[row] : ends[row + 1]] - row * size for row in range(count)]
 
 
 def joined(parts: Sequence[Flips]) -> Flips:

@@ -7,11 +7,14 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from lockstep.augmentations import AUGMENTATIONS
 from lockstep.cli.main import parse
 
 ROOT = Path(__file__).parent.parent
@@ -142,3 +145,16 @@ def test_the_curve_of_a_run_is_drawn(tmp_path: Path) -> None:
     (curve,) = picture.iter(f"{space}polyline")
     assert len(curve.attrib["points"].split()) == 7
     assert {"98.50%", "validation top1", "0.25"} <= {text.text for text in picture.iter(f"{space}text")}
+
+
+def test_the_page_of_augmentations_has_each_with_its_defaults() -> None:
+    """Also those of the other packages that a detector's data may name."""
+    page = (ROOT / "docs" / "reference" / "augmentations.md").read_text()
+    rows = re.findall(r"^\|.*?`([A-Z]\w+\(.*?\))`", page, re.MULTILINE)
+    assert sorted(rows) == sorted(map(as_called, AUGMENTATIONS))
+
+
+def as_called(kind: Any) -> str:
+    """As a call with all defaults is written, but for the name of the field of images."""
+    names = (f.name if f.default is MISSING else f"{f.name}={f.default!r}" for f in fields(kind) if f.name != "field")
+    return f"{kind.__name__}({', '.join(names)})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lockstep.augmentations.boxes import RandomJitterBoxes, RetainBoxesAboveThreshold, ScaleBoxesToPixelCoordinates
 from lockstep.augmentations.class_scores import ConvertClassLogitsToSoftmax
 from lockstep.augmentations.colours import (
     NormalizeImage,
@@ -17,12 +18,40 @@ from lockstep.augmentations.colours import (
 from lockstep.augmentations.copy_paste import CopyPaste
 from lockstep.augmentations.mixup import MixUp
 from lockstep.augmentations.mosaic import Mosaic
+from lockstep.augmentations.padding import RandomCropPadImage, RandomPadImage, RandomPadToAspectRatio
 from lockstep.augmentations.pixels import RandomBlackPatches, RandomPixelValueScale
+from lockstep.augmentations.random_crops import RandomCropImage, RandomCropToAspectRatio
+from lockstep.augmentations.scaling import RandomImageScale, RandomResizeMethod, ResizeImage, ResizeToMinDimension
+from lockstep.augmentations.ssd_crops import (
+    SsdRandomCrop,
+    SsdRandomCropFixedAspectRatio,
+    SsdRandomCropPad,
+    SsdRandomCropPadFixedAspectRatio,
+)
+from lockstep.augmentations.turns import RandomRotation90, RandomVerticalFlip
 from lockstep.augmentations.zoom import FixedSizeCrop, RandomIoUCrop, RandomZoomOut, ScaleJitter
 from lockstep.images.augment import HorizontalFlip
 
 AUGMENTATIONS: tuple[type, ...] = (
     HorizontalFlip,
+    RandomVerticalFlip,
+    RandomRotation90,
+    RandomImageScale,
+    RandomJitterBoxes,
+    RandomCropImage,
+    RandomPadImage,
+    RandomCropPadImage,
+    RandomCropToAspectRatio,
+    RandomPadToAspectRatio,
+    RandomResizeMethod,
+    ResizeImage,
+    ResizeToMinDimension,
+    ScaleBoxesToPixelCoordinates,
+    RetainBoxesAboveThreshold,
+    SsdRandomCrop,
+    SsdRandomCropPad,
+    SsdRandomCropFixedAspectRatio,
+    SsdRandomCropPadFixedAspectRatio,
     NormalizeImage,
     SubtractChannelMean,
     RgbToGray,

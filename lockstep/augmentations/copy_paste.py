@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lockstep.augmentations.joining import check_partners, images_and_objects, join_objects
+from lockstep.augmentations.joining import check_partners, dtype_of, images_and_objects, join_objects
 from lockstep.checks import Checked, Probability
 from lockstep.errors import InputError
 from lockstep.images.augment import Bools, decoded, describe_field, sides_of
@@ -142,7 +142,7 @@ def _pasted(image: Image, other: Image, cover: Bools, corner: Sequence[int]) -> 
         return pixels
     (first, last), (left, right) = _spans(cover)
     region = Region(corner[0] + first, corner[1] + left, last - first, right - left)
-    result = pixels.clone()
+    result = pixels.to(dtype_of((image, other)), copy=True)
     part = result.numpy()[:, first:last, left:right]
     np.copyto(part, decoded(other, region).numpy(), where=cover[first:last, left:right])
     return result

@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from lockstep.augmentations.boxes import RandomJitterBoxes, RetainBoxesAboveThreshold, ScaleBoxesToPixelCoordinates
 from lockstep.augmentations.class_scores import ConvertClassLogitsToSoftmax
 from lockstep.augmentations.colours import IMAGE, ColourOption, apply_colours
+from lockstep.augmentations.random_crops import RandomCropImage, RandomCropToAspectRatio
+from lockstep.augmentations.ssd_crops import SsdRandomCrop, SsdRandomCropFixedAspectRatio
+from lockstep.augmentations.turns import RandomRotation90, RandomVerticalFlip
+from lockstep.augmentations.zoom import RandomIoUCrop
 from lockstep.checks import Checked
 from lockstep.images.augment import Augment, HorizontalFlip, turns
 
@@ -23,10 +28,18 @@ if TYPE_CHECKING:
 
     from lockstep.randomness import Draws
 
-_KEEP_THE_PIXELS: tuple[type, ...] = (HorizontalFlip, ConvertClassLogitsToSoftmax)
+_KEEP_THE_PIXELS = (
+    HorizontalFlip,
+    RandomVerticalFlip,
+    RandomRotation90,
+    RandomJitterBoxes,
+    RetainBoxesAboveThreshold,
+    ScaleBoxesToPixelCoordinates,
+    ConvertClassLogitsToSoftmax,
+)
 """They move each pixel to another place at most."""
 
-_CUT: tuple[type, ...] = ()
+_CUT = (RandomCropImage, RandomCropToAspectRatio, SsdRandomCrop, SsdRandomCropFixedAspectRatio, RandomIoUCrop)
 """They leave pixels out."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,15 +24,21 @@ if TYPE_CHECKING:
 Colour = Annotated[int, Range(ge=0, le=255)]
 
 
-def canvas(height: int, width: int, fill: int | Sequence[int] = 0) -> Tensor:
-    """Make an image of one colour: uint8 of shape (3, height, width), channels last in memory as decoded images are."""
-    pixels = torch.empty(height, width, 3, dtype=torch.uint8)
-    pixels[:] = torch.tensor(fill, dtype=torch.uint8)
+def canvas(height: int, width: int, fill: int | Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Make an image of one colour: shape (3, height, width), channels last in memory as decoded images are."""
+    pixels = torch.empty(height, width, 3, dtype=dtype)
+    pixels[:] = torch.tensor(fill, dtype=dtype)
     return pixels.permute(2, 0, 1)
 
 
+def dtype_of(images: Iterable[Image]) -> torch.dtype:
+    """Return the dtype of what is made of some images: uint8, or float32 if colours have made floats of one."""
+    has_floats = any(isinstance(image, torch.Tensor) and image.is_floating_point() for image in images)
+    return torch.float32 if has_floats else torch.uint8
+
+
 def images_and_objects(batch: Fields, field: str, wanted_by: object) -> Sequence[Image]:
-    """Look up the images of a field, in colours; they need objects, since their class alone says too little then."""
+    """Look up the images of a field; there have to be objects on them, whose labels say what is on a joined image."""
     if "boxes" not in object_fields(batch):
         raise InputError(
             f"{type(wanted_by).__name__} finds no objects on the images.",
@@ -40,7 +46,7 @@ def images_and_objects(batch: Fields, field: str, wanted_by: object) -> Sequence
             expected='boxes of objects in the field "boxes"',
             hint="use it for detectors; for classifiers there are MixDraws and mixed of lockstep.images",
         )
-    return images_of(batch, field, wanted_by, colour=True)
+    return images_of(batch, field, wanted_by)
 
 
 def check_partners(partners: Sequence[Fields], wanted_by: Any) -> None:

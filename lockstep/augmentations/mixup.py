@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lockstep.augmentations.joining import check_partners, images_and_objects, join_objects
+from lockstep.augmentations.joining import check_partners, dtype_of, images_and_objects, join_objects
 from lockstep.checks import Checked, PositiveFloat, Probability
 from lockstep.images.augment import Bools, decoded, sides_of
 from lockstep.images.mixing import symmetric_beta
@@ -91,8 +91,9 @@ def _weighted(batch: Fields, shares: Tensor) -> Fields:
 
 
 def _mixed(image: Image, other: Image, share: float, sides: Sequence[int]) -> Tensor:
-    """Add up shares of two images at the upper left corner of one of these sides, rounded to uint8."""
+    """Add up shares of two images at the upper left corner of one of these sides; bytes are rounded."""
     mixed = torch.zeros(*sides, 3).permute(2, 0, 1)
     for pixels, weight in ((decoded(image), share), (decoded(other), 1 - share)):
         mixed[:, : pixels.shape[1], : pixels.shape[2]].add_(pixels, alpha=weight)
-    return mixed.round_().to(torch.uint8)
+    dtype = dtype_of((image, other))
+    return mixed if dtype.is_floating_point else mixed.round_().to(dtype)

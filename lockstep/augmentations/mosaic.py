@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 import torch
 
-from lockstep.augmentations.joining import Colour, canvas, check_partners, images_and_objects, join_objects
+from lockstep.augmentations.joining import Colour, canvas, check_partners, dtype_of, images_and_objects, join_objects
 from lockstep.checks import Checked, Hint, PositiveInt, Probability, Range, ordered
 from lockstep.images.augment import Bools, Int64s, decoded, sides_of
 from lockstep.images.moves import Move, Region, move
@@ -66,10 +66,13 @@ class Mosaic(Checked):
             return batch
         check_partners(partners, self)
         centers = self._centers(draws)[rows].tolist()
-        squares = [canvas(2 * self.size, 2 * self.size, self.fill) for _ in rows]
+        four = [images_and_objects(fields, self.field, self) for fields in (batch, *partners)]
         moved = []
-        for fields, quarter in zip((batch, *partners), _QUARTERS, strict=True):
-            theirs = images_and_objects(fields, self.field, self)
+        squares = [
+            canvas(2 * self.size, 2 * self.size, self.fill, dtype_of(together))
+            for together in zip([four[0][row] for row in rows.tolist()], *four[1:], strict=True)
+        ]
+        for fields, theirs, quarter in zip((batch, *partners), four, _QUARTERS, strict=True):
             places = rows.tolist() if fields is batch else [*range(len(rows))]
             tiles = [self._tile(theirs[place], quarter, center) for place, center in zip(places, centers, strict=True)]
             for square, tile, place in zip(squares, tiles, places, strict=True):

@@ -1,32 +1,26 @@
 """The last step before a detector: images of one size, or at least of sizes within bounds.
 
 Names, fields and sizes are those of TensorFlow's object detection API. uint8 stays uint8: pixels are rounded, where it
-keeps fractions.
+keeps fractions. The objects go with their images.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import torch
 
+from lockstep.augmentations.padding import pad_images
+from lockstep.augmentations.scaling import resize_alike, resize_each, stacked
 from lockstep.checks import Checked, Hint, OneOf, PositiveInt, Range
 from lockstep.errors import InputError
-from lockstep.images.augment import decoded, images_of, sides_of
-from lockstep.images.moves import Region, move
-from lockstep.images.objects import Fields, move_objects
-from lockstep.images.resizing import ANTIALIASED, METHODS, resampled, resized
+from lockstep.images.augment import images_of, sides_of
+from lockstep.images.resizing import METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
     from lockstep.randomness import Draws
 
-_IMAGE = "image"
 _Method = Annotated[str, OneOf(METHODS)]
 _Colour = Annotated[int, Range(ge=0, le=255)]
 
@@ -46,18 +40,18 @@ class FixedShapeResizer(Checked):
         """Height and width of an image that stands for all, in pixels."""
         return self.height, self.width
 
-    def __call__(self, batch: Fields, draws: Draws) -> Fields:
-        """Return the batch with its images decoded and resized, to one tensor; nothing is drawn."""
-        images = images_of(batch, _IMAGE, self)
-        pixels = torch.stack([_resized(decoded(image), self.shape, self.resize_method) for image in images])
-        return {**_resized_objects(batch, [self.shape] * len(images), self.resize_method), _IMAGE: pixels}
+    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """Return the batch with its images decoded and resized; nothing is drawn."""
+        methods = [self.resize_method] * len(images_of(batch, "image", self))
+        return resize_alike(batch, self.shape, methods, self)
 
 
 @dataclass(frozen=True)
 class KeepAspectRatioResizer(Checked):
     """Each image at the scale that makes its short side `min_dimension`, or its long side `max_dimension` if less.
 
-    Without padding, images of different sizes remain: such batches are lists of tensors.
+    It is the API's resize_to_range. Without padding, images of different sizes remain: such batches are lists of
+    tensors.
     """
 
     min_dimension: PositiveInt = 600
@@ -96,39 +90,13 @@ class KeepAspectRatioResizer(Checked):
         rows, columns = (small if large.max() > self.max_dimension else large).clip(1).astype(int).tolist()
         return rows, columns
 
-    def __call__(self, batch: Fields, draws: Draws) -> Fields:
-        """Return the batch with its images decoded and resized: a list, or padded to one tensor; nothing is drawn."""
-        images = images_of(batch, _IMAGE, self)
-        sizes = [self.size_of(*sides) for sides in sides_of(images).tolist()]
-        pixels = [_resized(decoded(image), size, self.resize_method) for image, size in zip(images, sizes, strict=True)]
-        batch = _resized_objects(batch, sizes, self.resize_method)
+    def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """Return the batch with its images decoded and resized; nothing is drawn."""
+        images = images_of(batch, "image", self)
+        sizes = np.array([self.size_of(*side) for side in sides_of(images).tolist()], np.int64).reshape(-1, 2)
+        batch = resize_each(batch, images, sizes, [self.resize_method] * len(images), self)
         if not self.pad_to_max_dimension:
-            return {**batch, _IMAGE: pixels}
-        moves = [move(size, Region(0, 0, *self.shape)) for size in sizes]
-        return {**move_objects(batch, moves), _IMAGE: self._padded(pixels)}
-
-    def _padded(self, images: Sequence[Tensor]) -> Tensor:
-        colour = torch.tensor(self.per_channel_pad_value, dtype=images[0].dtype)[:, None, None]
-        padded = colour.repeat(len(images), 1, *self.shape)
-        for row, image in zip(padded, images, strict=True):
-            row[:, : image.shape[1], : image.shape[2]] = image
-        return padded
-
-
-def _resized_objects(batch: Fields, sizes: Sequence[tuple[int, int]], method: str) -> Fields:
-    """Have the objects follow their images to these sizes."""
-    before = sides_of(batch[_IMAGE]).tolist()
-    at_middles = method == ANTIALIASED
-    moves = [
-        move((height, width), to=size, half_pixel_centers=at_middles)
-        for (height, width), size in zip(before, sizes, strict=True)
-    ]
-    return move_objects(batch, moves)
-
-
-def _resized(image: Tensor, size: tuple[int, int], method: str) -> Tensor:
-    if image.dtype == torch.uint8 or tuple(image.shape[1:]) == size:
-        return resized(image, *size, method)
-    if method == ANTIALIASED:
-        return torch.nn.functional.interpolate(image[None], size, mode="bilinear", antialias=True)[0]
-    return resampled(image.contiguous(), *size, method)
+            return batch
+        targets, colours = np.full_like(sizes, self.max_dimension), [self.per_channel_pad_value] * len(images)
+        batch = pad_images(batch, batch["image"], np.zeros_like(sizes), targets, colours, self)
+        return {**batch, "image": stacked(batch["image"], self.shape)}

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import torch
 
-from lockstep.augmentations.joining import Colour, canvas
+from lockstep.augmentations.joining import Colour, canvas, dtype_of
 from lockstep.checks import Checked, Hint, NonNegativeFloat, PositiveFloat, PositiveInt, Probability, Range, ordered
 from lockstep.errors import InputError
 from lockstep.images.augment import decoded, images_of, sides_of
 from lockstep.images.decode import EncodedImage
 from lockstep.images.moves import Move, Region, move
-from lockstep.images.objects import as_ragged, move_objects, select_objects
+from lockstep.images.objects import as_ragged, move_objects, object_fields, select_objects
 from lockstep.images.resizing import resized
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ScaleJitter(Checked):
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images resized, as a list of images."""
-        images = images_of(batch, self.field, self, colour=True)
+        images = images_of(batch, self.field, self)
         sides = sides_of(images)
         least, most = self.scale_range
         scales = least + (most - least) * draws.uniform(f"ScaleJitter {self.field} scale")
@@ -80,8 +80,8 @@ class FixedSizeCrop(Checked):
     field: str = "image"
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
-        """Return the batch with its images cropped: uint8 of shape (batch, 3, height, width)."""
-        images = images_of(batch, self.field, self, colour=True)
+        """Return the batch with its images cropped, as a tensor of shape (batch, 3, height, width)."""
+        images = images_of(batch, self.field, self)
         sides = sides_of(images)
         shares = np.stack([draws.uniform(f"FixedSizeCrop {self.field} {side}") for side in ("top", "left")], axis=1)
         corners = np.floor(shares * ((sides - self.size).clip(0) + 1)).astype(np.int64)
@@ -89,7 +89,7 @@ class FixedSizeCrop(Checked):
             move(tuple(each), Region(corner[0], corner[1], *self.size))
             for each, corner in zip(sides.tolist(), corners.tolist(), strict=True)
         ]
-        pixels = torch.stack([canvas(*self.size, self.fill) for _ in images]) if images else _none(*self.size)
+        pixels = canvas(*self.size, self.fill, dtype_of(images)).repeat(len(images), 1, 1, 1)
         for result, image, by in zip(pixels, images, moves, strict=True):
             _draw(image, by, result)
         return {**move_objects(batch, moves), self.field: pixels}
@@ -109,7 +109,7 @@ class RandomZoomOut(Checked):
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images, as a list of images."""
-        images = [*images_of(batch, self.field, self, colour=True)]
+        images = [*images_of(batch, self.field, self)]
         column = f"RandomZoomOut {self.field}"
         sides = sides_of(images)
         least, most = self.side_range
@@ -120,7 +120,7 @@ class RandomZoomOut(Checked):
         moves = [move(tuple(each)) for each in sides.tolist()]
         for row in np.flatnonzero(draws.uniform(f"{column} p") < self.p).tolist():
             by = moves[row] = move(moves[row][:2], Region(*(-corners[row]).tolist(), *large[row].tolist()))
-            zoomed = canvas(by.to_height, by.to_width, self.fill)
+            zoomed = canvas(by.to_height, by.to_width, self.fill, dtype_of(images[row : row + 1]))
             _draw(images[row], by, zoomed)
             images[row] = zoomed
         return {**move_objects(batch, moves), self.field: images}
@@ -179,7 +179,9 @@ class RandomIoUCrop(Checked):
 
     def __call__(self, batch: Fields, draws: Draws) -> Fields:
         """Return the batch with its images cropped, as a list of images; encoded ones are decoded there only, later."""
-        images = images_of(batch, self.field, self, colour=True)
+        images = images_of(batch, self.field, self)
+        if "boxes" not in object_fields(batch):
+            return batch
         sides = sides_of(images)
         boxes = as_ragged(batch["boxes"])
         corners = boxes.values.double().numpy() * np.tile(sides, 2)[boxes.owner.numpy()]
@@ -267,7 +269,3 @@ def _draw(image: Image, by: Move, result: Tensor) -> None:
     start, end = max(left, 0), min(left + width, by.width)
     pixels = decoded(image, Region(first, start, last - first, end - start))
     result[:, first - top : last - top, start - left : end - left] = pixels
-
-
-def _none(height: int, width: int) -> Tensor:
-    return torch.zeros(0, 3, height, width, dtype=torch.uint8)

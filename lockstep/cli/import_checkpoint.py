@@ -25,7 +25,6 @@ _WEIGHT = ".weight"
 
 
 def _add_arguments(importing: argparse.ArgumentParser) -> None:
-    importing.add_argument("what", choices=["checkpoint"], help="what is imported")
     importing.add_argument("path", help="weights of any supported system, or a run (or run@STEP)")
     importing.add_argument("--to", required=True, metavar="FILE", help="the file of safetensors")
     importing.add_argument("--average", action="store_true", help="take moving averages where there are some")
@@ -99,4 +98,4 @@ def _target(variable: str, place: Destination, info: TensorInfo, *, by_system: b
     return Target(shape or info.shape, info.dtype, role="kernel" if shape else "table")
 
 
-COMMAND = Command("make a file of safetensors of weights from anywhere", _add_arguments, _run)
+COMMAND = Command("weights of any system, as a file of safetensors", _add_arguments, _run)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn, TextIO
 
 from lockstep import __version__
-from lockstep.cli import benchmark, convert, evaluate, export, import_checkpoint, inspect, predict, run, show, train
+from lockstep.cli import benchmark, convert, evaluate, export, importing, inspect, predict, run, show, train
 from lockstep.cli.shared import EXIT_CODES, INTERRUPTED, in_words_of_flags
 from lockstep.errors import InputError, LockstepError
 from lockstep.lazy import import_lazily
@@ -27,6 +27,7 @@ EXAMPLES = """examples:
   lockstep show photos --augment crop --to page.html      examples, before and after they are augmented
   lockstep inspect runs/mnist                             what is in a checkpoint or a record file, and what is damaged
   lockstep import checkpoint net.ckpt --to net.safetensors    weights of another system, TensorFlow's among them
+  lockstep import pipeline ssd.config --to ssd.toml       a recipe of a config of TensorFlow Object Detection
   lockstep export runs/mnist --to model.pt2               the model, for plain torch"""
 
 COMMANDS = {
@@ -38,7 +39,7 @@ COMMANDS = {
     "benchmark": benchmark.COMMAND,
     "show": show.COMMAND,
     "inspect": inspect.COMMAND,
-    "import": import_checkpoint.COMMAND,
+    "import": importing.COMMAND,
     "export": export.COMMAND,
 }
 

@@ -1,1 +1,1 @@
-"""Detectors: what their losses are computed from."""
+"""Detectors: their configurations as plain values, and the targets of their losses."""

@@ -41,7 +41,8 @@ class DetectionTargets(Checked):
     - "classes": `Ragged` float32 (n, num_classes), 1 at the place of each object's label
     - "weights": `Ragged` float32 (n,), 1 where the batch has none
     - "is_crowd", "difficult", "group_of": `Ragged` bool (n,), False where the batch does not say
-    - "masks", if there are some: for each image uint8 (n, height, width), decoded
+    - "masks", if there are some: for each image uint8 (n, height, width), decoded at the size that it has now; (0,
+      height, width) for an image that has no masks of its objects
     - "keypoints", if there are some: zeros where they were NaN; and "keypoint_weights": `Ragged` float32
       (n, keypoints), 1 where a keypoint is labelled, else 0
 

@@ -162,7 +162,10 @@ def turned_rows(
     )
     if moves and turn.mirrors and "keypoints" in batch:
         _check_keypoint_order(keypoint_order, batch, wanted_by)
-    turned: Any = batch[field].clone() if isinstance(batch[field], torch.Tensor) else [*images]
+    stays_tensor = isinstance(batch[field], torch.Tensor) and not (
+        turn.exchange and len(set(batch[field].shape[2:])) > 1
+    )
+    turned: Any = batch[field].clone() if stays_tensor else [*images]
     # Row by row: to gather and scatter them at once takes several times as long.
     for row in np.flatnonzero(rows).tolist():
         turned[row] = turned_image(images[row], turn)

@@ -105,7 +105,7 @@ def move_objects(
         points = as_ragged(batch["keypoints"])
         moved["keypoints"] = points.replaced(moved_points(points.values, points.owner, moves))
     if keypoint_order:
-        mirrored = torch.tensor([by.turn.mirrors for by in moves])
+        mirrored = torch.tensor([by.turn.mirrors for by in moves], dtype=torch.bool)
         for name in ("keypoints", "keypoint_visibility"):
             if name in names:
                 moved[name] = _reordered(as_ragged(moved[name]), mirrored, keypoint_order)

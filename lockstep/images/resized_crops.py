@@ -90,7 +90,7 @@ class DistortedCrop(Checked):
         return [LEGACY_METHODS[number] for number in chosen]
 
     def _boxes(self, batch: Fields, images: Sequence[Image]) -> Ragged:
-        if self.boxes_field is None or not images:
+        if self.boxes_field is None or not len(images):
             return Ragged(torch.empty(0, 4), torch.zeros(len(images), dtype=torch.int64))
         boxes = batch.get(self.boxes_field)
         if not isinstance(boxes, list | Ragged) or len(boxes) != len(images) or not all(map(_is_boxes, boxes)):

@@ -24,8 +24,8 @@ from lockstep.metrics.pairs import Bools, Floats, Ints, Pairs, pairs_of_groups, 
 from lockstep.metrics.scored_images import (
     IMAGES,
     ScoredImages,
-    check_categories,
     check_keypoints,
+    named_categories,
     picked,
     scored_images,
 )
@@ -78,6 +78,7 @@ class CocoMetric:
     they are: `Keypoints_Recall/AR@20`, `Keypoints_Recall/AR@.50IOU`.
 
     Example:
+        reader = ls.data.Coco(annotations, images, truth=True)
         coco = ls.metrics.CocoMetric(reader.classes)
 
         def score(model, batch):
@@ -86,7 +87,7 @@ class CocoMetric:
         ls.evaluate(state, score, loader, metrics={"coco": coco})
 
     Args:
-        categories: the name of each class by its label.
+        categories: the name of each class by its label, from 1 on; as readers and label maps have them.
         measured: what of a detection is compared with the object.
         per_category: compute values of each class, too: `DetectionBoxes_PerformanceByCategory/mAP/cat`, of keypoints
             each value, as `Keypoints_Precision/mAP ByCategory/person`.
@@ -99,16 +100,15 @@ class CocoMetric:
 
     def __init__(
         self,
-        categories: Mapping[int, str],
+        categories: Mapping[int, str] | Sequence[str],
         measured: Measured = "boxes",
         *,
         per_category: bool = False,
         sigmas: Sequence[float] = COCO_SIGMAS,
     ) -> None:
-        check_categories(categories)
         check_one_of("measured", measured, tuple(_RULES))
         check_value("per_category", per_category, bool)
-        self.categories = dict(sorted(categories.items()))
+        self.categories = named_categories(categories)
         self.measured: Measured = measured
         self.per_category = per_category
         self._rule = _RULES[measured]

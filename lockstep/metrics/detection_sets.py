@@ -35,13 +35,13 @@ Some have several names: one of 2017 (`pascal_voc_metrics`, `open_images_metrics
 
 
 def detection_metrics(
-    names: Sequence[str], categories: Mapping[int, str], *, per_category: bool = False
+    names: Sequence[str], categories: Mapping[int, str] | Sequence[str], *, per_category: bool = False
 ) -> dict[str, CocoMetric | PascalMetric]:
     """Make the metrics of these names of the Object Detection API, for `lockstep.evaluate`.
 
     Args:
         names: such as "coco_detection_metrics" and "pascal_voc_detection_metrics".
-        categories: the name of each class by its label.
+        categories: the name of each class by its label, from 1 on.
         per_category: compute values of each class, too.
 
     Raises:

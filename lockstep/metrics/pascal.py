@@ -7,7 +7,7 @@ comes first, as in its sort, which is a reversed one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from lockstep.metrics.scored_images import (
     IMAGES,
     VERIFIED_LABELS,
     ScoredImages,
-    check_categories,
+    named_categories,
     picked,
     scored_images,
 )
@@ -66,7 +66,7 @@ class PascalMetric:
     for any number of workers and any micro-batch.
 
     Args:
-        categories: the name of each class by its label.
+        categories: the name of each class by its label, from 1 on; as readers and label maps have them.
         measured: what of a detection is compared with the object.
         threshold: the IoU to be reached.
         weighted: compute the average precision of the detections of all classes together, so that a class counts by
@@ -90,7 +90,7 @@ class PascalMetric:
 
     def __init__(
         self,
-        categories: Mapping[int, str],
+        categories: Mapping[int, str] | Sequence[str],
         measured: Literal["boxes", "masks"] = "boxes",
         *,
         threshold: float = 0.5,
@@ -102,11 +102,13 @@ class PascalMetric:
         per_category: bool = False,
         prefix: str = "",
     ) -> None:
-        check_categories(categories)
         check_one_of("measured", measured, tuple(_PREFIXES))
+        switches = {"weighted": weighted, "difficult": difficult, "verified": verified, "corloc": corloc}
+        for name, value in {**switches, "per_category": per_category}.items():
+            check_value(name, value, bool)
         check_value("threshold", threshold, Probability)
         check_value("group_weight", group_weight, NonNegativeFloat | None)
-        self.categories = dict(sorted(categories.items()))
+        self.categories = named_categories(categories)
         self.measured = measured
         self.threshold = threshold
         self.weighted, self.corloc, self.per_category = weighted, corloc, per_category

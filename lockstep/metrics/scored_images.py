@@ -24,6 +24,9 @@ TRUTH = "truth_"
 VERIFIED_LABELS = "truth_verified_labels"
 """The column of the classes of which it is known whether an image shows them; not one of its objects."""
 
+BACKGROUND = "background"
+"""The name at the label 0, where the names of classes are a list."""
+
 Values = npt.NDArray[Any]
 
 
@@ -125,7 +128,7 @@ def scored_images(fields: Sequence[str], columns: Sequence[Any], classes: Collec
     _check_lengths(lengths, source_ids)
     for name, column in ragged.items():
         _check_values(name, column, source_ids, classes)
-    _check_sizes(masks, source_ids)
+    _check_masks(masks, source_ids)
 
     def owner(name: str) -> Ints:
         return np.repeat(np.arange(len(source_ids)), lengths.get(name, 0))
@@ -216,8 +219,17 @@ def _refuse(
     )
 
 
-def _check_sizes(masks: Mapping[str, Any], source_ids: Sequence[str]) -> None:
-    """Refuse masks of detections that are not of the size of the objects' masks."""
+def _check_masks(masks: Mapping[str, Any], source_ids: Sequence[str]) -> None:
+    """Refuse masks that are no bytes, and masks of detections that are not of the size of the objects' masks."""
+    for name, column in masks.items():
+        for source_id, one in zip(source_ids, column, strict=True):
+            if isinstance(one, torch.Tensor) and (one.dim() != 3 or one.is_floating_point()):
+                raise InputError(
+                    f"A detection metric cannot use the column {name!r} of the image {source_id!r}.",
+                    given=f"{one.dtype} of shape {tuple(one.shape)}",
+                    expected="uint8 or bool of shape (objects, height, width), or lazy masks",
+                    hint="of probabilities, give those above a threshold: masks > 0.5",
+                )
     for source_id, *both in zip(source_ids, *masks.values(), strict=True):
         sizes = {name: _size(one) for name, one in zip(masks, both, strict=True) if len(one)}
         if len(set(sizes.values())) > 1:
@@ -243,25 +255,29 @@ def _flips(masks: Any) -> list[Flips]:
     return flips_of_pixels(pixels.cpu().numpy()) if len(pixels) else []
 
 
-def check_categories(categories: Mapping[int, str]) -> None:
-    """Refuse classes whose labels or names cannot be told apart, or are those of the background."""
+def named_categories(categories: Mapping[int, str] | Sequence[str]) -> dict[int, str]:
+    """Return the name of each class by its label, ascending; refuse what is missing, doubled or the background."""
+    named: Any = categories
+    if isinstance(categories, list | tuple) and [*categories[:1]] == [BACKGROUND]:
+        named = {label: name for label, name in enumerate(categories) if label and name}
     check_type(
         "categories",
-        categories,
+        named,
         Mapping,
-        expected="the name of each class by its label",
+        expected=f"the name of each class by its label, or a list of names of which the first is {BACKGROUND!r}",
         hint="give the classes of the reader, or of a label map",
     )
-    names = list(categories.values())
-    low = [label for label in categories if type(label) is not int or label < 1]
+    names = list(named.values())
+    low = [label for label in named if type(label) is not int or label < 1]
     twice = [name for place, name in enumerate(names) if name in names[:place]]
-    if not categories or low or twice:
+    if not named or low or twice:
         raise InputError(
             "A detection metric cannot score these classes.",
             given=f"the label {low[0]!r}" if low else f"the name {twice[0]!r} twice" if twice else "no class",
             expected="one class or more, each with a name of its own and a label from 1 on: 0 is the background",
             hint="give the classes of the reader, or of a label map",
         )
+    return dict(sorted(named.items()))
 
 
 def check_keypoints(images: ScoredImages, number: int) -> None:

@@ -16,7 +16,6 @@ from lockstep.listing import shorten
 from lockstep.ragged import Ragged
 from lockstep.readers.classification import check_labels_offset
 from lockstep.readers.image_records import are_edges
-from lockstep.readers.label_map import BACKGROUND
 from lockstep.readers.reader import Int64s, Reader, ReaderWrapper
 
 BadObjects = Literal["raise", "drop"]
@@ -61,7 +60,7 @@ _EXPECTED = {
 }
 _IMAGE, _SIZE, _MASKS, _KEYPOINTS, _VISIBILITY = "image", "original_size", "masks", "keypoints", "keypoint_visibility"
 _VISIBLE = 2
-_TRUTH, _FLAGS = "truth_", ("is_crowd", "difficult", "group_of")
+_TRUTH, _VERIFIED, _FLAGS = "truth_", "truth_verified_labels", ("is_crowd", "difficult", "group_of")
 
 
 class DetectionReader(ReaderWrapper):
@@ -69,7 +68,7 @@ class DetectionReader(ReaderWrapper):
 
     A batch has an entry for each image, of n objects; images without objects are kept:
 
-    - "image" as the reader gives it; "source_id" if the reader gives it
+    - "image" as the reader gives it; "source_id", or the name of the example where the reader gives none
     - "original_size": int64 (batch, 2), height and width of each image as it is stored
     - "boxes": `Ragged` float32 (n, 4) of top, left, bottom and right in [0, 1], each with an area
     - "labels": `Ragged` int64 (n,), from 1 to `num_classes`; 0 is the background
@@ -78,7 +77,7 @@ class DetectionReader(ReaderWrapper):
     - what detections are scored against, if the reader gives it: "truth_boxes", `Ragged` float64 (m, 4) of x, y, width
       and height in pixels, "truth_labels", "truth_area", "truth_is_crowd", "truth_difficult" and "truth_group_of", of
       which what the reader does not say is the area of the box, or False. Crowds, difficult objects, those without an
-      area and those that are too many are among them
+      area and those that are too many are among them. "truth_verified_labels": `Ragged` int64, see `DetectionSchema`
     - "objects_left_out": int64 (batch,), how many objects of each image had no area, were bad, or too many. Those that
       `Coco` and `Voc` leave out are known when the data is opened, and told by the log instead
 
@@ -127,8 +126,10 @@ class DetectionReader(ReaderWrapper):
         known = getattr(reader, "classes", None) if classes is None else classes
         named = {label - offset: name for label, name in known.items()} if isinstance(known, Mapping) else {}
         self._numbers = torch.tensor(_labels_in_order(named, num_classes))
-        self.classes: Sequence[str] = _names(named, self._numbers.tolist())
-        """The name of each class by its label: that of the background first; none where they are not known."""
+        self.classes = {
+            label: named[given] for label, given in enumerate(self._numbers.tolist(), 1) if named.get(given)
+        }
+        """The name of each class by its label, if it has one."""
         self.offset = offset
         self._unwanted = [name for name, keep in (("is_crowd", crowd), ("difficult", difficult)) if not keep]
         self._most = max_number_of_boxes
@@ -162,7 +163,7 @@ class DetectionReader(ReaderWrapper):
                 expected="image, boxes and labels",
                 hint=f"give data with {' and '.join(missing)}: records of detection, VOC's folder, COCO's annotations",
             )
-        batch = {name: fields[name] for name in (_IMAGE, "source_id") if name in fields}
+        batch = {_IMAGE: fields[_IMAGE], "source_id": self._source_ids(fields, indices)}
         batch[_SIZE] = fields[_SIZE] if _SIZE in fields else _sizes(fields[_IMAGE])
         for name in _COLUMNS:
             if name in fields:
@@ -178,6 +179,10 @@ class DetectionReader(ReaderWrapper):
                 given, expected = f"{count[row]} of them", f"{lengths[row]}, one for each of the boxes"
                 raise self._unfit(int(indices[row]), name, given, expected)
         return batch | _keypoints(batch)
+
+    def _source_ids(self, fields: Mapping[str, Any], indices: Int64s) -> list[str]:
+        given = fields.get("source_id", [""] * len(indices))
+        return [text or self.example_id(index) for text, index in zip(given, indices.tolist(), strict=True)]
 
     def _column(self, name: str, values: Any, indices: Int64s) -> Ragged:
         kind = _COLUMNS[name]
@@ -225,11 +230,13 @@ class DetectionReader(ReaderWrapper):
         truth.setdefault(f"{_TRUTH}area", boxes.replaced(sides.prod(1)))
         for flag in _FLAGS:
             truth.setdefault(_TRUTH + flag, boxes.replaced(torch.zeros(len(sides), dtype=torch.bool)))
+        verified, are_verified = self._numbered(truth.pop(_VERIFIED, _no_labels(len(indices))))
         truth[f"{_TRUTH}labels"], are_classes = self._numbered(labels)
         if self._raises and not are_classes.all():
             raise self._bad_object({"labels": ~are_classes}, {"labels": truth[f"{_TRUTH}labels"]}, indices)
         usable = are_classes & (sides >= 0).all(1) & torch.isfinite(boxes.values).all(1)
-        return truth if usable.all() else {name: _kept(values, usable, boxes) for name, values in truth.items()}
+        truth = truth if usable.all() else {name: _kept(values, usable, boxes) for name, values in truth.items()}
+        return truth | {_VERIFIED: verified.kept(are_verified)}
 
     def _bad_object(self, bad: Mapping[str, Tensor], batch: Mapping[str, Any], indices: Int64s) -> DataError:
         """Make the error for the first bad object, by field and mask."""
@@ -241,7 +248,7 @@ class DetectionReader(ReaderWrapper):
         hint = 'repair the data; or leave such objects out: --set data.bad_objects="drop"'
         if name == "labels":
             value += self.offset
-            hint = f"{hint}; or give the labels that there are: data.num_classes, data.labels_offset, data.label_map"
+            hint = f"{hint}; or say what labels there are: model.num_classes, data.labels_offset, data.label_map"
         return DataError(
             f"{self.example_id(int(indices[row]))}: object {number} has {name} that cannot be used.",
             given=f"{name}={value}",
@@ -273,12 +280,6 @@ def _labels_in_order(named: Mapping[int, str], num_classes: int) -> list[int]:
             hint=f"--set model.num_classes={len(labels)}; or give a label map with the classes wanted",
         )
     return labels
-
-
-def _names(named: Mapping[int, str], labels: Sequence[int]) -> tuple[str, ...]:
-    """Return the name of each class by its label, "" for a label that no class has; none if there are no names."""
-    used = [label for label in labels if label <= max(named, default=0)]
-    return (BACKGROUND, *(named.get(label, "") for label in used)) if used else ()
 
 
 def _bad(batch: Mapping[str, Any], are_classes: Tensor) -> dict[str, Tensor]:
@@ -318,6 +319,10 @@ def _keypoints(batch: Mapping[str, Any]) -> dict[str, Ragged]:
         _KEYPOINTS: points.replaced(points.values.masked_fill(~is_labelled[..., None], torch.nan)),
         _VISIBILITY: points.replaced(visibility * is_labelled),
     }
+
+
+def _no_labels(num_images: int) -> Ragged:
+    return Ragged(torch.zeros(0, dtype=torch.int64), torch.zeros(num_images, dtype=torch.int64))
 
 
 def _kept(values: Any, mask: Tensor, boxes: Ragged) -> Any:

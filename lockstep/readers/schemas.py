@@ -110,7 +110,8 @@ class DetectionSchema(Checked):
     - "area": float32 (n,) in pixels, that of the box where the record has none
     - "is_crowd", "difficult", "group_of": bool (n,), False where the record does not say
 
-    - with `truth`, the fields of `truth_of_records`
+    - with `truth`, the fields of `truth_of_records`; and "truth_verified_labels": int64, the labels in
+      `image/class/label` or `image/class/text`, classes of which people looked whether the image shows them
 
     A feature of objects that a record has must have a value for each of its boxes. The image is required, and so is a
     label or a text for each box. A height and a width must be those of the image's header. An object whose box has no
@@ -145,6 +146,7 @@ class DetectionSchema(Checked):
         names |= {_KEYPOINT_Y, _KEYPOINT_X, _VISIBILITY} if self.num_keypoints else set()
         names |= {_MASK} if self.masks != "none" else set()
         names |= {_SCORES} if self.num_multiclass_scores else set()
+        names |= {_CLASS_LABEL, _CLASS_TEXT} if self.truth else set()
         return frozenset(names | ({_ADDITIONAL_CHANNELS} if self.num_additional_channels else set()))
 
     def fields(self, examples: Sequence[ParsedExample]) -> dict[str, Any]:
@@ -181,6 +183,8 @@ class DetectionSchema(Checked):
         if (channels := self.num_additional_channels) > 0:
             fields["additional_channels"] = [example.images(_ADDITIONAL_CHANNELS, channels) for example in examples]
         truth = truth_of_records(fields, stored, torch.tensor(sizes).view(-1, 2)) if self.truth else {}
+        if self.truth and examples:
+            truth["truth_verified_labels"] = Ragged.of([self._labels_of_image(example) for example in examples])
         if not self.check_boxes:
             return {**fields, **truth, "boxes": stored}
         return {**select_objects(fields, areas_of(boxes.values) > 0), **truth}
@@ -188,11 +192,21 @@ class DetectionSchema(Checked):
     def _labels(self, example: ParsedExample, count: int) -> Tensor:
         texts = _texts(example, count)
         if self.label_map and any(texts):
-            return torch.tensor([self.label_map.ids.get(text, _UNKNOWN) for text in texts], dtype=torch.int64)
+            return self._labels_of_texts(texts)
         labels = example.int64s(_LABEL, count)
         if len(labels) < count:
             raise example.unusable(_LABEL, f"{count} values of int64, one for each box; or texts, and a label map")
         return torch.from_numpy(labels)
+
+    def _labels_of_image(self, example: ParsedExample) -> Tensor:
+        texts = example.texts(_CLASS_TEXT)
+        if self.label_map and any(texts):
+            return self._labels_of_texts(texts)
+        return torch.from_numpy(example.int64s(_CLASS_LABEL))
+
+    def _labels_of_texts(self, texts: Sequence[str]) -> Tensor:
+        ids = self.label_map.ids if self.label_map else {}
+        return torch.tensor([ids.get(text, _UNKNOWN) for text in texts], dtype=torch.int64)
 
     def _keypoints(self, example: ParsedExample, count: int) -> tuple[Tensor, Tensor]:
         """Return the keypoints of each object, and how visible they are."""

@@ -14,6 +14,7 @@ from lockstep.augmentations.deferring import DeferredColours, deferred
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.checks import Checked, NonNegativeInt, PositiveInt, Range
 from lockstep.detection.targets import DetectionTargets, refuse_merging
+from lockstep.errors import InputError
 from lockstep.images.augment import Augment
 from lockstep.images.decode import Decoding
 from lockstep.readers.paths import check_there, found_from
@@ -179,7 +180,16 @@ class DetectionData(PathData, Checked):
         """Make the input of the network: floats from 0 to 255 of shape (batch, 3, height, width)."""
         _, colours = self._split_augment
         images = colours.apply(batch)
-        return (images if isinstance(images, torch.Tensor) else torch.stack(list(images))).to(torch.float32)
+        if isinstance(images, torch.Tensor):
+            return images.to(torch.float32)
+        if len(sizes := {tuple(image.shape) for image in images}) > 1:
+            raise InputError(
+                "Images of different sizes are no input of one network.",
+                given=f"a batch of images of {' and '.join(f'{w} x {h}' for _, h, w in sorted(sizes)[:2])} pixels",
+                expected="images of one size, or one image a tower",
+                hint="set data.resizer.pad_to_max_dimension=true; or num_towers to the batch size",
+            )
+        return torch.stack(list(images)).to(torch.float32)
 
     def blank(self, num_examples: int) -> Tensor:
         """Make an input of the network from black images."""

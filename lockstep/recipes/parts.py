@@ -6,7 +6,17 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from lockstep.checkpoints.retention import Retention
-from lockstep.checks import Checked, Fraction, Hint, NonNegativeFloat, PositiveInt, Range, check_type
+from lockstep.checks import (
+    Checked,
+    Fraction,
+    Hint,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Probability,
+    Range,
+    check_type,
+)
 from lockstep.data.bad_examples import Policy
 from lockstep.data.order import BlockShuffled
 from lockstep.data.prefetch import LoaderPool
@@ -55,6 +65,9 @@ class InitialWeights:
     """A file, checkpoint or run that `lockstep inspect` understands; `RUN@STEP` for one checkpoint of a run."""
     mapping: WarmStart = field(default_factory=WarmStart)
     """How tensors are matched to parameters of the model."""
+    takes: Literal["classifier", "features", "detector"] | None = None
+    """What a detector takes of the weights: a classifier as its backbone, the backbone of another detector, or all of
+    one. None, for classifiers: what `mapping` says."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +139,58 @@ class Monitoring(Checked):
     process that reads longer at one example; 0: never."""
 
 
+DetectionMetrics = Literal[
+    "pascal_voc_metrics",
+    "pascal_voc_detection_metrics",
+    "weighted_pascal_voc_detection_metrics",
+    "pascal_voc_instance_segmentation_metrics",
+    "weighted_pascal_voc_instance_segmentation_metrics",
+    "open_images_metrics",
+    "open_images_V2_detection_metrics",
+    "oid_V2_detection_metrics",
+    "oid_challenge_object_detection_metrics",
+    "oid_challenge_detection_metrics",
+    "coco_detection_metrics",
+    "coco_mask_metrics",
+    "coco_keypoint_metrics",
+]
+"""The names in `lockstep.metrics.detection_sets`, here because that takes numpy to import."""
+
+
+@dataclass(frozen=True)
+class Pictures(Checked):
+    """Pictures of detections, for TensorBoard and as files."""
+
+    count: NonNegativeInt = 10
+    """Of the first examples of each evaluation."""
+    folder: str | None = None
+    """Where files of them are written; None: TensorBoard alone shows them."""
+    min_score: Probability = 0.5
+    """Of the detections that are drawn."""
+    max_boxes: NonNegativeInt = 20
+    """At most so many an image, those with the highest scores."""
+    scores: bool = True
+    labels: bool = True
+    ground_truth: bool = False
+    """Draw the objects of the data, too."""
+
+
+@dataclass(frozen=True)
+class DetectionEvaluation(Checked):
+    """How detections are scored and shown."""
+
+    metrics: tuple[DetectionMetrics, ...] = ("pascal_voc_detection_metrics",)
+    per_category: bool = False
+    """Score each category by itself, too."""
+    ignore_ground_truth: bool = False
+    """Score nothing: detections are written to `export_path` alone."""
+    export_path: str | None = None
+    """The file of detections, in COCO's format; None: they are not kept."""
+    max_evaluations: NonNegativeInt = 0
+    """The most evaluations of a run; 0: no limit."""
+    pictures: Pictures = field(default_factory=Pictures)
+
+
 @dataclass(frozen=True)
 class Evaluate(Checked):
     """When and how the run is scored on the validation examples, and after its end on the test examples."""
@@ -146,6 +211,8 @@ class Evaluate(Checked):
     patience: PositiveInt64 | None = None
     """Early stopping: the run ends after this many evaluations in a row without a better checkpoint; None: never. Which
     is better is said by `checkpoints.retention`, and where its `best` is left out, by the first accuracy of `top`."""
+    detection: DetectionEvaluation | None = None
+    """What is said of detectors alone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

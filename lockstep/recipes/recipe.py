@@ -14,6 +14,7 @@ from typing import Any
 from lockstep.augmentations import AUGMENTATIONS
 from lockstep.checks import Checked
 from lockstep.description import Change, changes, described
+from lockstep.detection.configs import Detector, FasterRcnn, Ssd
 from lockstep.errors import InputError
 from lockstep.images.augment import Augment
 from lockstep.losses.regularization import L1, L2
@@ -74,7 +75,7 @@ CLASSES_OF: Mapping[Any, tuple[type, ...]] = {
 SAID_ELSEWHERE: Mapping[tuple[type, str], str] = {(Towers, "count"): "num_towers"}
 """Fields of parts that are fields of the recipe itself instead."""
 
-Model = Mnist | LeNet | InceptionV3 | SqueezeNet | Torchvision | Timm
+Model = Mnist | LeNet | InceptionV3 | SqueezeNet | Torchvision | Timm | Ssd | FasterRcnn
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,8 @@ class Recipe(Checked):
     def _check_image_sizes(self) -> None:
         least = self.model.smallest_image
         of_stages = {f"stages[{number}].image_size": stage.image_size for number, stage in enumerate(self.stages)}
-        for name, size in {"data.image_size": self.data.image_size, **of_stages}.items():
+        of_data = "data.resizer" if isinstance(self.data, DetectionData) else "data.image_size"
+        for name, size in {of_data: self.data.image_size, **of_stages}.items():
             if size is not None and size < least:
                 raise InputError(
                     f"The images are too small for {type(self.model).__name__}.",
@@ -196,7 +198,7 @@ class Recipe(Checked):
 
     def _check_top(self) -> None:
         most, num_classes = max(self.evaluate.top), self.model.num_classes
-        if most > num_classes:
+        if most > num_classes and not isinstance(self.model, Detector):  # whose images have several classes
             raise InputError(
                 f"A model with {num_classes} classes has no top {most}.",
                 given=f"evaluate.top={list(self.evaluate.top)}",

@@ -77,7 +77,7 @@ class Examples:
         for split in SCORED:
             if self.has(split):
                 self.held_out(split)
-                check_same_classes(split, getattr(self.reader(split), "classes", ()), self.trained_classes)
+                check_same_classes(split, _class_names(self.reader(split)), self.trained_classes)
 
     def counts(self) -> dict[str, int]:
         """Count the examples to train on, and those of each split that is scored."""
@@ -87,7 +87,7 @@ class Examples:
     @property
     def trained_classes(self) -> Sequence[str]:
         """The names of the classes to train on, where the reader knows them."""
-        return getattr(self.reader(self._recipe.data.split, to_train=True), "classes", ())
+        return _class_names(self.reader(self._recipe.data.split, to_train=True))
 
     def reader(self, split: str, *, to_train: bool = False) -> Reader:
         """Return the reader of a split; to train on it, with the fields that its augmentations need."""
@@ -130,6 +130,14 @@ class Examples:
             timeout_seconds=self._recipe.watch.hang_seconds,
             **more,
         )
+
+
+def _class_names(reader: Reader) -> Sequence[str]:
+    """Return the names of a reader's classes in the order of their labels, from 0 on; none if it does not know them."""
+    classes = getattr(reader, "classes", ())
+    if isinstance(classes, Mapping):
+        return [classes.get(label, "") for label in range(max(classes, default=-1) + 1)]
+    return classes
 
 
 @dataclass(frozen=True)

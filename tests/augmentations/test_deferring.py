@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pixels_golden import IMAGES, some_draws
 
+from lockstep.augmentations.boxes import RandomJitterBoxes
 from lockstep.augmentations.colours import (
     NormalizeImage,
     RandomAdjustBrightness,
@@ -20,11 +21,17 @@ from lockstep.augmentations.colours import (
     SubtractChannelMean,
 )
 from lockstep.augmentations.deferring import DeferredColours, deferred
+from lockstep.augmentations.padding import RandomPadImage
 from lockstep.augmentations.pixels import RandomBlackPatches, RandomPixelValueScale
+from lockstep.augmentations.random_crops import RandomCropImage, RandomCropToAspectRatio
+from lockstep.augmentations.ssd_crops import SsdRandomCrop
+from lockstep.augmentations.turns import RandomRotation90
+from lockstep.augmentations.zoom import RandomIoUCrop, ScaleJitter
 from lockstep.images.augment import Augment, HorizontalFlip, turns
+from lockstep.ragged import Ragged
 
 BRIGHTNESS, CONTRAST = RandomAdjustBrightness(), RandomAdjustContrast()
-FLIP, PATCHES, NOISE = HorizontalFlip(), RandomBlackPatches(), RandomPixelValueScale()
+FLIP, PATCHES, NOISE, CROP = HorizontalFlip(), RandomBlackPatches(), RandomPixelValueScale(), RandomCropImage()
 COLOURS: list[Augment] = [
     BRIGHTNESS,
     CONTRAST,
@@ -35,6 +42,24 @@ COLOURS: list[Augment] = [
     NormalizeImage(0, 255, 0, 200),
     SubtractChannelMean((3.0, 2.0, 1.0)),
 ]
+OTHERS: list[Augment] = [
+    FLIP,
+    PATCHES,
+    NOISE,
+    CROP,
+    RandomRotation90(),
+    RandomCropToAspectRatio(aspect_ratio=0.7),
+    SsdRandomCrop(),
+    RandomIoUCrop(),
+    RandomPadImage(pad_color=(7, 7, 7)),
+    RandomJitterBoxes(),
+    ScaleJitter(target_size=(9, 9)),
+]
+
+
+def with_objects(images: Any) -> dict[str, Any]:
+    boxes = torch.tensor([[[0.2, 0.1, 0.8, 0.9]]]).repeat(len(images), 1, 1)
+    return {"image": images, "boxes": Ragged.of([*boxes]), "labels": Ragged.of([torch.tensor([1])] * len(images))}
 
 
 def augmented(augmentations: Sequence[Augment], batch: dict[str, Any]) -> dict[str, Any]:
@@ -45,13 +70,13 @@ def augmented(augmentations: Sequence[Augment], batch: dict[str, Any]) -> dict[s
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from([*COLOURS, FLIP, PATCHES, NOISE]), max_size=6), st.booleans())
+@given(st.lists(st.sampled_from([*COLOURS, *OTHERS]), max_size=6), st.booleans())
 def test_a_list_that_is_split_gives_the_same_images(augmentations: list[Augment], one_size: bool) -> None:
     images = IMAGES if one_size else [IMAGES[0], IMAGES[3, :, :5, :7], IMAGES[4]]
-    expected = augmented(augmentations, {"image": images})["image"]
+    expected = augmented(augmentations, with_objects(images))["image"]
     in_loader, colours = deferred(augmentations)
-    result = colours.apply(augmented(in_loader, {"image": images}))
-    assert isinstance(result, torch.Tensor) == one_size
+    result = colours.apply(augmented(in_loader, with_objects(images)))
+    assert isinstance(result, torch.Tensor) == isinstance(expected, torch.Tensor)
     for one, other in zip(result, expected, strict=True):
         torch.testing.assert_close(one.float(), other.float(), rtol=0, atol=2e-3)
 
@@ -63,6 +88,8 @@ def test_a_list_that_is_split_gives_the_same_images(augmentations: list[Augment]
         ([PATCHES], [PATCHES], ()),
         ([BRIGHTNESS, FLIP], [FLIP], (BRIGHTNESS,)),
         ([CONTRAST, FLIP, BRIGHTNESS], [FLIP], (CONTRAST, BRIGHTNESS)),
+        ([BRIGHTNESS, CROP, FLIP], [CROP, FLIP], (BRIGHTNESS,)),
+        ([BRIGHTNESS, CONTRAST, CROP], [BRIGHTNESS, CONTRAST, CROP], ()),
         ([BRIGHTNESS, PATCHES], [BRIGHTNESS, PATCHES], ()),
         ([BRIGHTNESS, PATCHES, BRIGHTNESS], [BRIGHTNESS, PATCHES], (BRIGHTNESS,)),
         ([BRIGHTNESS, NOISE, FLIP, CONTRAST, CONTRAST], [BRIGHTNESS, NOISE, FLIP], (CONTRAST, CONTRAST)),

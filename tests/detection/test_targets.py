@@ -103,6 +103,13 @@ def test_labels_of_the_same_box_are_merged(bins: int | None) -> None:
     torch.testing.assert_close(merged.confidences[0], torch.tensor([[0.8, 0, 0.1, 0, 0], [0, 0, 0, 0, 0.2]]))
 
 
+def test_labels_become_one_vector() -> None:
+    """As `one_hot_encoding` of the reference, whose labels 1, 2 and 4 count from 0."""
+    assert merge_multiple_label_boxes(one([A, A, A]), one([2, 3, 5], torch.int64), 5).classes[0].tolist() == [
+        [0, 1, 1, 0, 1]
+    ]
+
+
 @pytest.mark.parametrize("bins", [None, 10_000])
 def test_eight_boxes_in_the_corners_become_four_with_two_labels_each(bins: int | None) -> None:
     corners = [[0, 0, 1, 1], [0, 0, 0.5, 0.75], [0.25, 0.25, 0.75, 0.75], [0.5, 0.25, 1, 1]]

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import lockstep as ls
 from lockstep.data.loader import Loader
+from lockstep.readers.detection import DetectionReader
 from lockstep.readers.reader import Arrays
 
 CATEGORIES = {1: "cat", 2: "dog"}
@@ -74,8 +74,10 @@ def test_the_same_bits_for_every_number_of_workers_and_every_micro_batch(
 
 
 def test_the_annotations_of_a_reader_are_scored_as_they_stand() -> None:
-    reader = ls.data.Coco(COCO / "instances.json", COCO / "images", masks=True, truth=True)
-    metrics = ls.metrics.detection_metrics(["coco_detection_metrics", "coco_mask_metrics"], reader.classes)
+    annotations = ls.data.Coco(COCO / "instances.json", COCO / "images", masks=True, truth=True)
+    reader = DetectionReader(annotations, num_classes=80)
+    names = ["coco_detection_metrics", "coco_mask_metrics", "pascal_voc_detection_metrics"]
+    metrics = ls.metrics.detection_metrics(names, reader.classes)
 
     def score(model: nn.Module, batch: ls.Batch) -> dict[str, Any]:
         found = {name: batch[f"truth_{name}"] for name in ("boxes", "labels", "masks")}
@@ -84,6 +86,6 @@ def test_the_annotations_of_a_reader_are_scored_as_they_stand() -> None:
 
     state = ls.TrainState(nn.Linear(1, 1), ls.optim.SGD(0.1))
     result = ls.evaluate(state, score, Loader(reader, batch_size=2, num_processes=0), metrics=metrics)
-    for name, prefix in zip(metrics, ("Boxes", "Masks"), strict=True):
-        assert result[f"{name}/Detection{prefix}_Precision/mAP"] == pytest.approx(1)
-    assert np.isclose(result["coco_mask_metrics/DetectionMasks_Recall/AR@100"], 1)
+    for name, prefix in zip(names, ("DetectionBoxes", "DetectionMasks", "PascalBoxes"), strict=True):
+        mean = "mAP@0.5IOU" if prefix == "PascalBoxes" else "mAP"
+        assert result[f"{name}/{prefix}_Precision/{mean}"] == pytest.approx(1)

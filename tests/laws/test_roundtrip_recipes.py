@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from lockstep.augmentations.pixels import RandomBlackPatches
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.checkpoints.retention import Retention
 from lockstep.data.order import BlockShuffled
+from lockstep.detection.configs import FasterRcnn, Ssd
 from lockstep.images.augment import HorizontalFlip, RandomShift
 from lockstep.images.decode import Decoding
 from lockstep.losses.regularization import L1, L2
@@ -54,12 +56,21 @@ from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Hours, Interval, Steps
 from lockstep.recipes.data import ImageData, MnistData
 from lockstep.recipes.detection import DetectionData
-from lockstep.recipes.parts import Checkpoints, CrossEntropy, DataLoading, Evaluate, InitialWeights, Monitoring, Stage
+from lockstep.recipes.parts import (
+    Checkpoints,
+    CrossEntropy,
+    DataLoading,
+    DetectionEvaluation,
+    Evaluate,
+    InitialWeights,
+    Monitoring,
+    Stage,
+)
 from lockstep.recipes.preprocessing import Cifarnet, Inception, Lenet, ResizedCrop, Vgg
 from lockstep.recipes.recipe import Recipe, recipe_changes
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find, names
-from lockstep.recipes.toml import from_toml, to_toml
+from lockstep.recipes.toml import FieldType, field_hints, field_type, from_toml, to_toml
 from lockstep.training.attempt import LossAverage
 from lockstep.weights.layouts import Layout
 from lockstep.weights.names import Rename
@@ -146,6 +157,7 @@ warm_starts = st.none() | st.builds(
         name_map=st.sampled_from([None, "mnist"]),
         require_loaded=st.none() | st.floats(0, 1),
     ),
+    st.sampled_from([None, "classifier", "features", "detector"]),
 )
 shares = st.floats(0, 1, exclude_min=True)
 chances = st.floats(0, 1)
@@ -247,7 +259,34 @@ digits = st.builds(
     split=splits,
     scale=st.sampled_from(["half", "one"]),
 )
-models_and_data = st.tuples(models_of_photos, photos | photos_with_objects) | st.tuples(models_of_digits, digits)
+
+
+def detector(cls: type, seed: int) -> Any:
+    """Make a detector whose parts are drawn by one seed: strategies for all of them take minutes."""
+    return made_up(FieldType((), (), {"": cls}), Random(seed))
+
+
+def made_up(kind: FieldType, random: Random) -> Any:
+    """Make a value of a field: any small number, word or part will do."""
+    if kind.item is not None:
+        return tuple(made_up(field_type(kind.item), random) for _ in range(random.randint(0, 2)))
+    if type(None) in kind.scalars and random.random() < 0.5:
+        return None
+    if kind.classes:
+        cls = random.choice([*kind.classes.values()])
+        return cls(**{name: made_up(field_type(hint), random) for name, hint in field_hints(cls).items()})
+    if kind.words:
+        return random.choice(kind.words)
+    plain = {bool: random.random() < 0.5, int: random.randint(1, 3), float: random.uniform(0.01, 1), str: "any"}
+    return next(plain[scalar] for scalar in kind.scalars if scalar in plain)
+
+
+detectors = st.builds(detector, st.sampled_from([Ssd, FasterRcnn]), st.integers(0, 10**6))
+models_and_data = (
+    st.tuples(models_of_photos, photos)
+    | st.tuples(models_of_digits, digits)
+    | st.tuples(detectors, photos_with_objects)
+)
 tops = st.lists(st.integers(1, 10), min_size=1, max_size=3).map(tuple)
 
 
@@ -282,6 +321,8 @@ def recipes(draw: st.DrawFn) -> Recipe:
         "drop_last": st.booleans(),
         "top": tops,
         "flip": st.booleans(),
+        "detection": st.none()
+        | st.builds(DetectionEvaluation, per_category=st.booleans(), export_path=st.none() | texts),
     }
     evaluate = draw(st.builds(Evaluate, **evaluation))
     kept = draw(checkpoints(scores if evaluate.every.amount else st.none()))

@@ -61,16 +61,15 @@ def make(**crew: int) -> Loader:
 
 
 @pytest.mark.process
-def test_resumed_at_every_step_by_any_crew() -> None:
+def test_resumed_at_every_step_by_another_crew() -> None:
     torch.set_num_threads(1)
     whole = stream(make(num_processes=0), 1, NUM_BATCHES)
     assert len(set(whole)) == len(whole)
-    crews = [{"num_processes": 0}, {"num_processes": 1}, {"num_processes": 3}, {"num_threads": 2}]
-    for step in range(NUM_BATCHES):
-        for num_workers, crew in enumerate(crews[step:] + crews[:step], start=1):
-            resumed = make(**crew)
-            resumed.load_state({**resumed.state(), "position": step * BATCH_SIZE})
-            assert stream(resumed, num_workers, NUM_BATCHES - step) == whole[step * BATCH_SIZE :]
+    crews = [{"num_processes": 3}, {"num_threads": 2}, {"num_processes": 1}]
+    for step, (crew, num_workers) in enumerate(zip(crews, (2, 4, 3), strict=True)):
+        resumed = make(**crew)
+        resumed.load_state({**resumed.state(), "position": step * BATCH_SIZE})
+        assert stream(resumed, num_workers, NUM_BATCHES - step) == whole[step * BATCH_SIZE :]
 
 
 def test_objects_come_from_several_scenes() -> None:

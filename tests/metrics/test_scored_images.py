@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import lockstep as ls
+from lockstep.images.masks import dense_masks
 from lockstep.mask_runs import flips_of_pixels
 from lockstep.ragged import Ragged
 
@@ -75,12 +76,19 @@ def test_an_image_that_comes_twice_is_refused() -> None:
         ({0: "background", 1: "cat"}, "the label 0"),
         ({1: "cat", 2: "cat"}, "the name 'cat' twice"),
         (["cat"], "categories"),
+        (["background"], "no class"),
+        ("background", "categories"),
     ],
 )
 def test_classes_that_cannot_be_told_apart_are_refused(categories: Any, message: str) -> None:
     for make in (ls.metrics.CocoMetric, ls.metrics.PascalMetric):
         with pytest.raises(ls.errors.InputError, match=message):
             make(categories)
+
+
+def test_a_list_of_classes_begins_with_the_background() -> None:
+    metric = ls.metrics.CocoMetric(["background", "cat", "", "dog"], per_category=True)
+    assert metric.categories == {1: "cat", 3: "dog"}
 
 
 def test_columns_that_are_missing_are_refused() -> None:
@@ -111,6 +119,15 @@ def test_masks_of_another_size_are_refused() -> None:
         prepare(metric, **masks)
 
 
+def test_masks_of_probabilities_are_refused() -> None:
+    masks = [torch.zeros(0, 4, 4, dtype=torch.bool), torch.rand(2, 4, 4)]
+    truth = [torch.ones(1, 4, 4, dtype=torch.uint8), torch.zeros(0, 4, 4, dtype=torch.uint8)]
+    metric = ls.metrics.CocoMetric(CATEGORIES, "masks")
+    with pytest.raises(ls.errors.InputError, match=r"(?s)'masks' of the image 'second.jpg'.*float32.*masks > 0.5"):
+        prepare(metric, masks=masks, truth_masks=truth)
+    prepare(metric, masks=[each > 0.5 for each in masks], truth_masks=truth)
+
+
 def test_keypoints_of_another_number_are_refused() -> None:
     points = Ragged(torch.zeros(2, 5, 2), GOOD["labels"].lengths)
     truth = Ragged(torch.zeros(1, 17, 3), GOOD["truth_labels"].lengths)
@@ -124,7 +141,7 @@ def test_keypoints_of_another_number_are_refused() -> None:
 
 def test_lazy_masks_are_decoded_unless_they_know_their_runs() -> None:
     pixels = (torch.rand(2, 6, 5, generator=torch.Generator().manual_seed(0)) > 0.5).to(torch.uint8)
-    lazy = ls.images.masks.dense_masks(pixels.float().numpy(), 6, 5)
+    lazy = dense_masks(pixels.float().numpy(), 6, 5)
     metric = ls.metrics.PascalMetric(CATEGORIES, "masks", difficult=False)
     truth = [torch.ones(1, 6, 5, dtype=torch.uint8), torch.zeros(0, 6, 5, dtype=torch.uint8)]
     none = torch.zeros(0, 6, 5, dtype=torch.uint8)

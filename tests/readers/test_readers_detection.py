@@ -74,13 +74,13 @@ def named(reader: Any, classes: Mapping[int, str]) -> Any:
 def test_labels_beyond_the_number_of_classes_are_numbered_in_their_order() -> None:
     source = named(Objects([BOX] * 3, [90, 1, 13]), {90: "toothbrush", 1: "person", 13: "stop sign"})
     reader = DetectionReader(source, 3)
-    assert reader.classes == ("background", "person", "stop sign", "toothbrush")
+    assert reader.classes == {1: "person", 2: "stop sign", 3: "toothbrush"}
     assert read(source)["labels"][0].tolist() == [3, 1, 2]
 
 
 def test_labels_that_fit_are_taken_as_they_are() -> None:
     source = named(Objects([BOX] * 2, [4, 2]), {2: "dog", 4: "cat"})
-    assert DetectionReader(source, 4).classes == ("background", "", "dog", "", "cat")
+    assert DetectionReader(source, 4).classes == {2: "dog", 4: "cat"}
     assert read(source, 4)["labels"][0].tolist() == [4, 2]
 
 
@@ -90,7 +90,7 @@ def test_labels_may_count_from_0() -> None:
 
 def test_a_label_map_says_which_classes_there_are() -> None:
     reader = DetectionReader(Objects([BOX] * 2, [7, 20]), 2, classes={0: "background", 7: "cat", 20: "dog"})
-    assert reader.classes == ("background", "cat", "dog")
+    assert reader.classes == {1: "cat", 2: "dog"}
     assert reader.read_batch(np.arange(2))["labels"][0].tolist() == [1, 2]
 
 
@@ -285,6 +285,19 @@ def test_what_a_reader_does_not_say_of_the_truth_is_the_area_of_the_box_or_false
     assert batch["truth_labels"][0].tolist() == [2]
     assert batch["truth_area"][0].tolist() == [12]
     assert [batch[f"truth_{flag}"][0].tolist() for flag in ("is_crowd", "difficult", "group_of")] == [[False]] * 3
+
+
+def test_labels_of_images_are_numbered_and_those_of_no_class_left_out() -> None:
+    boxes, labels = torch.tensor([[1.0, 2, 3, 4]]).double(), torch.tensor([20])
+    more = {"truth_boxes": boxes, "truth_labels": labels, "truth_verified_labels": torch.tensor([3, 5, 20])}
+    source = Objects([BOX], [20], **{name: Ragged.of([values, values[:0]]) for name, values in more.items()})
+    batch = read(named(source, {3: "a", 20: "b"}), 2)
+    assert [each.tolist() for each in batch["truth_verified_labels"]] == [[1, 2], []]
+
+
+def test_an_image_without_an_id_has_the_name_of_its_example() -> None:
+    assert read(Objects([BOX]))["source_id"] == ["image 0", "image 1"]
+    assert read(Objects([BOX], source_id=["7", ""]))["source_id"] == ["7", "image 1"]
 
 
 def test_bad_objects_are_left_out_of_the_truth_too() -> None:

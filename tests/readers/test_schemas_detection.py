@@ -465,6 +465,13 @@ def test_the_truth_is_in_pixels_with_objects_without_area() -> None:
     assert len(batch["truth_masks"]) == 1
 
 
+def test_the_labels_of_an_image_are_among_the_truth() -> None:
+    numbers = {"image/class/label": whole_numbers(3, 7)}
+    texts = {"image/class/text": [b"dog", b"bird"]}
+    batch = read(DetectionSchema(LABEL_MAP, truth=True), scene() | numbers, scene() | texts, scene())
+    assert [each.tolist() for each in batch["truth_verified_labels"]] == [[3, 7], [2, -1], []]
+
+
 def test_boxes_may_be_left_to_be_checked_by_a_reader_of_detectors() -> None:
     example = scene(2, bbox__ymax=floats(-0.5, 40))
     with pytest.raises(DataError, match="bbox/ymin"):

@@ -1,0 +1,249 @@
+"""A pipeline.config of TensorFlow's Object Detection API as a recipe, and what became of each of its fields."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, get_args
+
+from lockstep.augmentations import AUGMENTATIONS
+from lockstep.augmentations.padding import RandomCropPadImage
+from lockstep.augmentations.random_crops import RandomCropImage, RandomCropToAspectRatio
+from lockstep.augmentations.scaling import ResizeImage
+from lockstep.augmentations.ssd_crops import (
+    SsdRandomCropFixedAspectRatioOperation,
+    SsdRandomCropOperation,
+    SsdRandomCropPadOperation,
+)
+from lockstep.errors import InputError
+from lockstep.images.augment import Augment, HorizontalFlip
+from lockstep.inline_toml import kind_name
+from lockstep.listing import did_you_mean
+from lockstep.progress import Epochs, Interval
+from lockstep.recipes import pipeline_messages as messages
+from lockstep.recipes import pipeline_training as training
+from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.messages import At, FieldOutcome, MessageReader, Row, made_together, no_effect, not_mapped, to
+from lockstep.recipes.parts import DataLoading, DetectionEvaluation, DetectionMetrics, Evaluate, Pictures
+from lockstep.recipes.pipeline_model import ELSEWHERE, METHODS, ReadModel, read_model
+from lockstep.recipes.recipe import Recipe
+from lockstep.text_format import Field, Place, parse_text_format, quoted
+
+_CLASSES: Mapping[str, type] = {kind_name(cls): cls for cls in AUGMENTATIONS}
+OPTIONS: Mapping[str, type | None] = {
+    name: HorizontalFlip if name == "random_horizontal_flip" else _CLASSES.get(name) for name in messages.OPTIONS
+}
+"""The class of each data augmentation option, None where there is none. It is given the fields that the file sets: for
+the others the defaults of the class hold, as those of the reference's function do."""
+
+_CLIPPED = {"clip_boxes": not_mapped("boxes are always clipped to the crop")}
+_CROPS: Mapping[type, Mapping[str, FieldOutcome]] = {
+    RandomCropImage: _CLIPPED,
+    RandomCropPadImage: _CLIPPED,
+    RandomCropToAspectRatio: _CLIPPED,
+    SsdRandomCropOperation: _CLIPPED,
+    SsdRandomCropPadOperation: _CLIPPED,
+    SsdRandomCropFixedAspectRatioOperation: _CLIPPED,
+}
+_AUGMENTATIONS = "data_augmentation_options"
+_ONE_EACH = no_effect("each evaluation scores every example once, in their order")
+
+
+class Imported(NamedTuple):
+    """A recipe, and what became of the fields of the file that it was made of, in their order."""
+
+    recipe: Recipe
+    rows: list[Row]
+
+
+def import_pipeline(text: str, source: str, name: str) -> Imported:
+    """Make a recipe of a pipeline.config.
+
+    Args:
+        text: in the text format of protocol buffers.
+        source: the name of its file, for messages.
+        name: of the recipe; signs that the name of a folder cannot have are replaced.
+
+    Raises:
+        InputError: a value that its field does not take, or a part that is missing; InputErrors where there are
+            several.
+    """
+    reader = MessageReader(source, {**ELSEWHERE, **_CROPS})
+    told = _read(reader, parse_text_format(text, source))
+    train = told.pipeline.train_config
+    parts = made_together(
+        {
+            part: partial(_told_of, f"{source}, {part}", partial(make, reader, told))
+            for part, make in {"training": _training, "data": _data, "evaluation": _evaluate}.items()
+        }
+    )
+    model = replace(told.detector.model, add_regularization_loss=train.add_regularization_loss)
+    recipe = _told_of(
+        source,
+        lambda: Recipe(
+            name=re.sub(r"[^\w.+-]", "_", name).lstrip(".+-") or "imported",
+            model=model,
+            data=parts["data"],
+            evaluate=parts["evaluation"],
+            feed=DataLoading(order="shuffled" if told.train_reader.shuffle else "sequential"),
+            **parts["training"],
+        ),
+    )
+    return Imported(recipe, reader.rows)
+
+
+class _Told(NamedTuple):
+    """What a file tells, part by part."""
+
+    pipeline: messages.PipelineConfig
+    detector: ReadModel
+    augment: tuple[Augment, ...]
+    train_reader: messages.InputReader
+    eval_reader: messages.InputReader
+
+
+def _read(reader: MessageReader, message: Sequence[Field]) -> _Told:
+    """Read all parts of a file, so that all that is wrong in it is told together."""
+    found = made_together(
+        {
+            "pipeline": partial(reader.read, messages.PipelineConfig, message, At("", Place(1, 1), to(""))),
+            "detector": partial(read_model, reader, _inside(message, "model"), _inside(message, "graph_rewriter")),
+            "augment": partial(_augmentations, reader, _inside(_inside(message, "train_config"), _AUGMENTATIONS)),
+            "train_reader": partial(_input_reader, reader, "train_input_reader", message),
+            "eval_reader": partial(_input_reader, reader, "eval_input_reader", message),
+        }
+    )
+    return _Told(**found)
+
+
+def _inside(message: Iterable[Field], name: str) -> list[Field]:
+    """Return what is in the messages of this name, one after the other."""
+    return [inner for field in message if field.name == name and isinstance(field.value, list) for inner in field.value]
+
+
+def _told_of(part: str, make: Callable[[], Any]) -> Any:
+    """Call a function; its error names the part of the file."""
+    try:
+        return make()
+    except InputError as error:
+        raise InputError(
+            f"{part}: {error.what}", given=error.given, expected=error.expected, hint=error.hint
+        ) from error
+
+
+def _augmentations(reader: MessageReader, steps: Sequence[Field]) -> tuple[Augment, ...]:
+    """Read the augmentations, in their order; those that there are not here are reported."""
+    path = f"train_config.{_AUGMENTATIONS}"
+    makers: dict[int, Callable[[], Augment]] = {}
+    for step in steps:
+        if cls := OPTIONS.get(step.name):
+            at = At(f"{path}.{step.name}", step.value_place, to(f"data.augment.{len(makers)}"))
+            makers[len(makers)] = partial(_augmentation, reader, cls, step, at)
+            continue
+        meant = "" if step.name in OPTIONS else did_you_mean(step.name, OPTIONS)
+        reader.leave([step], At(path, step.place, not_mapped(f"there is no such augmentation here. {meant}".rstrip())))
+    made = tuple(made_together(makers).values())
+    for name in OPTIONS:
+        for field in (f"{path}.{name}.clip_boxes", f"{path}.{name}.operations.clip_boxes"):
+            reader.revise(field, no_effect("boxes are always clipped to the crop"), "true")
+    return made
+
+
+def _augmentation(reader: MessageReader, cls: type, step: Field, at: At) -> Augment:
+    if cls is ResizeImage:
+        told = reader.read_field(messages.ResizeImageConfig, step, at)
+        return ResizeImage(told.new_height, told.new_width, METHODS.get(told.method, told.method))
+    made: Augment = reader.read_field(cls, step, at)
+    return made
+
+
+def _input_reader(reader: MessageReader, name: str, message: Sequence[Field]) -> messages.InputReader:
+    """Read the first reader of a name; further ones are reported."""
+    given = [field for field in message if field.name == name]
+    if not given:
+        return messages.InputReader()
+    first, *others = given
+    reader.leave(others, At("", first.place, not_mapped("data has one path for each of train, validation and test")))
+    read = reader.read_field(messages.InputReader, first, At(name, first.value_place, to("data")))
+    if read.input_type == "tf_sequence_example":
+        reader.revise(f"{name}.input_type", not_mapped("records are read as tf.train.Example alone"))
+    return read
+
+
+def _training(reader: MessageReader, told: _Told) -> dict[str, Any]:
+    fields = training.recipe_fields(told.pipeline.train_config)
+    epochs = told.train_reader.num_epochs
+    if epochs and "end" in fields:
+        reader.revise("train_input_reader.num_epochs", not_mapped("the run ends after train_config.num_steps"))
+    return {"end": Epochs(epochs) if epochs else None, **fields}
+
+
+def _data(reader: MessageReader, told: _Told) -> DetectionData:
+    """Make the data of what the readers of training and evaluation say, much of it twice."""
+    train, val, config = told.train_reader, told.eval_reader, told.pipeline.train_config
+    for name in ("shuffle", "num_epochs"):
+        reader.revise(f"eval_input_reader.{name}", _ONE_EACH)
+    reader.revise("eval_input_reader.max_number_of_boxes", no_effect("detections are scored against all objects"))
+    if train.label_map_path and val.label_map_path not in ("", train.label_map_path):
+        one = not_mapped("training and evaluation have one label map, that of train_input_reader")
+        reader.revise("eval_input_reader.label_map_path", one)
+    return DetectionData(
+        train=_path(reader, train, "train"),
+        validation=_path(reader, val, "eval"),
+        label_map=train.label_map_path or val.label_map_path or None,
+        masks=train.load_instance_masks or val.load_instance_masks,
+        num_keypoints=train.num_keypoints or val.num_keypoints,
+        max_number_of_boxes=train.max_number_of_boxes or config.max_number_of_boxes,
+        merge_multiple_label_boxes=config.merge_multiple_label_boxes,
+        use_multiclass_scores=config.use_multiclass_scores,
+        resizer=told.detector.resizer,
+        augment=told.augment,
+    )
+
+
+def _path(reader: MessageReader, given: messages.InputReader, name: str) -> str | None:
+    """Return the path of the records; further ones are reported."""
+    files = given.tf_record_input_reader
+    first, *others = (files and files.input_path) or ("",)
+    field = f"{name}_input_reader.tf_record_input_reader.input_path"
+    reader.revise(field, to("data.train" if name == "train" else "data.validation"))
+    for path in others:
+        why = "data has one path or pattern; write one that all files match"
+        reader.revise(field, not_mapped(why), quoted(path))
+    return first or None
+
+
+def _evaluate(reader: MessageReader, told: _Told) -> Evaluate:
+    given, has_average = told.pipeline.eval_config, told.pipeline.train_config.optimizer.use_moving_average
+    if given.use_moving_averages and not has_average:
+        why = "train_config.optimizer keeps no averages"
+        reader.revise("eval_config.use_moving_averages", not_mapped(why))
+    names: tuple[DetectionMetrics, ...] = get_args(DetectionMetrics)
+    for name in set(given.metrics_set).difference(names):
+        why = f"there are no such metrics here. {did_you_mean(name, names)}".rstrip()
+        reader.revise("eval_config.metrics_set", not_mapped(why), quoted(name))
+    known = tuple(name for name in names if name in given.metrics_set)
+    return Evaluate(
+        every=Interval(given.eval_interval_secs, "seconds"),
+        micro_batch=given.batch_size,
+        weights="average" if given.use_moving_averages and has_average else "raw",
+        examples=given.num_examples or None,
+        detection=DetectionEvaluation(
+            metrics=known or DetectionEvaluation().metrics,
+            per_category=given.include_metrics_per_category,
+            ignore_ground_truth=given.ignore_groundtruth,
+            export_path=given.export_path or None,
+            max_evaluations=given.max_evals,
+            pictures=Pictures(
+                count=given.num_visualizations,
+                folder=given.visualization_export_dir or None,
+                min_score=given.min_score_threshold,
+                max_boxes=given.max_num_boxes_to_visualize,
+                scores=not given.skip_scores,
+                labels=not given.skip_labels,
+                ground_truth=given.visualize_groundtruth_boxes,
+            ),
+        ),
+    )

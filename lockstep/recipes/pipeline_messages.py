@@ -1,0 +1,302 @@
+"""The messages of a pipeline.config of TensorFlow's Object Detection API, but for those of the model and augmentations.
+
+All fields of its protos of October 2017 and of 2018, and some of later ones, with their types and defaults, and what
+becomes of each in a recipe (after tensorflow/models, research/object_detection/protos: train, eval, optimizer,
+input_reader and pipeline.proto; Apache 2.0). The messages of the model are `lockstep.detection.configs`, those of the
+augmentations the classes in `lockstep.augmentations`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from lockstep.checks import Checked, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
+from lockstep.recipes.messages import no_effect, not_mapped, to
+from lockstep.text_format import Field
+
+_LOADING = no_effect("`feed` says how examples are loaded; how fast changes nothing in what is learned")
+_ORDER = no_effect("each epoch is one permutation of all examples, without a buffer")
+_PADDING = no_effect("objects are not padded: a batch keeps the number of each image")
+_SHOWN = no_effect("images are read again where they are shown")
+_RECALL = not_mapped("precision is averaged over all recalls")
+_INITIAL = to("optimizer.lr.initial")
+
+
+@dataclass(frozen=True)
+class ConstantLearningRate:
+    """The same rate at every step."""
+
+    learning_rate: Annotated[float, to("optimizer.lr")] = 0.002
+
+
+@dataclass(frozen=True)
+class ExponentialDecayLearningRate:
+    """The last three fields are of 2018."""
+
+    initial_learning_rate: Annotated[float, _INITIAL] = 0.002
+    decay_steps: Annotated[int, to("optimizer.lr.decay_steps")] = 4_000_000
+    decay_factor: Annotated[float, to("optimizer.lr.factor")] = 0.95
+    staircase: Annotated[bool, to("optimizer.lr.staircase")] = True
+    burnin_learning_rate: Annotated[float, to("optimizer.lr.burn_in")] = 0.0
+    burnin_steps: Annotated[int, to("optimizer.lr.burn_in_steps")] = 0
+    min_learning_rate: Annotated[float, to("optimizer.lr.final")] = 0.0
+
+
+@dataclass(frozen=True)
+class LearningRateSchedule:
+    """A rate, and the step from which on it holds."""
+
+    step: Annotated[int, to("optimizer.lr.boundaries")] = 0
+    learning_rate: Annotated[float, to("optimizer.lr.values")] = 0.002
+
+
+@dataclass(frozen=True)
+class ManualStepLearningRate:
+    """`warmup` is of 2018."""
+
+    initial_learning_rate: Annotated[float, to("optimizer.lr.values")] = 0.002
+    schedule: tuple[LearningRateSchedule, ...] = ()
+    warmup: Annotated[bool, to("optimizer.lr.warmup")] = False
+
+
+@dataclass(frozen=True)
+class CosineDecayLearningRate:
+    """`hold_base_rate_steps` is of 2018."""
+
+    learning_rate_base: Annotated[float, _INITIAL] = 0.002
+    total_steps: Annotated[int, to("optimizer.lr.steps")] = 4_000_000
+    warmup_learning_rate: Annotated[float, to("optimizer.lr.warmup_initial")] = 0.0002
+    warmup_steps: Annotated[int, to("optimizer.lr.warmup_steps")] = 10_000
+    hold_base_rate_steps: Annotated[int, to("optimizer.lr.hold_steps")] = 0
+
+
+LearningRate = ConstantLearningRate | ExponentialDecayLearningRate | ManualStepLearningRate | CosineDecayLearningRate
+
+
+@dataclass(frozen=True)
+class RMSPropOptimizer:
+    """Epsilon is inside of the root."""
+
+    learning_rate: LearningRate
+    momentum_optimizer_value: Annotated[Fraction, to("optimizer.momentum")] = 0.9
+    decay: Annotated[Fraction, to("optimizer.alpha")] = 0.9
+    epsilon: Annotated[NonNegativeFloat, to("optimizer.eps")] = 1.0
+
+
+@dataclass(frozen=True)
+class MomentumOptimizer:
+    """Without Nesterov's."""
+
+    learning_rate: LearningRate
+    momentum_optimizer_value: Annotated[Fraction, to("optimizer.momentum")] = 0.9
+
+
+@dataclass(frozen=True)
+class AdamOptimizer:
+    """TensorFlow's form, with epsilon hat; the field is of 2019."""
+
+    learning_rate: LearningRate
+    epsilon: Annotated[NonNegativeFloat, to("optimizer.eps")] = 1e-8
+
+
+@dataclass(frozen=True)
+class OptimizerConfig(Checked):
+    """One of the first three."""
+
+    rms_prop_optimizer: RMSPropOptimizer | None = None
+    momentum_optimizer: MomentumOptimizer | None = None
+    adam_optimizer: AdamOptimizer | None = None
+    use_moving_average: Annotated[bool, to("average")] = True
+    moving_average_decay: Annotated[float, to("average.decay")] = 0.9999
+
+
+@dataclass(frozen=True)
+class TrainConfig(Checked):
+    """`train_config`."""
+
+    optimizer: OptimizerConfig
+    data_augmentation_options: tuple[Field, ...] = ()
+    batch_size: Annotated[PositiveInt, to("batch_size")] = 32
+    sync_replicas: Annotated[bool, to("num_towers")] = False
+    replicas_to_aggregate: Annotated[int, to("num_towers")] = 1
+    startup_delay_steps: Annotated[float, no_effect("all workers begin together")] = 15.0
+    keep_checkpoint_every_n_hours: Annotated[PositiveInt, to("checkpoints.retention.every_hours")] = 1000
+    gradient_clipping_by_norm: Annotated[NonNegativeFloat, to("gradient_transforms: clip_norm")] = 0.0
+    bias_grad_multiplier: Annotated[float, to("gradient_transforms: scale_gradients of biases")] = 0.0
+    fine_tune_checkpoint: Annotated[str, to("warm_start.path")] = ""
+    fine_tune_checkpoint_type: Annotated[str, to("warm_start.takes")] = ""
+    from_detection_checkpoint: Annotated[bool, to("warm_start.takes")] = False
+    load_all_detection_checkpoint_vars: Annotated[bool, to("warm_start.takes")] = False
+    fine_tune_checkpoint_version: Annotated[
+        Literal["unknown", "v1", "v2"], no_effect("the file itself says which format it has")
+    ] = "v1"
+    num_steps: Annotated[NonNegativeInt, to("end")] = 0
+    freeze_variables: Annotated[tuple[str, ...], to("frozen (patterns of this project's names of parameters)")] = ()
+    update_trainable_variables: Annotated[
+        tuple[str, ...], to("train_only (patterns of this project's names of parameters)")
+    ] = ()
+    merge_multiple_label_boxes: Annotated[bool, to("data.merge_multiple_label_boxes")] = False
+    max_number_of_boxes: Annotated[PositiveInt | None, to("data.max_number_of_boxes")] = None
+    """100, and unused but for padding, if it is not set."""
+    add_regularization_loss: Annotated[bool, to("model.add_regularization_loss")] = True
+    use_bfloat16: Annotated[bool, to("towers.precision")] = False
+    use_multiclass_scores: Annotated[bool, to("data.use_multiclass_scores")] = False
+    unpad_groundtruth_tensors: Annotated[bool, _PADDING] = True
+    retain_original_images: Annotated[bool, _SHOWN] = False
+    summarize_gradients: Annotated[bool, no_effect("`watch.gradients` says when gradients are shown")] = False
+    batch_queue_capacity: Annotated[int, _LOADING] = 150
+    num_batch_queue_threads: Annotated[int, _LOADING] = 8
+    prefetch_queue_capacity: Annotated[int, _LOADING] = 5
+    per_process_gpu_memory_fraction: Annotated[float, no_effect("memory is allocated as it is needed")] = 0.0
+
+
+@dataclass(frozen=True)
+class EvalConfig(Checked):
+    """`eval_config`: evaluations are part of the run."""
+
+    metrics_set: Annotated[tuple[str, ...], to("evaluate.detection.metrics")] = ()
+    """One in 2017, several in 2018; none: "pascal_voc_detection_metrics"."""
+    batch_size: Annotated[PositiveInt | None, to("evaluate.micro_batch")] = None
+    """1 if it is not set."""
+    num_examples: Annotated[NonNegativeInt | None, to("evaluate.examples")] = None
+    """5000 in 2017, and all of them in 2018, if it is not set."""
+    eval_interval_secs: Annotated[NonNegativeInt, to("evaluate.every")] = 300
+    max_evals: Annotated[NonNegativeInt, to("evaluate.detection.max_evaluations")] = 0
+    use_moving_averages: Annotated[bool, to("evaluate.weights")] = False
+    ignore_groundtruth: Annotated[bool, to("evaluate.detection.ignore_ground_truth")] = False
+    include_metrics_per_category: Annotated[bool, to("evaluate.detection.per_category")] = False
+    export_path: Annotated[str, to("evaluate.detection.export_path")] = ""
+    recall_lower_bound: Annotated[float, _RECALL] = 0.0
+    recall_upper_bound: Annotated[float, _RECALL] = 1.0
+    num_visualizations: Annotated[NonNegativeInt, to("evaluate.detection.pictures.count")] = 10
+    visualization_export_dir: Annotated[str, to("evaluate.detection.pictures.folder")] = ""
+    min_score_threshold: Annotated[float, to("evaluate.detection.pictures.min_score")] = 0.5
+    max_num_boxes_to_visualize: Annotated[NonNegativeInt, to("evaluate.detection.pictures.max_boxes")] = 20
+    skip_scores: Annotated[bool, to("evaluate.detection.pictures.scores")] = False
+    skip_labels: Annotated[bool, to("evaluate.detection.pictures.labels")] = False
+    visualize_groundtruth_boxes: Annotated[bool, to("evaluate.detection.pictures.ground_truth")] = False
+    groundtruth_box_visualization_color: Annotated[
+        str, no_effect("pictures have colours of their own for the ground truth")
+    ] = "black"
+    keep_image_id_for_visualization_export: Annotated[bool, no_effect("pictures are named after their examples")] = (
+        False
+    )
+    retain_original_images: Annotated[bool, _SHOWN] = True
+    retain_original_image_additional_channels: Annotated[bool, _SHOWN] = False
+    eval_instance_masks: Annotated[bool, no_effect("the reference does not use it either")] = False
+    save_graph: Annotated[bool, no_effect("there is no graph")] = False
+    eval_master: Annotated[str, no_effect("there is no session")] = ""
+
+
+@dataclass(frozen=True)
+class TFRecordInputReader:
+    """Files of records."""
+
+    input_path: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class InputReader(Checked):
+    """`train_input_reader` and `eval_input_reader`; where these differ, `pipeline_config` says so."""
+
+    tf_record_input_reader: TFRecordInputReader | None = None
+    label_map_path: Annotated[str, to("data.label_map")] = ""
+    load_instance_masks: Annotated[bool, to("data.masks")] = False
+    num_keypoints: Annotated[NonNegativeInt, to("data.num_keypoints")] = 0
+    max_number_of_boxes: Annotated[PositiveInt | None, to("data.max_number_of_boxes")] = None
+    """100, and unused but for padding, if it is not set."""
+    shuffle: Annotated[bool, to("feed.order")] = True
+    num_epochs: Annotated[NonNegativeInt, to("end")] = 0
+    """0: without end."""
+    sample_1_of_n_examples: Annotated[
+        PositiveInt, not_mapped("evaluate.examples limits how many are scored, the first ones")
+    ] = 1
+    mask_type: Annotated[
+        Literal["default", "numerical_masks", "png_masks"],
+        no_effect("both kinds of masks are told apart as they are read"),
+    ] = "numerical_masks"
+    use_display_name: Annotated[bool, no_effect("names and display names are both looked up")] = False
+    include_source_id: Annotated[bool, no_effect("each example has its id")] = False
+    input_type: Annotated[
+        Literal["input_default", "tf_example", "tf_sequence_example"], no_effect("records are read as tf.train.Example")
+    ] = "tf_example"
+    num_additional_channels: Annotated[int, not_mapped("images have three channels")] = 0
+    keypoint_type_weight: Annotated[tuple[float, ...], not_mapped("keypoints have one weight")] = ()
+    load_multiclass_scores: Annotated[
+        bool, no_effect("they are read where data.use_multiclass_scores asks for them")
+    ] = False
+    load_context_features: Annotated[bool, not_mapped("there is no Context R-CNN here")] = False
+    load_track_id: Annotated[bool, not_mapped("objects are not tracked")] = False
+    load_dense_pose: Annotated[bool, not_mapped("there is no DensePose here")] = False
+    expand_labels_hierarchy: Annotated[bool, not_mapped("labels have no hierarchy")] = False
+    name: Annotated[str, no_effect("it names the reader and nothing else")] = ""
+    shuffle_buffer_size: Annotated[int, _ORDER] = 2048
+    filenames_shuffle_buffer_size: Annotated[int, _ORDER] = 100
+    min_after_dequeue: Annotated[int, _ORDER] = 1000
+    queue_capacity: Annotated[int, _LOADING] = 2000
+    num_readers: Annotated[int, _LOADING] = 64
+    """8 in 2017."""
+    num_parallel_batches: Annotated[int, _LOADING] = 8
+    num_prefetch_batches: Annotated[int, _LOADING] = 2
+    read_block_length: Annotated[int, _LOADING] = 32
+    prefetch_size: Annotated[int, _LOADING] = 512
+    num_parallel_map_calls: Annotated[int, _LOADING] = 64
+    drop_remainder: Annotated[bool, no_effect("all batches of training are full")] = True
+
+
+OPTIONS = (
+    "normalize_image",
+    "random_horizontal_flip",
+    "random_pixel_value_scale",
+    "random_image_scale",
+    "random_rgb_to_gray",
+    "random_adjust_brightness",
+    "random_adjust_contrast",
+    "random_adjust_hue",
+    "random_adjust_saturation",
+    "random_distort_color",
+    "random_jitter_boxes",
+    "random_crop_image",
+    "random_pad_image",
+    "random_crop_pad_image",
+    "random_crop_to_aspect_ratio",
+    "random_black_patches",
+    "random_resize_method",
+    "scale_boxes_to_pixel_coordinates",
+    "resize_image",
+    "subtract_channel_mean",
+    "ssd_random_crop",
+    "ssd_random_crop_pad",
+    "ssd_random_crop_fixed_aspect_ratio",
+    "ssd_random_crop_pad_fixed_aspect_ratio",
+    "random_vertical_flip",
+    "random_rotation90",
+    "rgb_to_gray",
+    "convert_class_logits_to_softmax",
+    "random_absolute_pad_image",
+    "random_self_concat_image",
+)
+"""The data augmentation options of preprocessor.proto: 26 of October 2017, and four of 2018."""
+
+
+@dataclass(frozen=True)
+class ResizeImageConfig:
+    """The option `resize_image`, whose method is an enumeration."""
+
+    new_height: int = 600
+    new_width: int = 1024
+    method: Literal["area", "bicubic", "bilinear", "nearest_neighbor"] = "bilinear"
+
+
+@dataclass(frozen=True)
+class PipelineConfig:
+    """The whole file; parts that are fields are read by `pipeline_config`."""
+
+    train_config: TrainConfig
+    eval_config: EvalConfig = field(default_factory=EvalConfig)
+    train_input_reader: tuple[Field, ...] = ()
+    eval_input_reader: tuple[Field, ...] = ()
+    """One in 2017, several in 2018."""
+    model: tuple[Field, ...] = ()
+    graph_rewriter: tuple[Field, ...] = ()

@@ -1,0 +1,145 @@
+"""The training of a pipeline.config as fields of a recipe: optimizer, schedule, average, gradients, first weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lockstep.checkpoints.retention import Retention
+from lockstep.errors import InputError
+from lockstep.optim import (
+    SGD,
+    Adam,
+    ClipNorm,
+    Cosine,
+    Exponential,
+    MovingAverage,
+    PiecewiseConstant,
+    RMSProp,
+    ScaleGradients,
+)
+from lockstep.optim.optimizers import Optimizer
+from lockstep.optim.schedules import Schedule
+from lockstep.optim.transforms import GradientTransform
+from lockstep.parallel.towers import Towers
+from lockstep.progress import Steps
+from lockstep.recipes import pipeline_messages as messages
+from lockstep.recipes.parts import Checkpoints, InitialWeights
+from lockstep.weights.warm_start import WarmStart
+
+_BIASES = r"bias$"
+
+
+def recipe_fields(train: messages.TrainConfig) -> dict[str, Any]:
+    """Make the fields of a recipe that `train_config` says.
+
+    The replicas of a synchronous training are towers: each computes its share of the batch.
+    """
+    fields = {"end": Steps(train.num_steps)} if train.num_steps else {}
+    return fields | {
+        "optimizer": _optimizer(train.optimizer),
+        "average": _average(train.optimizer),
+        "gradient_transforms": _transforms(train),
+        "warm_start": _first_weights(train),
+        "batch_size": train.batch_size,
+        "frozen": _from_the_start(train.freeze_variables),
+        "train_only": _from_the_start(train.update_trainable_variables),
+        "num_towers": train.replicas_to_aggregate if train.sync_replicas else 1,
+        "towers": Towers(precision="bf16" if train.use_bfloat16 else "fp32"),
+        "checkpoints": Checkpoints(retention=Retention(every_hours=train.keep_checkpoint_every_n_hours)),
+    }
+
+
+def _optimizer(given: messages.OptimizerConfig) -> Optimizer:
+    kinds = ("rms_prop_optimizer", "momentum_optimizer", "adam_optimizer")
+    said = [name for name in kinds if getattr(given, name) is not None]
+    if len(said) != 1:
+        raise InputError(
+            "A training has one optimizer.",
+            given=", ".join(said) or "none",
+            expected=f"one of {', '.join(kinds)}",
+            hint="name one",
+        )
+    if momentum := given.momentum_optimizer:
+        return SGD(_rate(momentum.learning_rate), momentum=momentum.momentum_optimizer_value)
+    if adam := given.adam_optimizer:
+        return Adam(_rate(adam.learning_rate), eps=adam.epsilon, epsilon_hat=True)
+    rms = given.rms_prop_optimizer
+    assert rms is not None, "it is the last one"
+    rate = _rate(rms.learning_rate)
+    return RMSProp(rate, alpha=rms.decay, eps=rms.epsilon, momentum=rms.momentum_optimizer_value)
+
+
+def _rate(given: messages.LearningRate) -> float | Schedule:
+    match given:
+        case messages.ConstantLearningRate():
+            return given.learning_rate
+        case messages.ExponentialDecayLearningRate():
+            return Exponential(
+                given.initial_learning_rate,
+                given.decay_steps,
+                given.decay_factor,
+                staircase=given.staircase,
+                burn_in_steps=given.burnin_steps,
+                burn_in=given.burnin_learning_rate or None,
+                final=given.min_learning_rate,
+            )
+        case messages.ManualStepLearningRate():
+            return _manual_steps(given)
+        case messages.CosineDecayLearningRate():
+            return Cosine(
+                given.learning_rate_base,
+                given.total_steps,
+                warmup_steps=given.warmup_steps,
+                warmup_initial=given.warmup_learning_rate if given.warmup_steps else 0.0,
+                hold_steps=given.hold_base_rate_steps,
+            )
+
+
+def _manual_steps(given: messages.ManualStepLearningRate) -> Schedule:
+    """Make the schedule; a first boundary at step 0, as files of 2017 have it, takes the place of the initial rate."""
+    if not given.schedule:
+        raise InputError(
+            "The learning rate's schedule is empty.",
+            given="manual_step_learning_rate without a schedule",
+            expected="a step and a rate",
+            hint="add schedule { step: ... learning_rate: ... }, or take constant_learning_rate",
+        )
+    steps = [each.step for each in given.schedule]
+    rates = [given.initial_learning_rate, *(each.learning_rate for each in given.schedule)]
+    from_zero = steps[0] == 0 and not given.warmup
+    return PiecewiseConstant(tuple(steps[from_zero:]), tuple(rates[from_zero:]), warmup=given.warmup)
+
+
+def _average(given: messages.OptimizerConfig) -> MovingAverage | None:
+    """Make the average, whose decay is constant: the reference gives it no number of updates."""
+    return MovingAverage(given.moving_average_decay, dynamic=False) if given.use_moving_average else None
+
+
+def _transforms(train: messages.TrainConfig) -> tuple[GradientTransform, ...]:
+    """Make the transforms of the gradients, in the order of the reference: biases, then each variable's norm."""
+    transforms: list[GradientTransform] = []
+    if train.bias_grad_multiplier:
+        transforms.append(ScaleGradients({_BIASES: train.bias_grad_multiplier}))
+    if train.gradient_clipping_by_norm:
+        transforms.append(ClipNorm(train.gradient_clipping_by_norm))
+    return tuple(transforms)
+
+
+def _first_weights(train: messages.TrainConfig) -> InitialWeights | None:
+    """Take what fits of the checkpoint: as in the reference, a variable that it lacks is no error."""
+    if not train.fine_tune_checkpoint:
+        return None
+    is_detector = train.fine_tune_checkpoint_type == "detection" or (
+        not train.fine_tune_checkpoint_type and train.from_detection_checkpoint
+    )
+    everything = train.load_all_detection_checkpoint_vars
+    return InitialWeights(
+        train.fine_tune_checkpoint,
+        WarmStart(ignore_missing=True, mismatch="skip", system="tensorflow"),
+        takes="classifier" if not is_detector else "detector" if everything else "features",
+    )
+
+
+def _from_the_start(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Make patterns that match from the start of a name, as the reference's do; empty ones are left out there, too."""
+    return tuple(f"^(?:{pattern})" for pattern in patterns if pattern)

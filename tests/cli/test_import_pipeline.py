@@ -1,0 +1,91 @@
+"""`lockstep import pipeline` as a user runs it, in this process."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli.main import main
+from lockstep.recipes.toml import load
+
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "odapi_configs"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "object-detection-api.md"
+PETS = FIXTURES / "mask_rcnn_resnet101_pets.config"
+
+
+def test_the_recipe_is_written_and_each_field_has_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "pets.toml"
+    assert main(["import", "pipeline", str(PETS), "--to", str(target)]) == 0
+    head, *lines, summary = capsys.readouterr().out.splitlines()
+    assert head.split() == ["line", "field", "value", "becomes"]
+    assert summary == f"{target}: 68 fields, 66 mapped, 2 without effect here, 0 not mapped"
+    rows = {(*line.split(maxsplit=3),) for line in lines}
+    assert ("105", "initial_learning_rate", "0.0007", "optimizer.lr.values") in rows
+    assert ("108", "learning_rate", "0.00007", "optimizer.lr.values") in rows
+    assert "      train_config.optimizer.momentum_optimizer.learning_rate.manual_step_learning_rate.schedule" in lines
+    assert any(line.split()[:3] == ["155", "num_readers", "1"] and "no effect: `feed` says" in line for line in lines)
+    assert load(target).name == "mask_rcnn_resnet101_pets"
+
+
+def test_the_table_in_the_docs_is_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = FIXTURES / "ssdlite_mobilenet_v3_small_320x320_coco.config"
+    assert main(["import", "pipeline", str(config), "--to", str(tmp_path / "ssdlite.toml")]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    (shown,) = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert set(shown.splitlines()) <= set(printed)
+
+
+def test_training_by_it_is_refused_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = str(tmp_path / "pets.toml")
+    assert main(["import", "pipeline", str(PETS), "--to", target]) == 0
+    assert main(["train", target, "--workdir", str(tmp_path / "run")]) == 2
+    assert "Detectors are not trained by this version of Lockstep yet." in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert main(["train", target, "--print-recipe"]) == 0
+    assert capsys.readouterr().out == Path(target).read_text()
+
+
+def test_a_file_that_is_there_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "pets.toml"
+    target.write_text("mine")
+    assert main(["import", "pipeline", str(PETS), "--to", str(target)]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert target.read_text() == "mine"
+    assert main(["import", "pipeline", str(PETS), "--to", str(target), "--force"]) == 0
+    assert target.read_text() != "mine"
+
+
+def test_a_wrong_name_of_an_enumeration_leaves_nothing_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = tmp_path / "wrong.config"
+    wrong.write_text(PETS.read_text().replace("score_converter: SOFTMAX", "score_converter: SOFTMACS"))
+    target = tmp_path / "wrong.toml"
+    assert main(["import", "pipeline", str(wrong), "--to", str(target)]) == 2
+    message = capsys.readouterr().err
+    assert f"{wrong}, line 92, column 24: model.faster_rcnn.second_stage_post_processing.score_converter" in message
+    assert 'did you mean "SOFTMAX"?' in message
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("nothing.config", None, "cannot be read"),
+        ("binary.config", b"\xff\xfe\x00", "cannot be read"),
+        ("large.config", b"#" * ((1 << 20) + 1), "is no pipeline.config"),
+        ("other.config", b'{"model": {}}', "is not in protocol buffers' text format"),
+        ("empty.config", b"", "model cannot be used"),
+    ],
+)
+def test_another_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes | None, what: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["import", "pipeline", str(path), "--to", str(tmp_path / "a.toml")]) == 2
+    assert what in capsys.readouterr().err
+    assert not (tmp_path / "a.toml").exists()
