@@ -24,6 +24,7 @@ from test_stream import (
 from lockstep.augmentations.colours import RandomDistortColor
 from lockstep.augmentations.mosaic import Mosaic
 from lockstep.augmentations.resizers import FixedShapeResizer
+from lockstep.augmentations.ssd_crops import SsdRandomCrop
 from lockstep.augmentations.zoom import RandomIoUCrop, RandomZoomOut
 from lockstep.data.loader import Loader
 from lockstep.detection.targets import DetectionTargets
@@ -40,6 +41,7 @@ AUGMENT = [
     Mosaic(24, p=0.4),
     RandomZoomOut(p=0.5),
     RandomIoUCrop(),
+    SsdRandomCrop(),
     HorizontalFlip(keypoint_flip_permutation=(1, 0)),
     HorizontalFlip(keypoint_flip_permutation=(1, 0)),
     FixedShapeResizer(16, 16),
