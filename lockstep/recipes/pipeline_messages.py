@@ -279,6 +279,15 @@ OPTIONS = (
 
 
 @dataclass(frozen=True)
+class ResizeImageConfig:
+    """The option `resize_image`, whose method is an enumeration."""
+
+    new_height: int = 600
+    new_width: int = 1024
+    method: Literal["area", "bicubic", "bilinear", "nearest_neighbor"] = "bilinear"
+
+
+@dataclass(frozen=True)
 class PipelineConfig:
     """The whole file; parts that are fields are read by `pipeline_config`."""
 
