@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import numpy as np
 import torch
 
-from lockstep.checks import Checked, PositiveFloat, PositiveInt
+from lockstep.checks import Checked, OneOf, PositiveFloat, PositiveInt
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Image, decoded, images_of, name_of, sides_of
 from lockstep.images.decode import AS_STORED, EncodedImage
 from lockstep.images.moves import move
 from lockstep.images.objects import Fields, move_objects
-from lockstep.images.resizing import ANTIALIASED, LEGACY_METHODS, resized
+from lockstep.images.resizing import ANTIALIASED, LEGACY_METHODS, METHODS, resized
 from lockstep.randomness import Draws
 
 if TYPE_CHECKING:
@@ -78,13 +78,12 @@ class ResizeImage(Checked):
     new_height: PositiveInt = 600
     """Of the result, in pixels."""
     new_width: PositiveInt = 1024
-    method: Literal["bilinear", "nearest", "nearest_neighbor", "bicubic", "area", "antialiased"] = "bilinear"
-    """As TensorFlow 1 computes them, which alias; or "antialiased". The API's word for "nearest" is
-    "nearest_neighbor"."""
+    method: Annotated[str, OneOf(METHODS)] = "bilinear"
+    """"bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias; or "antialiased"."""
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images decoded and resized, in one tensor; nothing is drawn."""
-        methods = [self.method.removesuffix("_neighbor")] * len(images_of(batch, "image", self))
+        methods = [self.method] * len(images_of(batch, "image", self))
         return resize_alike(batch, (self.new_height, self.new_width), methods, self)
 
 

@@ -86,13 +86,6 @@ def test_bytes_are_rounded_and_floats_are_not(augment: Augment) -> None:
     torch.testing.assert_close(rounded, floats.round().clamp(0, 255).to(torch.uint8))
 
 
-def test_the_nearest_has_the_name_of_the_api_too() -> None:
-    after = [
-        ResizeImage(9, 5, word)(batch_of(noise(4, 7)), draws_of(1))["image"] for word in ("nearest", "nearest_neighbor")
-    ]
-    assert torch.equal(*after)
-
-
 def test_an_image_that_would_take_too_much_memory_is_named() -> None:
     with pytest.raises(DataError, match=r"photo\.png is too large for ResizeToMinDimension") as caught:
         ResizeToMinDimension()(batch_of(png(noise(1, 900))), draws_of(1))
