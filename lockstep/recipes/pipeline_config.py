@@ -197,6 +197,7 @@ def _data(reader: MessageReader, told: _Told) -> DetectionData:
         num_keypoints=train.num_keypoints or val.num_keypoints,
         max_number_of_boxes=train.max_number_of_boxes or config.max_number_of_boxes,
         merge_multiple_label_boxes=config.merge_multiple_label_boxes,
+        use_multiclass_scores=config.use_multiclass_scores,
         resizer=told.detector.resizer,
         augment=told.augment,
     )
