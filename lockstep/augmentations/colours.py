@@ -95,6 +95,8 @@ def apply_colours(images: Tensor, options: Sequence[ColourOption], numbers: Tens
 
 def with_images(batch: dict[str, Any], images: Sequence[Tensor]) -> dict[str, Any]:
     """Return the batch with other images: one tensor if it had one, else a list."""
+    if not images:
+        return batch
     return {**batch, IMAGE: torch.stack([*images]) if isinstance(batch[IMAGE], torch.Tensor) else [*images]}
 
 

@@ -71,7 +71,7 @@ class DeferredColours(Checked):
         """
         images: Tensor | list[Tensor] = batch[IMAGE]
         numbers = batch.get(self.into)
-        if numbers is None:
+        if numbers is None or not len(images):
             return images
         if isinstance(images, torch.Tensor) and images.device.type != "cpu":
             return apply_colours(images, self.options, numbers)

@@ -81,6 +81,11 @@ def test_values_end_at_0_and_255(option: ColourOption) -> None:
     assert 250 < images.max() <= 255
 
 
+@pytest.mark.parametrize("images", [torch.empty(0, 3, 4, 5), []])
+def test_a_batch_without_examples_stays_as_it_is(images: torch.Tensor | list[torch.Tensor]) -> None:
+    assert RandomDistortColor()({"image": images}, some_draws(0))["image"] is images
+
+
 def test_some_of_the_images_become_grey_in_three_channels() -> None:
     result = RandomRgbToGray(probability=0.5)({"image": IMAGES}, some_draws(6))["image"]
     kept = [torch.equal(image, before.float()) for image, before in zip(result, IMAGES, strict=True)]
