@@ -287,6 +287,15 @@ def test_what_a_reader_does_not_say_of_the_truth_is_the_area_of_the_box_or_false
     assert [batch[f"truth_{flag}"][0].tolist() for flag in ("is_crowd", "difficult", "group_of")] == [[False]] * 3
 
 
+def test_the_truth_may_be_lists_and_has_boxes_and_labels() -> None:
+    boxes, labels = torch.tensor([[1.0, 2, 3, 4]]).double(), torch.tensor([1])
+    batch = read(Objects([BOX], truth_boxes=boxes, truth_labels=labels))
+    assert [each.tolist() for each in batch["truth_boxes"]] == [[[1, 2, 3, 4]], []]
+    error = refused(Objects([BOX], truth_boxes=boxes))
+    assert error.what == "image 0: the field 'truth_labels' does not fit the others."
+    assert (error.given, error.expected) == ("no such field, but truth_boxes", "both, or none")
+
+
 def test_labels_of_images_are_numbered_and_those_of_no_class_left_out() -> None:
     boxes, labels = torch.tensor([[1.0, 2, 3, 4]]).double(), torch.tensor([20])
     more = {"truth_boxes": boxes, "truth_labels": labels, "truth_verified_labels": torch.tensor([3, 5, 20])}
