@@ -203,6 +203,10 @@ class DetectionReader(ReaderWrapper):
         """Count the masks of each image; one that has none of its objects' masks counts as one that has all."""
         sizes = batch[_SIZE].tolist()
         for row, masks in enumerate(batch[_MASKS]):
+            if masks.dim() != 3 if isinstance(masks, Tensor) else not hasattr(masks, "decode"):
+                given = f"shape {tuple(masks.shape)}" if isinstance(masks, Tensor) else type(masks).__name__
+                expected = "lazy masks, or a tensor of shape (objects, height, width)"
+                raise self._unfit(int(indices[row]), _MASKS, given, expected)
             found = list(masks.shape[1:]) if isinstance(masks, Tensor) else [masks.height, masks.width]
             if len(masks) and found != sizes[row]:
                 given, expected = (

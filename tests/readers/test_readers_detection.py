@@ -304,6 +304,15 @@ def test_labels_of_images_are_numbered_and_those_of_no_class_left_out() -> None:
     assert [each.tolist() for each in batch["truth_verified_labels"]] == [[1, 2], []]
 
 
+@pytest.mark.parametrize(
+    ("given_masks", "said"), [(torch.ones(4, 6), "shape (4, 6)"), (np.ones((1, 4, 6)), "ndarray"), (None, "NoneType")]
+)
+def test_what_are_no_masks_is_refused(given_masks: Any, said: str) -> None:
+    error = refused(Objects([BOX], masks=[given_masks, masks(0)]))
+    assert error.what == "image 0: the field 'masks' does not fit the others."
+    assert (error.given, error.expected) == (said, "lazy masks, or a tensor of shape (objects, height, width)")
+
+
 def test_an_image_without_an_id_has_the_name_of_its_example() -> None:
     assert read(Objects([BOX]))["source_id"] == ["image 0", "image 1"]
     assert read(Objects([BOX], source_id=["7", ""]))["source_id"] == ["7", "image 1"]
