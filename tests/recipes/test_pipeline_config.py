@@ -295,6 +295,12 @@ def test_what_cannot_be_is_refused(parts: dict[str, str], what: str, given: str)
     assert str(error.given) == given
 
 
+def test_a_number_of_classes_that_would_fill_the_memory_is_refused() -> None:
+    text = f"model {{ ssd {{ {MODEL} }} }} train_config {{ {OPTIMIZER} }}".replace("classes: 3", "classes: 4000000000")
+    with pytest.raises(InputError, match=r"line 2, column 16, in model\.ssd: num_classes is out of range"):
+        import_pipeline(text, "a.config", "a")
+
+
 def test_another_model_is_refused_by_name() -> None:
     with pytest.raises(InputError) as caught:
         import_pipeline(f"model {{ center_net {{ }} }} train_config {{ {OPTIMIZER} }}", "a.config", "a")
