@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lockstep.data.weighted_orders import Weighted as Weighted
     from lockstep.readers.coco import Coco as Coco
     from lockstep.readers.combine import Concatenated as Concatenated
+    from lockstep.readers.detection import DetectionReader as DetectionReader
     from lockstep.readers.image_folder import ImageFolder as ImageFolder
     from lockstep.readers.image_records import ImageRecords as ImageRecords
     from lockstep.readers.mnist import mnist_reader as mnist_reader

@@ -153,13 +153,17 @@ class EncodedImage:
     """The part of the file's image; None for all of it."""
     turn: Turn = AS_IT_IS
     """How the part is turned."""
+    _sides: tuple[int, int] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height in pixels, by the header alone."""
-        if self.part is None:
-            return self.turn.sides(*self.decoding.size(self.data, self.source))
-        return self.turn.sides(self.part.width, self.part.height)
+        """Width and height in pixels, by the header alone, which is read once."""
+        if self._sides is not None:
+            return self._sides
+        stored = self.decoding.size(self.data, self.source) if self.part is None else self.part[:1:-1]
+        size = self.turn.sides(*stored)
+        object.__setattr__(self, "_sides", size)  # the image is frozen, and what it shows stays the same
+        return size
 
     def decode(self, region: Region | None = None, at_least: tuple[int, int] | None = None) -> Tensor:
         """Decode the image, or a region of it: uint8 of shape (3, height, width), red, green and blue.

@@ -271,16 +271,23 @@ def nearest(length: int, to: int, half_pixel_centers: bool = True, align_corners
 
 def _read(raster: Tensor, rows: Int64s, columns: Int64s) -> Tensor:
     """Read rows and columns of rasters, shape (any, height, width); what is outside is 0."""
-    result = raster.new_zeros(len(raster), len(rows), len(columns))
+    if raster.stride(1) < raster.stride(2):  # in memory column after column
+        return _read(raster.transpose(1, 2), columns, rows).transpose(1, 2)
     for_rows, for_columns = np.flatnonzero(rows != _OUTSIDE), np.flatnonzero(columns != _OUTSIDE)
-    if len(for_rows) and len(for_columns):
+    # Whole rows first, since each of them stands together.
+    read = raster.numpy()[:, _steps(rows[for_rows])][:, :, _steps(columns[for_columns])]
+    if read.shape[1:] == (len(rows), len(columns)):
+        return torch.from_numpy(read)
+    result = raster.new_zeros(len(raster), len(rows), len(columns))
+    if read.size:
         # What is outside lies at the edges: what is inside is one part of the result.
         inside = slice(for_rows[0], for_rows[-1] + 1), slice(for_columns[0], for_columns[-1] + 1)
-        result[:, *inside] = _read_axis(_read_axis(raster, 1, rows[inside[0]]), 2, columns[inside[1]])
+        result[:, *inside] = torch.from_numpy(read)
     return result
 
 
-def _read_axis(raster: Tensor, axis: int, places: Int64s) -> Tensor:
-    if (np.diff(places) == 1).all():  # neither resized nor reversed: nothing has to be copied yet
-        return raster.narrow(axis, int(places[0]), len(places))
-    return raster.index_select(axis, torch.from_numpy(places.copy()))
+def _steps(places: Int64s) -> Int64s | slice:
+    """Return places as a slice if they follow one another: then nothing has to be copied."""
+    if len(places) and (np.diff(places) == 1).all():  # neither resized nor reversed
+        return slice(places[0], places[-1] + 1)
+    return places

@@ -6,7 +6,7 @@ What is dropped is dropped from all of them, and what an image goes through goes
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, compress
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,10 +63,15 @@ def select_objects(batch: Fields, keep: Tensor) -> Fields:
     """
     if bool(keep.all()):
         return batch
-    lengths = as_ragged(batch["boxes"]).lengths.tolist()
-    starts = accumulate(lengths, initial=0)
-    keeps = [keep[start : start + length] for start, length in zip(starts, lengths, strict=False)]
-    return {**batch, **{name: _selected(batch[name], name, keep, keeps) for name in object_fields(batch)}}
+    boxes = as_ragged(batch["boxes"])
+    lengths = boxes.owner[keep].bincount(minlength=len(boxes)).cpu()
+    keeps = [*boxes.replaced(keep)]
+    selected = dict(batch)
+    for name in object_fields(batch):
+        values = batch[name]
+        is_ragged = isinstance(values, Ragged)
+        selected[name] = Ragged(values.values[keep], lengths) if is_ragged else _selected(values, name, keeps)
+    return selected
 
 
 def move_objects(
@@ -158,9 +163,7 @@ def _without_outer_keypoints(batch: Fields, is_cut: Tensor) -> Fields:
     return batch
 
 
-def _selected(values: Any, name: str, keep: Tensor, keeps: Sequence[Tensor]) -> Any:
-    if isinstance(values, Ragged):
-        return values.kept(keep)
+def _selected(values: Any, name: str, keeps: Sequence[Tensor]) -> Any:
     rows = zip(values, keeps, strict=True)
     if name == "masks":
         return [_selected_masks(each, kept) for each, kept in rows]

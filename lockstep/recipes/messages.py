@@ -26,7 +26,7 @@ Part = TypeVar("Part")
 Key = TypeVar("Key")
 
 _LONGEST_PATH, _LONGEST_VALUE = 1000, 100
-_WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]{0,9}|0[xX][0-9a-fA-F]{1,8})")  # 010 is octal for protocol buffers: 8
+_WHOLE = re.compile(r"[+-]?((0|[1-9][0-9]{0,9})(\.0*)?|0[xX][0-9a-fA-F]{1,8})")  # 010 is octal for protocol buffers: 8
 _TRUTH = {"true": True, "True": True, "t": True, "1": True, "false": False, "False": False, "f": False, "0": False}
 
 
@@ -253,7 +253,7 @@ def _scalar(kind: FieldType, value: object) -> Any:
     if bool in kind.scalars:
         return _TRUTH.get(word)
     if int in kind.scalars:
-        number = int(word, 0) if _WHOLE.fullmatch(word) else None
+        number = int(word.partition(".")[0], 16 if "x" in word.lower() else 10) if _WHOLE.fullmatch(word) else None
         return number if number is not None and -(2**31) <= number < 2**32 else None
     return _float(word) if float in kind.scalars else None
 

@@ -9,6 +9,14 @@ from functools import partial
 from typing import Any, NamedTuple, get_args
 
 from lockstep.augmentations import AUGMENTATIONS
+from lockstep.augmentations.padding import RandomCropPadImage
+from lockstep.augmentations.random_crops import RandomCropImage, RandomCropToAspectRatio
+from lockstep.augmentations.scaling import ResizeImage
+from lockstep.augmentations.ssd_crops import (
+    SsdRandomCropFixedAspectRatioOperation,
+    SsdRandomCropOperation,
+    SsdRandomCropPadOperation,
+)
 from lockstep.errors import InputError
 from lockstep.images.augment import Augment, HorizontalFlip
 from lockstep.inline_toml import kind_name
@@ -19,7 +27,7 @@ from lockstep.recipes import pipeline_training as training
 from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.messages import At, FieldOutcome, MessageReader, Row, made_together, no_effect, not_mapped, to
 from lockstep.recipes.parts import DataLoading, DetectionEvaluation, DetectionMetrics, Evaluate, Pictures
-from lockstep.recipes.pipeline_model import ELSEWHERE, ReadModel, read_model
+from lockstep.recipes.pipeline_model import ELSEWHERE, METHODS, ReadModel, read_model
 from lockstep.recipes.recipe import Recipe
 from lockstep.text_format import Field, Place, parse_text_format, quoted
 
@@ -30,6 +38,15 @@ OPTIONS: Mapping[str, type | None] = {
 """The class of each data augmentation option, None where there is none. It is given the fields that the file sets: for
 the others the defaults of the class hold, as those of the reference's function do."""
 
+_CLIPPED = {"clip_boxes": not_mapped("boxes are always clipped to the crop")}
+_CROPS: Mapping[type, Mapping[str, FieldOutcome]] = {
+    RandomCropImage: _CLIPPED,
+    RandomCropPadImage: _CLIPPED,
+    RandomCropToAspectRatio: _CLIPPED,
+    SsdRandomCropOperation: _CLIPPED,
+    SsdRandomCropPadOperation: _CLIPPED,
+    SsdRandomCropFixedAspectRatioOperation: _CLIPPED,
+}
 _AUGMENTATIONS = "data_augmentation_options"
 _ONE_EACH = no_effect("each evaluation scores every example once, in their order")
 
@@ -53,7 +70,7 @@ def import_pipeline(text: str, source: str, name: str) -> Imported:
         InputError: a value that its field does not take, or a part that is missing; InputErrors where there are
             several.
     """
-    reader = MessageReader(source, ELSEWHERE)
+    reader = MessageReader(source, {**ELSEWHERE, **_CROPS})
     told = _read(reader, parse_text_format(text, source))
     train = told.pipeline.train_config
     parts = made_together(
@@ -123,11 +140,23 @@ def _augmentations(reader: MessageReader, steps: Sequence[Field]) -> tuple[Augme
     for step in steps:
         if cls := OPTIONS.get(step.name):
             at = At(f"{path}.{step.name}", step.value_place, to(f"data.augment.{len(makers)}"))
-            makers[len(makers)] = partial(reader.read_field, cls, step, at)
+            makers[len(makers)] = partial(_augmentation, reader, cls, step, at)
             continue
         meant = "" if step.name in OPTIONS else did_you_mean(step.name, OPTIONS)
         reader.leave([step], At(path, step.place, not_mapped(f"there is no such augmentation here. {meant}".rstrip())))
-    return tuple(made_together(makers).values())
+    made = tuple(made_together(makers).values())
+    for name in OPTIONS:
+        for field in (f"{path}.{name}.clip_boxes", f"{path}.{name}.operations.clip_boxes"):
+            reader.revise(field, no_effect("boxes are always clipped to the crop"), "true")
+    return made
+
+
+def _augmentation(reader: MessageReader, cls: type, step: Field, at: At) -> Augment:
+    if cls is ResizeImage:
+        told = reader.read_field(messages.ResizeImageConfig, step, at)
+        return ResizeImage(told.new_height, told.new_width, METHODS.get(told.method, told.method))
+    made: Augment = reader.read_field(cls, step, at)
+    return made
 
 
 def _input_reader(reader: MessageReader, name: str, message: Sequence[Field]) -> messages.InputReader:
@@ -195,6 +224,7 @@ def _data(reader: MessageReader, told: _Told) -> DetectionData:
         num_keypoints=num_keypoints,
         max_number_of_boxes=most,
         merge_multiple_label_boxes=config.merge_multiple_label_boxes,
+        use_multiclass_scores=config.use_multiclass_scores,
         resizer=told.detector.resizer,
         augment=told.augment,
     )

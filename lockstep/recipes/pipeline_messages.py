@@ -141,7 +141,7 @@ class TrainConfig(Checked):
     """100, and unused but for padding, if it is not set."""
     add_regularization_loss: Annotated[bool, to("model.add_regularization_loss")] = True
     use_bfloat16: Annotated[bool, to("towers.precision")] = False
-    use_multiclass_scores: Annotated[bool, not_mapped("targets are classes, not the scores of a teacher")] = False
+    use_multiclass_scores: Annotated[bool, to("data.use_multiclass_scores")] = False
     unpad_groundtruth_tensors: Annotated[bool, _PADDING] = True
     retain_original_images: Annotated[bool, _SHOWN] = False
     summarize_gradients: Annotated[bool, no_effect("`watch.gradients` says when gradients are shown")] = False
@@ -223,7 +223,9 @@ class InputReader(Checked):
     ] = "tf_example"
     num_additional_channels: Annotated[int, not_mapped("images have three channels")] = 0
     keypoint_type_weight: Annotated[tuple[float, ...], not_mapped("keypoints have one weight")] = ()
-    load_multiclass_scores: Annotated[bool, not_mapped("targets are classes, not the scores of a teacher")] = False
+    load_multiclass_scores: Annotated[
+        bool, no_effect("they are read where data.use_multiclass_scores asks for them")
+    ] = False
     load_context_features: Annotated[bool, not_mapped("there is no Context R-CNN here")] = False
     load_track_id: Annotated[bool, not_mapped("objects are not tracked")] = False
     load_dense_pose: Annotated[bool, not_mapped("there is no DensePose here")] = False
@@ -276,6 +278,15 @@ OPTIONS = (
     "random_self_concat_image",
 )
 """The data augmentation options of preprocessor.proto: 26 of October 2017, and four of 2018."""
+
+
+@dataclass(frozen=True)
+class ResizeImageConfig:
+    """The option `resize_image`, whose method is an enumeration."""
+
+    new_height: int = 600
+    new_width: int = 1024
+    method: Literal["area", "bicubic", "bilinear", "nearest_neighbor"] = "bilinear"
 
 
 @dataclass(frozen=True)

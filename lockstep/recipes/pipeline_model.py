@@ -19,7 +19,8 @@ from lockstep.recipes.messages import At, FieldOutcome, MessageReader, made_toge
 from lockstep.text_format import Field, Place
 
 _Method = Annotated[Literal["bilinear", "nearest_neighbor", "bicubic", "area"], to("data.resizer.resize_method")]
-_METHODS: Mapping[str, str] = {"nearest_neighbor": "nearest"}
+METHODS: Mapping[str, str] = {"nearest_neighbor": "nearest"}
+"""The methods of resizing that have another name in the config."""
 _GREY = not_mapped("images have three channels")
 _OTHER = not_mapped("images are resized to a fixed shape, or with their aspect ratio; the recipe says 300 x 300")
 
@@ -38,7 +39,7 @@ class KeepAspectRatioResizerConfig(Checked):
     def resizer(self) -> resizers.KeepAspectRatioResizer:
         """Make the resizer of the data."""
         colour: Any = tuple(map(round, self.per_channel_pad_value)) or (0, 0, 0)
-        method = _METHODS.get(self.resize_method, self.resize_method)
+        method = METHODS.get(self.resize_method, self.resize_method)
         return resizers.KeepAspectRatioResizer(
             self.min_dimension, self.max_dimension, method, self.pad_to_max_dimension, colour
         )
@@ -55,7 +56,7 @@ class FixedShapeResizerConfig(Checked):
 
     def resizer(self) -> resizers.FixedShapeResizer:
         """Make the resizer of the data."""
-        return resizers.FixedShapeResizer(self.height, self.width, _METHODS.get(self.resize_method, self.resize_method))
+        return resizers.FixedShapeResizer(self.height, self.width, METHODS.get(self.resize_method, self.resize_method))
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,8 @@ class Recipe(Checked):
     def _check_image_sizes(self) -> None:
         least = self.model.smallest_image
         of_stages = {f"stages[{number}].image_size": stage.image_size for number, stage in enumerate(self.stages)}
-        for name, size in {"data.image_size": self.data.image_size, **of_stages}.items():
+        of_data = "data.resizer" if isinstance(self.data, DetectionData) else "data.image_size"
+        for name, size in {of_data: self.data.image_size, **of_stages}.items():
             if size is not None and size < least:
                 raise InputError(
                     f"The images are too small for {type(self.model).__name__}.",

@@ -18,6 +18,7 @@ from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.models import Timm, Torchvision
 from lockstep.readers.paths import class_folders, is_folder
 from lockstep.recipes.data import ImageData
+from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.recipe import Recipe
 from lockstep.records.shards import check_local
 from lockstep.runs.known_data import located
@@ -48,7 +49,7 @@ def check_inputs(
     """
     if isinstance(recipe.model, Detector):
         recipe.model.build(recipe.seed)  # which says why it cannot be, whatever else is wrong
-    checks: list[Callable[[], object]] = [partial(_check_library, recipe)]
+    checks: list[Callable[[], object]] = [partial(_check_library, recipe), partial(_check_task, recipe)]
     if not has_function:
         is_begun = path is not None and (path / RECIPE).is_file()
         found = located(recipe, path) if is_begun else recipe
@@ -136,6 +137,16 @@ def _check_class_folders(recipe: Recipe) -> None:
             )
     for split, names in classes.items():
         check_same_classes(split, names, classes.get(data.split, ()))
+
+
+def _check_task(recipe: Recipe) -> None:
+    if isinstance(recipe.data, DetectionData) and not isinstance(recipe.model, Detector):
+        raise InputError(
+            f"{type(recipe.model).__name__} learns one class for each image, not the objects on it.",
+            given='data.kind="detection_data"',
+            expected="data of images that have one class each",
+            hint='set data.kind="image_data"; data of detectors is for `lockstep show` and `lockstep benchmark input`',
+        )
 
 
 def _check_library(recipe: Recipe) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
+from lockstep.augmentations.resizers import FixedShapeResizer
 from lockstep.cli import benchmark
 from lockstep.cli.main import main, parse
+from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.shipped import find
+from lockstep.recipes.toml import to_toml
 
 
 @pytest.fixture
@@ -67,6 +72,17 @@ def test_images_with_objects_are_cropped_without_their_places(capsys: pytest.Cap
     folder = Path(__file__).parent.parent / "fixtures" / "coco"
     run(f"{folder / 'instances.json'}:{folder / 'images'}", "--seconds", "0.1", "--batch-size", "1", "--threads", "1")
     assert "RandomResizedCrop, HorizontalFlip" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_of_a_detectors_recipe_the_loader_alone_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(__file__).parent.parent / "fixtures" / "coco"
+    data = DetectionData(f"{folder}/person_keypoints.json:{folder}/images", resizer=FixedShapeResizer(30, 30))
+    recipe = tmp_path / "detector.toml"
+    recipe.write_text(to_toml(replace(find("mnist"), data=data, batch_size=2, num_towers=1)))
+    run(str(recipe), "--seconds", "0.1", "--threads", "1")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{recipe}: 2 examples, batches of 2, FixedShapeResizer, DetectionTargets"
+    assert not any(line.startswith("the training step") for line in lines)
 
 
 def test_a_recipe_is_measured_with_its_step(capsys: pytest.CaptureFixture[str]) -> None:

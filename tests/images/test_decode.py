@@ -26,6 +26,7 @@ from torch.nn.functional import interpolate
 from lockstep.errors import DataError, InputError
 from lockstep.images import jpeg, pillow
 from lockstep.images.decode import Decoding, EncodedImage, Region
+from lockstep.images.moves import QUARTER_TURN
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "images"
 TURNED = FIXTURES / "padlock-406986_640_rotate_90.jpg"
@@ -501,3 +502,14 @@ def test_wrong_choices_are_refused(arguments: dict[str, Any], what: str) -> None
     with pytest.raises(InputError) as caught:
         Decoding(**arguments)
     assert caught.value.what == what
+
+
+def test_the_header_is_read_once_for_the_size_of_an_image_and_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(Decoding, "size", lambda _, data, source: read.append(source) or (24, 16))
+    image = EncodedImage(b"", "a.png")
+    assert [image.size, image.size, image.cropped(Region(1, 2, 3, 4)).size] == [(24, 16), (24, 16), (4, 3)]
+    assert image.turned(QUARTER_TURN).size == (16, 24)
+    assert image.cropped(Region(1, 2, 3, 4)).turned(QUARTER_TURN).size == (3, 4)
+    assert read == ["a.png"] * 2, "once more by the image that is turned whole"
+    assert image == EncodedImage(b"", "a.png"), "what is known of it makes it no other image"

@@ -73,7 +73,10 @@ def test_masks_that_were_moved_several_times_are_read_once(chain: list[Move], ra
         assert (masks.height, masks.width) == raster.shape[1:]
     assert torch.equal(masks.decode(), raster)
     assert torch.equal(masks.selected([1]).decode(), raster[1:])
-    assert torch.equal(moved_masks(torch.from_numpy(bits), chain[0]), moved_raster(torch.from_numpy(bits), chain[0]))  # type: ignore[arg-type]
+    by_rows = torch.from_numpy(bits)
+    by_columns = by_rows.transpose(1, 2).contiguous().transpose(1, 2)
+    for raster in (by_rows, by_columns):
+        assert torch.equal(moved_masks(raster, chain[0]), moved_raster(by_rows, chain[0]))  # type: ignore[arg-type]
 
 
 @given(turns, turns)

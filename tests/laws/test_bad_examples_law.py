@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.errors import DataError
+from lockstep.randomness import Draws
 
 pytestmark = pytest.mark.process
 
@@ -39,26 +40,40 @@ class Damaged:
         return f"row-{index}"
 
 
+class Averaged:
+    """Adds half of another row to each."""
+
+    num_partners = 1
+
+    def needs_partners(self, draws: Draws) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        return draws.uniform("Averaged") < 0.6
+
+    def __call__(self, batch: dict[str, Any], draws: Draws, partners: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        x = batch["x"].clone()
+        for partner in partners:
+            x[torch.from_numpy(self.needs_partners(draws))] += partner["x"] / 2
+        return {"x": x}
+
+
 def losses(model: nn.Module, batch: ls.Batch) -> dict[str, Tensor]:
     return {"square": model(batch["x"]).square().mean()}
 
 
-def make(budget: int = 10) -> tuple[ls.TrainState, ls.data.Loader]:
+def make(budget: int = 10, augment: Any = None) -> tuple[ls.TrainState, ls.data.Loader]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
         state = ls.TrainState(nn.Linear(2, 1), ls.optim.SGD(0.1))
-    loader = ls.data.Loader(
-        Damaged(), batch_size=BATCH_SIZE, seed=5, bad_examples="skip", bad_budget=budget, num_processes=1
-    )
+    policy: dict[str, Any] = {"bad_examples": "skip", "bad_budget": budget}
+    loader = ls.data.Loader(Damaged(), batch_size=BATCH_SIZE, seed=5, augment=augment, num_processes=1, **policy)
     return state, loader
 
 
-def trained(workdir: Path | None = None, stops: tuple[int, ...] = (STEPS,)) -> list[Any]:
+def trained(workdir: Path | None = None, stops: tuple[int, ...] = (STEPS,), augment: Any = None) -> list[Any]:
     """Weights, bad examples by step, and the quarantine; made anew from a checkpoint at each stop."""
     torch.set_num_threads(1)
     found: list[Any] = []
     for stop in stops:
-        state, loader = make()
+        state, loader = make(augment=augment)
         if workdir:
             ls.resume(state, loader, workdir)
         for report in ls.train_steps(
@@ -88,6 +103,18 @@ def test_every_one_is_reported_with_what_stands_in(alone: list[Any]) -> None:
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_on_several_workers(alone: list[Any], run_workers: Callable[..., list[Any]], num_workers: int) -> None:
     for found in run_workers(trained, num_workers):
+        assert found == alone
+
+
+def trained_with_partners() -> list[Any]:
+    return trained(augment=Averaged())
+
+
+def test_partners_on_several_workers(run_workers: Callable[..., list[Any]]) -> None:
+    alone = trained_with_partners()
+    assert any(partner_of for _, found in alone[1] for *_, partner_of in found)
+    assert alone[0] != trained()[0]
+    for found in run_workers(trained_with_partners, 2):
         assert found == alone
 
 

@@ -380,6 +380,17 @@ def test_what_other_fields_overrule_is_not_said_to_be_mapped() -> None:
     }
 
 
+def test_what_training_says_of_targets_is_said_by_the_data() -> None:
+    data = imported(train=f"{OPTIMIZER} merge_multiple_label_boxes: true max_number_of_boxes: 8").recipe.data
+    assert isinstance(data, DetectionData)
+    assert (data.merge_multiple_label_boxes, data.use_multiclass_scores, data.max_number_of_boxes) == (True, False, 8)
+    scores = imported(train=f"{OPTIMIZER} use_multiclass_scores: true").recipe.data
+    assert isinstance(scores, DetectionData)
+    assert scores.use_multiclass_scores
+    error = refused(train=f"{OPTIMIZER} merge_multiple_label_boxes: true use_multiclass_scores: true")
+    assert error.what.startswith("a.config, data: ")
+
+
 def test_a_recipe_names_all_the_metrics_that_there_are() -> None:
     assert {*get_args(DetectionMetrics)} == DETECTION_METRICS.keys()
 

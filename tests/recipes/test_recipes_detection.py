@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lockstep.convert.sharding import Settings
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError, InputError
 from lockstep.images.augment import HorizontalFlip
+from lockstep.ragged import Ragged
 from lockstep.readers.coco import Coco
 from lockstep.recipes.detection import DetectionData
 
@@ -208,3 +210,34 @@ def test_a_function_may_give_the_examples() -> None:
     assert batch["labels"].values.max() == 80
     with pytest.raises(InputError, match="come from the function mine"):
         DetectionData(COCO, function="mine").reader("train", 80)
+
+
+def bits_of(batch: Any) -> dict[str, list[Any]]:
+    """Each field but the names, as numbers that can be compared; NaN is equal to itself."""
+    rows = {name: list(values) for name, values in batch.items() if isinstance(values, Ragged | torch.Tensor | list)}
+    return {
+        name: [row.numpy().tobytes() if isinstance(row, torch.Tensor) else row for row in values]
+        for name, values in rows.items()
+    }
+
+
+@pytest.mark.process
+def test_targets_are_the_same_whoever_reads_them() -> None:
+    data = DetectionData(
+        f"{FIXTURES}/coco/person_keypoints.json:{FIXTURES}/coco/images",
+        masks=True,
+        num_keypoints=17,
+        resizer=FixedShapeResizer(24, 32),
+        augment=(HorizontalFlip(keypoint_flip_permutation=tuple(range(17))),),
+    )
+
+    def batches(**crew: int) -> list[dict[str, list[Any]]]:
+        augment = [*data.training(), data.targets(1)]
+        loader = Loader(data.reader("train", 1, to_train=True), batch_size=2, seed=3, augment=augment, **crew)
+        with closing(loader.batches(range(2), 2)) as found:
+            return [bits_of(batch) for batch in islice(found, 3)]
+
+    alone = batches(num_processes=0)
+    assert {"classes", "weights", "keypoint_weights", "masks", "objects_left_out", "original_size"} <= alone[0].keys()
+    assert batches(num_processes=1) == alone
+    assert batches(num_processes=3) == alone

@@ -11,6 +11,7 @@ import pytest
 import lockstep as ls
 from lockstep.errors import InputErrors
 from lockstep.models import torchvision_models
+from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
@@ -40,6 +41,12 @@ def refused(recipe: Recipe, path: Path | None = None, **options: object) -> str:
     with pytest.raises(ls.InputError) as caught:
         check_inputs(recipe, path, **options)  # type: ignore[arg-type]
     return str(caught.value)
+
+
+def test_a_classifier_does_not_learn_from_objects(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    of_objects = replace(recipe(), data=DetectionData(train=str(tmp_path)))
+    assert "learns one class for each image" in refused(of_objects, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_is_wrong_is_told_together_and_nothing_is_written(
