@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import torch
 
+from lockstep.errors import DataError
+
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
@@ -226,7 +228,19 @@ class MovedMasks:
 
 
 def moved_masks(masks: Masks | Tensor, by: Move) -> MovedMasks | Tensor:
-    """Move masks with their image; a tensor of shape (masks, height, width) at once, others when they are decoded."""
+    """Move masks with their image; a tensor of shape (masks, height, width) at once, others when they are decoded.
+
+    Raises:
+        DataError: they are not of the size of their image.
+    """
+    sides = tuple(masks.shape[1:]) if isinstance(masks, torch.Tensor) else (masks.height, masks.width)
+    if sides != by[:2]:
+        raise DataError(
+            "Masks are of another size than their image.",
+            given=f"masks of {' x '.join(map(str, sides))} pixels, an image of {by.height} x {by.width}",
+            expected="a mask as high and as wide as the image",
+            hint="resize the masks, or leave them out",
+        )
     if isinstance(masks, torch.Tensor):
         return _read(masks.transpose(1, 2) if by.turn.exchange else masks, *_places(by))
     if not isinstance(masks, MovedMasks):

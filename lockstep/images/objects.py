@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lockstep.errors import DataError
 from lockstep.images.moves import Masks, Move, moved_boxes, moved_masks, moved_points
 from lockstep.ragged import Ragged
 
@@ -62,6 +63,9 @@ def select_objects(batch: Fields, keep: Tensor) -> Fields:
     Args:
         batch: with "boxes".
         keep: bool of shape (total,), True for the objects of all images that stay.
+
+    Raises:
+        DataError: a field has another number of values than boxes for an image.
     """
     if bool(keep.all()):
         return batch
@@ -71,6 +75,7 @@ def select_objects(batch: Fields, keep: Tensor) -> Fields:
     selected = dict(batch)
     for name in object_fields(batch):
         values = batch[name]
+        _check_in_step(name, values, boxes.lengths)
         is_ragged = isinstance(values, Ragged)
         selected[name] = Ragged(values.values[keep], lengths) if is_ragged else _selected(values, name, keeps)
     return selected
@@ -175,6 +180,20 @@ def _without_outer_keypoints(batch: Fields, is_cut: Tensor) -> Fields:
         visibility = as_ragged(batch["keypoint_visibility"])
         batch["keypoint_visibility"] = visibility.replaced(visibility.values.masked_fill(is_outside, 0))
     return batch
+
+
+def _check_in_step(name: str, values: Ragged | Sequence[Any], lengths: Tensor) -> None:
+    """Refuse a field that has not one value for each box."""
+    own = values.lengths if isinstance(values, Ragged) else torch.tensor([len(each) for each in values])
+    if not torch.equal(own, lengths):
+        row = int((own != lengths).int().argmax())
+        raise DataError(
+            f"The field {name!r} has not one value for each object.",
+            given=f"{own[row]} values for {lengths[row]} boxes, on image {row} of a batch",
+            expected="as many values as boxes on each image",
+            hint="mend what the reader gives; a field of the image itself needs another name, not one of "
+            f'{", ".join(OBJECT_FIELDS)} or "object_..."',
+        )
 
 
 def _selected(values: Any, name: str, keeps: Sequence[Tensor]) -> Any:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.images.masks import dense_masks
+from lockstep.errors import DataError
+from lockstep.images.masks import DenseMasks, dense_masks
 from lockstep.images.moves import (
     AS_IT_IS,
     MIRRORED,
@@ -160,3 +161,9 @@ def test_the_nearest_pixel_is_torchs(length: int, to: int) -> None:
 )
 def test_with_aligned_corners_the_first_and_the_last_pixel_stay(length: int, to: int, expected: list[int]) -> None:
     assert nearest(length, to, False, align_corners=True).tolist() == expected
+
+
+@pytest.mark.parametrize("masks", [torch.zeros(1, 4, 5), dense_masks(np.zeros((1, 4, 5)), 4, 5)])
+def test_masks_of_another_size_than_their_image_are_refused(masks: Tensor | DenseMasks) -> None:
+    with pytest.raises(DataError, match="masks of 4 x 5 pixels, an image of 4 x 6"):
+        moved_masks(masks, move((4, 6), turn=MIRRORED))

@@ -6,10 +6,12 @@ import math
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.errors import DataError
 from lockstep.images.masks import dense_masks
 from lockstep.images.moves import MIRRORED, Region, move
 from lockstep.images.objects import move_objects, select_objects, shares_seen
@@ -110,6 +112,21 @@ def test_a_box_that_ends_where_a_part_begins_is_dropped_however_it_was_moved(
         height += top
     by = move((height, 1), Region(height - below, 0, below, 1))
     assert not len(move_objects(batch, [by])["boxes"].values)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("object_speed", Ragged.of([torch.ones(1), torch.ones(2)])),
+        ("labels", [torch.ones(2), torch.ones(3)]),
+        ("class_text", ["ox", "dog"]),
+        ("masks", [torch.ones(2, 3, 3), torch.ones(3, 3, 3)]),
+    ],
+)
+def test_a_field_without_a_value_for_each_object_is_refused(name: str, values: Any) -> None:
+    boxes = Ragged.of([torch.ones(2, 4), torch.ones(1, 4)])
+    with pytest.raises(DataError, match=f"{name!r} has not one value for each object"):
+        select_objects({"boxes": boxes, name: values}, torch.tensor([True, False, True]))
 
 
 def test_a_batch_without_objects_stays_as_it_is() -> None:
