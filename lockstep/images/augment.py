@@ -178,7 +178,7 @@ def turned_rows(
 def _check_keypoint_order(order: Sequence[int], batch: Fields, wanted_by: object) -> None:
     """Refuse to mirror keypoints without knowing which are left and which are right."""
     keypoints = batch["keypoints"]
-    count = (keypoints.values if isinstance(keypoints, Ragged) else keypoints[0]).shape[1]
+    count = (keypoints.values if isinstance(keypoints, Ragged) else keypoints[0]).shape[-2]
     if sorted(order) != [*range(count)]:
         name = type(wanted_by).__name__
         raise InputError(

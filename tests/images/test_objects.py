@@ -129,6 +129,11 @@ def test_a_field_without_a_value_for_each_object_is_refused(name: str, values: A
         select_objects({"boxes": boxes, name: values}, torch.tensor([True, False, True]))
 
 
+def test_keypoints_of_no_object_are_refused() -> None:
+    with pytest.raises(DataError, match=r"'keypoints' of shape \(10, 2\)"):
+        move_objects({"keypoints": torch.rand(2, 5, 2)}, [move((4, 4))] * 2)
+
+
 def test_a_batch_without_objects_stays_as_it_is() -> None:
     batch = {"image": torch.zeros(1, 3, 2, 2), "area": torch.ones(1)}
     assert move_objects(batch, [move((2, 2), Region(0, 0, 1, 1))]) is batch
