@@ -18,7 +18,7 @@ from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Image, decoded, images_of, name_of, sides_of
 from lockstep.images.decode import AS_STORED, EncodedImage
 from lockstep.images.moves import Move, Region, move
-from lockstep.images.objects import Fields, move_objects
+from lockstep.images.objects import Fields, move_objects, object_fields
 from lockstep.images.resizing import ANTIALIASED, METHODS, resized
 from lockstep.randomness import Draws
 
@@ -165,8 +165,9 @@ def _corners(room: Int64s, draws: Draws, column: str) -> Int64s:
 
 def _cropped(batch: Fields, images: Sequence[Image], corners: Int64s, crop: CropOrPad | RandomCrop) -> Fields:
     """Cut a square from each image, and take the objects with it."""
-    moved = move_objects(batch, _window_moves(sides_of(images), corners, crop.size))
-    return {**moved, crop.field: _stacked(_windows(map(decoded, images), corners, crop.size), batch, crop)}
+    moves = _window_moves(sides_of(images), corners, crop.size) if object_fields(batch) else []
+    windows = _windows(map(decoded, images), corners, crop.size)
+    return {**move_objects(batch, moves), crop.field: _stacked(windows, batch, crop)}
 
 
 def _window_moves(sides: Int64s, corners: Int64s, size: int) -> list[Move]:
