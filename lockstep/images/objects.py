@@ -196,8 +196,10 @@ def _without_outer_keypoints(batch: Fields, is_cut: Tensor) -> Fields:
 def _check_in_step(name: str, values: Ragged | Sequence[Any], lengths: Tensor) -> None:
     """Refuse a field that has not one value for each box."""
     own = values.lengths if isinstance(values, Ragged) else torch.tensor([len(each) for each in values])
-    if not torch.equal(own, lengths):
-        row = int((own != lengths).int().argmax())
+    # Of some images there may be boxes and no masks at all.
+    wrong = (own != lengths) & ((own > 0) | (name != "masks"))
+    if wrong.any():
+        row = int(wrong.int().argmax())
         raise DataError(
             f"The field {name!r} has not one value for each object.",
             given=f"{own[row]} values for {lengths[row]} boxes, on image {row} of a batch",
@@ -215,9 +217,9 @@ def _selected(values: Any, name: str, keeps: Sequence[Tensor]) -> Any:
 
 
 def _selected_masks(masks: Masks | Tensor, keep: Tensor) -> Masks | Tensor:
-    if isinstance(masks, torch.Tensor):
-        return masks[keep]
-    return masks if bool(keep.all()) or not len(masks) else masks.selected(keep.nonzero()[:, 0].tolist())
+    if bool(keep.all()) or not len(masks):
+        return masks
+    return masks[keep] if isinstance(masks, torch.Tensor) else masks.selected(keep.nonzero()[:, 0].tolist())
 
 
 def _one_each(values: object) -> bool:
