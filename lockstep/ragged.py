@@ -53,9 +53,9 @@ class Ragged:
         Raises:
             InputError: there is no example, or one has values of another dtype or shape than the first.
         """
-        kinds = [(row.dtype, row.shape[1:]) for row in rows if row.dim()]
-        if not kinds or len(kinds) < len(rows) or len(set(kinds)) > 1:
-            wrong = next((row for row in rows if not row.dim() or (row.dtype, row.shape[1:]) != kinds[0]), None)
+        kinds = [_kind(row) for row in rows]
+        if not kinds or None in kinds or len(set(kinds)) > 1:
+            wrong = next((row for row, kind in zip(rows, kinds, strict=True) if kind is None or kind != kinds[0]), None)
             raise InputError(
                 "These examples cannot be joined to a Ragged.",
                 given="no examples" if wrong is None else f"{_described(rows[0])} and {_described(wrong)}",
@@ -137,5 +137,12 @@ def tensors_of(fields: Mapping[str, Any]) -> dict[str, Tensor]:
     return tensors
 
 
-def _described(tensor: Tensor) -> str:
+def _kind(row: object) -> tuple[torch.dtype, torch.Size] | None:
+    """Return what all examples have alike; None of anything but a tensor with dimensions."""
+    return (row.dtype, row.shape[1:]) if isinstance(row, torch.Tensor) and row.dim() else None
+
+
+def _described(tensor: object) -> str:
+    if not isinstance(tensor, torch.Tensor):
+        return f"a {type(tensor).__name__}"
     return f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"

@@ -156,12 +156,12 @@ class _Tokens:
         """Take a string, with the strings directly after it if `joined`."""
         if token.kind != "string":
             raise self.unexpected(token, "a value")
-        content = _unescaped(token.text[1:-1])
+        texts = [token.text]
         while joined and self._tokens[self._next].kind == "string":
-            content += _unescaped(self.take().text[1:-1])
+            texts.append(self.take().text)
         try:
-            return content.decode()
-        except UnicodeDecodeError:
+            return b"".join(_unescaped(text[1:-1]) for text in texts).decode()
+        except (ValueError, OverflowError):  # no UTF-8, or no code point
             raise self.unexpected(token, "a string of UTF-8") from None
 
     def unexpected(self, token: _Token, expected: str) -> DataError:

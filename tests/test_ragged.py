@@ -118,6 +118,7 @@ def test_lengths_that_do_not_fit_the_values_are_refused(lengths: Tensor) -> None
         ([torch.zeros(2, 4), torch.zeros(0)], r"shape \(2, 4\) on cpu and torch.float32 of shape \(0,\)"),
         ([torch.zeros(1), torch.zeros(1).long()], "torch.float32 .* and torch.int64"),
         ([torch.zeros(1), torch.tensor(1.0)], r"and torch.float32 of shape \(\)"),
+        ([torch.zeros(1), [1.0]], "and a list"),
     ],
 )
 def test_examples_of_different_kinds_are_refused(rows: list[Tensor], given: str) -> None:

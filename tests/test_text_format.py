@@ -107,6 +107,8 @@ def test_protobuf_reads_what_is_written_and_writes_what_is_read(text: str) -> No
         ("a: $", Place(1, 4), "$", "a value"),
         (r'a: "\303"', Place(1, 4), r'"\303"', "a string of UTF-8"),
         (r'a: "\ud800"', Place(1, 4), r'"\ud800"', "a string of UTF-8"),
+        (r'a: "\U00110000"', Place(1, 4), r'"\U00110000"', "a string of UTF-8"),
+        (r'a: "b" "\UFFFFFFFF"', Place(1, 4), '"b"', "a string of UTF-8"),
     ],
 )
 def test_another_format_is_refused_and_the_place_named(text: str, place: Place, given_: str, expected: str) -> None:

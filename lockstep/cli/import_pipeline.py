@@ -53,14 +53,16 @@ def _text(path: Path) -> str:
 
     check_local(path)
     try:
-        if path.stat().st_size > _LONGEST_FILE:
+        with path.open("rb") as file:
+            content = file.read(_LONGEST_FILE + 1)  # a device has no size, and no end
+        if len(content) > _LONGEST_FILE:
             raise InputError(
                 f"{path} is no pipeline.config.",
-                given=f"{path.stat().st_size:,} bytes",
+                given=f"more than {_LONGEST_FILE:,} bytes",
                 expected=f"at most {_LONGEST_FILE:,} bytes of text",
                 hint="name the config, not a model",
             )
-        return path.read_text(encoding="utf-8")
+        return content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"{path} cannot be read.",

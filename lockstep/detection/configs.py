@@ -23,6 +23,9 @@ from lockstep.detection.layer_configs import (
 from lockstep.errors import InputError
 from lockstep.inline_toml import kind_name
 
+_NumClasses = Annotated[int, Range(ge=1, le=1_000_000)]
+"""As many as the metrics of detections take; the data makes a list of their labels."""
+
 
 @dataclass(frozen=True)
 class WeightedL2:
@@ -235,7 +238,7 @@ class Detector(Checked):
 class Ssd(Detector):
     """A detector that predicts from anchors in one stage (Liu et al.: SSD, 2016), RetinaNet among them."""
 
-    num_classes: PositiveInt
+    num_classes: _NumClasses
     """Without the background."""
     feature_extractor: SsdFeatureExtractor
     box_coder: BoxCoder
@@ -268,7 +271,7 @@ class FasterRcnn(Detector):
     With masks it is a Mask R-CNN (He et al., 2017), with an `RfcnBoxPredictor` an R-FCN.
     """
 
-    num_classes: PositiveInt
+    num_classes: _NumClasses
     """Without the background."""
     feature_extractor: FasterRcnnFeatureExtractor
     first_stage_anchor_generator: AnchorGenerator

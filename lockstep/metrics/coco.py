@@ -95,7 +95,7 @@ class CocoMetric:
             default.
 
     Raises:
-        InputError: there is no class, a label is below 1, or two classes have one name.
+        InputError: there is no class, a label is not from 1 to 1,000,000, or two classes have one name.
     """
 
     def __init__(

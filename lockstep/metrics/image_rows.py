@@ -44,7 +44,7 @@ class ImageRows:
         twice = next((one for place, one in enumerate(new) if one in self._ids or one in new[:place]), None)
         if twice is not None:
             raise InputError(
-                f"The image {twice.decode()!r} was scored twice.",
+                f"The image {twice.decode(errors='surrogateescape')!r} was scored twice.",
                 given=f"{len(self._ids)} images before it",
                 expected="each image once",
                 hint="check that each image of the data has an id of its own, and that the metric is reset",

@@ -85,7 +85,8 @@ class PascalMetric:
         prefix: what the names of values begin with, if not with what is measured.
 
     Raises:
-        InputError: there is no class, a label is below 1, or two classes have one name; or another argument is wrong.
+        InputError: there is no class, a label is not from 1 to 1,000,000, or two classes have one name; or another
+            argument is wrong.
     """
 
     def __init__(
@@ -167,7 +168,8 @@ class PascalMetric:
         num_objects = np.bincount(present, objects, size) + (self.group_weight or 0) * np.bincount(
             present, groups, size
         )
-        by_class = [np.flatnonzero(labels == label) for label in range(size)]
+        by_label = np.argsort(labels, kind="stable")
+        by_class = np.split(by_label, np.searchsorted(labels[by_label], np.arange(1, size)))
         precision = [average_precision(scores[b], right[b], n) for b, n in zip(by_class, num_objects, strict=True)]
         own = {"AP": np.array(precision)}
         mean = mean_of_known(own["AP"][1:])

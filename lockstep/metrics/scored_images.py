@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ TRUTH = "truth_"
 """What the names of the columns of ground truth begin with."""
 VERIFIED_LABELS = "truth_verified_labels"
 """The column of the classes of which it is known whether an image shows them; not one of its objects."""
+
+_LARGEST_LABEL = 1_000_000  # PASCAL's values take memory for each label up to the largest
 
 BACKGROUND = "background"
 """The name at the label 0, where the names of classes are a list."""
@@ -267,14 +270,13 @@ def named_categories(categories: Mapping[int, str] | Sequence[str]) -> dict[int,
         expected=f"the name of each class by its label, or a list of names of which the first is {BACKGROUND!r}",
         hint="give the classes of the reader, or of a label map",
     )
-    names = list(named.values())
-    low = [label for label in named if type(label) is not int or label < 1]
-    twice = [name for place, name in enumerate(names) if name in names[:place]]
-    if not named or low or twice:
+    wrong = [label for label in named if type(label) is not int or not 1 <= label <= _LARGEST_LABEL]
+    twice = [name for name, count in Counter(named.values()).items() if count > 1]
+    if not named or wrong or twice:
         raise InputError(
             "A detection metric cannot score these classes.",
-            given=f"the label {low[0]!r}" if low else f"the name {twice[0]!r} twice" if twice else "no class",
-            expected="one class or more, each with a name of its own and a label from 1 on: 0 is the background",
+            given=f"the label {wrong[0]!r}" if wrong else f"the name {twice[0]!r} twice" if twice else "no class",
+            expected=f"one class or more, each with a name of its own and a label from 1 to {_LARGEST_LABEL:,}",
             hint="give the classes of the reader, or of a label map",
         )
     return dict(sorted(named.items()))

@@ -204,6 +204,10 @@ class DetectionReader(ReaderWrapper):
         """Count the masks of each image; one that has none of its objects' masks counts as one that has all."""
         sizes = batch[_SIZE].tolist()
         for row, masks in enumerate(batch[_MASKS]):
+            if masks.dim() != 3 if isinstance(masks, Tensor) else not hasattr(masks, "decode"):
+                given = f"shape {tuple(masks.shape)}" if isinstance(masks, Tensor) else type(masks).__name__
+                expected = "lazy masks, or a tensor of shape (objects, height, width)"
+                raise self._unfit(int(indices[row]), _MASKS, given, expected)
             found = list(masks.shape[1:]) if isinstance(masks, Tensor) else [masks.height, masks.width]
             if len(masks) and found != sizes[row]:
                 given, expected = (
@@ -223,9 +227,16 @@ class DetectionReader(ReaderWrapper):
 
     def _truth(self, fields: Mapping[str, Any], indices: Int64s) -> dict[str, Any]:
         """Return the fields of ground truth, with labels numbered as those to train on, but for bad objects."""
-        truth = {name: values for name, values in fields.items() if name.startswith(_TRUTH)}
+        truth = {
+            name: values if name.endswith(_MASKS) else as_ragged(values)
+            for name, values in fields.items()
+            if name.startswith(_TRUTH)
+        }
         if not truth:
             return truth
+        for name in (f"{_TRUTH}boxes", f"{_TRUTH}labels"):
+            if name not in truth:
+                raise self._unfit(int(indices[0]), name, f"no such field, but {', '.join(truth)}", "both, or none")
         boxes, labels = truth[f"{_TRUTH}boxes"], truth[f"{_TRUTH}labels"]
         sides = boxes.values[:, 2:]
         truth.setdefault(f"{_TRUTH}area", boxes.replaced(sides.prod(1)))

@@ -119,7 +119,7 @@ def _check(labels: tuple[Label, ...], source: str) -> None:
     ids = Counter(label.id for label in labels)
     names = Counter(label.name for label in labels)
     for label in labels:
-        if label.id < 0:
+        if not 0 <= label.id < 2**31:
             raise _unusable(source, f"the id {label.id} of {label.name!r}")
         if label.id == 0 and BACKGROUND not in (label.name, label.display_name):
             raise _unusable(source, f"the id 0 of {label.name!r}")

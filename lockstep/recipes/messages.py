@@ -25,8 +25,8 @@ Fate = Literal["mapped", "no effect", "not mapped"]
 Part = TypeVar("Part")
 Key = TypeVar("Key")
 
-_LONGEST_PATH = 1000
-_WHOLE = re.compile(r"[+-]?(\d+(\.0*)?|0[xX][0-9a-fA-F]+)")
+_LONGEST_PATH, _LONGEST_VALUE = 1000, 100
+_WHOLE = re.compile(r"[+-]?((0|[1-9][0-9]{0,9})(\.0*)?|0[xX][0-9a-fA-F]{1,8})")  # 010 is octal for protocol buffers: 8
 _TRUTH = {"true": True, "True": True, "t": True, "1": True, "false": False, "False": False, "f": False, "0": False}
 
 
@@ -161,7 +161,8 @@ class MessageReader:
 
     def wrong(self, path: str, place: Place, given: str, expected: str, hint: str) -> InputError:
         """Make the error of a field that cannot be read."""
-        return InputError(f"{self._source}, {place}: {path} cannot be used.", given=given, expected=expected, hint=hint)
+        what = f"{self._source}, {place}: {path} cannot be used."
+        return InputError(what, given=given[:_LONGEST_VALUE], expected=expected, hint=hint)
 
     def _take(self, cls: type, values: dict[str, Any], field: Field, at: At) -> None:
         """Put the value of a field of a message among those of its object."""
@@ -202,7 +203,7 @@ class MessageReader:
         if len(message) != 1 or message[0].name not in classes:
             given = ", ".join(field.name for field in message) or "none"
             place = message[0].place if message else at.place
-            hint = did_you_mean(given, classes) or "name one of these"
+            hint = (len(message) == 1 and did_you_mean(given, classes)) or "name one of these"
             raise self.wrong(at.path, place, given, f"one of {', '.join(classes)}", hint)
         (field,) = message
         return self.read_field(classes[field.name], field, at.inner(field, part=""))
@@ -262,7 +263,7 @@ def _float(word: str) -> float | None:
         number = float(word.removesuffix("f").removesuffix("F"))
     except ValueError:
         return None
-    return number if math.isfinite(number) and "_" not in word else None
+    return number if math.isfinite(number) and word.isascii() and "_" not in word else None
 
 
 def _expected(kind: FieldType) -> str:

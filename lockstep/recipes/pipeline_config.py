@@ -177,7 +177,27 @@ def _training(reader: MessageReader, told: _Told) -> dict[str, Any]:
     epochs = told.train_reader.num_epochs
     if epochs and "end" in fields:
         reader.revise("train_input_reader.num_epochs", not_mapped("the run ends after train_config.num_steps"))
+    for name, outcome in _left_out(told.pipeline.train_config).items():
+        reader.revise(f"train_config.{name}", outcome)
     return {"end": Epochs(epochs) if epochs else None, **fields}
+
+
+def _left_out(train: messages.TrainConfig) -> dict[str, FieldOutcome]:
+    """Say which fields of the training are not in its recipe because of what others say."""
+    outcomes: dict[str, FieldOutcome] = {}
+    first_weights = ("from_detection_checkpoint", "load_all_detection_checkpoint_vars", "fine_tune_checkpoint_type")
+    if not train.fine_tune_checkpoint:
+        outcomes |= dict.fromkeys(first_weights, no_effect("no fine_tune_checkpoint is named"))
+    elif train.fine_tune_checkpoint_type not in ("", "classification", "detection"):
+        why = "it is neither classification nor detection; the weights are taken as those of a classifier"
+        outcomes["fine_tune_checkpoint_type"] = not_mapped(why)
+    if not train.sync_replicas:
+        outcomes["replicas_to_aggregate"] = no_effect("sync_replicas is not set")
+    elif not training.has_even_shares(train):
+        outcomes["replicas_to_aggregate"] = not_mapped("the batch cannot be split evenly over so many towers")
+    if not train.optimizer.use_moving_average:
+        outcomes["optimizer.moving_average_decay"] = no_effect("use_moving_average is false")
+    return outcomes
 
 
 def _data(reader: MessageReader, told: _Told) -> DetectionData:
@@ -186,16 +206,23 @@ def _data(reader: MessageReader, told: _Told) -> DetectionData:
     for name in ("shuffle", "num_epochs"):
         reader.revise(f"eval_input_reader.{name}", _ONE_EACH)
     reader.revise("eval_input_reader.max_number_of_boxes", no_effect("detections are scored against all objects"))
+    most = train.max_number_of_boxes or config.max_number_of_boxes
+    num_keypoints = train.num_keypoints or val.num_keypoints
     if train.label_map_path and val.label_map_path not in ("", train.label_map_path):
         one = not_mapped("training and evaluation have one label map, that of train_input_reader")
         reader.revise("eval_input_reader.label_map_path", one)
+    if val.num_keypoints not in (0, num_keypoints):
+        one = not_mapped("training and evaluation have one number, that of train_input_reader")
+        reader.revise("eval_input_reader.num_keypoints", one)
+    if config.max_number_of_boxes not in (None, most):
+        reader.revise("train_config.max_number_of_boxes", not_mapped("train_input_reader says another number"))
     return DetectionData(
         train=_path(reader, train, "train"),
         validation=_path(reader, val, "eval"),
         label_map=train.label_map_path or val.label_map_path or None,
         masks=train.load_instance_masks or val.load_instance_masks,
-        num_keypoints=train.num_keypoints or val.num_keypoints,
-        max_number_of_boxes=train.max_number_of_boxes or config.max_number_of_boxes,
+        num_keypoints=num_keypoints,
+        max_number_of_boxes=most,
         merge_multiple_label_boxes=config.merge_multiple_label_boxes,
         use_multiclass_scores=config.use_multiclass_scores,
         resizer=told.detector.resizer,
@@ -206,12 +233,10 @@ def _data(reader: MessageReader, told: _Told) -> DetectionData:
 def _path(reader: MessageReader, given: messages.InputReader, name: str) -> str | None:
     """Return the path of the records; further ones are reported."""
     files = given.tf_record_input_reader
-    first, *others = (files and files.input_path) or ("",)
+    first = files.input_path[0] if files and files.input_path else ""
     field = f"{name}_input_reader.tf_record_input_reader.input_path"
-    reader.revise(field, to("data.train" if name == "train" else "data.validation"))
-    for path in others:
-        why = "data has one path or pattern; write one that all files match"
-        reader.revise(field, not_mapped(why), quoted(path))
+    reader.revise(field, not_mapped("data has one path or pattern; write one that all files match"))
+    reader.revise(field, to("data.train" if name == "train" else "data.validation"), quoted(first))
     return first or None
 
 

@@ -119,7 +119,7 @@ class TrainConfig(Checked):
     data_augmentation_options: tuple[Field, ...] = ()
     batch_size: Annotated[PositiveInt, to("batch_size")] = 32
     sync_replicas: Annotated[bool, to("num_towers")] = False
-    replicas_to_aggregate: Annotated[int, to("num_towers")] = 1
+    replicas_to_aggregate: Annotated[PositiveInt, to("num_towers")] = 1
     startup_delay_steps: Annotated[float, no_effect("all workers begin together")] = 15.0
     keep_checkpoint_every_n_hours: Annotated[PositiveInt, to("checkpoints.retention.every_hours")] = 1000
     gradient_clipping_by_norm: Annotated[NonNegativeFloat, to("gradient_transforms: clip_norm")] = 0.0

@@ -6,7 +6,7 @@ The fields and defaults are those of image_resizer.proto and graph_rewriter.prot
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -93,6 +93,7 @@ class GraphRewriter:
     quantization: configs.Quantization | None = None
 
 
+_BESIDE = tuple(each.name for each in fields(BesideTheModel))
 _MODELS: Mapping[str, type[Ssd | FasterRcnn]] = {"ssd": Ssd, "faster_rcnn": FasterRcnn}
 _TPU = no_effect("it is about TPUs, or how the same is computed")
 _OUTPUT = no_effect("it names further outputs, and changes none")
@@ -160,8 +161,8 @@ def read_model(reader: MessageReader, models: Sequence[Field], graph: Sequence[F
     (field,) = models
     at = At(f"model.{field.name}", field.value_place, to("model"))
     message = reader.message(field, at)
-    beside = [inner for inner in message if inner.name in ("image_resizer", "first_stage_only")]
-    rest = [inner for inner in message if inner not in beside]
+    beside = [inner for inner in message if inner.name in _BESIDE]
+    rest = [inner for inner in message if inner.name not in _BESIDE]
     found = made_together(
         {
             "model": partial(reader.read, _MODELS[field.name], rest, at),

@@ -32,7 +32,7 @@ _BIASES = r"bias$"
 def recipe_fields(train: messages.TrainConfig) -> dict[str, Any]:
     """Make the fields of a recipe that `train_config` says.
 
-    The replicas of a synchronous training are towers: each computes its share of the batch.
+    The replicas of a synchronous training are towers: each computes its share of the batch, if all shares are alike.
     """
     fields = {"end": Steps(train.num_steps)} if train.num_steps else {}
     return fields | {
@@ -43,10 +43,15 @@ def recipe_fields(train: messages.TrainConfig) -> dict[str, Any]:
         "batch_size": train.batch_size,
         "frozen": _from_the_start(train.freeze_variables),
         "train_only": _from_the_start(train.update_trainable_variables),
-        "num_towers": train.replicas_to_aggregate if train.sync_replicas else 1,
+        "num_towers": train.replicas_to_aggregate if train.sync_replicas and has_even_shares(train) else 1,
         "towers": Towers(precision="bf16" if train.use_bfloat16 else "fp32"),
         "checkpoints": Checkpoints(retention=Retention(every_hours=train.keep_checkpoint_every_n_hours)),
     }
+
+
+def has_even_shares(train: messages.TrainConfig) -> bool:
+    """Tell whether the batch can be split evenly over the replicas."""
+    return train.batch_size % train.replicas_to_aggregate == 0
 
 
 def _optimizer(given: messages.OptimizerConfig) -> Optimizer:

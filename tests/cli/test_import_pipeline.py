@@ -70,11 +70,18 @@ def test_a_wrong_name_of_an_enumeration_leaves_nothing_behind(
     assert not target.exists()
 
 
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.config"
+    path.write_bytes(b"\xef\xbb\xbf" + PETS.read_bytes())
+    assert main(["import", "pipeline", str(path), "--to", str(tmp_path / "a.toml")]) == 0
+
+
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [
         ("nothing.config", None, "cannot be read"),
         ("binary.config", b"\xff\xfe\x00", "cannot be read"),
+        ("/dev/zero", None, "is no pipeline.config"),
         ("large.config", b"#" * ((1 << 20) + 1), "is no pipeline.config"),
         ("other.config", b'{"model": {}}', "is not in protocol buffers' text format"),
         ("empty.config", b"", "model cannot be used"),

@@ -74,6 +74,7 @@ def test_an_image_that_comes_twice_is_refused() -> None:
     [
         ({}, "no class"),
         ({0: "background", 1: "cat"}, "the label 0"),
+        ({1: "cat", 2**31: "dog"}, "the label 2147483648"),
         ({1: "cat", 2: "cat"}, "the name 'cat' twice"),
         (["cat"], "categories"),
         (["background"], "no class"),
@@ -84,6 +85,12 @@ def test_classes_that_cannot_be_told_apart_are_refused(categories: Any, message:
     for make in (ls.metrics.CocoMetric, ls.metrics.PascalMetric):
         with pytest.raises(ls.errors.InputError, match=message):
             make(categories)
+
+
+def test_an_id_that_is_no_utf_8_is_named() -> None:
+    metric = ls.metrics.PascalMetric(CATEGORIES, difficult=False)
+    with pytest.raises(ls.errors.InputError, match=r"The image '\\udce9\.jpg' was scored twice"):
+        metric.update(*prepare(metric, source_id=["\udce9.jpg", "\udce9.jpg"]))
 
 
 def test_a_list_of_classes_begins_with_the_background() -> None:

@@ -82,6 +82,7 @@ def test_the_background_may_have_the_id_0(tmp_path: Path, item: str) -> None:
         ("item { id: 1 }", "no name for the id 1"),
         ('item { id: 1 name: "a" } item { id: 1 name: "b" }', "the id 1 twice, of 'a' among others"),
         ('item { id: 1 name: "a" } item { id: 2 name: "a" }', "the name 'a' twice, of the id 1 among others"),
+        ('item { id: 2147483648 name: "a" }', "the id 2147483648 of 'a'"),
         ('item { id: "1" name: "a" }', "the item in line 1"),
         ('item { id: 1.5 name: "a" }', "the item in line 1"),
         ("item { id: 1 name: a }", "the item in line 1"),

@@ -287,12 +287,30 @@ def test_what_a_reader_does_not_say_of_the_truth_is_the_area_of_the_box_or_false
     assert [batch[f"truth_{flag}"][0].tolist() for flag in ("is_crowd", "difficult", "group_of")] == [[False]] * 3
 
 
+def test_the_truth_may_be_lists_and_has_boxes_and_labels() -> None:
+    boxes, labels = torch.tensor([[1.0, 2, 3, 4]]).double(), torch.tensor([1])
+    batch = read(Objects([BOX], truth_boxes=boxes, truth_labels=labels))
+    assert [each.tolist() for each in batch["truth_boxes"]] == [[[1, 2, 3, 4]], []]
+    error = refused(Objects([BOX], truth_boxes=boxes))
+    assert error.what == "image 0: the field 'truth_labels' does not fit the others."
+    assert (error.given, error.expected) == ("no such field, but truth_boxes", "both, or none")
+
+
 def test_labels_of_images_are_numbered_and_those_of_no_class_left_out() -> None:
     boxes, labels = torch.tensor([[1.0, 2, 3, 4]]).double(), torch.tensor([20])
     more = {"truth_boxes": boxes, "truth_labels": labels, "truth_verified_labels": torch.tensor([3, 5, 20])}
     source = Objects([BOX], [20], **{name: Ragged.of([values, values[:0]]) for name, values in more.items()})
     batch = read(named(source, {3: "a", 20: "b"}), 2)
     assert [each.tolist() for each in batch["truth_verified_labels"]] == [[1, 2], []]
+
+
+@pytest.mark.parametrize(
+    ("given_masks", "said"), [(torch.ones(4, 6), "shape (4, 6)"), (np.ones((1, 4, 6)), "ndarray"), (None, "NoneType")]
+)
+def test_what_are_no_masks_is_refused(given_masks: Any, said: str) -> None:
+    error = refused(Objects([BOX], masks=[given_masks, masks(0)]))
+    assert error.what == "image 0: the field 'masks' does not fit the others."
+    assert (error.given, error.expected) == (said, "lazy masks, or a tensor of shape (objects, height, width)")
 
 
 def test_an_image_without_an_id_has_the_name_of_its_example() -> None:

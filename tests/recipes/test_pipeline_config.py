@@ -228,6 +228,17 @@ def test_unknown_fields_may_be_nested_deeply() -> None:
     assert (row.field, row.value) == (".".join("a" * 501), "{ ... }")
 
 
+def test_of_two_messages_where_there_is_one_none_is_guessed() -> None:
+    rates = "learning_rate { constant_learning_rate { } cosine_decay_learning_rate { } }"
+    error = refused(train=f"optimizer {{ momentum_optimizer {{ {rates} }} }}")
+    assert (error.given, error.hint) == ("constant_learning_rate, cosine_decay_learning_rate", "name one of these")
+
+
+def test_resizers_nested_deeply_are_refused() -> None:
+    resizer = "image_resizer {" + "a {" * 5_000 + "}" * 5_001
+    assert isinstance(refused(model=2 * resizer), InputErrors)
+
+
 def test_all_wrong_values_are_told_together_with_line_and_column() -> None:
     model = "\nfreeze_batchnorm: maybe\npost_processing { score_converter: SIGMOIDD }"
     error = refused(model=model, train=f"{OPTIMIZER}\n batch_size: 0\n batch_size: 2 num_steps: 1e3")
@@ -250,6 +261,14 @@ def test_all_wrong_values_are_told_together_with_line_and_column() -> None:
             {"train": f"{OPTIMIZER} num_steps: 4294967296"},
             "line 13, column 109: train_config.num_steps cannot",
             "4294967296",
+        ),
+        ({"train": f"{OPTIMIZER} num_steps: {'9' * 5000}"}, "train_config.num_steps cannot", "9" * 100),
+        ({"train": f"{OPTIMIZER} num_steps: 010"}, "train_config.num_steps cannot", "010"),
+        ({"train": f"{OPTIMIZER} num_steps: \uff19"}, "train_config.num_steps cannot", "\uff19"),
+        (
+            {"train": f"{OPTIMIZER} replicas_to_aggregate: 0"},
+            "line 13, column 121, in train_config: replicas_to_aggregate is out of range",
+            "replicas_to_aggregate=0",
         ),
         (
             {"train": f"{OPTIMIZER} batch_size: 0"},
@@ -274,6 +293,12 @@ def test_what_cannot_be_is_refused(parts: dict[str, str], what: str, given: str)
     assert what in error.what
     assert error.what.startswith("a.config")
     assert str(error.given) == given
+
+
+def test_a_number_of_classes_that_would_fill_the_memory_is_refused() -> None:
+    text = f"model {{ ssd {{ {MODEL} }} }} train_config {{ {OPTIMIZER} }}".replace("classes: 3", "classes: 4000000000")
+    with pytest.raises(InputError, match=r"line 2, column 16, in model\.ssd: num_classes is out of range"):
+        import_pipeline(text, "a.config", "a")
 
 
 def test_another_model_is_refused_by_name() -> None:
@@ -322,6 +347,36 @@ def test_readers_say_paths_masks_keypoints_and_the_order() -> None:
         ("eval_input_reader.label_map_path", '"other"'),
         ("eval_input_reader.input_type", "TF_SEQUENCE_EXAMPLE"),
         ("eval_input_reader.name", '"second"'),
+    }
+
+
+def test_a_path_that_is_given_twice_is_read() -> None:
+    made = imported(rest='train_input_reader { tf_record_input_reader { input_path: ["a", "a", "b"] } }')
+    field = "train_input_reader.tf_record_input_reader.input_path"
+    assert [row.outcome.fate for row in made.rows if row.field == field] == ["mapped", "mapped", "not mapped"]
+
+
+def test_what_other_fields_overrule_is_not_said_to_be_mapped() -> None:
+    made = imported(
+        train=f"{OPTIMIZER.removesuffix('}')} use_moving_average: false moving_average_decay: 0.9 }}"
+        " batch_size: 24 sync_replicas: true replicas_to_aggregate: 5 max_number_of_boxes: 7"
+        ' fine_tune_checkpoint: "a" fine_tune_checkpoint_type: "full"',
+        rest="train_input_reader { max_number_of_boxes: 9 num_keypoints: 4 } eval_input_reader { num_keypoints: 5 }",
+    )
+    assert isinstance(made.recipe.data, DetectionData)
+    assert (made.recipe.num_towers, made.recipe.data.max_number_of_boxes, made.recipe.data.num_keypoints) == (1, 9, 4)
+    assert {row.field for row in made.rows if row.outcome.fate != "mapped"} == {
+        "train_config.optimizer.moving_average_decay",
+        "train_config.replicas_to_aggregate",
+        "train_config.max_number_of_boxes",
+        "train_config.fine_tune_checkpoint_type",
+        "eval_input_reader.num_keypoints",
+    }
+    made = imported(train=f"{OPTIMIZER} replicas_to_aggregate: 8 from_detection_checkpoint: true")
+    assert (made.recipe.num_towers, made.recipe.warm_start) == (1, None)
+    assert {row.name for row in made.rows if row.outcome.fate == "no effect"} == {
+        "replicas_to_aggregate",
+        "from_detection_checkpoint",
     }
 
 
