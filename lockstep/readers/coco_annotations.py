@@ -191,9 +191,10 @@ def integer_in(found: dict[str, Any], name: str) -> int:
     return value
 
 
-def number_of(value: object, name: str, most: float) -> float:
+def number_of(value: Any, name: str, most: float) -> float:
     """Return a value that has to be a number of a magnitude below `most`; else raise a ValueError."""
-    if type(value) not in (int, float) or not -most < value < most:  # NaN is neither
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not -most < value < most:  # NaN is neither
         raise ValueError(f"{name} {value!r:.40}")
     return float(value)
 
