@@ -47,6 +47,13 @@ def detection_metrics(
     Raises:
         InputError: a name is none of the metrics, or two of the metrics would compute values of the same names.
     """
+    if isinstance(names, str):
+        raise InputError(
+            "Metrics are made of a list of names.",
+            given=repr(names),
+            expected="a list, also of one name",
+            hint=f"give [{names!r}]",
+        )
     metrics: dict[str, CocoMetric | PascalMetric] = {}
     first_with: dict[str, str] = {}
     for name in names:

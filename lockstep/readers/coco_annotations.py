@@ -146,14 +146,18 @@ def _packed(found: dict[str, Any], path: Path, masks: bool, keypoints: bool) -> 
             packed_outline(value_in(found, "segmentation")).tobytes() if masks else b"",
         )
     except ValueError as error:
-        raise _unusable(path, f"annotation {found.get('id', '(without id)')!r:.40}: {error}") from error
+        raise _unusable(path, f"{_named(found)}: {error}") from error
+
+
+def _named(found: dict[str, Any]) -> str:
+    return f"annotation {found['id']!r:.40}" if "id" in found else "an annotation"
 
 
 def _numbers_of_object(found: dict[str, Any]) -> tuple[float, ...]:
     ids = [integer_in(found, name) for name in ("id", "image_id", "category_id")]
     x, y, width, height = numbers_of(found["bbox"], "bbox", 4)
     given = found.get("area")
-    (area,) = numbers_of([max(0, width * height) if given is None else given], "area", 1, _MOST_AREA)
+    area = max(0, width * height) if given is None else number_of(given, "area", _MOST_AREA)
     if area < 0:
         raise ValueError(f"area {area:g}")
     is_crowd = found.get("iscrowd") or 0
@@ -185,6 +189,14 @@ def integer_in(found: dict[str, Any], name: str) -> int:
     if type(value) is not int or not -(2**63) <= value < 2**63:
         raise ValueError(f"{name} {value!r:.40}")
     return value
+
+
+def number_of(value: Any, name: str, most: float) -> float:
+    """Return a value that has to be a number of a magnitude below `most`; else raise a ValueError."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not -most < value < most:  # NaN is neither
+        raise ValueError(f"{name} {value!r:.40}")
+    return float(value)
 
 
 def numbers_of(values: object, name: str, count: int, most: float = _MOST_PIXELS) -> array[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import numpy as np
 
 from lockstep.errors import DataError
 from lockstep.listing import shorten
-from lockstep.readers.coco_annotations import integer_in, numbers_of, value_in
+from lockstep.readers.coco_annotations import integer_in, number_of, numbers_of, value_in
 from lockstep.readers.object_table import Column, Float64s
 from lockstep.readers.reader import Int64s
 from lockstep.records.shards import check_local
@@ -160,7 +161,7 @@ def _numbers_of_entry(found: dict[str, Any]) -> tuple[float, ...]:
     x, y, width, height = numbers_of(value_in(found, "bbox"), "bbox", 4)
     if min(width, height) < 0:
         raise ValueError(f"bbox {found['bbox']!r:.60}, of a negative width or height")
-    (score,) = numbers_of([value_in(found, "score")], "score", 1, np.inf)
+    score = number_of(value_in(found, "score"), "score", sys.float_info.max)
     has_id = found.get("id") is not None
     return category_id, x, y, width, height, score, has_id, integer_in(found, "id") if has_id else 0
 

@@ -87,8 +87,9 @@ class DetectionReader(ReaderWrapper):
     that do not fit each other - another number of values than boxes, masks of another size than the image, another
     number of keypoints - are errors in any case. Errors name the example, the object and the field.
 
-    `Coco` and `Voc` check all annotations as they are opened: ids, names, numbers, sizes. Records are checked as they
-    are read, and so is what is drawn later: the outlines of masks, and their files.
+    `Coco` and `Voc` check all annotations as they are opened: ids, names, numbers, sizes. They clip each box to its
+    image, however far it reaches out, and leave out what has no area then, as a box upside down. Records are checked as
+    they are read, and so is what is drawn later: the outlines of masks, and their files.
 
     Args:
         reader: with the fields "image", "boxes" and "labels".

@@ -150,11 +150,11 @@ def check_not_turned(decoding: Decoding) -> None:
 
 
 def _check_within(folder: Path, names: Sequence[str]) -> None:
-    if outside := [name for name in names if ".." in name and ".." in Path(name).parts]:
+    if outside := [name for name in names if name.startswith("/") or (".." in name and ".." in Path(name).parts)]:
         raise DataError(
             f"The annotations name files that are not in {folder}.",
             given=shorten(outside),
-            expected="paths within the folder, without ..",
+            expected="paths within the folder, without .. and not from / on",
             hint="name the folder above all of them, and write the file names from there on",
         )
 

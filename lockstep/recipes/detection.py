@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import torch
 
+from lockstep.augmentations.boxes import ScaleBoxesToPixelCoordinates
+from lockstep.augmentations.colours import ColourOption
 from lockstep.augmentations.deferring import DeferredColours, deferred
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.checks import Checked, NonNegativeInt, PositiveInt, Range
@@ -97,9 +100,22 @@ class DetectionData(PathData, Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_paths()
+        self._check_order()
         self.targets(num_classes=1)
         if self.merge_multiple_label_boxes:
             refuse_merging(["masks"] * self.masks + ["keypoints"] * (self.num_keypoints > 0))
+
+    def _check_order(self) -> None:
+        """Refuse boxes in pixels before an augmentation that takes them for shares: objects would be lost."""
+        of_places = [each for each in self.augment if not isinstance(each, ColourOption)]
+        for before, after in pairwise(of_places):
+            if isinstance(before, ScaleBoxesToPixelCoordinates):
+                raise InputError(
+                    "Boxes in pixels can only be the end of the augmentations: all others but colours take shares.",
+                    given=f"{type(before).__name__} before {type(after).__name__}",
+                    expected="it as the last one, but for colours",
+                    hint="name scale_boxes_to_pixel_coordinates at the end of augment",
+                )
 
     @property
     def image_size(self) -> int:

@@ -45,6 +45,11 @@ def test_an_unknown_name_is_refused() -> None:
         ls.metrics.detection_metrics(["coco_detection_metric"], CATEGORIES)
 
 
+def test_a_name_that_is_in_no_list_is_refused() -> None:
+    with pytest.raises(ls.InputError, match=r"(?s)list of names.*\['coco_detection_metrics'\]"):
+        ls.metrics.detection_metrics("coco_detection_metrics", CATEGORIES)
+
+
 @pytest.mark.parametrize("other", ["oid_V2_detection_metrics", "open_images_V2_detection_metrics"])
 def test_metrics_whose_values_have_the_same_names_are_refused(other: str) -> None:
     with pytest.raises(ls.InputError, match=f"'oid_V2_detection_metrics' and '{other}'.*'OpenImagesV2_'"):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.augmentations.boxes import ScaleBoxesToPixelCoordinates
 from lockstep.augmentations.colours import RandomAdjustBrightness
 from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.convert.detection import convert_coco, convert_voc
@@ -202,6 +203,13 @@ def test_images_of_several_sizes_are_no_input_of_one_network() -> None:
     assert data.inputs({"image": images[:1]}).shape == (1, 3, 20, 30)
     with pytest.raises(InputError, match="Images of different sizes"):
         data.inputs({"image": images})
+
+
+def test_boxes_in_pixels_end_the_augmentations() -> None:
+    to_pixels = ScaleBoxesToPixelCoordinates()
+    assert DetectionData(COCO, augment=(HorizontalFlip(), to_pixels, RandomAdjustBrightness())).augment[1] == to_pixels
+    with pytest.raises(InputError, match=r"(?s)ScaleBoxesToPixelCoordinates before HorizontalFlip.*at the end"):
+        DetectionData(COCO, augment=(to_pixels, HorizontalFlip()))
 
 
 def test_a_function_may_give_the_examples() -> None:
