@@ -6,7 +6,7 @@ Here are their protocol, the two that only move pixels, and the checks that all 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -34,7 +34,7 @@ class Augment(Protocol):
     It may run in the trainer's process or in a loader process, on any part of a batch. So an example's result may
     depend on the example and on its own row of `draws` alone: on no other random number, no other example, no state.
     Equal column names give equal numbers: name a column after the augmentation and the field. Only where a list holds
-    two augmentations that are equal, the later one draws other numbers.
+    two augmentations of one class for one field, the later one draws other numbers.
     """
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
@@ -76,21 +76,17 @@ def num_partners(augment: Augment) -> int:
 
 
 def turns(augmentations: Sequence[Augment]) -> list[int]:
-    """Count for each augmentation how many before it in the list are equal to it: its turn for `Draws.again`.
+    """Count for each augmentation how many of its kind are before it in the list: its turn for `Draws.again`.
 
-    Two equal flips with the same numbers would undo each other.
+    Of a kind are values of one class for one field, whose columns have the same names; of anything else, such as a
+    function, it is that itself. Two flips with the same numbers would undo each other.
     """
-    return [
-        sum(_are_equal(augment, earlier) for earlier in augmentations[:place])
-        for place, augment in enumerate(augmentations)
-    ]
+    kinds = [_kind(augment) for augment in augmentations]
+    return [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
 
 
-def _are_equal(one: Augment, other: Augment) -> bool:
-    try:
-        return one is other or (type(one) is type(other) and bool(one == other))
-    except Exception:  # a dataclass that holds an array or a tensor cannot be compared
-        return False
+def _kind(augment: Augment) -> tuple[object, ...]:
+    return (type(augment), getattr(augment, "field", None)) if is_dataclass(augment) else (id(augment),)
 
 
 @dataclass(frozen=True)

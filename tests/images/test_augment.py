@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -131,21 +131,29 @@ def test_a_field_without_images_to_shift_is_named(batch: dict[str, object], give
     )
 
 
-def test_an_equal_augmentation_has_turns_of_its_own() -> None:
+def test_augmentations_of_one_class_and_field_take_turns() -> None:
     flip = HorizontalFlip()
-    assert turns([flip, RandomShift(1), HorizontalFlip(), HorizontalFlip(0.3), flip]) == [0, 0, 1, 0, 2]
+    other = HorizontalFlip(field="mask")
+    assert turns([flip, RandomShift(1), HorizontalFlip(), other, HorizontalFlip(0.3), flip]) == [0, 0, 1, 0, 2, 3]
 
 
-def test_augmentations_that_cannot_be_compared_are_no_repeats() -> None:
-    @dataclass(frozen=True)
-    class Scaled:
-        factors: np.ndarray[Any, Any]
+def test_a_function_takes_turns_with_itself() -> None:
+    def one(batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        return batch
 
-        def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
-            return batch
+    def other(batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        return batch
 
-    one, other = Scaled(np.ones(2)), Scaled(np.ones(2))
     assert turns([one, other, one]) == [0, 0, 1]
+
+
+def test_two_flips_of_any_probabilities_are_independent() -> None:
+    before = numbered(2000)
+    batch: dict[str, Any] = {"image": before}
+    for flip, turn in zip(flips := [HorizontalFlip(0.5), HorizontalFlip(0.3)], turns(flips), strict=True):
+        batch = flip(batch, draws(2000).again(turn))
+    kept = sum(torch.equal(one, other) for one, other in zip(batch["image"], before, strict=True))
+    assert 900 < kept < 1100  # one of the two or neither: 0.5 * 0.3 + 0.5 * 0.7
 
 
 def numbered(count: int) -> torch.Tensor:
