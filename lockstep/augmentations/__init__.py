@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from lockstep.augmentations.boxes import RandomJitterBoxes, RetainBoxesAboveThreshold, ScaleBoxesToPixelCoordinates
-from lockstep.augmentations.class_scores import ConvertClassLogitsToSoftmax
+from lockstep.augmentations.boxes import (
+    ConvertClassLogitsToSoftmax,
+    RandomJitterBoxes,
+    RetainBoxesAboveThreshold,
+    ScaleBoxesToPixelCoordinates,
+)
 from lockstep.augmentations.colours import (
     NormalizeImage,
     RandomAdjustBrightness,

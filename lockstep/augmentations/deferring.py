@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from lockstep.augmentations.boxes import RandomJitterBoxes, RetainBoxesAboveThreshold, ScaleBoxesToPixelCoordinates
-from lockstep.augmentations.class_scores import ConvertClassLogitsToSoftmax
+from lockstep.augmentations.boxes import (
+    ConvertClassLogitsToSoftmax,
+    RandomJitterBoxes,
+    RetainBoxesAboveThreshold,
+    ScaleBoxesToPixelCoordinates,
+)
 from lockstep.augmentations.colours import IMAGE, ColourOption, apply_colours
 from lockstep.augmentations.random_crops import RandomCropImage, RandomCropToAspectRatio
 from lockstep.augmentations.ssd_crops import SsdRandomCrop, SsdRandomCropFixedAspectRatio

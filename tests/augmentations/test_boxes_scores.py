@@ -4,7 +4,7 @@ import pytest
 import torch
 from pixels_golden import GOLDEN, some_draws
 
-from lockstep.augmentations.class_scores import ConvertClassLogitsToSoftmax
+from lockstep.augmentations.boxes import ConvertClassLogitsToSoftmax
 from lockstep.errors import InputError
 from lockstep.ragged import Ragged
 
