@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.augmentations.class_scores import ConvertClassLogitsToSoftmax
+from lockstep.augmentations.boxes import ConvertClassLogitsToSoftmax
 from lockstep.augmentations.colours import (
     NormalizeImage,
     RandomAdjustContrast,
