@@ -73,7 +73,7 @@ class DetectionReader(ReaderWrapper):
     - "boxes": `Ragged` float32 (n, 4) of top, left, bottom and right in [0, 1], each with an area
     - "labels": `Ragged` int64 (n,), from 1 to `num_classes`; 0 is the background
     - "weights", "area", "is_crowd", "difficult", "group_of", "truncated", "masks", "keypoints", "keypoint_visibility",
-      "multiclass_scores": those that the reader gives. A keypoint that is NaN has visibility 0
+      "multiclass_scores": those that the reader gives. A keypoint that is NaN or outside its image has visibility 0
     - what detections are scored against, if the reader gives it: "truth_boxes", `Ragged` float64 (m, 4) of x, y, width
       and height in pixels, "truth_labels", "truth_area", "truth_is_crowd", "truth_difficult" and "truth_group_of", of
       which what the reader does not say is the area of the box, or False. Crowds, difficult objects, those without an
@@ -318,15 +318,15 @@ def _sizes(images: Tensor | Sequence[EncodedImage | Tensor]) -> Tensor:
 
 
 def _keypoints(batch: Mapping[str, Any]) -> dict[str, Ragged]:
-    """Return keypoints that are NaN where they are not labelled, and visibilities that are 0 there."""
+    """Return keypoints that are NaN where they are not labelled on their image, and visibilities that are 0 there."""
     if _KEYPOINTS not in batch:
         return {}
     points = batch[_KEYPOINTS]
-    are_numbers = torch.isfinite(points.values).all(-1)
+    are_inside = ((points.values >= 0) & (points.values <= 1)).all(-1)  # NaN is not
     visibility = (
-        batch[_VISIBILITY].values if _VISIBILITY in batch else torch.full_like(are_numbers, _VISIBLE, dtype=torch.int64)
+        batch[_VISIBILITY].values if _VISIBILITY in batch else torch.full_like(are_inside, _VISIBLE, dtype=torch.int64)
     )
-    is_labelled = are_numbers & (visibility > 0)
+    is_labelled = are_inside & (visibility > 0)
     return {
         _KEYPOINTS: points.replaced(points.values.masked_fill(~is_labelled[..., None], torch.nan)),
         _VISIBILITY: points.replaced(visibility * is_labelled),

@@ -236,6 +236,13 @@ def test_data_without_objects_is_refused(missing: str) -> None:
     assert missing in (refused(Without([BOX])).hint or "")
 
 
+def test_keypoints_outside_their_image_are_not_labelled() -> None:
+    points = torch.tensor([[[0.0, 1.0], [-0.1, 0.3], [0.5, 300.0]]])
+    batch = read(Objects([BOX], keypoints=points))
+    assert batch["keypoint_visibility"][0].tolist() == [[2, 0, 0]]
+    assert batch["keypoints"][0][0].isnan().all(1).tolist() == [False, True, True]
+
+
 def test_keypoints_that_are_no_numbers_are_not_labelled() -> None:
     points = torch.tensor([[[0.1, 0.2], [math.nan, 0.3], [0.5, 0.5]]])
     visibility = torch.tensor([[2, 2, 0]])
