@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.checks import Checked, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from lockstep.detection.layer_configs import Number, Share
+from lockstep.checks import (
+    Checked,
+    FiniteFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+)
 
 
 @dataclass(frozen=True)
@@ -132,8 +139,8 @@ BoxCoder = FasterRcnnBoxCoder | KeypointBoxCoder | MeanStddevBoxCoder | SquareBo
 class ArgmaxMatcher(Checked):
     """Each anchor belongs to the object that is most similar to it, if it is similar enough."""
 
-    matched_threshold: Number = 0.5
-    unmatched_threshold: Number = 0.5
+    matched_threshold: FiniteFloat = 0.5
+    unmatched_threshold: FiniteFloat = 0.5
     ignore_thresholds: bool = False
     negatives_lower_than_unmatched: bool = True
     """Anchors below both thresholds are background, and those between them ignored; False: the other way round."""
@@ -168,7 +175,7 @@ class IoaSimilarity:
 class ThresholdedIouSimilarity(Checked):
     """Intersection over union; below the threshold 0."""
 
-    iou_threshold: Share = 0.5
+    iou_threshold: Probability = 0.5
 
 
 Similarity = NegSqDistSimilarity | IouSimilarity | IoaSimilarity | ThresholdedIouSimilarity

@@ -10,14 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, NoReturn
 
-from lockstep.checks import Checked, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
+from lockstep.checks import (
+    Checked,
+    FiniteFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Range,
+)
 from lockstep.detection.box_configs import AnchorGenerator, BoxCoder, Matcher, Similarity
 from lockstep.detection.layer_configs import (
     BoxPredictor,
     FasterRcnnFeatureExtractor,
     Hyperparams,
-    Number,
-    Share,
     SsdFeatureExtractor,
 )
 from lockstep.errors import InputError
@@ -82,7 +89,7 @@ class WeightedLogitsSoftmax(Checked):
 class BootstrappedSigmoid(Checked):
     """Sigmoid cross entropy against a mixture of the targets and the model's own predictions."""
 
-    alpha: Share
+    alpha: Probability
     """The share of the targets."""
     hard_bootstrap: bool = False
     """The predictions are rounded to 0 or 1."""
@@ -93,7 +100,7 @@ class WeightedSigmoidFocal(Checked):
     """Focal loss (Lin et al.: RetinaNet, 2017)."""
 
     gamma: NonNegativeFloat = 2.0
-    alpha: Share | None = None
+    alpha: Probability | None = None
     """Weight of the objects; that of the background is 1 - alpha. None: both 1."""
 
 
@@ -101,8 +108,8 @@ class WeightedSigmoidFocal(Checked):
 class PenaltyReducedLogisticFocalLoss(Checked):
     """Focal loss of heat maps (Zhou et al.: Objects as Points, 2019)."""
 
-    alpha: Number | None = None
-    beta: Number | None = None
+    alpha: FiniteFloat | None = None
+    beta: FiniteFloat | None = None
 
 
 @dataclass(frozen=True)
@@ -129,7 +136,7 @@ class HardExampleMiner(Checked):
 
     num_hard_examples: NonNegativeInt = 64
     """At most so many an image; 0: no limit."""
-    iou_threshold: Share = 0.7
+    iou_threshold: Probability = 0.7
     """Anchors that overlap one with a larger loss by more are left out."""
     loss_type: Literal["both", "classification", "localization"] = "both"
     """The loss that is compared."""
@@ -142,7 +149,7 @@ class HardExampleMiner(Checked):
 class RandomExampleSampler(Checked):
     """Anchors are drawn."""
 
-    positive_sample_fraction: Share = 0.01
+    positive_sample_fraction: Probability = 0.01
 
 
 @dataclass(frozen=True)
@@ -175,8 +182,8 @@ class Loss(Checked):
 class BatchNonMaxSuppression(Checked):
     """Which boxes become detections."""
 
-    score_threshold: Number = 0.0
-    iou_threshold: Share = 0.6
+    score_threshold: FiniteFloat = 0.0
+    iou_threshold: Probability = 0.6
     """Boxes that overlap one with a higher score by more are left out."""
     max_detections_per_class: PositiveInt = 100
     max_total_detections: PositiveInt = 100
@@ -250,7 +257,7 @@ class Ssd(Detector):
     post_processing: PostProcessing = field(default_factory=PostProcessing)
     encode_background_as_zeros: bool = False
     """The background has no class of its own in the targets."""
-    negative_class_weight: Share = 1.0
+    negative_class_weight: Probability = 1.0
     """Weight of the classification loss of the background."""
     normalize_loss_by_num_matches: bool = True
     normalize_loc_loss_by_codesize: bool = False
@@ -283,9 +290,9 @@ class FasterRcnn(Detector):
     first_stage_box_predictor_depth: PositiveInt = 512
     first_stage_minibatch_size: PositiveInt = 256
     """Anchors of an image that the first stage's losses are computed on."""
-    first_stage_positive_balance_fraction: Share = 0.5
-    first_stage_nms_score_threshold: Number = 0.0
-    first_stage_nms_iou_threshold: Share = 0.7
+    first_stage_positive_balance_fraction: Probability = 0.5
+    first_stage_nms_score_threshold: FiniteFloat = 0.0
+    first_stage_nms_iou_threshold: Probability = 0.7
     first_stage_max_proposals: PositiveInt = 300
     first_stage_localization_loss_weight: NonNegativeFloat = 1.0
     first_stage_objectness_loss_weight: NonNegativeFloat = 1.0
@@ -297,7 +304,7 @@ class FasterRcnn(Detector):
     """None where there is one stage."""
     second_stage_batch_size: PositiveInt = 64
     """Proposals of an image that the second stage's losses are computed on."""
-    second_stage_balance_fraction: Share = 0.25
+    second_stage_balance_fraction: Probability = 0.25
     second_stage_post_processing: PostProcessing = field(default_factory=PostProcessing)
     second_stage_localization_loss_weight: NonNegativeFloat = 1.0
     second_stage_classification_loss_weight: NonNegativeFloat = 1.0

@@ -7,19 +7,24 @@ Names, defaults and meaning are those of the Object Detection API's hyperparams.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from lockstep.checks import Checked, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
-
-Share = Annotated[float, Range(ge=0, le=1)]
-Number = Annotated[float, Range()]
+from lockstep.checks import (
+    Checked,
+    FiniteFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+)
 
 
 @dataclass(frozen=True)
 class TruncatedNormalInitializer(Checked):
     """Normal, without what is beyond two standard deviations."""
 
-    mean: Number = 0.0
+    mean: FiniteFloat = 0.0
     stddev: NonNegativeFloat = 1.0
 
 
@@ -27,7 +32,7 @@ class TruncatedNormalInitializer(Checked):
 class RandomNormalInitializer(Checked):
     """Normal."""
 
-    mean: Number = 0.0
+    mean: FiniteFloat = 0.0
     stddev: NonNegativeFloat = 1.0
 
 
@@ -65,7 +70,7 @@ Regularizer = L1Regularizer | L2Regularizer
 class BatchNorm(Checked):
     """Batch norm after each convolution."""
 
-    decay: Share = 0.999
+    decay: Probability = 0.999
     """The share of the moving statistics that a step keeps."""
     center: bool = True
     """Add a trained bias."""
@@ -110,11 +115,11 @@ class ConvolutionalBoxPredictor(Checked):
     """Depth of the layers before the predictions; 0: there are none."""
     num_layers_before_predictor: NonNegativeInt = 0
     use_dropout: bool = True
-    dropout_keep_probability: Share = 0.8
+    dropout_keep_probability: Probability = 0.8
     kernel_size: PositiveInt = 1
     box_code_size: PositiveInt = 4
     apply_sigmoid_to_scores: bool = False
-    class_prediction_bias_init: Number = 0.0
+    class_prediction_bias_init: FiniteFloat = 0.0
     """Bias of the scores before training."""
     use_depthwise: bool = False
 
@@ -123,8 +128,8 @@ class ConvolutionalBoxPredictor(Checked):
 class BoxEncodingsClipRange(Checked):
     """Limits of the encoded boxes."""
 
-    min: Number
-    max: Number
+    min: FiniteFloat
+    max: FiniteFloat
 
 
 @dataclass(frozen=True)
@@ -136,10 +141,10 @@ class WeightSharedConvolutionalBoxPredictor(Checked):
     depth: NonNegativeInt = 0
     kernel_size: PositiveInt = 3
     box_code_size: PositiveInt = 4
-    class_prediction_bias_init: Number = 0.0
+    class_prediction_bias_init: FiniteFloat = 0.0
     """Bias of the scores before training."""
     use_dropout: bool = False
-    dropout_keep_probability: Share = 0.8
+    dropout_keep_probability: Probability = 0.8
     share_prediction_tower: bool = False
     """Boxes and classes share the layers before the predictions."""
     use_depthwise: bool = False
@@ -153,7 +158,7 @@ class MaskRcnnBoxPredictor(Checked):
 
     fc_hyperparams: Hyperparams | None = None
     use_dropout: bool = False
-    dropout_keep_probability: Share = 0.5
+    dropout_keep_probability: Probability = 0.5
     box_code_size: PositiveInt = 4
     conv_hyperparams: Hyperparams | None = None
     """Of the masks' branch."""
