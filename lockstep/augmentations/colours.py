@@ -201,30 +201,33 @@ class RandomAdjustBrightness(_Adjustments):
         return {"brightness": (-self.max_delta, self.max_delta)}
 
 
+@dataclass(frozen=True)
 class _Factor(_Adjustments):
     """Base of those that draw a factor."""
-
-    min_delta: float
-    max_delta: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        ordered("(min_delta, max_delta)", (self.min_delta, self.max_delta))
-
-
-@dataclass(frozen=True)
-class RandomAdjustContrast(_Factor):
-    """Scale the distance of the pixels from the mean of their channel: random_adjust_contrast."""
 
     min_delta: NonNegativeFloat = 0.8
     """The least factor."""
     max_delta: NonNegativeFloat = 1.25
     """The largest factor."""
 
+    operation: ClassVar[str]
+    """What the factor is of."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ordered("(min_delta, max_delta)", (self.min_delta, self.max_delta))
+
     @property
     def bounds(self) -> _Bounds:
         """The factor."""
-        return {"contrast": (self.min_delta, self.max_delta)}
+        return {self.operation: (self.min_delta, self.max_delta)}
+
+
+@dataclass(frozen=True)
+class RandomAdjustContrast(_Factor):
+    """Scale the distance of the pixels from the mean of their channel: random_adjust_contrast."""
+
+    operation: ClassVar[str] = "contrast"
 
 
 @dataclass(frozen=True)
@@ -244,15 +247,7 @@ class RandomAdjustHue(_Adjustments):
 class RandomAdjustSaturation(_Factor):
     """Scale the saturation of HSV, up to 1: random_adjust_saturation."""
 
-    min_delta: NonNegativeFloat = 0.8
-    """The least factor."""
-    max_delta: NonNegativeFloat = 1.25
-    """The largest factor."""
-
-    @property
-    def bounds(self) -> _Bounds:
-        """The factor."""
-        return {"saturation": (self.min_delta, self.max_delta)}
+    operation: ClassVar[str] = "saturation"
 
 
 _DISTORTIONS: _Bounds = {
