@@ -18,7 +18,7 @@ from lockstep.errors import InputError
 from lockstep.images.augment import Bools, decoded, describe_field, sides_of
 from lockstep.images.masks import DenseMasks
 from lockstep.images.moves import Region, move
-from lockstep.images.objects import as_ragged, move_objects, select_objects
+from lockstep.images.objects import Fields, as_ragged, move_objects, select_objects
 from lockstep.ragged import Ragged
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from lockstep.images.augment import Image
     from lockstep.images.moves import Masks
     from lockstep.randomness import Draws
-
-Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)

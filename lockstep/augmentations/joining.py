@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
-from lockstep.checks import Range
+from lockstep.checks import Hint, Range
 from lockstep.errors import InputError
 from lockstep.images.augment import describe_field, images_of, num_partners
 from lockstep.images.objects import Fields, as_ragged, object_fields
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from lockstep.images.moves import Masks
 
 Colour = Annotated[int, Range(ge=0, le=255)]
+Colours = Annotated[tuple[Colour, Colour, Colour], Hint("write [0, 0, 0]")]
+"""Red, green and blue."""
 
 
 def canvas(height: int, width: int, fill: int | Sequence[int], dtype: torch.dtype) -> Tensor:

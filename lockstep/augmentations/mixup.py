@@ -14,15 +14,13 @@ from lockstep.checks import Checked, PositiveFloat, Probability
 from lockstep.images.augment import Bools, decoded, sides_of
 from lockstep.images.mixing import symmetric_beta
 from lockstep.images.moves import Region, move
-from lockstep.images.objects import as_ragged, move_objects
+from lockstep.images.objects import Fields, as_ragged, move_objects
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from lockstep.images.augment import Image
     from lockstep.randomness import Draws
-
-Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)

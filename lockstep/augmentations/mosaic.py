@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from lockstep.augmentations.joining import Colour, canvas, check_partners, dtype
 from lockstep.checks import Checked, Hint, PositiveInt, Probability, Range, ordered
 from lockstep.images.augment import Bools, Int64s, decoded, sides_of
 from lockstep.images.moves import Move, Region, move
-from lockstep.images.objects import move_objects
+from lockstep.images.objects import Fields, move_objects
 from lockstep.images.resizing import resized
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from lockstep.images.augment import Image
     from lockstep.randomness import Draws
-
-Fields = dict[str, Any]
 
 _Place = Annotated[float, Range(gt=0, lt=2)]
 # Whether each of the four lies below and to the right of the point where they meet.

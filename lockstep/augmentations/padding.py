@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
@@ -13,16 +13,13 @@ from lockstep.augmentations.random_crops import CropLimits, crop_at_random
 from lockstep.augmentations.scaling import check_sizes
 from lockstep.checks import Checked, Hint, PositiveFloat, PositiveInt, Range
 from lockstep.errors import InputError
-from lockstep.images.augment import Image, decoded, images_of, name_of, sides_of
+from lockstep.images.augment import Image, Int64s, decoded, images_of, name_of, sides_of
 from lockstep.images.moves import Region, move
 from lockstep.images.objects import Fields, move_objects
 from lockstep.randomness import Draws
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
-
-_Sides: TypeAlias = "npt.NDArray[np.int64]"
 
 Colour = Annotated[float, Range(ge=0, le=255)]
 Colours = Annotated[tuple[Colour, Colour, Colour], Hint("give red, green and blue from 0 to 255")]
@@ -107,7 +104,7 @@ class RandomPadToAspectRatio(Checked):
 
 
 def crop_and_pad(
-    batch: Fields, draws: Draws, operations: Sequence[RandomCropPadImage], chosen: _Sides, wanted_by: object
+    batch: Fields, draws: Draws, operations: Sequence[RandomCropPadImage], chosen: Int64s, wanted_by: object
 ) -> Fields:
     """Crop and pad each image by one of several operations; `chosen` says by which, shape (batch,)."""
     sides = sides_of(images_of(batch, "image", wanted_by)).astype(np.float32)
@@ -145,15 +142,15 @@ def pad_to_aspect_ratio(
     return pad_images(batch, images, np.zeros_like(targets), targets, [_BLACK] * len(images), wanted_by)
 
 
-def _sides(height: int | None, width: int | None, others: _Sides) -> _Sides:
+def _sides(height: int | None, width: int | None, others: Int64s) -> Int64s:
     return others if height is None or width is None else np.broadcast_to(np.array([height, width]), others.shape)
 
 
 def _pad_at_random(
     batch: Fields,
     draws: Draws,
-    least: _Sides,
-    most: _Sides,
+    least: Int64s,
+    most: Int64s,
     colours: Sequence[Sequence[float] | None],
     wanted_by: object,
 ) -> Fields:
@@ -175,8 +172,8 @@ def _pad_at_random(
 def pad_images(
     batch: Fields,
     images: Sequence[Image],
-    corners: _Sides,
-    targets: _Sides,
+    corners: Int64s,
+    targets: Int64s,
     colours: Sequence[Sequence[float] | None],
     wanted_by: object,
 ) -> Fields:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from lockstep.checks import Checked, PositiveFloat, Probability
 from lockstep.errors import DataError, InputError
-from lockstep.images.augment import Image, Share, images_of, name_of, sides_of
-from lockstep.images.decode import EncodedImage
+from lockstep.images.augment import Bools, Image, Int64s, Share, cropped_image, images_of, name_of, sides_of
 from lockstep.images.moves import Region, move
 from lockstep.images.objects import Fields, as_ragged, move_objects, object_fields
 from lockstep.images.resized_crops import DistortedLaw, Windows, objects_in_pixels
@@ -24,9 +23,6 @@ from lockstep.randomness import Draws
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-Int64s: TypeAlias = "npt.NDArray[np.int64]"
-_Bools: TypeAlias = "npt.NDArray[np.bool_]"
 
 _ATTEMPTS = 100
 
@@ -147,7 +143,7 @@ def crop_to_aspect_ratio(batch: Fields, draws: Draws, ratio: float, overlap: flo
 
 
 def cropped(
-    batch: Fields, images: Sequence[Image], windows: Windows, overlap: npt.NDArray[np.float64], is_cropped: _Bools
+    batch: Fields, images: Sequence[Image], windows: Windows, overlap: npt.NDArray[np.float64], is_cropped: Bools
 ) -> Fields:
     """Cut windows out of some of the images, and take the objects with them.
 
@@ -170,15 +166,11 @@ def cropped(
         min_overlap=torch.from_numpy(overlap),
         is_cut=torch.from_numpy(is_cropped),
     )
-    return {**moved, "image": [*map(_part_of, images, parts, whole)]}
-
-
-def _part_of(image: Image, part: Region, whole: Region) -> Image:
-    if part == whole:
-        return image
-    if isinstance(image, EncodedImage):
-        return image.cropped(part)
-    return image[:, part.top : part.top + part.height, part.left : part.left + part.width]
+    pixels = [
+        image if part == all_of else cropped_image(image, part)
+        for image, part, all_of in zip(images, parts, whole, strict=True)
+    ]
+    return {**moved, "image": pixels}
 
 
 def _boxes_of(batch: Fields, images: Sequence[Image]) -> Ragged:

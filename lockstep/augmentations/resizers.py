@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
+from lockstep.augmentations.joining import Colours
 from lockstep.augmentations.padding import pad_images
 from lockstep.augmentations.scaling import resize_alike, resize_each, stacked
-from lockstep.checks import Checked, Hint, OneOf, PositiveInt, Range
+from lockstep.checks import Checked, OneOf, PositiveInt
 from lockstep.errors import InputError
 from lockstep.images.augment import images_of, sides_of
 from lockstep.images.resizing import METHODS
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from lockstep.randomness import Draws
 
 _Method = Annotated[str, OneOf(METHODS)]
-_Colour = Annotated[int, Range(ge=0, le=255)]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class KeepAspectRatioResizer(Checked):
     """As for `FixedShapeResizer`."""
     pad_to_max_dimension: bool = False
     """Put each image into the upper left corner of a square of `max_dimension` pixels, so that all have one size."""
-    per_channel_pad_value: Annotated[tuple[_Colour, _Colour, _Colour], Hint("write [0, 0, 0]")] = (0, 0, 0)
+    per_channel_pad_value: Colours = (0, 0, 0)
     """Red, green and blue of the padding."""
 
     def __post_init__(self) -> None:

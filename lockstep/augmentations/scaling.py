@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
 
 from lockstep.checks import Checked, OneOf, PositiveFloat, PositiveInt
 from lockstep.errors import DataError, InputError
-from lockstep.images.augment import Image, decoded, images_of, name_of, sides_of
+from lockstep.images.augment import Image, Int64s, decoded, images_of, name_of, sides_of
 from lockstep.images.decode import AS_STORED, EncodedImage
 from lockstep.images.moves import move
 from lockstep.images.objects import Fields, move_objects
@@ -22,10 +22,7 @@ from lockstep.images.resizing import ANTIALIASED, LEGACY_METHODS, METHODS, resiz
 from lockstep.randomness import Draws
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
-
-Int64s: TypeAlias = "npt.NDArray[np.int64]"
 
 
 @dataclass(frozen=True)

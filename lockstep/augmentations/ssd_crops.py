@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.augmentations.padding import Colour, RandomCropPadImage, Ratios, crop_and_pad, pad_to_aspect_ratio
 from lockstep.augmentations.random_crops import CropLimits, crop_at_random, crop_to_aspect_ratio
 from lockstep.checks import Checked, PositiveFloat, Probability
-from lockstep.images.augment import Share
+from lockstep.images.augment import Int64s, Share
 from lockstep.randomness import Draws
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 _SHARES = (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 _OVERLAP_OF_THE_SECOND_CROP = 0.3
@@ -158,6 +154,6 @@ def _cropped_by_one_of(
     return crop_at_random(batch, draws, operations, _chosen(operations, draws, wanted_by), wanted_by)
 
 
-def _chosen(operations: Sequence[CropLimits], draws: Draws, wanted_by: object) -> npt.NDArray[np.int64]:
+def _chosen(operations: Sequence[CropLimits], draws: Draws, wanted_by: object) -> Int64s:
     """Draw the number of the operation for each image, shape (batch,)."""
     return draws.integers(f"{type(wanted_by).__name__} image operation", 0, len(operations))

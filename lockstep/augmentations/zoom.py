@@ -7,37 +7,28 @@ et al., Simple copy-paste, 2021). Names, parameters, defaults and laws are torch
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
 
-from lockstep.augmentations.joining import Colour, canvas, dtype_of
+from lockstep.augmentations.joining import Colours, canvas, dtype_of
 from lockstep.checks import Checked, Hint, NonNegativeFloat, PositiveFloat, PositiveInt, Probability, Range, ordered
 from lockstep.errors import InputError
-from lockstep.images.augment import decoded, images_of, sides_of
-from lockstep.images.decode import EncodedImage
+from lockstep.images.augment import Bools, Bounds, Image, Int64s, Share, cropped_image, decoded, images_of, sides_of
 from lockstep.images.moves import Move, Region, move
-from lockstep.images.objects import as_ragged, move_objects, object_fields, select_objects
+from lockstep.images.objects import Fields, as_ragged, move_objects, object_fields, select_objects
 from lockstep.images.resizing import resized
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from lockstep.images.augment import Image
     from lockstep.randomness import Draws
 
     Floats = npt.NDArray[np.float64]
-    Bools = npt.NDArray[np.bool_]
-    Int64s = npt.NDArray[np.int64]
-
-Fields = dict[str, Any]
 
 _Sides = Annotated[tuple[PositiveInt, PositiveInt], Hint("write [1024, 1024]")]
-_Colours = Annotated[tuple[Colour, Colour, Colour], Hint("write [0, 0, 0]")]
-_Scales = Annotated[tuple[PositiveFloat, PositiveFloat], ordered]
-_Share = Annotated[float, Range(gt=0, le=1)]
 _Expansion = Annotated[float, Range(ge=1)]
 
 _MOST_ROUNDS = 50  # of 40 trials each: an image that has no such crop stays whole
@@ -49,7 +40,7 @@ class ScaleJitter(Checked):
 
     target_size: _Sides = (1024, 1024)
     """Height and width into which an image fits at scale 1, in pixels."""
-    scale_range: _Scales = (0.1, 2.0)
+    scale_range: Bounds = (0.1, 2.0)
     """The least and the most of the scale."""
     field: str = "image"
 
@@ -75,7 +66,7 @@ class FixedSizeCrop(Checked):
 
     size: _Sides = (1024, 1024)
     """Height and width of the result, in pixels."""
-    fill: _Colours = (0, 0, 0)
+    fill: Colours = (0, 0, 0)
     """Red, green and blue of what is filled up."""
     field: str = "image"
 
@@ -99,7 +90,7 @@ class FixedSizeCrop(Checked):
 class RandomZoomOut(Checked):
     """Put some images at a random place on a larger canvas, so that their objects become small once it is resized."""
 
-    fill: _Colours = (0, 0, 0)
+    fill: Colours = (0, 0, 0)
     """Red, green and blue of the canvas."""
     side_range: Annotated[tuple[_Expansion, _Expansion], ordered, Hint("write [1.0, 4.0]")] = (1.0, 4.0)
     """The least and the most of its sides, in those of the image."""
@@ -136,9 +127,9 @@ class RandomIoUCrop(Checked):
     outside of the part are dropped.
     """
 
-    min_scale: _Share = 0.3
+    min_scale: Share = 0.3
     """The least of height and width of the part, in those of the image."""
-    max_scale: _Share = 1.0
+    max_scale: Share = 1.0
     """The most of them."""
     min_aspect_ratio: PositiveFloat = 0.5
     """The least of the part's width by its height."""
@@ -257,9 +248,7 @@ def _centers_inside(boxes: Floats, regions: Int64s) -> Bools:
 
 
 def _cropped(image: Image, by: Move) -> Image:
-    if by.stays_whole:
-        return image
-    return image.cropped(by.region) if isinstance(image, EncodedImage) else decoded(image, by.region)
+    return image if by.stays_whole else cropped_image(image, by.region)
 
 
 def _draw(image: Image, by: Move, result: Tensor) -> None:

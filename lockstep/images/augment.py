@@ -237,6 +237,11 @@ def turned_image(image: Image, turn: Turn) -> Image:
     return image.turned(turn) if isinstance(image, EncodedImage) else turn(image)
 
 
+def cropped_image(image: Image, region: Region) -> Image:
+    """Cut a region out of an image; one that is not decoded yet is cut when it is."""
+    return image.cropped(region) if isinstance(image, EncodedImage) else decoded(image, region)
+
+
 def name_of(image: Image) -> str:
     """Name an image in an error."""
     return image.source if isinstance(image, EncodedImage) else "An image"
