@@ -207,6 +207,18 @@ def ordered(name: str, values: Any) -> None:
         )
 
 
+def check_least_and_most(of: object, least: str, most: str) -> None:
+    """Refuse a value of which the first of two fields, such as min_area and max_area, is larger than the second."""
+    low, high = getattr(of, least), getattr(of, most)
+    if low > high:
+        raise InputError(
+            f"{least} is larger than {most}.",
+            given=f"{least}={low}, {most}={high}",
+            expected="the least, and the most",
+            hint="exchange them",
+        )
+
+
 def check_one_of(name: str, value: object, choices: Sequence[object], hint: str | None = None) -> None:
     """Refuse a word that is none of the choices."""
     if value not in choices:

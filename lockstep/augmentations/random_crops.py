@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lockstep.checks import Checked, PositiveFloat, Probability
-from lockstep.errors import DataError, InputError
+from lockstep.checks import Checked, PositiveFloat, Probability, check_least_and_most
+from lockstep.errors import DataError
 from lockstep.images.augment import Bools, Image, Int64s, Share, cropped_image, images_of, name_of, sides_of
 from lockstep.images.moves import Region, move
 from lockstep.images.objects import Fields, as_ragged, move_objects, object_fields
@@ -48,15 +48,8 @@ class CropLimits(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for what in ("aspect_ratio", "area"):
-            least, most = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
-            if least > most:
-                raise InputError(
-                    f"min_{what} is larger than max_{what}.",
-                    given=f"min_{what}={least}, max_{what}={most}",
-                    expected="the least, and the most",
-                    hint="exchange them",
-                )
+        check_least_and_most(self, "min_aspect_ratio", "max_aspect_ratio")
+        check_least_and_most(self, "min_area", "max_area")
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import torch
 
-from lockstep.checks import Checked, OneOf, PositiveFloat, PositiveInt
-from lockstep.errors import DataError, InputError
+from lockstep.checks import Checked, OneOf, PositiveFloat, PositiveInt, check_least_and_most
+from lockstep.errors import DataError
 from lockstep.images.augment import Image, Int64s, decoded, images_of, name_of, sides_of
 from lockstep.images.decode import AS_STORED, EncodedImage
 from lockstep.images.moves import move
@@ -36,13 +36,7 @@ class RandomImageScale(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.min_scale_ratio > self.max_scale_ratio:
-            raise InputError(
-                "min_scale_ratio is larger than max_scale_ratio.",
-                given=f"min_scale_ratio={self.min_scale_ratio}, max_scale_ratio={self.max_scale_ratio}",
-                expected="the least, and the most",
-                hint="exchange them",
-            )
+        check_least_and_most(self, "min_scale_ratio", "max_scale_ratio")
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images decoded and resized: a list of images of several sizes."""

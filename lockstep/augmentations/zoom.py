@@ -13,7 +13,17 @@ import numpy as np
 import torch
 
 from lockstep.augmentations.joining import Colours, canvas, dtype_of
-from lockstep.checks import Checked, Hint, NonNegativeFloat, PositiveFloat, PositiveInt, Probability, Range, ordered
+from lockstep.checks import (
+    Checked,
+    Hint,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Range,
+    check_least_and_most,
+    ordered,
+)
 from lockstep.errors import InputError
 from lockstep.images.augment import Bools, Bounds, Image, Int64s, Share, cropped_image, decoded, images_of, sides_of
 from lockstep.images.moves import Move, Region, move
@@ -151,15 +161,8 @@ class RandomIoUCrop(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("scale", "aspect_ratio"):
-            least, most = (getattr(self, f"{bound}_{name}") for bound in ("min", "max"))
-            if least > most:
-                raise InputError(
-                    f"min_{name} is larger than max_{name}.",
-                    given=f"min_{name}={least}, max_{name}={most}",
-                    expected=f"min_{name} <= max_{name}",
-                    hint="exchange them, or leave one of them out",
-                )
+        check_least_and_most(self, "min_scale", "max_scale")
+        check_least_and_most(self, "min_aspect_ratio", "max_aspect_ratio")
         if not self.sampler_options:
             raise InputError(
                 "There is no overlap to draw.",
