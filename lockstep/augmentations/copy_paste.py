@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
-from lockstep.augmentations.joining import check_partners, dtype_of, images_and_objects, join_objects
-from lockstep.checks import Checked, Probability
+from lockstep.augmentations.joining import WithPartners, dtype_of, images_and_objects, join_objects
+from lockstep.checks import Probability
 from lockstep.errors import InputError
 from lockstep.images.augment import Bools, decoded, describe_field, sides_of
 from lockstep.images.masks import DenseMasks
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CopyPaste(Checked):
+class CopyPaste(WithPartners):
     """Paste some of the objects of another image onto each, along their masks.
 
     The other image lies on this one at its own size, at a random place: over it exactly where both are of one size, as
@@ -46,14 +46,7 @@ class CopyPaste(Checked):
     """The probability that objects are pasted onto an image; else it stays as it is."""
     field: str = "image"
 
-    @property
-    def num_partners(self) -> int:
-        """From how many other examples objects are taken."""
-        return 1
-
-    def needs_partners(self, draws: Draws) -> Bools:
-        """Draw the images onto which objects are pasted, shape (batch,)."""
-        return draws.uniform(f"CopyPaste {self.field} p") < self.p
+    num_partners: ClassVar[int] = 1
 
     def __call__(self, batch: Fields, draws: Draws, partners: Sequence[Fields] = ()) -> Fields:
         """Return the batch with objects pasted onto its images, as a list of images."""
@@ -63,7 +56,7 @@ class CopyPaste(Checked):
             raise _no_masks(batch)
         if not len(rows):
             return batch
-        check_partners(partners, self)
+        self.check_partners(partners)
         draws = draws.of_rows(rows)
         chosen = self._chosen(partners[0], draws)
         corners = self._corners(sides_of(images)[rows], sides_of(chosen[self.field]), draws)

@@ -5,25 +5,50 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 
-from lockstep.checks import Hint, Range
+from lockstep.checks import Checked, Hint, Range
 from lockstep.errors import InputError
-from lockstep.images.augment import describe_field, images_of, num_partners
+from lockstep.images.augment import describe_field, images_of
 from lockstep.images.objects import Fields, as_ragged, object_fields
 from lockstep.ragged import Ragged
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lockstep.images.augment import Image
+    from lockstep.images.augment import Bools, Image
     from lockstep.images.moves import Masks
+    from lockstep.randomness import Draws
 
 Colour = Annotated[int, Range(ge=0, le=255)]
 Colours = Annotated[tuple[Colour, Colour, Colour], Hint("write [0, 0, 0]")]
 """Red, green and blue."""
+
+
+class WithPartners(Checked):
+    """Base of augmentations that put some of the images together with others, their partners: see `NeedsPartners`."""
+
+    num_partners: ClassVar[int]
+    """How many others there are for one image."""
+
+    p: float
+    field: str
+
+    def needs_partners(self, draws: Draws) -> Bools:
+        """Draw which images are put together with others, shape (batch,)."""
+        return draws.uniform(f"{type(self).__name__} {self.field} p") < self.p
+
+    def check_partners(self, partners: Sequence[Fields]) -> None:
+        """Refuse a call without the partners that some examples need."""
+        if len(partners) != self.num_partners:
+            raise InputError(
+                f"{type(self).__name__} needs other examples to put together with these.",
+                given=f"{len(partners)} batches of partners",
+                expected=f"{self.num_partners} of them",
+                hint="give it to a Loader, which reads partners; called by hand it takes them as its third argument",
+            )
 
 
 def canvas(height: int, width: int, fill: int | Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -49,17 +74,6 @@ def images_and_objects(batch: Fields, field: str, wanted_by: object) -> Sequence
             hint="use it for detectors; for classifiers there are MixDraws and mixed of lockstep.images",
         )
     return images_of(batch, field, wanted_by)
-
-
-def check_partners(partners: Sequence[Fields], wanted_by: Any) -> None:
-    """Refuse a call without the partners that some examples need."""
-    if len(partners) != num_partners(wanted_by):
-        raise InputError(
-            f"{type(wanted_by).__name__} needs other examples to put together with these.",
-            given=f"{len(partners)} batches of partners",
-            expected=f"{num_partners(wanted_by)} of them",
-            hint="give it to a Loader, which reads partners; called by hand it takes them as its third argument",
-        )
 
 
 def join_objects(batch: Fields, others: Sequence[Fields], rows: Tensor) -> Fields:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
-from lockstep.augmentations.joining import check_partners, dtype_of, images_and_objects, join_objects
-from lockstep.checks import Checked, PositiveFloat, Probability
-from lockstep.images.augment import Bools, decoded, sides_of
+from lockstep.augmentations.joining import WithPartners, dtype_of, images_and_objects, join_objects
+from lockstep.checks import PositiveFloat, Probability
+from lockstep.images.augment import decoded, sides_of
 from lockstep.images.mixing import symmetric_beta
 from lockstep.images.moves import Region, move
 from lockstep.images.objects import Fields, as_ragged, move_objects
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class MixUp(Checked):
+class MixUp(WithPartners):
     """Mix each image with another one, pixel by pixel; the objects of both stay, each with the weight of its image.
 
     Both lie at the upper left corner of the result, which is as high and as wide as the larger one; around them is
@@ -37,14 +37,7 @@ class MixUp(Checked):
     """The probability that an image is mixed; else it stays as it is."""
     field: str = "image"
 
-    @property
-    def num_partners(self) -> int:
-        """How many other examples are mixed into one."""
-        return 1
-
-    def needs_partners(self, draws: Draws) -> Bools:
-        """Draw which images are mixed, shape (batch,)."""
-        return draws.uniform(f"MixUp {self.field} p") < self.p
+    num_partners: ClassVar[int] = 1
 
     def __call__(self, batch: Fields, draws: Draws, partners: Sequence[Fields] = ()) -> Fields:
         """Return the batch with its images mixed, as a list of images."""
@@ -52,7 +45,7 @@ class MixUp(Checked):
         images = [*images_and_objects(batch, self.field, self)]
         if not len(rows):
             return _weighted(batch, torch.ones(len(images)))
-        check_partners(partners, self)
+        self.check_partners(partners)
         (partner,) = partners
         others = images_and_objects(partner, self.field, self)
         sides, their_sides = sides_of(images), sides_of(others)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
-from lockstep.augmentations.joining import Colour, canvas, check_partners, dtype_of, images_and_objects, join_objects
-from lockstep.checks import Checked, Hint, PositiveInt, Probability, Range, ordered
-from lockstep.images.augment import Bools, Int64s, decoded, sides_of
+from lockstep.augmentations.joining import Colour, WithPartners, canvas, dtype_of, images_and_objects, join_objects
+from lockstep.checks import Hint, PositiveInt, Probability, Range, ordered
+from lockstep.images.augment import Int64s, decoded, sides_of
 from lockstep.images.moves import Move, Region, move
 from lockstep.images.objects import Fields, move_objects
 from lockstep.images.resizing import resized
@@ -28,7 +28,7 @@ _QUARTERS = ((False, False), (False, True), (True, False), (True, True))
 
 
 @dataclass(frozen=True)
-class Mosaic(Checked):
+class Mosaic(WithPartners):
     """Put each image together with three others: around a point, on a square of twice their size.
 
     Each is resized so that its long side has `size` pixels; a corner of it lies at the point, and what reaches out of
@@ -47,14 +47,7 @@ class Mosaic(Checked):
     """The probability that others are put around an image; else it stays as it is."""
     field: str = "image"
 
-    @property
-    def num_partners(self) -> int:
-        """How many other examples are put around one."""
-        return 3
-
-    def needs_partners(self, draws: Draws) -> Bools:
-        """Draw which images are put together with others, shape (batch,)."""
-        return draws.uniform(f"Mosaic {self.field} p") < self.p
+    num_partners: ClassVar[int] = 3
 
     def __call__(self, batch: Fields, draws: Draws, partners: Sequence[Fields] = ()) -> Fields:
         """Return the batch with its images put together, as a list of images; the others are the partners."""
@@ -62,7 +55,7 @@ class Mosaic(Checked):
         images = [*images_and_objects(batch, self.field, self)]
         if not len(rows):
             return batch
-        check_partners(partners, self)
+        self.check_partners(partners)
         centers = self._centers(draws)[rows].tolist()
         four = [images_and_objects(fields, self.field, self) for fields in (batch, *partners)]
         moved = []
