@@ -10,7 +10,7 @@ import torch
 from lockstep.checks import Checked, FiniteFloat, PositiveFloat, Range
 from lockstep.errors import InputError
 from lockstep.images.augment import describe_field, images_of, sides_of
-from lockstep.images.objects import as_ragged, object_fields, select_objects
+from lockstep.images.objects import as_ragged, object_fields, object_numbers, select_objects
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
 
@@ -33,16 +33,8 @@ class RandomJitterBoxes(Checked):
         if "boxes" not in object_fields(batch):
             return batch
         boxes = as_ragged(batch["boxes"])
-        owner = boxes.owner
-        # The numbers of an object are those of its place among the objects of its image.
-        place = torch.arange(len(owner)) - (boxes.lengths.cumsum(0) - boxes.lengths)[owner]
-        most = int(boxes.lengths.max()) if len(boxes) else 0
         shares = torch.stack(
-            [
-                torch.from_numpy(draws.uniforms(f"RandomJitterBoxes boxes {edge}", most))[owner, place]
-                for edge in _EDGES
-            ],
-            dim=1,
+            [object_numbers(boxes, draws, f"RandomJitterBoxes boxes {edge}") for edge in _EDGES], dim=1
         )
         sides = (boxes.values[:, 2:] - boxes.values[:, :2]).repeat(1, 2)
         jitter = ((2 * shares - 1) * self.ratio).to(sides.dtype)

@@ -18,7 +18,7 @@ from lockstep.errors import InputError
 from lockstep.images.augment import Bools, decoded, describe_field, sides_of
 from lockstep.images.masks import DenseMasks
 from lockstep.images.moves import Region, move
-from lockstep.images.objects import Fields, as_ragged, move_objects, select_objects
+from lockstep.images.objects import Fields, as_ragged, move_objects, object_numbers, select_objects
 from lockstep.ragged import Ragged
 
 if TYPE_CHECKING:
@@ -77,12 +77,7 @@ class CopyPaste(WithPartners):
 
     def _chosen(self, partner: Fields, draws: Draws) -> Fields:
         """Choose the objects to paste."""
-        boxes = as_ragged(partner["boxes"])
-        numbers = draws.uniforms(f"CopyPaste {self.field} object", int(boxes.lengths.max()))
-        is_chosen = torch.cat(
-            [torch.from_numpy(each[:count]) for each, count in zip(numbers, boxes.lengths, strict=True)]
-        )
-        keep = is_chosen < self.share
+        keep = object_numbers(as_ragged(partner["boxes"]), draws, f"CopyPaste {self.field} object") < self.share
         if "is_crowd" in partner:
             keep &= ~as_ragged(partner["is_crowd"]).values
         images = images_and_objects(partner, self.field, self)

@@ -15,6 +15,7 @@ import torch
 
 from lockstep.checks import Checked, NonNegativeInt, PositiveInt, Range, check_value
 from lockstep.errors import DataError, InputError
+from lockstep.images.objects import as_ragged
 from lockstep.ragged import Ragged
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ FIRST_LABEL = 1
 """The label of the first class; subtracted where labels become places in a vector, and nowhere else."""
 
 FLAGS = ("is_crowd", "difficult", "group_of")
-QUANTIZATION_BINS = 10_000
-"""Into so many bins the object detection API of 2018 sorts each edge of a box to find equal ones."""
-
 _OF_OBJECTS = ("boxes", "labels", "weights", "area", "truncated", *FLAGS, "multiclass_scores")
 
 
@@ -71,7 +69,7 @@ class DetectionTargets(Checked):
 
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its targets; nothing is drawn."""
-        columns = {name: _column(batch[name]) for name in _OF_OBJECTS if name in batch}
+        columns = {name: as_ragged(batch[name]) for name in _OF_OBJECTS if name in batch}
         boxes, labels = columns["boxes"], columns["labels"]
         self._check_labels(labels)
         columns.setdefault("weights", boxes.replaced(torch.ones(len(boxes.values))))
@@ -242,10 +240,6 @@ def padded(values: Ragged, count: int, fill: float = 0) -> tuple[Tensor, Tensor]
     return filled, mask.to(device, non_blocking=True)
 
 
-def _column(values: Ragged | list[Tensor]) -> Ragged:
-    return values if isinstance(values, Ragged) else Ragged.of(values)
-
-
 def _check_finite(name: str, column: Ragged) -> None:
     if not torch.isfinite(column.values).all():
         raise DataError(
@@ -265,10 +259,10 @@ def _keypoints(batch: dict[str, Any]) -> dict[str, Any]:
     """Return keypoints without NaN, and which of them count."""
     if "keypoints" not in batch:
         return {}
-    points = _column(batch["keypoints"])
+    points = as_ragged(batch["keypoints"])
     labelled = torch.isfinite(points.values).all(dim=-1)
     if "keypoint_visibility" in batch:
-        labelled &= _column(batch["keypoint_visibility"]).values > 0
+        labelled &= as_ragged(batch["keypoint_visibility"]).values > 0
     return {
         "keypoints": points.replaced(torch.where(labelled[..., None], points.values, 0)),
         "keypoint_weights": points.replaced(labelled.to(torch.float32)),

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from lockstep.errors import DataError
@@ -17,6 +18,8 @@ from lockstep.ragged import Ragged
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from lockstep.randomness import Draws
 
 OBJECT_FIELDS = (
     "boxes",
@@ -55,6 +58,13 @@ def object_fields(batch: Mapping[str, Any]) -> list[str]:
 def as_ragged(values: Ragged | Sequence[Tensor]) -> Ragged:
     """Return a field of objects as `Ragged`; a list has a tensor for each image."""
     return values if isinstance(values, Ragged) else Ragged.of(values)
+
+
+def object_numbers(boxes: Ragged, draws: Draws, column: str) -> Tensor:
+    """Draw a number in [0, 1) for each object, by its place among those of its image: float64 of shape (total,)."""
+    most = int(boxes.lengths.max()) if len(boxes) else 0
+    is_there = np.arange(most) < boxes.lengths.numpy()[:, None]
+    return torch.from_numpy(draws.uniforms(column, most)[is_there])
 
 
 def select_objects(batch: Fields, keep: Tensor) -> Fields:
