@@ -15,7 +15,7 @@ import torch
 
 from lockstep.checks import Checked, NonNegativeInt, PositiveInt, Range, check_value
 from lockstep.errors import DataError, InputError
-from lockstep.images.objects import as_ragged
+from lockstep.images.objects import as_ragged, select_objects
 from lockstep.ragged import Ragged
 
 if TYPE_CHECKING:
@@ -75,23 +75,25 @@ class DetectionTargets(Checked):
         columns.setdefault("weights", boxes.replaced(torch.ones(len(boxes.values))))
         for flag in FLAGS:
             columns.setdefault(flag, boxes.replaced(torch.zeros(len(boxes.values), dtype=torch.bool)))
+        made = {**batch, **columns}
         if self.merge_multiple_label_boxes:
-            columns = self._merged(batch, columns)
+            made = self._merged(made)
         elif self.use_multiclass_scores:
-            columns["classes"] = self._scores(columns)
+            made["classes"] = self._scores(columns)
         else:
-            columns["classes"] = labels.replaced(_one_hot(labels.values, self.num_classes))
+            made["classes"] = labels.replaced(_one_hot(labels.values, self.num_classes))
         for name in ("boxes", "weights", "classes"):
-            _check_finite(name, columns[name])
-        return {**batch, **columns, **_masks(batch), **_keypoints(batch)}
+            _check_finite(name, made[name])
+        return {**made, **_masks(batch), **_keypoints(batch)}
 
-    def _merged(self, batch: dict[str, Any], columns: dict[str, Ragged]) -> dict[str, Ragged]:
+    def _merged(self, batch: dict[str, Any]) -> dict[str, Any]:
         refuse_merging(batch)
+        boxes = batch["boxes"]
         found = merge_multiple_label_boxes(
-            columns["boxes"], columns["labels"], self.num_classes, quantization_bins=self.quantization_bins
+            boxes, batch["labels"], self.num_classes, quantization_bins=self.quantization_bins
         )
-        kept = {name: Ragged(column.values[found.places], found.boxes.lengths) for name, column in columns.items()}
-        return {**kept, "boxes": found.boxes, "classes": found.classes}
+        is_first = torch.zeros(len(boxes.values), dtype=torch.bool).index_fill(0, found.places, True)
+        return {**select_objects(batch, is_first), "classes": found.classes}
 
     def _scores(self, columns: dict[str, Ragged]) -> Ragged:
         scores = columns.get("multiclass_scores")

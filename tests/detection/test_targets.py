@@ -178,10 +178,13 @@ def test_merged_objects_keep_the_fields_of_the_first() -> None:
     batch = batch_of([[1, 2, 3], [2]])
     batch["boxes"].values[2] = batch["boxes"].values[0]
     batch["is_crowd"] = batch["labels"].replaced(torch.tensor([True, False, False, False]))
+    batch |= {"class_text": [["cat", "dog", "pet"], ["dog"]], "label_scores": batch["boxes"].replaced(torch.rand(4))}
     made = DetectionTargets(3, merge_multiple_label_boxes=True)(batch, DRAWS)
     assert [each.tolist() for each in made["classes"]] == [[[1, 0, 1], [0, 1, 0]], [[0, 1, 0]]]
     assert [each.tolist() for each in made["is_crowd"]] == [[True, False], [False]]
     assert [each.tolist() for each in made["labels"]] == [[1, 2], [2]]
+    assert made["class_text"] == [["cat", "dog"], ["dog"]]
+    assert torch.equal(made["label_scores"].values, batch["label_scores"].values[[0, 1, 3]])
 
 
 @pytest.mark.parametrize("name", ["masks", "keypoints"])
