@@ -14,8 +14,7 @@ import torch
 
 from lockstep.checks import Checked, PositiveFloat, Probability
 from lockstep.errors import DataError, InputError
-from lockstep.images.augment import Image, Share, images_of, name_of, sides_of
-from lockstep.images.decode import EncodedImage
+from lockstep.images.augment import Image, Share, cropped_image, images_of, name_of, sides_of
 from lockstep.images.moves import Region, move
 from lockstep.images.objects import Fields, as_ragged, move_objects, object_fields
 from lockstep.images.resized_crops import DistortedLaw, Windows, objects_in_pixels
@@ -159,14 +158,14 @@ def cropped(
         is_cropped: which of the images are cropped, shape (batch,).
     """
     _boxes_of(batch, images)
-    sides = [tuple(side) for side in sides_of(images).tolist()]
+    sides = sides_of(images).tolist()
     whole = [Region(0, 0, *side) for side in sides]
     parts = [
         part if crops else all_of for part, all_of, crops in zip(windows.regions(), whole, is_cropped, strict=True)
     ]
     moved = move_objects(
         batch,
-        [move(side, part) for side, part in zip(sides, parts, strict=True)],
+        map(move, sides, parts),
         min_overlap=torch.from_numpy(overlap),
         is_cut=torch.from_numpy(is_cropped),
     )
@@ -174,11 +173,7 @@ def cropped(
 
 
 def _part_of(image: Image, part: Region, whole: Region) -> Image:
-    if part == whole:
-        return image
-    if isinstance(image, EncodedImage):
-        return image.cropped(part)
-    return image[:, part.top : part.top + part.height, part.left : part.left + part.width]
+    return image if part == whole else cropped_image(image, part)
 
 
 def _boxes_of(batch: Fields, images: Sequence[Image]) -> Ragged:
