@@ -14,25 +14,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from detection_input_peers import PEERS
-from measuring import ALLOCATOR, WARM_UP_ROUNDS, Line, record
+from measuring import Line, Pipeline, ratio_of_turns, record, started, take_turns
 
 from lockstep.readers.open import open_source
 
 SCRIPT = Path(__file__).with_name("detection_input_peers.py")
 BATCH_SIZE, NUM_MASKS = 32, 20
 TIMES_AS_MANY_PACKED = 10  # batches in a turn: they are quick, and what is looked for is small
+INSTALL = "for torchvision: --python-of torchvision=.../bin/python"
 AIMS = [
     ("ours", "torchvision, the same steps", 1.5),
     ("ours", "torchvision, Pillow, the same steps", 1.5),
@@ -57,9 +56,9 @@ def main() -> None:
     pythons = dict(each.split("=", 1) for each in arguments.python_of)
     with tempfile.TemporaryDirectory(prefix="lockstep-detection-") as folder:
         print(prepare(Path(folder), arguments.data))
-        contenders = started(arguments.only, pythons, Path(folder))
+        contenders = started(arguments.only, pythons, partial(Contender, folder=Path(folder)), lambda name: INSTALL)
         try:
-            turns = take_turns(contenders, arguments.rounds, arguments.batches)
+            turns = take_turns(contenders, arguments.rounds, lambda name: contenders[name].turn(arguments.batches))
         finally:
             for contender in contenders.values():
                 contender.end()
@@ -121,63 +120,18 @@ def write(path: Path, images: Sequence[Line], objects: Sequence[Sequence[Line]],
 # Pipelines ----------------------------------------------------------------------------------------------------------
 
 
-class Contender:
-    """A pipeline in a process of its own.
-
-    Raises:
-        ImportError: it cannot be started there.
-    """
+class Contender(Pipeline):
+    """A pipeline with one thread, which answers by the seconds of the processor's time that it took."""
 
     def __init__(self, name: str, python: str, folder: Path) -> None:
-        environment = {**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": "1"}
         data = folder / ("masks" if "masks" in name else "boxes")
-        self._errors = (folder / f"{name}.log").open("w+")
-        self._process = subprocess.Popen(
-            [python, str(SCRIPT), name, str(data), str(BATCH_SIZE)],
-            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
-        )  # fmt: skip
-        assert self._process.stdout
-        if not (line := self._process.stdout.readline()):
-            self.end()
-            raise ImportError(Path(self._errors.name).read_text().strip().split("\n")[-1])
-        self.about: Line = json.loads(line)
+        super().__init__([python, str(SCRIPT), name, str(data), str(BATCH_SIZE)], folder / f"{name}.log")
+        self._times = TIMES_AS_MANY_PACKED if "packed" in name else 1
 
     def turn(self, num_batches: int) -> float:
         """Read so many batches; the images for each second of the processor's time."""
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(f"{num_batches}\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        assert line, Path(self._errors.name).read_text()
-        return num_batches * BATCH_SIZE / float(line)
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-        self._errors.close()
-
-
-def started(names: Sequence[str], pythons: Mapping[str, str], folder: Path) -> dict[str, Contender]:
-    """Those that can be started; of the others it is told why not."""
-    contenders = {}
-    for name in names:
-        python = next((each for start, each in pythons.items() if name.startswith(start)), sys.executable)
-        try:
-            contenders[name] = Contender(name, python, folder)
-        except ImportError as error:
-            print(f"{name} is not measured: {error}\n    for torchvision: --python-of torchvision=.../bin/python")
-    return contenders
-
-
-def take_turns(contenders: Mapping[str, Contender], rounds: int, num_batches: int) -> dict[str, list[float]]:
-    """The turns of each, after a warm-up; the order is reversed every other round."""
-    turns: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(rounds + WARM_UP_ROUNDS):
-        for name in list(contenders)[:: 1 if number % 2 else -1]:
-            times = TIMES_AS_MANY_PACKED if "packed" in name else 1
-            turns[name].append(contenders[name].turn(times * num_batches))
-    return {name: values[WARM_UP_ROUNDS:] for name, values in turns.items()}
+        num_batches *= self._times
+        return num_batches * BATCH_SIZE / float(self.read(num_batches))
 
 
 # Results ------------------------------------------------------------------------------------------------------------
@@ -194,8 +148,7 @@ def ratios(turns: Mapping[str, list[float]]) -> Iterator[Line]:
     """Of neighbouring turns: medians, and what lies between a quarter and three quarters of the rounds."""
     for ours, theirs, aim in AIMS:
         if ours in turns and theirs in turns:
-            values = sorted(a / b for a, b in zip(turns[ours], turns[theirs], strict=True))
-            middle, low, high = statistics.median(values), values[len(values) // 4], values[-1 - len(values) // 4]
+            middle, low, high = ratio_of_turns(turns[ours], turns[theirs])
             aimed = f", aim {aim:.2f}" if aim else ""
             print(f"{f'{ours} / {theirs}':64} {middle:.2f} ({low:.2f} to {high:.2f}){aimed}")
             yield {"comparison": f"{ours} / {theirs}", "aim": aim, "per_cpu_second": middle, "low": low, "high": high}

@@ -12,21 +12,19 @@ The result is printed and appended to benchmarks/results/input.jsonl.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from input_peers import PEERS
-from measuring import ALLOCATOR, WARM_UP_ROUNDS, Line, record
+from measuring import Line, Pipeline, ratio_of_turns, record, started, take_turns
 
 from lockstep.records.example import serialize_example
 from lockstep.records.record_index import build_index
@@ -83,9 +81,10 @@ def main() -> None:
     pythons = dict(each.split("=", 1) for each in arguments.python_of)
     with tempfile.TemporaryDirectory(prefix="lockstep-input-") as folder:
         print(prepare(Path(folder), arguments.images))
-        contenders = started(arguments.only, pythons, Path(folder))
+        contenders = started(arguments.only, pythons, partial(Contender, folder=Path(folder)), needed)
         try:
-            turns = take_turns(contenders, 2 if arguments.quick else arguments.rounds, arguments.batches)
+            rounds = 2 if arguments.quick else arguments.rounds
+            turns = take_turns(contenders, rounds, lambda name: contenders[name].turn(arguments.batches))
         finally:
             for contender in contenders.values():
                 contender.end()
@@ -133,36 +132,19 @@ def index_lines(path: Path) -> Iterator[str]:
 # Pipelines ----------------------------------------------------------------------------------------------------------
 
 
-class Contender:
-    """A pipeline in a process of its own.
-
-    Raises:
-        ImportError: it cannot be started there.
-    """
+class Contender(Pipeline):
+    """A pipeline of several processes, which are measured by what the system says of them."""
 
     def __init__(self, name: str, python: str, folder: Path) -> None:
-        environment = {**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
         command = [python, str(SCRIPT), name, str(folder), str(NUM_PROCESSES), str(BATCH_SIZE)]
-        # Libraries talk to standard error, of corrupt EXIF for instance; of what they say only the end is wanted.
-        self._errors = (folder / f"{name}.log").open("w+")
-        self._process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
-        )
-        while (line := self._answer()) and not line.startswith("{"):
-            pass
-        if not line:
-            self.end()
-            raise ImportError(Path(self._errors.name).read_text().strip().split("\n")[-1])
-        self.about: Line = json.loads(line)
+        super().__init__(command, folder / f"{name}.log", TF_CPP_MIN_LOG_LEVEL="3")
         self.rest()
 
     def turn(self, num_batches: int) -> Turn:
         """Read so many batches, and wait until as much is read ahead as was before."""
         before, began = self._cpu_seconds(), time.perf_counter()
-        assert self._process.stdin
-        self._process.stdin.write(f"{num_batches}\n")
-        self._process.stdin.flush()
-        assert self._answer() == "\n", Path(self._errors.name).read_text()
+        answer = self.read(num_batches)
+        assert answer == "\n", answer
         ended, after = self.rest()
         images = num_batches * BATCH_SIZE
         return Turn(images / (after - before), images / (ended - began))
@@ -176,15 +158,6 @@ class Contender:
             if (total := self._cpu_seconds()) > used + 1.5 / _TICKS_A_SECOND:
                 since, used = now, total
         return since, used
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-        self._errors.close()
-
-    def _answer(self) -> str:
-        assert self._process.stdout
-        return self._process.stdout.readline()
 
     def _cpu_seconds(self) -> float:
         return sum(map(ticks_of, family(self._process.pid))) / _TICKS_A_SECOND
@@ -204,26 +177,9 @@ def ticks_of(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def started(names: Sequence[str], pythons: Mapping[str, str], folder: Path) -> dict[str, Contender]:
-    """Those that can be started; of the others it is told what they need."""
-    contenders = {}
-    for name in names:
-        python = next((each for start, each in pythons.items() if name.startswith(start)), sys.executable)
-        try:
-            contenders[name] = Contender(name, python, folder)
-        except ImportError as error:
-            needed = next(text for start, text in INSTALL.items() if name.startswith(start))
-            print(f"{name} is not measured: {error}\n    it needs: {needed}; then --python-of '{name}=.../bin/python'")
-    return contenders
-
-
-def take_turns(contenders: Mapping[str, Contender], rounds: int, num_batches: int) -> dict[str, list[Turn]]:
-    """The turns of each, after a warm-up; the order is reversed every other round."""
-    turns: dict[str, list[Turn]] = {name: [] for name in contenders}
-    for number in range(rounds + WARM_UP_ROUNDS):
-        for name in list(contenders)[:: 1 if number % 2 else -1]:
-            turns[name].append(contenders[name].turn(num_batches))
-    return {name: values[WARM_UP_ROUNDS:] for name, values in turns.items()}
+def needed(name: str) -> str:
+    text = next(text for start, text in INSTALL.items() if name.startswith(start))
+    return f"it needs: {text}; then --python-of '{name}=.../bin/python'"
 
 
 # Results ------------------------------------------------------------------------------------------------------------
@@ -245,11 +201,8 @@ def ratios(turns: Mapping[str, list[Turn]]) -> Iterator[Line]:
             continue
         line: Line = {"comparison": f"{ours} / {theirs}", "aim": aim}
         for unit in Turn._fields:
-            values = sorted(
-                getattr(a, unit) / getattr(b, unit) for a, b in zip(turns[ours], turns[theirs], strict=True)
-            )
-            line[unit] = statistics.median(values)
-            line[f"{unit}_low"], line[f"{unit}_high"] = values[len(values) // 4], values[-1 - len(values) // 4]
+            of_each = ([getattr(turn, unit) for turn in turns[name]] for name in (ours, theirs))
+            line[unit], line[f"{unit}_low"], line[f"{unit}_high"] = ratio_of_turns(*of_each)
         ranges = (
             f"{line[unit]:.2f} ({line[f'{unit}_low']:.2f} to {line[f'{unit}_high']:.2f}) {unit.replace('_', ' ')}"
             for unit in Turn._fields

@@ -10,9 +10,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ ALLOCATOR = {name: value for name, value in SETTINGS.items() if name.startswith(
 """What `lockstep run` sets for its workers, and so for every contender."""
 WARM_UP_ROUNDS = 2
 Line = dict[str, Any]
+T = TypeVar("T")
 
 
 def run_part(script: str, part: str, rounds: int, *, threads: int, num_workers: int = 1) -> list[Line]:
@@ -64,15 +65,91 @@ def interleave(
         before: called with the name before each contender's turn, outside its time.
         clock: `time.process_time` counts what the process computes, whoever else is busy.
     """
-    times: dict[str, list[float]] = {name: [] for name in contenders}
+
+    def milliseconds(name: str) -> float:
+        before(name)
+        began = clock()
+        for _ in range(per_round):
+            contenders[name]()
+        return (clock() - began) / per_round * 1000
+
+    return take_turns(contenders, rounds, milliseconds)
+
+
+def take_turns(names: Iterable[str], rounds: int, turn: Callable[[str], T]) -> dict[str, list[T]]:
+    """What the turns of each return, round by round, the order reversed every other round, after a warm-up."""
+    turns: dict[str, list[T]] = {name: [] for name in names}
     for number in range(rounds + WARM_UP_ROUNDS):
-        for name in list(contenders)[:: 1 if number % 2 else -1]:
-            before(name)
-            began = clock()
-            for _ in range(per_round):
-                contenders[name]()
-            times[name].append((clock() - began) / per_round * 1000)
-    return {name: values[WARM_UP_ROUNDS:] for name, values in times.items()}
+        for name in list(turns)[:: 1 if number % 2 else -1]:
+            turns[name].append(turn(name))
+    return {name: values[WARM_UP_ROUNDS:] for name, values in turns.items()}
+
+
+def ratio_of_turns(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
+    """The ratio of neighbouring turns: the median, and what lies between a quarter and three quarters of the rounds."""
+    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    return statistics.median(ratios), ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+
+
+class Pipeline:
+    """A pipeline in a process of its own, which tells what it is made of, and then reads batches when it is told to.
+
+    Raises:
+        ImportError: it cannot be started there.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, **environment: str) -> None:
+        # Libraries talk to standard error, of corrupt EXIF for instance; of what they say only the end is wanted.
+        self._errors = log.open("w+")
+        self._process = subprocess.Popen(
+            command, env={**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": "1", **environment},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+        )  # fmt: skip
+        while (line := self._answer()) and not line.startswith("{"):
+            pass
+        if not line:
+            self.end()
+            raise ImportError(Path(self._errors.name).read_text().strip().split("\n")[-1])
+        self.about: Line = json.loads(line)
+
+    def read(self, num_batches: int) -> str:
+        """Have it read so many batches; its answer."""
+        assert self._process.stdin
+        self._process.stdin.write(f"{num_batches}\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        assert answer, Path(self._errors.name).read_text()
+        return answer
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+    def _answer(self) -> str:
+        assert self._process.stdout
+        return self._process.stdout.readline()
+
+
+def started(
+    names: Sequence[str], pythons: Mapping[str, str], start: Callable[[str, str], T], needed: Callable[[str], str]
+) -> dict[str, T]:
+    """Those that can be started in the Python that is named for them, else in this one; of the others it is told why.
+
+    Args:
+        names: of pipelines.
+        pythons: by how the names begin.
+        start: given a name and a Python.
+        needed: what it takes to start a pipeline.
+    """
+    contenders = {}
+    for name in names:
+        python = next((each for beginning, each in pythons.items() if name.startswith(beginning)), sys.executable)
+        try:
+            contenders[name] = start(name, python)
+        except ImportError as error:
+            print(f"{name} is not measured: {error}\n    {needed(name)}")
+    return contenders
 
 
 def compared(times: Mapping[str, list[float]]) -> Line:
@@ -81,9 +158,7 @@ def compared(times: Mapping[str, list[float]]) -> Line:
     for name, values in times.items():
         line |= {f"{name}_ms": statistics.median(values), f"{name}_min_ms": min(values), f"{name}_max_ms": max(values)}
     if "theirs" in times:
-        ratios = sorted(a / b for a, b in zip(times["ours"], times["theirs"], strict=True))
-        line["ratio"] = statistics.median(ratios)
-        line["ratio_low"], line["ratio_high"] = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+        line["ratio"], line["ratio_low"], line["ratio_high"] = ratio_of_turns(times["ours"], times["theirs"])
     return line
 
 

@@ -61,7 +61,7 @@ class CopyPaste(WithPartners):
         chosen = self._chosen(partners[0], draws)
         corners = self._corners(sides_of(images)[rows], sides_of(chosen[self.field]), draws)
         onto = [
-            move(tuple(theirs), Region(*corner, *sides))
+            move(theirs, Region(*corner, *sides))
             for theirs, corner, sides in zip(
                 sides_of(chosen[self.field]).tolist(), corners.tolist(), sides_of(images)[rows].tolist(), strict=True
             )

@@ -58,7 +58,7 @@ class MixUp(WithPartners):
         own, theirs = (
             move_objects(
                 fields,
-                [move(tuple(each), Region(0, 0, *to)) for each, to in zip(given.tolist(), after.tolist(), strict=True)],
+                (move(each, Region(0, 0, *to)) for each, to in zip(given.tolist(), after.tolist(), strict=True)),
             )
             for fields, given, after in ((batch, sides, larger), (partner, their_sides, larger[rows]))
         )

@@ -95,7 +95,7 @@ class Mosaic(WithPartners):
 
     def _moved(self, fields: Fields, tiles: Sequence[_Tile], places: Sequence[int], sides: Int64s) -> Fields:
         """Move the objects of a batch of which some images are tiles."""
-        cuts = [move(tuple(each)) for each in sides.tolist()]
+        cuts = [move(each) for each in sides.tolist()]
         onto = [*cuts]
         for place, tile in zip(places, tiles, strict=True):
             cuts[place], onto[place] = tile

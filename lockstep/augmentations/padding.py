@@ -183,7 +183,7 @@ def pad_images(
     places = [
         Region(-top, -left, *target) for (top, left), target in zip(corners.tolist(), targets.tolist(), strict=True)
     ]
-    moved = move_objects(batch, [*map(move, sides, places)])
+    moved = move_objects(batch, map(move, sides, places))
     # An image that gets no padding is not decoded for it.
     pixels = [
         image if place[2:] == side else _on_canvas(image, place, colour)

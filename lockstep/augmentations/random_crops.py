@@ -148,22 +148,22 @@ def cropped(
         is_cropped: which of the images are cropped, shape (batch,).
     """
     _boxes_of(batch, images)
-    sides = [tuple(side) for side in sides_of(images).tolist()]
+    sides = sides_of(images).tolist()
     whole = [Region(0, 0, *side) for side in sides]
     parts = [
         part if crops else all_of for part, all_of, crops in zip(windows.regions(), whole, is_cropped, strict=True)
     ]
     moved = move_objects(
         batch,
-        [move(side, part) for side, part in zip(sides, parts, strict=True)],
+        map(move, sides, parts),
         min_overlap=torch.from_numpy(overlap),
         is_cut=torch.from_numpy(is_cropped),
     )
-    pixels = [
-        image if part == all_of else cropped_image(image, part)
-        for image, part, all_of in zip(images, parts, whole, strict=True)
-    ]
-    return {**moved, "image": pixels}
+    return {**moved, "image": [*map(_part_of, images, parts, whole)]}
+
+
+def _part_of(image: Image, part: Region, whole: Region) -> Image:
+    return image if part == whole else cropped_image(image, part)
 
 
 def _boxes_of(batch: Fields, images: Sequence[Image]) -> Ragged:

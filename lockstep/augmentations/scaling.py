@@ -131,11 +131,11 @@ def resize_each(
 ) -> Fields:
     """Resize each image to its size, shape (batch, 2), and take the objects with it."""
     check_sizes(images, sizes, wanted_by)
-    sides, targets = ([tuple(each) for each in some.tolist()] for some in (sides_of(images), sizes))
-    moves = [
+    targets = sizes.tolist()
+    moves = (
         move(side, to=target, half_pixel_centers=method == ANTIALIASED, align_corners=align_corners)
-        for side, target, method in zip(sides, targets, methods, strict=True)
-    ]
+        for side, target, method in zip(sides_of(images).tolist(), targets, methods, strict=True)
+    )
     pixels = [
         resized(decoded(image), height, width, method, align_corners=align_corners)
         for image, (height, width), method in zip(images, targets, methods, strict=True)

@@ -62,7 +62,7 @@ class ScaleJitter(Checked):
         scales = least + (most - least) * draws.uniform(f"ScaleJitter {self.field} scale")
         fits = (np.array(self.target_size) / sides).min(1)
         after = np.floor(sides * (fits * scales)[:, None]).astype(np.int64).clip(1)
-        moves = [move(tuple(each), to=tuple(to)) for each, to in zip(sides.tolist(), after.tolist(), strict=True)]
+        moves = [move(each, to=to) for each, to in zip(sides.tolist(), after.tolist(), strict=True)]
         pixels = [resized(decoded(image), by.to_height, by.to_width) for image, by in zip(images, moves, strict=True)]
         return {**move_objects(batch, moves), self.field: pixels}
 
@@ -87,7 +87,7 @@ class FixedSizeCrop(Checked):
         shares = np.stack([draws.uniform(f"FixedSizeCrop {self.field} {side}") for side in ("top", "left")], axis=1)
         corners = np.floor(shares * ((sides - self.size).clip(0) + 1)).astype(np.int64)
         moves = [
-            move(tuple(each), Region(corner[0], corner[1], *self.size))
+            move(each, Region(corner[0], corner[1], *self.size))
             for each, corner in zip(sides.tolist(), corners.tolist(), strict=True)
         ]
         pixels = canvas(*self.size, self.fill, dtype_of(images)).repeat(len(images), 1, 1, 1)
@@ -118,7 +118,7 @@ class RandomZoomOut(Checked):
         large = np.floor(sides * scales[:, None]).astype(np.int64)
         shares = np.stack([draws.uniform(f"{column} {side}") for side in ("top", "left")], axis=1)
         corners = np.floor((large - sides) * shares).astype(np.int64)
-        moves = [move(tuple(each)) for each in sides.tolist()]
+        moves = [move(each) for each in sides.tolist()]
         for row in np.flatnonzero(draws.uniform(f"{column} p") < self.p).tolist():
             by = moves[row] = move(moves[row][:2], Region(*(-corners[row]).tolist(), *large[row].tolist()))
             zoomed = canvas(by.to_height, by.to_width, self.fill, dtype_of(images[row : row + 1]))
@@ -180,7 +180,7 @@ class RandomIoUCrop(Checked):
         boxes = as_ragged(batch["boxes"])
         corners = boxes.values.double().numpy() * np.tile(sides, 2)[boxes.owner.numpy()]
         regions = self.regions(sides, corners, boxes.lengths.numpy(), draws)
-        moves = [move(tuple(each), Region(*part)) for each, part in zip(sides.tolist(), regions.tolist(), strict=True)]
+        moves = [move(each, Region(*part)) for each, part in zip(sides.tolist(), regions.tolist(), strict=True)]
         inside = _centers_inside(corners, regions[boxes.owner.numpy()][:, :, None])[:, 0]
         is_whole = np.array([by.stays_whole for by in moves], np.bool_)[boxes.owner.numpy()]
         kept = select_objects(batch, torch.from_numpy(inside | is_whole))

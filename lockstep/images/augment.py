@@ -130,10 +130,8 @@ class RandomShift(Checked):
             for axis in ("top", "left")
         )
         shifted = windows[torch.arange(len(images)), :, top, left]
-        if not object_fields(batch):
-            return {**batch, self.field: shifted}
         corners = zip((top - self.pixels).tolist(), (left - self.pixels).tolist(), strict=True)
-        moves = [move((height, width), Region(*corner, height, width)) for corner in corners]
+        moves = (move((height, width), Region(*corner, height, width)) for corner in corners)
         return {**move_objects(batch, moves), self.field: shifted}
 
 
@@ -151,16 +149,12 @@ def turned_rows(
         keypoint_order: see `move_objects`.
     """
     images = images_of(batch, field, wanted_by)
-    moves = (
-        [
-            move(sides, turn=turn if is_turned else AS_IT_IS)
-            for sides, is_turned in zip(map(tuple, sides_of(images).tolist()), rows, strict=True)
-        ]
-        if object_fields(batch)
-        else []
-    )
-    if moves and turn.mirrors and "keypoints" in batch:
+    if turn.mirrors and "keypoints" in object_fields(batch):
         _check_keypoint_order(keypoint_order, batch, wanted_by)
+    moves = (
+        move(sides, turn=turn if is_turned else AS_IT_IS)
+        for sides, is_turned in zip(sides_of(images).tolist(), rows, strict=True)
+    )
     stays_tensor = isinstance(batch[field], torch.Tensor) and not (
         turn.exchange and len(set(batch[field].shape[2:])) > 1
     )
@@ -216,8 +210,10 @@ def images_of(batch: Fields, field: str, wanted_by: object, *, colour: bool = Fa
     )
 
 
-def sides_of(images: Sequence[Image]) -> Int64s:
+def sides_of(images: Sequence[Image] | Tensor) -> Int64s:
     """Return heights and widths in pixels, shape (batch, 2), by the headers of encoded images alone."""
+    if isinstance(images, torch.Tensor):
+        return np.tile(images.shape[-2:], (len(images), 1))
     sides = [image.size[::-1] if isinstance(image, EncodedImage) else image.shape[-2:] for image in images]
     return np.array(sides, dtype=np.int64).reshape(-1, 2)
 
@@ -226,20 +222,22 @@ def decoded(image: Image, region: Region | None = None) -> Tensor:
     """Decode an image, or a region of it, if it is not decoded yet."""
     if isinstance(image, EncodedImage):
         return image.decode(region)
-    if region is None:
-        return image
+    return image if region is None else _part(image, region)
+
+
+def cropped_image(image: Image, region: Region) -> Image:
+    """Cut out a part that lies within the image; of one that is not decoded yet, no more is when it is."""
+    return image.cropped(region) if isinstance(image, EncodedImage) else _part(image, region)
+
+
+def _part(raster: Tensor, region: Region) -> Tensor:
     top, left, height, width = region
-    return image[:, top : top + height, left : left + width]
+    return raster[:, top : top + height, left : left + width]
 
 
 def turned_image(image: Image, turn: Turn) -> Image:
     """Turn an image; one that is not decoded yet is turned when it is."""
     return image.turned(turn) if isinstance(image, EncodedImage) else turn(image)
-
-
-def cropped_image(image: Image, region: Region) -> Image:
-    """Cut a region out of an image; one that is not decoded yet is cut when it is."""
-    return image.cropped(region) if isinstance(image, EncodedImage) else decoded(image, region)
 
 
 def name_of(image: Image) -> str:

@@ -6,7 +6,7 @@ size). What lies outside of an image is black. `Decode` takes all of each image.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
@@ -18,7 +18,7 @@ from lockstep.errors import DataError, InputError
 from lockstep.images.augment import Image, decoded, images_of, name_of, sides_of
 from lockstep.images.decode import AS_STORED, EncodedImage
 from lockstep.images.moves import Move, Region, move
-from lockstep.images.objects import Fields, move_objects, object_fields
+from lockstep.images.objects import Fields, move_objects
 from lockstep.images.resizing import ANTIALIASED, METHODS, resized
 from lockstep.randomness import Draws
 
@@ -124,10 +124,10 @@ class ShortSideCrop(Checked):
         corners = room // 2 if self.place == "middle" else _corners(room, draws, column)
         places = np.concatenate([sides, corners], axis=1).tolist()
         crops = [self._crop(image, *place) for image, place in zip(images, places, strict=True)]
-        resizes = [
+        resizes = (
             move(before, to=after, half_pixel_centers=self.resize == ANTIALIASED)
-            for before, after in zip(map(tuple, sides_of(images).tolist()), map(tuple, sides.tolist()), strict=True)
-        ]
+            for before, after in zip(sides_of(images).tolist(), sides.tolist(), strict=True)
+        )
         moved = move_objects(move_objects(batch, resizes), _window_moves(sides, corners, self.size))
         return {**moved, self.field: _stacked(crops, batch, self)}
 
@@ -165,14 +165,14 @@ def _corners(room: Int64s, draws: Draws, column: str) -> Int64s:
 
 def _cropped(batch: Fields, images: Sequence[Image], corners: Int64s, crop: CropOrPad | RandomCrop) -> Fields:
     """Cut a square from each image, and take the objects with it."""
-    moves = _window_moves(sides_of(images), corners, crop.size) if object_fields(batch) else []
+    moves = _window_moves(sides_of(images), corners, crop.size)
     windows = _windows(map(decoded, images), corners, crop.size)
     return {**move_objects(batch, moves), crop.field: _stacked(windows, batch, crop)}
 
 
-def _window_moves(sides: Int64s, corners: Int64s, size: int) -> list[Move]:
-    places = zip(map(tuple, sides.tolist()), corners.tolist(), strict=True)
-    return [move(before, Region(top, left, size, size)) for before, (top, left) in places]
+def _window_moves(sides: Int64s, corners: Int64s, size: int) -> Iterator[Move]:
+    for before, (top, left) in zip(sides.tolist(), corners.tolist(), strict=True):
+        yield move(before, Region(top, left, size, size))
 
 
 def _windows(images: Iterable[Tensor], corners: Int64s, size: int) -> list[Tensor]:

@@ -160,8 +160,8 @@ class EncodedImage:
         """Width and height in pixels, by the header alone, which is read once."""
         if self._sides is not None:
             return self._sides
-        stored = self.decoding.size(self.data, self.source) if self.part is None else self.part[:1:-1]
-        size = self.turn.sides(*stored)
+        width, height = (self.part.width, self.part.height) if self.part else self.decoding.size(self.data, self.source)
+        size = self.turn.sides(width, height)
         object.__setattr__(self, "_sides", size)  # the image is frozen, and what it shows stays the same
         return size
 

@@ -106,10 +106,10 @@ class Move(NamedTuple):
 
 
 def move(
-    sides: tuple[int, int],
+    sides: Sequence[int],
     region: Region | None = None,
     turn: Turn = AS_IT_IS,
-    to: tuple[int, int] | None = None,
+    to: Sequence[int] | None = None,
     *,
     half_pixel_centers: bool = True,
     align_corners: bool = False,
@@ -124,8 +124,10 @@ def move(
         half_pixel_centers: how pixels are sampled, see `Move`.
         align_corners: likewise.
     """
-    part = region or Region(0, 0, *sides)
-    return Move(*sides, part, turn, *(to or turn.sides(part.height, part.width)), half_pixel_centers, align_corners)
+    height, width = sides
+    part = region or Region(0, 0, height, width)
+    to_height, to_width = to or turn.sides(part.height, part.width)
+    return Move(height, width, part, turn, to_height, to_width, half_pixel_centers, align_corners)
 
 
 def moved_points(points: Tensor, owner: Tensor, moves: Sequence[Move]) -> Tensor:

@@ -5,7 +5,7 @@ What is dropped is dropped from all of them, and what an image goes through goes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +93,7 @@ def select_objects(batch: Fields, keep: Tensor) -> Fields:
 
 def move_objects(
     batch: Fields,
-    moves: Sequence[Move],
+    moves: Iterable[Move],
     *,
     min_overlap: float | Tensor = 0.0,
     is_cut: Tensor | None = None,
@@ -106,7 +106,7 @@ def move_objects(
 
     Args:
         batch: whose images were moved, or will be.
-        moves: of the images, one for each.
+        moves: of the images, one for each; they are not asked for where there are no objects.
         min_overlap: the share of a box that has to be seen still, 0 to 1, or one for each image, shape (batch,).
         is_cut: from which images objects may be dropped, bool of shape (batch,); None: those that have lost a part.
         keypoint_order: for each keypoint of an object the one to put in its place, in the images that `moves` mirror.
@@ -114,7 +114,7 @@ def move_objects(
     names = object_fields(batch)
     if not names:
         return batch
-    moved = dict(batch)
+    moved, moves = dict(batch), [*moves]
     if "boxes" in names:
         boxes = as_ragged(batch["boxes"])
         moved["boxes"] = boxes.replaced(moved_boxes(boxes.values, boxes.owner, moves))

@@ -27,7 +27,7 @@ from lockstep.images.augment import (
     sides_of,
 )
 from lockstep.images.moves import Region, move
-from lockstep.images.objects import Fields, as_ragged, move_objects, object_fields
+from lockstep.images.objects import Fields, as_ragged, move_objects
 from lockstep.images.resizing import ANTIALIASED, LEGACY_METHODS, METHODS, resized
 from lockstep.ragged import Ragged
 from lockstep.randomness import Draws
@@ -363,10 +363,8 @@ def _resized(
     how = [methods] * len(images) if isinstance(methods, str) else methods
     for row, image, region, method in zip(pixels, images, parts, how, strict=True):
         row.copy_(resized(decoded(image, region), size, size, method))
-    if not object_fields(batch):
-        return {**batch, field: pixels}
-    moves = [
+    moves = (
         move(sides, region, to=(size, size), half_pixel_centers=method == ANTIALIASED)
-        for sides, region, method in zip(map(tuple, sides_of(images).tolist()), parts, how, strict=True)
-    ]
+        for sides, region, method in zip(sides_of(images).tolist(), parts, how, strict=True)
+    )
     return {**move_objects(batch, moves), field: pixels}

@@ -9,26 +9,18 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from lockstep.checks import check_one_of, check_value
-from lockstep.metrics.image_rows import ImageRows, ids_of, ragged_of
+from lockstep.metrics.detection_metric import DetectionMetric
+from lockstep.metrics.image_rows import ids_of, ragged_of
 from lockstep.metrics.matching import Runs, matched_to_objects
 from lockstep.metrics.overlaps import (
     COCO_SIGMAS,
     KeypointTruth,
-    box_overlaps,
     keypoint_areas,
     keypoint_similarities,
     mask_areas,
-    mask_overlaps,
 )
 from lockstep.metrics.pairs import Bools, Floats, Ints, Pairs, pairs_of_groups, ranks
-from lockstep.metrics.scored_images import (
-    IMAGES,
-    ScoredImages,
-    check_keypoints,
-    named_categories,
-    picked,
-    scored_images,
-)
+from lockstep.metrics.scored_images import ScoredImages, check_keypoints, scored_images
 from lockstep.ragged import Ragged
 
 Measured = Literal["boxes", "masks", "keypoints"]
@@ -67,7 +59,7 @@ class _Tables(NamedTuple):
     """Shape (thresholds, classes, area ranges, numbers of detections)."""
 
 
-class CocoMetric:
+class CocoMetric(DetectionMetric):
     """COCO's average precision and recall of all images; a metric for `lockstep.evaluate`.
 
     The values are those of `COCOeval` in pycocotools (https://github.com/cocodataset/cocoapi), to the last bit, for any
@@ -108,24 +100,14 @@ class CocoMetric:
     ) -> None:
         check_one_of("measured", measured, tuple(_RULES))
         check_value("per_category", per_category, bool)
-        self.categories = named_categories(categories)
-        self.measured: Measured = measured
-        self.per_category = per_category
         self._rule = _RULES[measured]
-        self.prefix = self._rule.prefix
+        boxes = ("truth_boxes",) if measured == "keypoints" else ()
+        super().__init__(categories, measured, ("truth_is_crowd", "truth_area", *boxes), self._rule.prefix)
+        self.per_category = per_category
         self._runs = Runs(_THRESHOLDS, tuple(_AREA_RANGES[size] for size in ("all", *self._rule.sizes)))
         self._sigmas = np.array(sigmas, np.float64)
-        truth = (f"truth_{measured}", "truth_labels", "truth_is_crowd", "truth_area")
-        boxes = ("truth_boxes",) if measured == "keypoints" else ()
-        self.fields: tuple[str, ...] = (IMAGES, measured, "scores", "labels", *truth, *boxes)
-        """The columns that `prepare` takes, in its order."""
-        self.reset()
         self.score_names = tuple(self.compute())
         """The names of the values that `compute` returns."""
-
-    def columns(self, batch: Mapping[str, Any], detections: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Pick what `prepare` takes: "source_id" and the "truth_" fields from a batch, the rest from the detections."""
-        return picked(batch, detections, self.fields)
 
     def prepare(self, *columns: Any) -> tuple[Ragged, ...]:
         """Match the detections of some images, and return what is left to be known of them.
@@ -149,7 +131,7 @@ class CocoMetric:
         order = np.lexsort((-scores, groups))
         order = order[ranks(groups[order]) < self._rule.most[-1]]
         pairs = pairs_of_groups(groups[order], images.truth_groups)
-        overlaps = self._overlaps(images, Pairs(order[pairs.detection], pairs.truth))
+        overlaps = self._overlaps(images, Pairs(order[pairs.detection], pairs.truth), is_crowd)
         counted = self._counted(images)
         matches = matched_to_objects(len(order), pairs, overlaps, counted, is_crowd, self._runs)
         right = matches.taken & ~matches.ignored
@@ -160,14 +142,6 @@ class CocoMetric:
             *(ragged_of(column, images.image[order], size) for column in (labels[order], scores[order], right, wrong)),
             *(ragged_of(column, images.truth_image, size) for column in (images.values["truth_labels"], counted)),
         )
-
-    def reset(self) -> None:
-        """Forget all images."""
-        self._images = ImageRows()
-
-    def update(self, ids: Ragged, *columns: Ragged) -> None:
-        """Take in what `prepare` returned; an InputError names an image that is there already."""
-        self._images.add(ids, *columns)
 
     def compute(self) -> dict[str, float]:
         """Return the values by name."""
@@ -182,12 +156,9 @@ class CocoMetric:
                 values[f"{self.prefix}PerformanceByCategory/mAP/{name}"] = own["Precision/mAP"]
         return values
 
-    def _overlaps(self, images: ScoredImages, pairs: Pairs) -> Floats:
-        is_crowd = images.values["truth_is_crowd"]
-        if self.measured == "masks":
-            return mask_overlaps(images.masks["masks"], images.masks["truth_masks"], is_crowd, pairs)
-        if self.measured == "boxes":
-            return box_overlaps(images.values["boxes"], images.values["truth_boxes"], is_crowd, pairs)
+    def _overlaps(self, images: ScoredImages, pairs: Pairs, is_region: Bools) -> Floats:
+        if self.measured != "keypoints":
+            return super()._overlaps(images, pairs, is_region)
         check_keypoints(images, len(self._sigmas))
         truth = KeypointTruth(*(images.values[f"truth_{name}"] for name in ("keypoints", "boxes", "area")))
         return keypoint_similarities(images.values["keypoints"], truth, self._sigmas, pairs)

@@ -8,12 +8,13 @@ from functools import partial
 from lockstep.errors import InputError
 from lockstep.listing import did_you_mean
 from lockstep.metrics.coco import CocoMetric
+from lockstep.metrics.detection_metric import DetectionMetric
 from lockstep.metrics.pascal import PascalMetric
 
 _OPEN_IMAGES = partial(PascalMetric, difficult=False, group_weight=0.0, prefix="OpenImagesV2")
 _CHALLENGE = partial(PascalMetric, difficult=False, group_weight=1.0, verified=True, prefix="OpenImagesChallenge2018")
 
-DETECTION_METRICS: Mapping[str, Callable[..., CocoMetric | PascalMetric]] = {
+DETECTION_METRICS: Mapping[str, Callable[..., DetectionMetric]] = {
     "pascal_voc_metrics": PascalMetric,
     "pascal_voc_detection_metrics": PascalMetric,
     "weighted_pascal_voc_detection_metrics": partial(PascalMetric, weighted=True),
@@ -36,7 +37,7 @@ Some have several names: one of 2017 (`pascal_voc_metrics`, `open_images_metrics
 
 def detection_metrics(
     names: Sequence[str], categories: Mapping[int, str] | Sequence[str], *, per_category: bool = False
-) -> dict[str, CocoMetric | PascalMetric]:
+) -> dict[str, DetectionMetric]:
     """Make the metrics of these names of the Object Detection API, for `lockstep.evaluate`.
 
     Args:
@@ -54,7 +55,7 @@ def detection_metrics(
             expected="a list, also of one name",
             hint=f"give [{names!r}]",
         )
-    metrics: dict[str, CocoMetric | PascalMetric] = {}
+    metrics: dict[str, DetectionMetric] = {}
     first_with: dict[str, str] = {}
     for name in names:
         if name not in DETECTION_METRICS:

@@ -14,18 +14,12 @@ import numpy as np
 
 from lockstep.checks import NonNegativeFloat, Probability, check_one_of, check_value
 from lockstep.metrics.average_precision import average_precision, correct_localisation, mean_of_known
-from lockstep.metrics.image_rows import ImageRows, ids_of, ragged_of
+from lockstep.metrics.detection_metric import DetectionMetric
+from lockstep.metrics.image_rows import ids_of, ragged_of
 from lockstep.metrics.matching import assigned_to_objects
-from lockstep.metrics.overlaps import box_overlaps, mask_areas, mask_overlaps
+from lockstep.metrics.overlaps import mask_areas
 from lockstep.metrics.pairs import Bools, Floats, Ints, Pairs, groups_of, pairs_of_groups, ranks
-from lockstep.metrics.scored_images import (
-    IMAGES,
-    VERIFIED_LABELS,
-    ScoredImages,
-    named_categories,
-    picked,
-    scored_images,
-)
+from lockstep.metrics.scored_images import VERIFIED_LABELS, ScoredImages, scored_images
 from lockstep.ragged import Ragged
 
 _PREFIXES = {"boxes": "PascalBoxes", "masks": "PascalMasks"}
@@ -53,7 +47,7 @@ class _Classes(NamedTuple):
     """1 if the best detection of the class is right."""
 
 
-class PascalMetric:
+class PascalMetric(DetectionMetric):
     """Average precision at one IoU, as PASCAL VOC and Open Images have it; a metric for `lockstep.evaluate`.
 
     A detection is matched to the object of its class that it overlaps most. It is right if their IoU reaches the
@@ -109,29 +103,19 @@ class PascalMetric:
             check_value(name, value, bool)
         check_value("threshold", threshold, Probability)
         check_value("group_weight", group_weight, NonNegativeFloat | None)
-        self.categories = named_categories(categories)
-        self.measured = measured
         self.threshold = threshold
         self.weighted, self.corloc, self.per_category = weighted, corloc, per_category
         self.group_weight = group_weight
-        self.prefix = (prefix or "Weighted" * weighted + _PREFIXES[measured]) + "_"
         optional = {
             "truth_difficult": difficult,
             "truth_group_of": group_weight is not None,
             VERIFIED_LABELS: verified,
         }
-        self.fields: tuple[str, ...] = (
-            *(IMAGES, measured, "scores", "labels", f"truth_{measured}", "truth_labels"),
-            *(name for name, given in optional.items() if given),
-        )
-        """The columns that `prepare` takes, in its order."""
-        self.reset()
+        truth = [name for name, given in optional.items() if given]
+        prefix = prefix or "Weighted" * weighted + _PREFIXES[measured]
+        super().__init__(categories, measured, truth, f"{prefix}_")
         self.score_names = tuple(self.compute())
         """The names of the values that `compute` returns."""
-
-    def columns(self, batch: Mapping[str, Any], detections: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Pick what `prepare` takes: "source_id" and the "truth_" fields from a batch, the rest from the detections."""
-        return picked(batch, detections, self.fields)
 
     def prepare(self, *columns: Any) -> tuple[Ragged, ...]:
         """Match the detections of some images, and return what is left to be known of them.
@@ -152,14 +136,6 @@ class PascalMetric:
             *(ragged_of(column, detected.image, size) for column in detected[1:]),
             *(ragged_of(column, classes.image, size) for column in classes[1:]),
         )
-
-    def reset(self) -> None:
-        """Forget all images."""
-        self._images = ImageRows()
-
-    def update(self, ids: Ragged, *columns: Ragged) -> None:
-        """Take in what `prepare` returned; an InputError names an image that is there already."""
-        self._images.add(ids, *columns)
 
     def compute(self) -> dict[str, float]:
         """Return the values by name; NaN where there is no object."""
@@ -198,11 +174,6 @@ class PascalMetric:
         verified = groups_of(images.verified_image, images.values[VERIFIED_LABELS])
         is_known: Bools = has_area & np.isin(images.groups, np.concatenate([verified, images.truth_groups]))
         return is_known
-
-    def _overlaps(self, images: ScoredImages, pairs: Pairs, is_group: Bools) -> Floats:
-        if self.measured == "masks":
-            return mask_overlaps(images.masks["masks"], images.masks["truth_masks"], is_group, pairs)
-        return box_overlaps(images.values["boxes"], images.values["truth_boxes"], is_group, pairs)
 
     def _detected(self, images: ScoredImages, rows: Ints) -> _Detected:
         """Judge these detections."""

@@ -13,7 +13,6 @@ import torch
 
 from lockstep.checks import check_type
 from lockstep.errors import InputError
-from lockstep.listing import did_you_mean
 from lockstep.mask_runs import Flips, flips_of_pixels
 from lockstep.metrics.pairs import Ints, groups_of
 from lockstep.ragged import Ragged
@@ -80,24 +79,6 @@ class ScoredImages:
     def truth_groups(self) -> Ints:
         """The image and class of each object, ascending."""
         return groups_of(self.truth_image, self.values[f"{TRUTH}labels"])
-
-
-def picked(batch: Mapping[str, Any], detections: Mapping[str, Any], fields: Sequence[str]) -> tuple[Any, ...]:
-    """Take columns by name: those of images and of ground truth from a batch, the others from the detections."""
-    columns = []
-    for name in fields:
-        is_of_batch = name == IMAGES or name.startswith(TRUTH)
-        source = batch if is_of_batch else detections
-        if name not in source:
-            raise InputError(
-                f"A detection metric finds no {name!r} in the {'batch' if is_of_batch else 'detections'}.",
-                given=", ".join(map(repr, source)) or "no fields",
-                expected=", ".join(map(repr, fields)),
-                hint=did_you_mean(name, source)
-                or ("have the reader give it" if is_of_batch else "return a value for each detection"),
-            )
-        columns.append(source[name])
-    return tuple(columns)
 
 
 def scored_images(fields: Sequence[str], columns: Sequence[Any], classes: Collection[int]) -> ScoredImages:

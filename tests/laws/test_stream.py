@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -26,6 +26,7 @@ from lockstep.readers.combine import Concatenated, Subset, one_of, split
 
 MakeLoader = Callable[..., Loader]
 Row = tuple[Any, ...]
+T = TypeVar("T")
 
 
 def rows_of(batch: dict[str, Any]) -> list[Row]:
@@ -42,13 +43,17 @@ def _bits(value: Any) -> Any:
 
 def stream_of(loader: Loader, num_rows: int, dealing: Iterable[range] = (range(1),)) -> list[Row]:
     """The first rows of the stream, put together from workers with these towers."""
-    dealing = list(dealing)
-    num_towers = dealing[-1].stop
-    num_batches = -(-num_rows // loader.batch_size)
+    return rows_of_workers(loader, -(-num_rows // loader.batch_size), list(dealing), rows_of)
+
+
+def rows_of_workers(
+    loader: Loader, num_batches: int, dealing: Sequence[range], to_rows: Callable[[dict[str, Any]], Iterable[T]]
+) -> list[T]:
+    """The rows of so many batches, put together from workers with these towers."""
     parts = []
     for towers in dealing:
-        batches = loader.batches(towers, num_towers)
-        parts.append([rows_of(batch) for batch in islice(batches, num_batches)])
+        batches = loader.batches(towers, dealing[-1].stop)
+        parts.append([list(to_rows(batch)) for batch in islice(batches, num_batches)])
         batches.close()
     return [row for step in zip(*parts, strict=True) for part in step for row in part]
 

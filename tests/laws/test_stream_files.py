@@ -7,7 +7,7 @@ import io
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from test_stream import rows_of_workers
 
 import lockstep as ls
 from lockstep.data.each_example import ExampleDraws
@@ -92,12 +93,7 @@ def hashes(batch: dict[str, Any]) -> Iterator[str]:
 def stream(loader: Loader, num_workers: int, num_batches: int) -> list[str]:
     """The rows of so many batches, put together from the workers; 12 towers are dealt to them."""
     bounds = [worker * BATCH_SIZE // num_workers for worker in range(num_workers + 1)]
-    parts = []
-    for first, end in pairwise(bounds):
-        batches = loader.batches(range(first, end), BATCH_SIZE)
-        parts.append([list(hashes(batch)) for batch in islice(batches, num_batches)])
-        batches.close()
-    return [row for step in zip(*parts, strict=True) for part in step for row in part]
+    return rows_of_workers(loader, num_batches, [range(*each) for each in pairwise(bounds)], hashes)
 
 
 @pytest.fixture(scope="module", params=[folder, records, tar, several])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from painted_scenes import OBJECT_FIELDS, Scenes, labels_of
+from test_stream import rows_of_workers
 from torch import Tensor
 
 from lockstep.augmentations import CopyPaste, FixedSizeCrop, MixUp, Mosaic, RandomIoUCrop, RandomZoomOut, ScaleJitter
@@ -48,12 +49,7 @@ def hashes(batch: dict[str, Any]) -> Iterator[str]:
 def stream(loader: Loader, num_workers: int, num_batches: int) -> list[str]:
     """The rows of so many batches, put together from the workers; 4 towers are dealt to them."""
     bounds = [worker * BATCH_SIZE // num_workers for worker in range(num_workers + 1)]
-    parts = []
-    for first, end in pairwise(bounds):
-        batches = loader.batches(range(first, end), BATCH_SIZE)
-        parts.append([list(hashes(batch)) for batch in islice(batches, num_batches)])
-        batches.close()
-    return [row for step in zip(*parts, strict=True) for part in step for row in part]
+    return rows_of_workers(loader, num_batches, [range(*each) for each in pairwise(bounds)], hashes)
 
 
 def make(**crew: int) -> Loader:

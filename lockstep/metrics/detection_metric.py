@@ -1,0 +1,66 @@
+"""What the metrics of detections have in common: the columns that they take, and the images that they have seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lockstep.errors import InputError
+from lockstep.listing import did_you_mean
+from lockstep.metrics.image_rows import ImageRows
+from lockstep.metrics.overlaps import box_overlaps, mask_overlaps
+from lockstep.metrics.pairs import Bools, Floats, Pairs
+from lockstep.metrics.scored_images import IMAGES, TRUTH, ScoredImages, named_categories
+from lockstep.ragged import Ragged
+
+
+class DetectionMetric:
+    """A metric whose `prepare` matches the detections of some images to their objects.
+
+    Args:
+        categories: the name of each class by its label, from 1 on; as readers and label maps have them.
+        measured: what of a detection is compared with the object: "boxes", "masks" or "keypoints".
+        truth: the columns of ground truth beside "truth_labels" and that of what is measured.
+        prefix: what the names of values begin with.
+    """
+
+    def __init__(
+        self, categories: Mapping[int, str] | Sequence[str], measured: str, truth: Sequence[str], prefix: str
+    ) -> None:
+        self.categories = named_categories(categories)
+        self.measured = measured
+        self.prefix = prefix
+        self.fields = (IMAGES, measured, "scores", "labels", TRUTH + measured, f"{TRUTH}labels", *truth)
+        """The columns that `prepare` takes, in its order."""
+        self.reset()
+
+    def columns(self, batch: Mapping[str, Any], detections: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Pick what `prepare` takes: "source_id" and the "truth_" fields from a batch, the rest from the detections."""
+        columns = []
+        for name in self.fields:
+            is_of_batch = name == IMAGES or name.startswith(TRUTH)
+            source = batch if is_of_batch else detections
+            if name not in source:
+                raise InputError(
+                    f"A detection metric finds no {name!r} in the {'batch' if is_of_batch else 'detections'}.",
+                    given=", ".join(map(repr, source)) or "no fields",
+                    expected=", ".join(map(repr, self.fields)),
+                    hint=did_you_mean(name, source)
+                    or ("have the reader give it" if is_of_batch else "return a value for each detection"),
+                )
+            columns.append(source[name])
+        return tuple(columns)
+
+    def reset(self) -> None:
+        """Forget all images."""
+        self._images = ImageRows()
+
+    def update(self, ids: Ragged, *columns: Ragged) -> None:
+        """Take in what `prepare` returned; an InputError names an image that is there already."""
+        self._images.add(ids, *columns)
+
+    def _overlaps(self, images: ScoredImages, pairs: Pairs, is_region: Bools) -> Floats:
+        """Compute the IoU of pairs of boxes or of masks."""
+        if self.measured == "masks":
+            return mask_overlaps(images.masks["masks"], images.masks["truth_masks"], is_region, pairs)
+        return box_overlaps(images.values["boxes"], images.values["truth_boxes"], is_region, pairs)
