@@ -138,6 +138,7 @@ def test_encoded_images_are_not_decoded_by_the_crop() -> None:
     ("make", "what"),
     [
         (lambda: RandomIoUCrop(min_scale=0.9, max_scale=0.5), "min_scale is larger than max_scale"),
+        (lambda: RandomIoUCrop(min_aspect_ratio=3.0), "min_aspect_ratio is larger than max_aspect_ratio"),
         (lambda: RandomIoUCrop(sampler_options=()), "no overlap to draw"),
         (lambda: RandomZoomOut(side_range=(0.5, 2.0)), "side_range"),
         (lambda: ScaleJitter(scale_range=(2.0, 1.0)), "scale_range"),
