@@ -28,7 +28,7 @@ from lockstep.randomness import Draws
 if TYPE_CHECKING:
     from lockstep.readers.reader import Reader
 
-Inputs = Callable[[Mapping[str, Any]], Tensor]
+Inputs = Callable[[Mapping[str, Any]], Any]
 
 _IMAGE = "image"
 

@@ -31,8 +31,8 @@ from lockstep.evaluation.follow import Polling
 from lockstep.progress import Interval
 from lockstep.recipes.parts import Evaluate, Stage
 from lockstep.recipes.shipped import find
+from lockstep.recipes.tasks import CONFUSION, MISTAKES
 from lockstep.recipes.toml import to_toml
-from lockstep.runs.build import CONFUSION, MISTAKES
 from lockstep.runs.known_data import class_names
 from lockstep.runs.workdir import Workdir
 

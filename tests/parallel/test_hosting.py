@@ -70,7 +70,9 @@ def test_totals_are_means_over_the_towers(num_towers: int) -> None:
     model = Net()
     expected, objective = by_hand(Net(), num_towers)
     host = make_host(model, num_towers)
-    totals = host.outputs.unpacked(host.run(losses, make_batch(num_towers), StepInputs(extras=(7.0,))).total())
+    totals = host.outputs.unpacked(
+        host.run(losses, host.parts(make_batch(num_towers)), StepInputs(extras=(7.0,))).total()
+    )
     assert sum(totals.losses.values()) == pytest.approx(objective)
     assert (list(totals.losses), list(totals.metrics)) == (["square", "size"], ["mean"])
     assert totals.extras == [7.0]  # of the worker: once, not once a tower
@@ -84,7 +86,7 @@ def test_a_sparse_gradient_comes_back_as_its_rows() -> None:
     model = Net()
     expected, _ = by_hand(Net(), 2)
     host = make_host(model, 2)
-    totals = host.outputs.unpacked(host.run(losses, make_batch(2), StepInputs()).total())
+    totals = host.outputs.unpacked(host.run(losses, host.parts(make_batch(2)), StepInputs()).total())
     index = [name for name, _ in model.named_parameters()].index("embedding.weight")
     assert totals.rows[index].tolist() == [0, 1, 2, 3]
     torch.testing.assert_close(totals.gradients[index], expected["embedding.weight"][:4])
@@ -93,7 +95,7 @@ def test_a_sparse_gradient_comes_back_as_its_rows() -> None:
 def test_missing_gradients_are_zeros_and_are_counted() -> None:
     model = Net()
     host = make_host(model, 3)
-    totals = host.outputs.unpacked(host.run(losses, make_batch(3), StepInputs()).total())
+    totals = host.outputs.unpacked(host.run(losses, host.parts(make_batch(3)), StepInputs()).total())
     index = [name for name, _ in model.named_parameters()].index("unused")
     assert totals.num_missing == 3
     assert host.absent == {index: 3}
@@ -117,9 +119,9 @@ def test_buffers_and_random_streams_are_left_as_they_were(fails: bool) -> None:
     streams = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index,union-attr]
     if fails:
         with pytest.raises(ValueError, match="the second tower fails"):
-            host.run(draws, make_batch(2), StepInputs())
+            host.run(draws, host.parts(make_batch(2)), StepInputs())
     else:
-        host.run(draws, make_batch(2), StepInputs())
+        host.run(draws, host.parts(make_batch(2)), StepInputs())
     assert drawn[0] != drawn[1]  # each tower has streams of its own
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
     assert torch.equal(torch.get_rng_state(), streams[0])
@@ -164,7 +166,7 @@ def test_the_loss_scale_multiplies_gradients_alone() -> None:
 def test_new_statistics_are_means_of_the_changes() -> None:
     model = Net()
     host = make_host(model, 2)
-    totals = host.outputs.unpacked(host.run(losses, make_batch(2), StepInputs()).total())
+    totals = host.outputs.unpacked(host.run(losses, host.parts(make_batch(2)), StepInputs()).total())
     new = dict(
         zip([name for name, _ in model.named_buffers()], host.statistics.combined(totals.statistics), strict=True)
     )
