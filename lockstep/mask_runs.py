@@ -37,6 +37,13 @@ def flips_of_pixels(masks: npt.NDArray[np.uint8]) -> list[Flips]:
     return [places[ends[row] : ends[row + 1]] - row * size for row in range(count)]
 
 
+def pixels_in(text: str, height: int, width: int) -> npt.NDArray[np.uint8]:
+    """Draw a mask from the text of its runs: shape (height, width), 0 or 1."""
+    lengths = lengths_in(text)
+    values = np.arange(len(lengths), dtype=np.uint8) % 2
+    return np.repeat(values, lengths).reshape(width, height).T
+
+
 def joined(parts: Sequence[Flips]) -> Flips:
     """Join the flips of several masks of one image: a pixel is 1 if it is in any of them."""
     if len(parts) == 1:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from lockstep.mask_runs import area_of, flips_of_pixels, intersections, joined, lengths_in, text_of
+from lockstep.mask_runs import area_of, flips_of_pixels, intersections, joined, lengths_in, pixels_in, text_of
 
 SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 6))
 MASKS = SHAPES.flatmap(lambda shape: arrays.arrays(np.uint8, shape, elements=st.integers(0, 2)))
@@ -71,6 +71,7 @@ def test_the_text_of_runs_is_that_of_the_coco_api_and_is_read_back(masks: np.nda
     for mask, flips in zip(masks, flips_of_pixels(masks), strict=True):
         lengths = lengths_in(text_of(flips, mask.size))
         assert text_of(flips, mask.size) == reference_text(lengths.tolist())
+        assert np.array_equal(pixels_in(text_of(flips, mask.size), *mask.shape), mask > 0)
         assert lengths.sum() == mask.size
         assert lengths.cumsum()[: len(flips)].tolist() == flips.tolist()
 
