@@ -17,7 +17,7 @@ from lockstep.errors import DataError
 from lockstep.images.drawing import GREEN, GREY, RED, YELLOW, Colour, Marks
 from lockstep.mask_runs import pixels_in
 from lockstep.metrics.outcomes import outcomes
-from lockstep.readers.coco_results import CocoResults, Detections
+from lockstep.readers.coco_results import CocoResults, ImageResults
 
 if TYPE_CHECKING:
     from lockstep.readers.reader import Reader
@@ -93,7 +93,7 @@ def comparison(reader: Reader, results: CocoResults, min_score: float, source: s
 
 
 def detection_marks(
-    found: Detections, size: tuple[int, int], classes: Mapping[int, str], *, labels: bool = True, scores: bool = True
+    found: ImageResults, size: tuple[int, int], classes: Mapping[int, str], *, labels: bool = True, scores: bool = True
 ) -> Marks:
     """Mark the detections on an image, each with the name of its class and its score.
 

@@ -12,7 +12,7 @@ from lockstep.evaluation.evaluate import example_indices
 from lockstep.mask_runs import text_of
 from lockstep.metrics.image_rows import ids_of
 from lockstep.ragged import Ragged
-from lockstep.readers.coco_results import Detections, MaskText
+from lockstep.readers.coco_results import ImageResults, MaskText
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ class DetectedImage(NamedTuple):
     example_index: int
     """In the reader."""
     source_id: str
-    found: Detections
+    found: ImageResults
     """With the labels of the detector."""
 
 
@@ -69,7 +69,7 @@ class KeptDetections:
                 return
             image_id = ids[row].numpy().tobytes().decode(errors="surrogateescape")
             own_boxes, own_labels, own_scores = (each[row].numpy().copy() for each in (boxes, labels, scores))
-            found = Detections(own_boxes, own_labels, own_scores, _masks(row, *masks))
+            found = ImageResults(own_boxes, own_labels, own_scores, _masks(row, *masks))
             self._images.append(DetectedImage(index, image_id, found))
 
     def compute(self) -> dict[str, float]:
@@ -100,7 +100,7 @@ def _masks(row: int, sizes: Tensor | None = None, texts: Ragged | None = None) -
     return [MaskText(height, width, text) for text in joined.split(_SEPARATOR)] if joined else []
 
 
-def with_data_labels(found: Detections, categories: Mapping[int, int]) -> Detections:
+def with_data_labels(found: ImageResults, categories: Mapping[int, int]) -> ImageResults:
     """Give detections the numbers that the data has for their classes, by label; unknown labels stay."""
     labels = [categories.get(label, label) for label in found.labels.tolist()]
     return found._replace(labels=np.array(labels, np.int64))

@@ -43,7 +43,7 @@ class MaskText(NamedTuple):
     runs: str
 
 
-class Detections(NamedTuple):
+class ImageResults(NamedTuple):
     """What a detector has found on one image."""
 
     boxes: Float64s
@@ -54,14 +54,14 @@ class Detections(NamedTuple):
     masks: Sequence[MaskText] = ()
     """Of each detection; none of a detector without masks."""
 
-    def above(self, min_score: float) -> Detections:
+    def above(self, min_score: float) -> ImageResults:
         """Keep those of this score or a higher one."""
         return self.at(np.flatnonzero(self.scores >= min_score))
 
-    def at(self, places: Int64s) -> Detections:
+    def at(self, places: Int64s) -> ImageResults:
         """Keep those at these places, in their order."""
         masks = [self.masks[place] for place in places.tolist()] if self.masks else ()
-        return Detections(self.boxes[places], self.labels[places], self.scores[places], masks)
+        return ImageResults(self.boxes[places], self.labels[places], self.scores[places], masks)
 
 
 class CocoResults:
@@ -82,12 +82,12 @@ class CocoResults:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def on(self, image_id: str) -> Detections:
+    def on(self, image_id: str) -> ImageResults:
         """Return the detections on an image, in the order of the file."""
         place = self._places.get(image_id)
         span = slice(0) if place is None else slice(self._starts[place], self._starts[place + 1])
         found = self._entries[self._order[span]]
-        return Detections(found["box"], found["category_id"], found["score"])
+        return ImageResults(found["box"], found["category_id"], found["score"])
 
     def check(self, image_ids: Collection[str], labels: Collection[int], source: str) -> None:
         """Raise a DataError where a detection is on an image that is not there, or of a category that is none.
@@ -143,7 +143,7 @@ def read_coco_results(path: str | Path) -> CocoResults:
     return CocoResults(path, list(image_places), entries)
 
 
-def write_coco_results(path: str | Path, found: Iterable[tuple[str, Detections]]) -> None:
+def write_coco_results(path: str | Path, found: Iterable[tuple[str, ImageResults]]) -> None:
     """Write a file of results, image by image; it is there once all of it is written.
 
     Numbers are written with all their digits, so that they are scored alike when they are read. Whole numbers as ids
@@ -164,7 +164,7 @@ def write_coco_results(path: str | Path, found: Iterable[tuple[str, Detections]]
         file.write(b"]\n" if separator != b"[" else b"[]\n")
 
 
-def _entries(found: Iterable[tuple[str, Detections]]) -> Iterator[dict[str, Any]]:
+def _entries(found: Iterable[tuple[str, ImageResults]]) -> Iterator[dict[str, Any]]:
     for image_id, detections in found:
         is_number = image_id.isascii() and image_id.isdecimal() and str(int(image_id)) == image_id
         rows = (column.tolist() for column in (detections.labels, detections.boxes, detections.scores))

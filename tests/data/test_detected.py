@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from lockstep.data.detected import detection_marks
-from lockstep.readers.coco_results import Detections, MaskText
+from lockstep.readers.coco_results import ImageResults, MaskText
 
-FOUND = Detections(
+FOUND = ImageResults(
     np.array([[10.0, 0, 20, 5], [0, 0, 40, 10]]), np.array([2, 7]), np.array([0.876, 0.5]), [MaskText(2, 2, "13")] * 2
 )
 

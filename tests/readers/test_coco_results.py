@@ -13,7 +13,7 @@ from lockstep.errors import DataError
 from lockstep.readers import coco_results
 from lockstep.readers.coco_results import (
     CocoResults,
-    Detections,
+    ImageResults,
     MaskText,
     read_coco_results,
     write_coco_results,
@@ -128,10 +128,10 @@ def test_many_detections_are_sorted_by_image(tmp_path: Path) -> None:
         assert results.on(str(image)).scores.tolist() == [place for place, each in enumerate(images) if each == image]
 
 
-def detections(*scores: float, masks: bool = False) -> Detections:
+def detections(*scores: float, masks: bool = False) -> ImageResults:
     boxes = np.array([[0.1, 2, 3, score] for score in scores], np.float64).reshape(-1, 4)
     texts = [MaskText(2, 3, "06")] * len(scores) if masks else ()
-    return Detections(boxes, np.full(len(scores), 18, np.int64), np.array(scores, np.float64), texts)
+    return ImageResults(boxes, np.full(len(scores), 18, np.int64), np.array(scores, np.float64), texts)
 
 
 def test_what_is_written_is_read_back_with_all_its_digits(tmp_path: Path) -> None:
