@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from lockstep.mask_runs import area_of, flips_of_pixels, intersections, joined, lengths_in, pixels_in, text_of
+from lockstep.mask_runs import area_of, flips_of_pixels, intersections, joined, lengths_in, pixels_in, runs_text
 
 SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 6))
 MASKS = SHAPES.flatmap(lambda shape: arrays.arrays(np.uint8, shape, elements=st.integers(0, 2)))
@@ -69,9 +69,9 @@ def reference_text(lengths: list[int]) -> str:
 @given(MASKS)
 def test_the_text_of_runs_is_that_of_the_coco_api_and_is_read_back(masks: np.ndarray) -> None:
     for mask, flips in zip(masks, flips_of_pixels(masks), strict=True):
-        lengths = lengths_in(text_of(flips, mask.size))
-        assert text_of(flips, mask.size) == reference_text(lengths.tolist())
-        assert np.array_equal(pixels_in(text_of(flips, mask.size), *mask.shape), mask > 0)
+        lengths = lengths_in(runs_text(flips, mask.size))
+        assert runs_text(flips, mask.size) == reference_text(lengths.tolist())
+        assert np.array_equal(pixels_in(runs_text(flips, mask.size), *mask.shape), mask > 0)
         assert lengths.sum() == mask.size
         assert lengths.cumsum()[: len(flips)].tolist() == flips.tolist()
 
@@ -80,4 +80,4 @@ def test_the_text_of_runs_is_that_of_the_coco_api_and_is_read_back(masks: np.nda
 def test_long_runs_are_written_as_short_ones(lengths: list[int]) -> None:
     ends = np.cumsum(lengths)
     flips = ends[: (len(ends) - 1) // 2 * 2]
-    assert lengths_in(text_of(flips, int(ends[len(flips)]))).tolist() == lengths[: len(flips) + 1]
+    assert lengths_in(runs_text(flips, int(ends[len(flips)]))).tolist() == lengths[: len(flips) + 1]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lockstep.evaluation.evaluate import example_indices
-from lockstep.mask_runs import text_of
+from lockstep.mask_runs import runs_text
 from lockstep.metrics.image_rows import ids_of
 from lockstep.ragged import Ragged
 from lockstep.readers.coco_results import ImageResults, MaskText
@@ -89,7 +89,7 @@ class KeptDetections:
 
 def _text_of(masks: Any) -> str:
     """Write the masks of an image as text."""
-    return _SEPARATOR.join(text_of(flips, masks.height * masks.width) for flips in masks.flips())
+    return _SEPARATOR.join(runs_text(flips, masks.height * masks.width) for flips in masks.flips())
 
 
 def _masks(row: int, sizes: Tensor | None = None, texts: Ragged | None = None) -> Sequence[MaskText]:
