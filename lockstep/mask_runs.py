@@ -81,7 +81,7 @@ def _pixels_before(places: Flips, flips: Flips) -> Flips:
     return count
 
 
-def text_of(flips: Flips, num_pixels: int) -> str:
+def runs_text(flips: Flips, num_pixels: int) -> str:
     """Write the runs of a mask as text, as `rleToString` of the COCO API does."""
     lengths = np.diff(flips, prepend=0, append=num_pixels)
     if not lengths[-1]:
