@@ -140,6 +140,8 @@ def _check_class_folders(recipe: Recipe) -> None:
 
 def _check_task(recipe: Recipe) -> None:
     is_detector = isinstance(recipe.model, Detector)
+    if isinstance(recipe.model, Detector):
+        recipe.model.check_supported()
     if is_detector and recipe.data.task is not Detection:
         raise InputError(
             f"{type(recipe.model).__name__} learns where objects are, not one class for each image.",
