@@ -216,7 +216,7 @@ def _as_pixels(values: Tensor, inputs: Inputs) -> Tensor:
     black, white = (inputs({_IMAGE: torch.full((1, 3, 1, 1), level, dtype=torch.uint8)}) for level in (0, 255))
     if torch.equal(black, white):
         black, white = values.amin((1, 2, 3), keepdim=True), values.amax((1, 2, 3), keepdim=True)
-    shares = (values - black) / (white - black)
+    shares: Tensor = (values - black) / (white - black)
     return shares.nan_to_num(0).mul(255).round().clamp(0, 255).to(torch.uint8)
 
 

@@ -236,6 +236,8 @@ class Detector(Checked):
 
     def check_supported(self) -> None:
         """Refuse a detector that cannot be trained, with the reason; most can."""
+        if type(self).build is Detector.build:
+            self.build(0)
 
     def build(self, seed: int) -> DetectionModel:
         """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""

@@ -48,6 +48,8 @@ def check_inputs(
     Raises:
         InputError: InputErrors where several things are wrong.
     """
+    if isinstance(recipe.model, Detector):
+        recipe.model.check_supported()  # which says why it cannot be, whatever else is wrong
     checks: list[Callable[[], object]] = [partial(_check_library, recipe), partial(_check_task, recipe)]
     if not has_function:
         is_begun = path is not None and (path / RECIPE).is_file()
@@ -140,8 +142,6 @@ def _check_class_folders(recipe: Recipe) -> None:
 
 def _check_task(recipe: Recipe) -> None:
     is_detector = isinstance(recipe.model, Detector)
-    if isinstance(recipe.model, Detector):
-        recipe.model.check_supported()
     if is_detector and recipe.data.task is not Detection:
         raise InputError(
             f"{type(recipe.model).__name__} learns where objects are, not one class for each image.",

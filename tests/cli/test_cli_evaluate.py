@@ -192,6 +192,7 @@ class Task:
     """Scores as a classifier's are."""
 
     metrics: ClassVar[dict[str, Any]] = {}
+    details = (CONFUSION, MISTAKES)
 
     def score(self, model: object, batch: object) -> dict[str, object]:
         return {"top1": 1}
