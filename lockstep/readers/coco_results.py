@@ -34,7 +34,7 @@ _COLUMNS = np.dtype(
 _DETECTION_BYTES = 7 * 8  # of an entry, before its id
 
 
-class Detections(NamedTuple):
+class ImageResults(NamedTuple):
     """What a detector has found on one image."""
 
     boxes: Float64s
@@ -43,10 +43,10 @@ class Detections(NamedTuple):
     """The ids of categories."""
     scores: Float64s
 
-    def above(self, min_score: float) -> Detections:
+    def above(self, min_score: float) -> ImageResults:
         """Keep those of this score or a higher one."""
         kept = self.scores >= min_score
-        return Detections(self.boxes[kept], self.labels[kept], self.scores[kept])
+        return ImageResults(self.boxes[kept], self.labels[kept], self.scores[kept])
 
 
 class CocoResults:
@@ -67,12 +67,12 @@ class CocoResults:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def on(self, image_id: str) -> Detections:
+    def on(self, image_id: str) -> ImageResults:
         """Return the detections on an image, in the order of the file."""
         place = self._places.get(image_id)
         span = slice(0) if place is None else slice(self._starts[place], self._starts[place + 1])
         found = self._entries[self._order[span]]
-        return Detections(found["box"], found["category_id"], found["score"])
+        return ImageResults(found["box"], found["category_id"], found["score"])
 
     def check(self, image_ids: Collection[str], labels: Collection[int], source: str) -> None:
         """Raise a DataError where a detection is on an image that is not there, or of a category that is none.

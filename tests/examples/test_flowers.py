@@ -13,8 +13,9 @@ import pytest
 
 pytestmark = pytest.mark.process
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
-WEIGHTS = FIXTURES / "weights" / "squeezenet1_1_imagenet_features.safetensors"
+ROOT = Path(__file__).parent.parent.parent
+FIXTURES = ROOT / "tests" / "fixtures"
+WEIGHTS = ROOT / "data" / "squeezenet" / "squeezenet1_1_imagenet_features.safetensors"
 FOLDER = os.environ.get("LOCKSTEP_FLOWERS")
 needs_flowers = pytest.mark.skipif(not FOLDER, reason="LOCKSTEP_FLOWERS names no folder with train/ and val/")
 

@@ -22,8 +22,9 @@ from lockstep.training.warm_start import warm_start
 from lockstep.types import Batch
 from lockstep.workers.rank import join
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
-WEIGHTS = FIXTURES / "weights" / "squeezenet1_1_imagenet_features.safetensors"
+ROOT = Path(__file__).parent.parent.parent
+FIXTURES = ROOT / "tests" / "fixtures"
+WEIGHTS = ROOT / "data" / "squeezenet" / "squeezenet1_1_imagenet_features.safetensors"
 PHOTOGRAPHS = ("hopper.jpg", "padlock-406986_640_rotate_90.jpg")
 
 

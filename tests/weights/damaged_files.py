@@ -12,9 +12,10 @@ from lockstep.errors import CheckpointError
 from lockstep.weights.open import open_weights_file
 from lockstep.weights.source import WeightSource
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "weights"
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "tests" / "fixtures" / "weights"
 RESNET = FIXTURES / "resnet20-12fca82f.th"
-SQUEEZENET = FIXTURES / "squeezenet1_1_imagenet_features.safetensors"
+SQUEEZENET = ROOT / "data" / "squeezenet" / "squeezenet1_1_imagenet_features.safetensors"
 
 TENSORS = {
     "conv.weight": torch.arange(24.0).reshape(2, 3, 2, 2),

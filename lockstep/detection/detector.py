@@ -1,0 +1,114 @@
+"""What a detector is: a module that predicts boxes, says what it learns from them, and makes detections of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.images.objects import as_ragged
+
+
+class Detections(NamedTuple):
+    """The detections of one image, those with the highest scores first."""
+
+    boxes: Tensor
+    """float32 (n, 4): top, left, bottom and right in pixels of the network's input."""
+    scores: Tensor
+    """float32 (n,), from 0 to 1."""
+    labels: Tensor
+    """int64 (n,), from 1 on."""
+    masks: Tensor | None = None
+    """float32 (n, height, width): how probably each cell of a grid over the box belongs to the object."""
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """The objects on a tower's images, an item for each image, on the device of the images."""
+
+    boxes: Sequence[Tensor]
+    """float32 (n, 4): top, left, bottom and right in pixels of the network's input."""
+    labels: Sequence[Tensor]
+    """int64 (n,), from 1 on."""
+    classes: Sequence[Tensor]
+    """float32 (n, num_classes): 1 at the place of each of an object's labels, or scores of all classes."""
+    weights: Sequence[Tensor]
+    """float32 (n,): of each object in the losses."""
+    is_crowd: Sequence[Tensor]
+    """bool (n,)."""
+    shape: tuple[int, int]
+    """Height and width of the network's input, in pixels."""
+    masks: Sequence[Tensor] | None = None
+    """uint8 (n, height, width) at the size of the image, 1 where the object is."""
+
+    @classmethod
+    def of(cls, batch: Mapping[str, Any], shape: tuple[int, int], sizes: Sequence[tuple[int, int]] = ()) -> Targets:
+        """Take the objects of a batch that has the fields of `DetectionTargets`.
+
+        Args:
+            batch: with boxes as shares of height and width of their image.
+            shape: height and width of the network's input, in pixels.
+            sizes: height and width of each image where they are smaller than the input, in its upper left corner.
+        """
+        boxes = as_ragged(batch["boxes"])
+        sides = torch.tensor([(h, w, h, w) for h, w in sizes or [shape]], dtype=torch.float32)
+        per_box = sides.repeat_interleave(boxes.lengths, 0) if sizes else sides
+        in_pixels = boxes.values * per_box.to(boxes.values.device, non_blocking=True)
+        columns = {name: list(as_ragged(batch[name])) for name in ("labels", "classes", "weights", "is_crowd")}
+        return cls(list(boxes.replaced(in_pixels)), shape=shape, masks=batch.get("masks"), **columns)
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+
+class DetectionModel(nn.Module):
+    """Base of detectors, with no state but parameters and buffers: what one call finds, the next is given.
+
+    A tower runs `preprocess`, `assign`, `forward`, `losses`; an evaluation `preprocess`, `forward`, `postprocess`.
+    """
+
+    num_classes: int
+    """Without the background."""
+
+    def preprocess(self, images: Tensor) -> Tensor:
+        """Make the network's input, which may be padded below and at the right.
+
+        Args:
+            images: red, green and blue, float32 (batch, 3, height, width) from 0 to 255.
+        """
+        return images
+
+    def assign(self, targets: Targets) -> Any:
+        """Find what can be known before the forward pass, such as which anchor learns which object.
+
+        Returns:
+            What `counts`, `forward` and `losses` take. A detector that has nothing to find takes the targets.
+        """
+        return targets
+
+    def counts(self, assigned: Any) -> Mapping[str, Tensor]:
+        """Count the things that losses are sums over, by name: each is divided by their number over all towers.
+
+        The losses that are not named are means over a tower, and the towers' mean counts.
+        """
+        return {}
+
+    def forward(self, inputs: Tensor, assigned: Any = None) -> Mapping[str, Any]:
+        """Predict.
+
+        Args:
+            inputs: what `preprocess` made.
+            assigned: what `assign` made, in training; a second stage may learn from the objects among its proposals.
+        """
+        raise NotImplementedError
+
+    def losses(self, predictions: Mapping[str, Any], assigned: Any) -> Mapping[str, Tensor]:
+        """Compute the losses by name, each a scalar: sums where `counts` names them, means elsewhere."""
+        raise NotImplementedError
+
+    def postprocess(self, predictions: Mapping[str, Any]) -> Sequence[Detections]:
+        """Make detections of predictions, for each image; no image changes those of another."""
+        raise NotImplementedError
