@@ -85,7 +85,7 @@ def mobilenet_v3_features(
     padding: Padding = "symmetric",
     generator: Generator | None = None,
 ) -> nn.Sequential:
-    """Make the layers from images to 960 channels (small: 576) at stride 32: the `features` of torchvision's net.
+    """Make the layers from images to 960 channels (small: 576) at stride 32: the "features" of torchvision's net.
 
     Layer 0 is the first convolution; 1 to 15 (small: 1 to 11) are the inverted residuals; then comes a 1x1 convolution.
     Stride 16 is reached by layer 7 (small: 4); layer 13 (small: 9) goes on to 32, after its expansion.
