@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Flips: TypeAlias = "npt.NDArray[np.int64]"
+Lengths: TypeAlias = "npt.NDArray[np.int64]"
+"""Of all runs, those of zeros and of ones in turn, the first of zeros."""
+
+# A text of lengths: six bits a character, of which five are of the number and one says that it goes on.
+_FIRST_CHARACTER = 48
+_BITS, _VALUE, _SIGN, _MORE = 5, 0b01_1111, 0b01_0000, 0b10_0000
+_MOST_CHARACTERS = 7  # of a number below 2**31 and its sign
 
 
 def flips_of_pixels(masks: npt.NDArray[np.uint8]) -> list[Flips]:
@@ -28,6 +35,13 @@ def flips_of_pixels(masks: npt.NDArray[np.uint8]) -> list[Flips]:
     places = np.flatnonzero(pixels[1:] != pixels[:-1])
     ends = np.searchsorted(places, np.arange(count + 1) * size)
     return [places[ends[row] : ends[row + 1]] - row * size for row in range(count)]
+
+
+def pixels_in(text: str, height: int, width: int) -> npt.NDArray[np.uint8]:
+    """Draw a mask from the text of its runs: shape (height, width), 0 or 1."""
+    lengths = lengths_in(text)
+    values = np.arange(len(lengths), dtype=np.uint8) % 2
+    return np.repeat(values, lengths).reshape(width, height).T
 
 
 def joined(parts: Sequence[Flips]) -> Flips:
@@ -65,3 +79,38 @@ def _pixels_before(places: Flips, flips: Flips) -> Flips:
     ended = np.concatenate([[0], np.cumsum(signs * flips)])
     count: Flips = ended[num_flips] + num_flips % 2 * places
     return count
+
+
+def runs_text(flips: Flips, num_pixels: int) -> str:
+    """Write the runs of a mask as text, as `rleToString` of the COCO API does."""
+    lengths = np.diff(flips, prepend=0, append=num_pixels)
+    if not lengths[-1]:
+        lengths = lengths[:-1]
+    values = lengths.copy()
+    values[3:] -= lengths[1:-2]
+    bits = np.frexp(np.where(values < 0, ~values, values))[1] + 1  # with that of the sign
+    last = (bits - 1) // _BITS
+    place = np.arange(_MOST_CHARACTERS)
+    codes = (values[:, None] >> _BITS * place) & _VALUE | np.where(place < last[:, None], _MORE, 0)
+    return bytes((codes + _FIRST_CHARACTER)[place <= last[:, None]].astype(np.uint8)).decode()
+
+
+def lengths_in(text: str) -> Lengths:
+    """Read the lengths of runs from such a text; a ValueError says that it is damaged."""
+    # The fourth number and later ones are stored less the one before the last.
+    codes = np.frombuffer(text.encode(errors="surrogatepass"), np.uint8).astype(np.int64) - _FIRST_CHARACTER
+    last = np.flatnonzero(codes & _MORE == 0)
+    if codes.min(initial=0) < 0 or codes.max(initial=0) > _MORE | _VALUE or len(codes) != last.max(initial=-1) + 1:
+        raise ValueError("runs in a string that is damaged or cut short")
+    if not len(codes):
+        return codes
+    first = np.concatenate([[0], last[:-1] + 1])
+    num_characters = last - first + 1
+    if num_characters.max() > _MOST_CHARACTERS:
+        raise ValueError("runs in a string that is damaged")
+    shift = _BITS * (np.arange(len(codes)) - np.repeat(first, num_characters))
+    lengths: Lengths = np.add.reduceat((codes & _VALUE) << shift, first)
+    lengths -= np.where(codes[last] & _SIGN, 1 << _BITS * num_characters, 0)
+    lengths[1::2] = np.cumsum(lengths[1::2])
+    lengths[2::2] = np.cumsum(lengths[2::2])
+    return lengths

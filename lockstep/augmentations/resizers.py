@@ -40,6 +40,10 @@ class FixedShapeResizer(Checked):
         """Height and width of an image that stands for all, in pixels."""
         return self.height, self.width
 
+    def size_of(self, height: int, width: int) -> tuple[int, int]:
+        """Return height and width of a resized image, whatever those given."""
+        return self.shape
+
     def __call__(self, batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
         """Return the batch with its images decoded and resized; nothing is drawn."""
         methods = [self.resize_method] * len(images_of(batch, "image", self))

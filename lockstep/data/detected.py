@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,9 @@ from lockstep.data.batch_reader import read_examples
 from lockstep.data.rows import Rows
 from lockstep.errors import DataError
 from lockstep.images.drawing import GREEN, GREY, RED, YELLOW, Colour, Marks
+from lockstep.mask_runs import pixels_in
 from lockstep.metrics.outcomes import outcomes
-from lockstep.readers.coco_results import CocoResults
+from lockstep.readers.coco_results import CocoResults, ImageResults
 
 if TYPE_CHECKING:
     from lockstep.readers.reader import Reader
@@ -59,7 +61,7 @@ class Comparison(Checked):
         """
         found = self.results.on(fields[_ID][0]).above(self.min_score)
         boxes, labels, is_crowd = (_of_only_image(fields, name) for name in TRUTH)
-        result = outcomes(*found, boxes, labels, is_crowd)
+        result = outcomes(found.boxes, found.labels, found.scores, boxes, labels, is_crowd)
         named = [classes.get(label) or str(label) for label in found.labels.tolist()]
         kinds = [_kind(*each) for each in zip(result.right, result.ignored, strict=True)]
         missed = [f"missed: {classes.get(label) or label}" for label in labels[result.missed].tolist()]
@@ -88,6 +90,28 @@ def comparison(reader: Reader, results: CocoResults, min_score: float, source: s
     classes = getattr(reader, "classes", ())
     results.check(_source_ids(reader, source), set(classes) if isinstance(classes, Mapping) else (), source)
     return Comparison(results, min_score)
+
+
+def detection_marks(
+    found: ImageResults, size: tuple[int, int], classes: Mapping[int, str], *, labels: bool = True, scores: bool = True
+) -> Marks:
+    """Mark the detections on an image, each with the name of its class and its score.
+
+    Args:
+        found: in pixels of the stored image.
+        size: its height and width.
+        classes: the name of each class by its label; one without a name is called by its number.
+        labels: name the classes.
+        scores: write the scores.
+    """
+    named = ([classes.get(label) or str(label)] if labels else [] for label in found.labels.tolist())
+    scored = ([f"{score:.2f}"] if scores else [] for score in found.scores.tolist())
+    masks = [torch.from_numpy(pixels_in(mask.runs, mask.height, mask.width)) for mask in found.masks]
+    return Marks(
+        _shares(found.boxes, size),
+        [" ".join(words) for words in map(operator.add, named, scored)],
+        masks=torch.stack(masks) if masks else None,
+    )
 
 
 def _source_ids(reader: Reader, source: str) -> set[str]:

@@ -2,6 +2,7 @@
 
 Names, defaults and meaning are those of the Object Detection API's protos of anchor generators, box coders, matchers
 and similarities (tensorflow/models, Apache 2.0). Sizes are in pixels of the resized image, scales in shares of it.
+Beside them are those that torchvision's detectors are made of, with torchvision's names where no other thing has them.
 """
 
 from __future__ import annotations
@@ -92,6 +93,30 @@ class FlexibleGridAnchorGenerator(Checked):
     normalize_coordinates: bool = True
 
 
+@dataclass(frozen=True)
+class DefaultBoxGenerator(Checked):
+    """The default boxes of torchvision's SSD: at each cell squares of two sizes, then each aspect ratio both ways."""
+
+    aspect_ratios: tuple[tuple[PositiveFloat, ...], ...]
+    """Of each feature map: the longer side over the shorter one."""
+    scales: tuple[PositiveFloat, ...]
+    """Of each feature map, and one more: the second square's is between those of two feature maps."""
+    steps: tuple[PositiveInt, ...] = ()
+    """Pixels between the cells of each feature map; none: by its size."""
+    clip: bool = True
+    """No box is larger than the image."""
+
+
+@dataclass(frozen=True)
+class PyramidAnchorGenerator(Checked):
+    """The anchors of torchvision's Faster R-CNN, RetinaNet and FCOS (`AnchorGenerator` there)."""
+
+    sizes: tuple[tuple[PositiveInt, ...], ...]
+    """Of each feature map, in pixels: the square root of an anchor's area."""
+    aspect_ratios: tuple[PositiveFloat, ...] = (0.5, 1.0, 2.0)
+    """Height over width; each with each size, the sizes first."""
+
+
 AnchorGenerator = GridAnchorGenerator | SsdAnchorGenerator | MultiscaleAnchorGenerator | FlexibleGridAnchorGenerator
 
 
@@ -132,6 +157,22 @@ class SquareBoxCoder(Checked):
     length_scale: PositiveFloat = 5.0
 
 
+@dataclass(frozen=True)
+class XYBoxCoder(Checked):
+    """The code of `FasterRcnnBoxCoder` in torchvision's order: x before y, width before height (`BoxCoder` there).
+
+    Decoded boxes are at most 62.5 times as wide and high as the anchor.
+    """
+
+    weights: tuple[PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat] = (10.0, 10.0, 5.0, 5.0)
+    """Factors of x, y, width and height."""
+
+
+@dataclass(frozen=True)
+class LinearBoxCoder:
+    """Distances from the anchor's centre to the left, top, right and bottom edge, over the anchor's size (FCOS)."""
+
+
 BoxCoder = FasterRcnnBoxCoder | KeypointBoxCoder | MeanStddevBoxCoder | SquareBoxCoder
 
 
@@ -146,6 +187,29 @@ class ArgmaxMatcher(Checked):
     """Anchors below both thresholds are background, and those between them ignored; False: the other way round."""
     force_match_for_each_row: bool = False
     """Each object gets the anchor that is most similar to it."""
+
+
+@dataclass(frozen=True)
+class SsdMatcher(Checked):
+    """Torchvision's matcher of SSD: as `ArgmaxMatcher`, and each object gets the anchor that is most similar to it.
+
+    Of several objects with the same such anchor, the last one gets it.
+    """
+
+    threshold: Probability = 0.5
+
+
+@dataclass(frozen=True)
+class ThresholdMatcher(Checked):
+    """Torchvision's matcher of Faster R-CNN and RetinaNet (`Matcher` there).
+
+    Anchors below `low_threshold` are background, and those between both thresholds are ignored.
+    """
+
+    high_threshold: Probability
+    low_threshold: Probability
+    allow_low_quality_matches: bool = False
+    """The anchors that are most similar to an object belong to the object that is most similar to them."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +237,7 @@ class IoaSimilarity:
 
 @dataclass(frozen=True)
 class ThresholdedIouSimilarity(Checked):
-    """Intersection over union; below the threshold 0."""
+    """1 where the intersection over union is greater than the threshold, else 0."""
 
     iou_threshold: Probability = 0.5
 

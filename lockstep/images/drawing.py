@@ -43,6 +43,7 @@ TEXT_PIXELS = 12
 _BLACK, _WHITE = (0, 0, 0), (255, 255, 255)
 _BRIGHT = 140  # of 255: on what is brighter, black text is read more easily than white
 _PIXELS_PER_LINE_WIDTH = 150  # of the image's short side
+_GAP = 4  # pixels between images
 _LINES_PER_DASH = 4  # a dash, and the gap behind it, are so many times as long as the line is wide
 
 
@@ -103,6 +104,16 @@ def draw_marks(image: Tensor, marks: Marks) -> Tensor:
     for outline in outlines:
         _draw_name(pen, outline, width)
     return torch.from_numpy(np.array(canvas)).permute(2, 0, 1)
+
+
+def side_by_side(images: Sequence[Tensor]) -> Tensor:
+    """Put images of one height into a row, with a gap of white between them.
+
+    Args:
+        images: uint8 of shape (3, height, width), any width each.
+    """
+    gap = torch.full((3, images[0].shape[1], _GAP), 255, dtype=torch.uint8)
+    return torch.cat([part for image in images for part in (gap, image)][1:], dim=2)
 
 
 @cache

@@ -22,7 +22,7 @@ import torch
 
 from lockstep.errors import DataError
 from lockstep.images.decode import AS_STORED, Decoding
-from lockstep.mask_runs import Flips, joined
+from lockstep.mask_runs import Flips, joined, lengths_in
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -38,11 +38,6 @@ _MOST = 2**31  # what int32 holds is below
 _MOST_PIXELS = _MOST // _FIFTHS - 1  # which in fifths are below
 _MOST_POINTS = 1 << 22  # of an outline, some 840,000 pixels long: 200 MB while it is walked
 _FEWEST_NUMBERS = 6  # of a polygon: three corners
-
-# The string of runs: six bits a character, of which five are of the number and one says that it goes on.
-_FIRST_CHARACTER = 48
-_BITS, _VALUE, _SIGN, _MORE = 5, 0b01_1111, 0b01_0000, 0b10_0000
-_MOST_CHARACTERS = 7  # of a number below 2**31 and its sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +219,7 @@ def _packed_polygon(numbers: object) -> Int32s:
 def _packed_runs(size: object, counts: object) -> Int32s:
     if not isinstance(size, list) or len(size) != 2 or not all(type(side) is int and 0 < side < _MOST for side in size):
         raise ValueError(f"runs of the size {size!r}")
-    lengths = _decompressed(counts) if isinstance(counts, str) else _listed(counts)
+    lengths = lengths_in(counts) if isinstance(counts, str) else _listed(counts)
     if lengths.min(initial=0) < 0 or lengths.max(initial=0) >= _MOST or lengths.sum() != size[0] * size[1]:
         raise ValueError(f"runs of {lengths.sum()} pixels for {size[0]} rows and {size[1]} columns")
     return np.concatenate([[-2 - len(lengths), *size], lengths]).astype(np.int32)
@@ -237,26 +232,6 @@ def _listed(counts: object) -> _Int64s:
         return np.array(array("q", counts), np.int64)
     except (TypeError, OverflowError):
         raise ValueError("runs that are no whole numbers") from None
-
-
-def _decompressed(text: str) -> _Int64s:
-    """Read the lengths from a string of runs: the fourth and later ones are stored less the one before the last."""
-    codes = np.frombuffer(text.encode(errors="surrogatepass"), np.uint8).astype(np.int64) - _FIRST_CHARACTER
-    last = np.flatnonzero(codes & _MORE == 0)
-    if codes.min(initial=0) < 0 or codes.max(initial=0) > _MORE | _VALUE or len(codes) != last.max(initial=-1) + 1:
-        raise ValueError("runs in a string that is damaged or cut short")
-    if not len(codes):
-        return codes
-    first = np.concatenate([[0], last[:-1] + 1])
-    num_characters = last - first + 1
-    if num_characters.max() > _MOST_CHARACTERS:
-        raise ValueError("runs in a string that is damaged")
-    shift = _BITS * (np.arange(len(codes)) - np.repeat(first, num_characters))
-    lengths: _Int64s = np.add.reduceat((codes & _VALUE) << shift, first)
-    lengths -= np.where(codes[last] & _SIGN, 1 << _BITS * num_characters, 0)
-    lengths[1::2] = np.cumsum(lengths[1::2])
-    lengths[2::2] = np.cumsum(lengths[2::2])
-    return lengths
 
 
 def _parts(outline: Int32s) -> Iterator[tuple[bool, Int32s]]:

@@ -100,6 +100,8 @@ class Coco:
         read = read_coco(path, masks=masks, keypoints=keypoints)
         labels, self.classes = _labels(read, label_map, zero_based, path)
         """The name of each class by its label."""
+        self.category_ids = _category_ids(read, label_map, zero_based)
+        """The id that the file has for each class, by its label."""
         columns, has_area = _columns(read, labels, str(path))
         _warn(read, ~has_area, path, NO_AREA)
         if read.outlines is not None:
@@ -178,6 +180,13 @@ def _labels(
         shift = 1 - least
         return read.category_ids + shift, {number + shift: name for number, name in read.categories.items()}
     return labels_of_names(names, label_map, str(path))[places], label_map.names
+
+
+def _category_ids(read: CocoAnnotations, label_map: LabelMap | None, zero_based: bool) -> dict[int, int]:
+    if label_map is None:
+        return {number + zero_based: number for number in read.categories}
+    ids = label_map.ids
+    return {ids[name]: number for number, name in read.categories.items() if name in ids}
 
 
 def _warn(read: CocoAnnotations, odd: Bools, path: Path, what: str) -> None:

@@ -1,17 +1,18 @@
-"""Files of detections in COCO's format of results (https://cocodataset.org/#format-results): boxes with scores."""
+"""Files of detections in COCO's format of results (https://cocodataset.org/#format-results), read and written."""
 
 from __future__ import annotations
 
 import json
 import struct
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lockstep.errors import DataError
+from lockstep.durable import atomic_write
+from lockstep.errors import DataError, InputError
 from lockstep.listing import shorten
 from lockstep.readers.coco_annotations import integer_in, number_of, numbers_of, value_in
 from lockstep.readers.object_table import Column, Float64s
@@ -34,6 +35,14 @@ _COLUMNS = np.dtype(
 _DETECTION_BYTES = 7 * 8  # of an entry, before its id
 
 
+class MaskText(NamedTuple):
+    """A mask over a whole image, see `lockstep.mask_runs`."""
+
+    height: int
+    width: int
+    runs: str
+
+
 class ImageResults(NamedTuple):
     """What a detector has found on one image."""
 
@@ -42,11 +51,17 @@ class ImageResults(NamedTuple):
     labels: Int64s
     """The ids of categories."""
     scores: Float64s
+    masks: Sequence[MaskText] = ()
+    """Of each detection; none of a detector without masks."""
 
     def above(self, min_score: float) -> ImageResults:
         """Keep those of this score or a higher one."""
-        kept = self.scores >= min_score
-        return ImageResults(self.boxes[kept], self.labels[kept], self.scores[kept])
+        return self.at(np.flatnonzero(self.scores >= min_score))
+
+    def at(self, places: Int64s) -> ImageResults:
+        """Keep those at these places, in their order."""
+        masks = [self.masks[place] for place in places.tolist()] if self.masks else ()
+        return ImageResults(self.boxes[places], self.labels[places], self.scores[places], masks)
 
 
 class CocoResults:
@@ -126,6 +141,40 @@ def read_coco_results(path: str | Path) -> CocoResults:
     entries = np.frombuffer(b"".join(packed_entries), _COLUMNS)
     _check_unique(entries, path)
     return CocoResults(path, list(image_places), entries)
+
+
+def write_coco_results(path: str | Path, found: Iterable[tuple[str, ImageResults]]) -> None:
+    """Write a file of results, image by image; it is there once all of it is written.
+
+    Numbers are written with all their digits, so that they are scored alike when they are read. Whole numbers as ids
+    of images are written as numbers, as COCO's annotations have them.
+
+    Args:
+        path: of the file; its folder is made if need be.
+        found: the id of each image, and what was found on it, with the ids of categories as labels.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    with atomic_write(Path(path), parents=True, failure=InputError) as file:
+        separator = b"["
+        for entry in _entries(found):
+            file.write(separator + json.dumps(entry, allow_nan=False).encode())
+            separator = b",\n"
+        file.write(b"]\n" if separator != b"[" else b"[]\n")
+
+
+def _entries(found: Iterable[tuple[str, ImageResults]]) -> Iterator[dict[str, Any]]:
+    for image_id, detections in found:
+        is_number = image_id.isascii() and image_id.isdecimal() and str(int(image_id)) == image_id
+        rows = (column.tolist() for column in (detections.labels, detections.boxes, detections.scores))
+        for place, (label, box, score) in enumerate(zip(*rows, strict=True)):
+            entry: dict[str, Any] = {"image_id": int(image_id) if is_number else image_id, "category_id": label}
+            entry |= {"bbox": box, "score": score}
+            if detections.masks:
+                height, width, runs = detections.masks[place]
+                entry["segmentation"] = {"size": [height, width], "counts": runs}
+            yield entry
 
 
 def _document(path: Path, packed: Any) -> list[Any]:

@@ -132,6 +132,10 @@ class DetectionReader(ReaderWrapper):
         }
         """The name of each class by its label, if it has one."""
         self.offset = offset
+        given = [number + offset for number in self._numbers.tolist()]
+        of_source = getattr(reader, "category_ids", {})
+        self.category_ids = {label: of_source.get(number, number) for label, number in enumerate(given, 1)}
+        """What the data calls each class, by its label: of COCO's annotations the id of the category."""
         self._unwanted = [name for name, keep in (("is_crowd", crowd), ("difficult", difficult)) if not keep]
         self._most = max_number_of_boxes
         self._num_keypoints = num_keypoints

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lockstep.errors import InputError
-from lockstep.images.drawing import COLOURS, GREEN, RED, Marks, draw_marks, printable
+from lockstep.images.drawing import COLOURS, GREEN, RED, Marks, draw_marks, printable, side_by_side
 
 HEIGHT, WIDTH = 40, 60
 GREY = 100
@@ -164,3 +164,12 @@ def test_only_colour_images_are_drawn_onto(image: Tensor) -> None:
 
 def test_text_is_made_printable() -> None:
     assert printable("a\nb\tc\udc80 é猫") == "a?b?c? é猫"
+
+
+def test_images_are_put_side_by_side() -> None:
+    wide, narrow = grey(), grey()[:, :, :10]
+    row = side_by_side([wide, narrow])
+    assert row.shape == (3, wide.shape[1], wide.shape[2] + 4 + 10)
+    assert torch.equal(row[:, :, : wide.shape[2]], wide)
+    assert (row[:, :, wide.shape[2] : -10] == 255).all()
+    assert torch.equal(side_by_side([narrow]), narrow)

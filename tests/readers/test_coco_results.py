@@ -11,7 +11,13 @@ import pytest
 
 from lockstep.errors import DataError
 from lockstep.readers import coco_results
-from lockstep.readers.coco_results import CocoResults, read_coco_results
+from lockstep.readers.coco_results import (
+    CocoResults,
+    ImageResults,
+    MaskText,
+    read_coco_results,
+    write_coco_results,
+)
 
 GOOD: dict[str, Any] = {"image_id": 7, "category_id": 3, "bbox": [1.5, 2, 3, 4.25], "score": 0.75}
 
@@ -29,7 +35,7 @@ def test_detections_come_by_image_in_the_order_of_the_file(tmp_path: Path) -> No
         {**GOOD, "image_id": "a.jpg", "score": 2, "segmentation": {"size": [2, 3], "counts": "06"}},
         {**GOOD, "image_id": "7", "category_id": 1, "bbox": [0, 0, 0, 0], "score": -1e9},
     )
-    boxes, labels, scores = results.on("7")
+    boxes, labels, scores, _ = results.on("7")
     assert len(results) == 3
     assert boxes.tolist() == [[1.5, 2, 3, 4.25], [0, 0, 0, 0]]
     assert labels.tolist() == [3, 1]
@@ -120,3 +126,34 @@ def test_many_detections_are_sorted_by_image(tmp_path: Path) -> None:
     results = read(tmp_path, *({**GOOD, "image_id": image, "score": place} for place, image in enumerate(images)))
     for image in range(5):
         assert results.on(str(image)).scores.tolist() == [place for place, each in enumerate(images) if each == image]
+
+
+def detections(*scores: float, masks: bool = False) -> ImageResults:
+    boxes = np.array([[0.1, 2, 3, score] for score in scores], np.float64).reshape(-1, 4)
+    texts = [MaskText(2, 3, "06")] * len(scores) if masks else ()
+    return ImageResults(boxes, np.full(len(scores), 18, np.int64), np.array(scores, np.float64), texts)
+
+
+def test_what_is_written_is_read_back_with_all_its_digits(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "results.json"
+    found = [("42", detections(1 / 3, 0.1)), ("0042", detections()), ("2007_000032", detections(0.7, masks=True))]
+    write_coco_results(path, found)
+    entries = json.loads(path.read_text())
+    assert [entry["image_id"] for entry in entries] == [42, 42, "2007_000032"]
+    assert entries[0] == {"image_id": 42, "category_id": 18, "bbox": [0.1, 2, 3, 1 / 3], "score": 1 / 3}
+    assert entries[2]["segmentation"] == {"size": [2, 3], "counts": "06"}
+    results = read_coco_results(path)
+    for image_id, written in found:
+        for column in ("boxes", "labels", "scores"):
+            assert np.array_equal(getattr(results.on(image_id), column), getattr(written, column))
+
+
+def test_an_empty_file_is_written_where_nothing_was_found(tmp_path: Path) -> None:
+    write_coco_results(tmp_path / "results.json", [("1", detections())])
+    assert len(read_coco_results(tmp_path / "results.json")) == 0
+
+
+def test_a_file_that_is_not_written_to_its_end_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_coco_results(tmp_path / "results.json", [("1", detections(0.5)), ("2", detections(float("nan")))])
+    assert not list(tmp_path.iterdir())

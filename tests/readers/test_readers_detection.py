@@ -336,3 +336,20 @@ def test_bad_objects_are_left_out_of_the_truth_too() -> None:
     batch = read(Objects([BOX], **more))
     assert batch["truth_boxes"][0].tolist() == [[0, 0, 1, 1], [0, 0, 0, 0]]
     assert [len(each) for each in batch["truth_masks"]] == [2, 0]
+
+
+def test_categories_of_the_data_are_known_by_label(tmp_path: Path) -> None:
+    reader = Objects([BOX])
+    reader.classes = {9: "dog", 3: "cat"}  # type: ignore[attr-defined]
+    assert DetectionReader(reader, 2).category_ids == {1: 3, 2: 9}
+    assert DetectionReader(Objects([BOX]), 2, offset=-1).category_ids == {1: 0, 2: 1}
+    zero_based: dict[str, Any] = {
+        "images": [{"id": 1, "file_name": "a.jpg", "height": 4, "width": 6}],
+        "annotations": [],
+        "categories": [{"id": 0, "name": "cat"}, {"id": 7, "name": "dog"}],
+    }
+    (tmp_path / "instances.json").write_text(json.dumps(zero_based))
+    (tmp_path / "a.jpg").touch()
+    annotations = Coco(tmp_path / "instances.json", tmp_path, zero_based=True)
+    assert annotations.category_ids == {1: 0, 8: 7}
+    assert DetectionReader(annotations, 2).category_ids == {1: 0, 2: 7}

@@ -1,0 +1,138 @@
+"""Boxes as a detector predicts them: relative to its anchors.
+
+Boxes and anchors are float tensors (..., 4) of top, left, bottom and right, all in the same unit, and codes (...,
+`code_size`). Their shapes broadcast: codes (batch, anchors, 4) go with anchors (anchors, 4).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from lockstep.detection.box_configs import (
+    BoxCoder,
+    FasterRcnnBoxCoder,
+    KeypointBoxCoder,
+    LinearBoxCoder,
+    MeanStddevBoxCoder,
+    SquareBoxCoder,
+    XYBoxCoder,
+)
+
+AnyBoxCoder = BoxCoder | XYBoxCoder | LinearBoxCoder
+
+_EPSILON = 1e-8  # the reference's, for the logarithm of a box without area
+_LARGEST_LOG = 80.0  # the reference's: e ** x is soon too large for float32
+_LARGEST_XY_LOG = math.log(1000 / 16)  # torchvision's
+
+
+def code_size(coder: AnyBoxCoder) -> int:
+    """Return how many numbers encode a box."""
+    if isinstance(coder, KeypointBoxCoder):
+        return 4 + 2 * coder.num_keypoints
+    return 3 if isinstance(coder, SquareBoxCoder) else 4
+
+
+def encode(coder: AnyBoxCoder, boxes: Tensor, anchors: Tensor) -> Tensor:
+    """Encode boxes relative to anchors.
+
+    Args:
+        coder: a `MeanStddevBoxCoder`'s standard deviation is in the unit of the boxes.
+        boxes: (..., 4); with a `KeypointBoxCoder` (..., 4 + 2 * keypoints), y and x of each keypoint after the edges.
+        anchors: (..., 4).
+    """
+    match coder:
+        case FasterRcnnBoxCoder():
+            return torch.stack(_offsets(boxes, anchors), -1) * _factors(coder, boxes)
+        case XYBoxCoder():
+            y, x, height, width = _offsets(boxes, anchors)
+            return torch.stack([x, y, width, height], -1) * boxes.new_tensor(coder.weights)
+        case KeypointBoxCoder():
+            centre, size = _centre_and_size(anchors)
+            keypoints = (_points(boxes[..., 4:]) - centre[..., None, :]) / size[..., None, :]
+            code = [torch.stack(_offsets(boxes[..., :4], anchors), -1), keypoints.flatten(-2)]
+            return torch.cat(code, -1) * _factors(coder, boxes)
+        case SquareBoxCoder():
+            (centre, size), (box_centre, box_size) = _centre_and_size(anchors), _centre_and_size(boxes)
+            side, box_side = _side(size) + _EPSILON, _side(box_size) + _EPSILON
+            return torch.cat([(box_centre - centre) / side, (box_side / side).log()], -1) * _factors(coder, boxes)
+        case MeanStddevBoxCoder():
+            return (boxes - anchors) / coder.stddev
+        case LinearBoxCoder():
+            centre, size = _centre_and_size(anchors)
+            distances = torch.cat([centre - boxes[..., :2], boxes[..., 2:] - centre], -1) / torch.cat([size, size], -1)
+            return _swapped(distances)
+    assert_never(coder)
+
+
+def decode(coder: AnyBoxCoder, codes: Tensor, anchors: Tensor) -> Tensor:
+    """Decode codes (..., `code_size`) relative to anchors (..., 4).
+
+    Returns:
+        Boxes (..., 4); with a `KeypointBoxCoder` (..., 4 + 2 * keypoints), as `encode` takes them.
+    """
+    centre, size = _centre_and_size(anchors)
+    match coder:
+        case FasterRcnnBoxCoder():
+            codes = codes / _factors(coder, codes)
+            return _edges(codes[..., :2] * size + centre, codes[..., 2:].clamp(max=_LARGEST_LOG).exp() * size)
+        case XYBoxCoder():
+            codes = _swapped(codes / codes.new_tensor(coder.weights))
+            return _edges(codes[..., :2] * size + centre, codes[..., 2:].clamp(max=_LARGEST_XY_LOG).exp() * size)
+        case KeypointBoxCoder():
+            codes = codes / _factors(coder, codes)
+            boxes = _edges(codes[..., :2] * size + centre, codes[..., 2:4].clamp(max=_LARGEST_LOG).exp() * size)
+            keypoints = _points(codes[..., 4:]) * size[..., None, :] + centre[..., None, :]
+            return torch.cat([boxes, keypoints.flatten(-2)], -1)
+        case SquareBoxCoder():
+            codes, side = codes / _factors(coder, codes), _side(size)
+            return _edges(codes[..., :2] * side + centre, codes[..., 2:].clamp(max=_LARGEST_LOG).exp() * side)
+        case MeanStddevBoxCoder():
+            return codes * coder.stddev + anchors
+        case LinearBoxCoder():
+            distances = _swapped(codes) * torch.cat([size, size], -1)
+            return torch.cat([centre - distances[..., :2], centre + distances[..., 2:]], -1)
+    assert_never(coder)
+
+
+def _offsets(boxes: Tensor, anchors: Tensor) -> tuple[Tensor, ...]:
+    """Return y, x and the logarithms of height and width, relative to the anchors."""
+    (centre, size), (box_centre, box_size) = _centre_and_size(anchors), _centre_and_size(boxes)
+    size = size + _EPSILON
+    return *((box_centre - centre) / size).unbind(-1), *((box_size + _EPSILON) / size).log().unbind(-1)
+
+
+def _factors(coder: FasterRcnnBoxCoder | KeypointBoxCoder | SquareBoxCoder, like: Tensor) -> Tensor:
+    of_centre = [coder.y_scale, coder.x_scale]
+    if isinstance(coder, SquareBoxCoder):
+        return like.new_tensor([*of_centre, coder.length_scale])
+    of_keypoints = of_centre * coder.num_keypoints if isinstance(coder, KeypointBoxCoder) else []
+    return like.new_tensor([*of_centre, coder.height_scale, coder.width_scale, *of_keypoints])
+
+
+def _centre_and_size(boxes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return y and x of the centre, and height and width: (..., 2) each."""
+    size = boxes[..., 2:] - boxes[..., :2]
+    return boxes[..., :2] + 0.5 * size, size
+
+
+def _points(numbers: Tensor) -> Tensor:
+    return numbers.reshape(*numbers.shape[:-1], -1, 2)
+
+
+def _side(size: Tensor) -> Tensor:
+    """Return the side of a square of the same area: (..., 1)."""
+    return size.prod(-1, keepdim=True).sqrt()
+
+
+def _edges(centre: Tensor, size: Tensor) -> Tensor:
+    half = 0.5 * size
+    return torch.cat([centre - half, centre + half], -1)
+
+
+def _swapped(code: Tensor) -> Tensor:
+    """Return x before y as y before x, or the other way round: in the first half of a code and in the second."""
+    return code[..., [1, 0, 3, 2]]

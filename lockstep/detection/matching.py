@@ -1,0 +1,129 @@
+"""Which anchor learns which object, by how similar they are.
+
+Matches are int64 (anchors,): the index of the object that an anchor learns, or that the anchor is background, or that
+no loss is computed for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from lockstep.detection.box_configs import (
+    ArgmaxMatcher,
+    BipartiteMatcher,
+    Matcher,
+    Similarity,
+    SsdMatcher,
+    ThresholdMatcher,
+)
+from lockstep.detection.boxes import similarity
+
+AnyMatcher = Matcher | SsdMatcher | ThresholdMatcher
+
+BACKGROUND = -1
+IGNORED = -2
+
+
+def match(matcher: AnyMatcher, likeness: Tensor, counts: Tensor | None = None) -> Tensor:
+    """Match the anchors of an image to its objects: int64 (anchors,).
+
+    Args:
+        matcher: the rule.
+        likeness: of each object to each anchor, (objects, anchors).
+        counts: bool (objects,), False where an object gets no anchor of its own, such as one of weight 0; None: all do.
+    """
+    if not len(likeness):
+        return torch.full((likeness.shape[1],), BACKGROUND, device=likeness.device)
+    match matcher:
+        case ArgmaxMatcher():
+            return _argmax_matches(matcher, likeness, counts)
+        case BipartiteMatcher():
+            return _bipartite_matches(likeness, counts)
+        case SsdMatcher():
+            best, object_of = likeness.max(0)
+            matches = torch.where(best < matcher.threshold, BACKGROUND, object_of)
+            return torch.where((forced := _forced(likeness, counts, last=True)) >= 0, forced, matches)
+        case ThresholdMatcher():
+            best, object_of = likeness.max(0)
+            matches = _by_thresholds(best, object_of, matcher.high_threshold, matcher.low_threshold)
+            if not matcher.allow_low_quality_matches:
+                return matches
+            is_best_of_an_object = (likeness == likeness.amax(1, keepdim=True)).any(0)
+            return torch.where(is_best_of_an_object, object_of, matches)
+    assert_never(matcher)
+
+
+def match_images(
+    matcher: AnyMatcher,
+    config: Similarity,
+    boxes: Sequence[Tensor],
+    anchors: Tensor,
+    weights: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """Match the same anchors to the objects of each image, one image after the other: int64 (images, anchors).
+
+    Args:
+        matcher: the rule.
+        config: how likeness is measured.
+        boxes: of each image, (objects, 4).
+        anchors: (anchors, 4).
+        weights: of each image, (objects,): an object of weight 0 gets no anchor of its own.
+    """
+    counts = [None] * len(boxes) if weights is None else [each > 0 for each in weights]
+    return torch.stack(
+        [match(matcher, similarity(config, each, anchors), valid) for each, valid in zip(boxes, counts, strict=True)]
+    )
+
+
+def num_unmatched(matches: Tensor, num_objects: int) -> Tensor:
+    """Count the objects of an image that no anchor learns, from its matches (anchors,): an int64 scalar."""
+    learned = torch.zeros(num_objects + 1, dtype=torch.bool, device=matches.device)
+    learned[matches.clamp(min=-1) + 1] = True
+    return num_objects - learned[1:].sum()
+
+
+def _by_thresholds(
+    best: Tensor, object_of: Tensor, high: float, low: float, *, below: int = BACKGROUND, between: int = IGNORED
+) -> Tensor:
+    return torch.where(best < low, below, torch.where(best < high, between, object_of))
+
+
+def _argmax_matches(matcher: ArgmaxMatcher, likeness: Tensor, counts: Tensor | None) -> Tensor:
+    best, object_of = likeness.max(0)
+    matches = object_of
+    if not matcher.ignore_thresholds:
+        below, between = (BACKGROUND, IGNORED) if matcher.negatives_lower_than_unmatched else (IGNORED, BACKGROUND)
+        thresholds = matcher.matched_threshold, matcher.unmatched_threshold
+        matches = _by_thresholds(best, object_of, *thresholds, below=below, between=between)
+    if not matcher.force_match_for_each_row:
+        return matches
+    return torch.where((forced := _forced(likeness, counts, last=False)) >= 0, forced, matches)
+
+
+def _forced(likeness: Tensor, counts: Tensor | None, *, last: bool) -> Tensor:
+    """Return for each anchor the first or the last object that it is the most similar anchor of, or -1."""
+    number, size = likeness.shape
+    objects = torch.arange(number, device=likeness.device)
+    forced = torch.full((size,), -1 if last else number, device=likeness.device)
+    if counts is not None:
+        objects = torch.where(counts, objects, forced[0])
+    forced = forced.scatter_reduce(0, likeness.argmax(1), objects, "amax" if last else "amin")
+    return forced if last else torch.where(forced < number, forced, -1)
+
+
+def _bipartite_matches(likeness: Tensor, counts: Tensor | None) -> Tensor:
+    """Give the most similar pair to each other, then the most similar of the others, until no object is left."""
+    number, size = likeness.shape
+    left = likeness.clone() if counts is None else likeness.masked_fill(~counts[:, None], -torch.inf)
+    matches = torch.full((size,), BACKGROUND, device=likeness.device)
+    for _ in range(min(number, size)):
+        best = left.argmax()
+        row, column = best // size, best % size
+        matches[column] = torch.where(left[row, column] > -torch.inf, row, matches[column])
+        left[row] = -torch.inf
+        left[:, column] = -torch.inf
+    return matches
