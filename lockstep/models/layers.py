@@ -18,7 +18,7 @@ from lockstep.models.initial_weights import clear_statistics
 
 Padding = Literal["symmetric", "same"]
 NormLayer = Callable[[int], nn.Module]
-"""Makes the norm of so many channels, as `nn.BatchNorm2d` does, or a `functools.partial` of it."""
+"""Makes the norm of so many channels, as `nn.BatchNorm2d` does, or a partial of it."""
 ActivationLayer = Callable[[], nn.Module]
 RELU: ActivationLayer = partial(nn.ReLU, inplace=True)
 RELU6: ActivationLayer = partial(nn.ReLU6, inplace=True)
