@@ -30,6 +30,7 @@ TESTS = Path(__file__).parent
 TOPICS = {
     "": {"architecture", "coming_from", "coverage_table", "documents", "naming", "public_names"},
     "cli": {"commands", "names_on_screen", "photo_commands", "staged_run"},
+    "models": {"backbones"},
     "training": {"wrong_arguments"},
 }
 

@@ -1,0 +1,192 @@
+"""Layers that the backbones of detectors share, and the outputs of some of a net's layers by name.
+
+Convolutions and pools of stride 2 pad in one of two ways. torch's nets pad both sides alike ("symmetric"); TensorFlow's
+SAME ("same") gives one row and one column less at the top and left where the number is odd, as it is for 3x3 over an
+even size, so that weights trained with the one do not give the same numbers with the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Literal, Protocol, cast
+
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from lockstep.models.initial_weights import clear_statistics
+
+Padding = Literal["symmetric", "same"]
+NormLayer = Callable[[int], nn.Module]
+"""Makes the norm of so many channels, as `nn.BatchNorm2d` does, or a partial of it."""
+ActivationLayer = Callable[[], nn.Module]
+RELU: ActivationLayer = partial(nn.ReLU, inplace=True)
+RELU6: ActivationLayer = partial(nn.ReLU6, inplace=True)
+HARD_SWISH: ActivationLayer = partial(nn.Hardswish, inplace=True)
+
+
+class Conv2dSame(nn.Conv2d):
+    """A convolution that pads as TensorFlow's SAME does: the output has ceil(size / stride) rows and columns."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map shape (batch, inputs, height, width) to (batch, outputs, ceil(height / stride), ...)."""
+        (top, bottom), (left, right) = (
+            same_padding(*each)
+            for each in zip(hidden.shape[2:], self.kernel_size, self.stride, self.dilation, strict=True)
+        )
+        if top == bottom and left == right:
+            padding = (top, left)
+        else:
+            hidden, padding = F.pad(hidden, (left, right, top, bottom)), (0, 0)
+        return F.conv2d(hidden, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+
+
+class MaxPool2dSame(nn.Module):
+    """The maximum over windows that are placed as TensorFlow's SAME does; what is outside of the map does not count."""
+
+    def __init__(self, kernel_size: int, stride: int) -> None:
+        super().__init__()
+        self.kernel_size, self.stride = kernel_size, stride
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map shape (batch, channels, height, width) to (batch, channels, ceil(height / stride), ...)."""
+        (top, bottom), (left, right) = (same_padding(size, self.kernel_size, self.stride) for size in hidden.shape[2:])
+        padding = (top, left)
+        if top != bottom or left != right:
+            hidden, padding = F.pad(hidden, (left, right, top, bottom), value=float("-inf")), (0, 0)
+        return F.max_pool2d(hidden, self.kernel_size, self.stride, padding)
+
+
+def same_padding(size: int, kernel: int, stride: int, dilation: int = 1) -> tuple[int, int]:
+    """Return the zeros before and after a row of so many values, as TensorFlow's SAME has them."""
+    outputs = -(-size // stride)
+    total = max((outputs - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
+    return total // 2, total - total // 2
+
+
+def make_divisible(channels: float, divisor: int = 8, least: int = 8) -> int:
+    """Round a scaled number of channels to a multiple, not down by more than a tenth, as TF-Slim and torchvision do."""
+    rounded = max(least, int(channels + divisor / 2) // divisor * divisor)
+    return rounded + divisor if rounded < 0.9 * channels else rounded
+
+
+def conv2d(
+    inputs: int,
+    outputs: int,
+    kernel_size: int,
+    stride: int = 1,
+    *,
+    dilation: int = 1,
+    groups: int = 1,
+    bias: bool = True,
+    padding: Padding = "symmetric",
+) -> nn.Conv2d:
+    """Make a convolution with an odd kernel that keeps height and width, or divides them by the stride."""
+    if padding == "same" and stride > 1:
+        return Conv2dSame(inputs, outputs, kernel_size, stride, dilation=dilation, groups=groups, bias=bias)
+    zeros = (kernel_size - 1) // 2 * dilation
+    return nn.Conv2d(inputs, outputs, kernel_size, stride, zeros, dilation, groups, bias)
+
+
+class Conv2dNormActivation(nn.Sequential):
+    """A convolution without bias, a norm, an activation, numbered as torchvision's block of this name.
+
+    Args:
+        inputs: channels.
+        outputs: channels.
+        kernel_size: odd height and width.
+        stride: divides height and width.
+        dilation: distance of the values that a kernel sees.
+        groups: of channels; as many as inputs for a depthwise convolution.
+        norm_layer: makes the norm; None: there is none, and the convolution has a bias.
+        activation_layer: makes the activation; None: there is none.
+        padding: at strides above 1.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel_size: int = 3,
+        stride: int = 1,
+        *,
+        dilation: int = 1,
+        groups: int = 1,
+        norm_layer: NormLayer | None = nn.BatchNorm2d,
+        activation_layer: ActivationLayer | None = RELU,
+        padding: Padding = "symmetric",
+    ) -> None:
+        convolution = conv2d(
+            inputs,
+            outputs,
+            kernel_size,
+            stride,
+            dilation=dilation,
+            groups=groups,
+            bias=norm_layer is None,
+            padding=padding,
+        )
+        layers: list[nn.Module] = [convolution]
+        if norm_layer is not None:
+            layers.append(norm_layer(outputs))
+        if activation_layer is not None:
+            layers.append(activation_layer())
+        super().__init__(*layers)
+        self.out_channels = outputs
+
+
+def kaiming_fan_out(net: nn.Module, generator: Generator | None = None) -> None:
+    """Draw initial weights as torchvision's nets do: He's normal ones by the outputs of a convolution; biases are 0."""
+    clear_statistics(net)
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=generator)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+class _HasExpansion(Protocol):
+    """An inverted residual in two steps."""
+
+    def expand(self, hidden: Tensor) -> Tensor: ...
+
+    def project(self, expanded: Tensor, hidden: Tensor) -> Tensor: ...
+
+
+class IntermediateLayerGetter(nn.ModuleDict):
+    """The layers of a net up to the last one that is asked for; returns the outputs of those by name.
+
+    The names of parameters stay those of the net, as with torchvision's class of this name. What stands after the last
+    layer is left out.
+
+    Args:
+        net: one whose children run one after the other.
+        return_layers: the name of an output by the child that it is the output of. "13.expansion" is what child 13, an
+            inverted residual, has after its first convolution: as timm calls it.
+
+    Raises:
+        ValueError: the net has no such child.
+    """
+
+    def __init__(self, net: nn.Module, return_layers: Mapping[str, str]) -> None:
+        children = dict(net.named_children())
+        wanted = [name.partition(".")[0] for name in return_layers]
+        if unknown := {*wanted} - children.keys():
+            raise ValueError(f"{type(net).__name__} has no layers {sorted(unknown)}; it has {[*children]}")
+        last = max([*children].index(name) for name in wanted)
+        super().__init__(dict([*children.items()][: last + 1]))
+        self.return_layers = dict(return_layers)
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Map images of shape (batch, channels, height, width) to feature maps, in the order of the layers."""
+        maps, hidden = {}, images
+        for name, layer in self.items():
+            if (expansion := self.return_layers.get(f"{name}.expansion")) is not None:
+                inverted_residual = cast(_HasExpansion, layer)
+                maps[expansion] = expanded = inverted_residual.expand(hidden)
+                hidden = inverted_residual.project(expanded, hidden)
+            else:
+                hidden = layer(hidden)
+            if name in self.return_layers:
+                maps[self.return_layers[name]] = hidden
+        return maps

@@ -1,0 +1,106 @@
+"""ResNet-50 and ResNet-101 without their classifier, with the parameters named as in torchvision.
+
+He et al., "Deep Residual Learning for Image Recognition" (2015). In torchvision's nets the first block of a layer has
+its stride, in TF-Slim's the last one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Generator, Tensor, nn
+
+from lockstep.models.initial_weights import without_memory
+from lockstep.models.layers import MaxPool2dSame, NormLayer, conv2d, kaiming_fan_out
+
+_BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
+_STRIDES = {"torchvision": (1, 2, 2, 2), "slim": (2, 2, 2, 1)}
+_STEM_CHANNELS, _STEM_STRIDE = 64, 4
+
+
+class ResNet(nn.Sequential):
+    """The layers from images to 2048 channels: "conv1", "bn1", "relu", "maxpool", "layer1" to "layer4".
+
+    The four have 256, 512, 1024 and 2048 channels, at strides 4, 8, 16 and 32; TF-Slim's have theirs at 8, 16, 32 and
+    32, or 8, 16, 16 and 16 with an output stride of 16.
+
+    Args:
+        depth: 50 or 101.
+        output_stride: pixels to a cell of the last map. Where a stride would go beyond, there is none, and the
+            convolutions after it are dilated (atrous).
+        style: "slim", where weights of TF-Slim's ResNet v1 are to give its numbers.
+        norm_layer: makes the norms; those of TF-Slim have a decay of 0.997 (momentum 0.003) and epsilon 1e-5.
+        generator: draws the initial weights; torch's default one where none is given.
+    """
+
+    def __init__(
+        self,
+        depth: Literal[50, 101] = 50,
+        *,
+        output_stride: Literal[8, 16, 32] = 32,
+        style: Literal["torchvision", "slim"] = "torchvision",
+        norm_layer: NormLayer = nn.BatchNorm2d,
+        generator: Generator | None = None,
+    ) -> None:
+        super().__init__()
+        with without_memory():
+            self.conv1 = conv2d(3, _STEM_CHANNELS, 7, 2, bias=False)
+            self.bn1 = norm_layer(_STEM_CHANNELS)
+            self.relu = nn.ReLU(inplace=True)
+            self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if style == "torchvision" else MaxPool2dSame(3, 2)
+            inputs, reached, dilation = _STEM_CHANNELS, _STEM_STRIDE, 1
+            for index, (count, layer_stride) in enumerate(zip(_BLOCKS[depth], _STRIDES[style], strict=True)):
+                layer, channels = nn.Sequential(), _STEM_CHANNELS << index
+                strided = 0 if style == "torchvision" else count - 1
+                for block in range(count):
+                    wanted = layer_stride if block == strided else 1
+                    stride = wanted if reached < output_stride else 1
+                    layer.append(Bottleneck(inputs, channels, stride, dilation, norm_layer))
+                    inputs, reached, dilation = (
+                        Bottleneck.expansion * channels,
+                        reached * stride,
+                        dilation * wanted // stride,
+                    )
+                self.add_module(f"layer{index + 1}", layer)
+        self.to_empty(device="cpu")
+        self.reset_parameters(generator)
+
+    def reset_parameters(self, generator: Generator | None = None) -> None:
+        """Draw the initial weights anew, and forget the moving statistics."""
+        kaiming_fan_out(self, generator)
+
+
+class Bottleneck(nn.Module):
+    """A residual block: 1x1 to fewer channels, 3x3, 1x1 to four times as many, and what came in is added.
+
+    What came in has a convolution of its own where its channels change; TF-Slim's blocks with a stride of their own
+    take each second value of it.
+    """
+
+    expansion = 4
+
+    def __init__(self, inputs: int, channels: int, stride: int, dilation: int, norm_layer: NormLayer) -> None:
+        super().__init__()
+        outputs = self.expansion * channels
+        self.conv1 = conv2d(inputs, channels, 1, bias=False)
+        self.bn1 = norm_layer(channels)
+        self.conv2 = conv2d(channels, channels, 3, stride, dilation=dilation, bias=False)
+        self.bn2 = norm_layer(channels)
+        self.conv3 = conv2d(channels, outputs, 1, bias=False)
+        self.bn3 = norm_layer(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module | None = None
+        if inputs != outputs:
+            self.downsample = nn.Sequential(conv2d(inputs, outputs, 1, stride, bias=False), norm_layer(outputs))
+        elif stride > 1:
+            self.downsample = nn.MaxPool2d(1, stride)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map shape (batch, inputs, height, width) to (batch, 4 * channels, height / stride, width / stride)."""
+        shortcut = hidden if self.downsample is None else self.downsample(hidden)
+        hidden = self.relu(self.bn1(self.conv1(hidden)))
+        hidden = self.relu(self.bn2(self.conv2(hidden)))
+        hidden = self.bn3(self.conv3(hidden))
+        hidden += shortcut
+        summed: Tensor = self.relu(hidden)
+        return summed

@@ -1,0 +1,74 @@
+"""Layers that backbones share: TensorFlow's padding, feature maps by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from lockstep.models.layers import (
+    Conv2dNormActivation,
+    Conv2dSame,
+    IntermediateLayerGetter,
+    MaxPool2dSame,
+    make_divisible,
+    same_padding,
+)
+from lockstep.models.mobilenet_v3 import mobilenet_v3_features
+
+
+@given(
+    size=st.integers(1, 70),
+    kernel=st.sampled_from([1, 3, 5, 7]),
+    stride=st.integers(1, 4),
+    dilation=st.integers(1, 3),
+)
+def test_same_gives_the_ceiling_of_the_size_over_the_stride(size: int, kernel: int, stride: int, dilation: int) -> None:
+    before, after = same_padding(size, kernel, stride, dilation)
+    outputs = (size + before + after - dilation * (kernel - 1) - 1) // stride + 1
+    assert outputs == -(-size // stride)
+    assert after - before in (0, 1)
+
+
+def test_same_pads_an_even_size_at_its_end_alone() -> None:
+    convolution = Conv2dSame(1, 1, 3, 2, bias=False)
+    nn.init.ones_(convolution.weight)
+    row = torch.arange(1.0, 5.0).expand(1, 1, 4, 4)
+    assert convolution(row)[0, 0, 0].tolist() == [3 * (1 + 2 + 3), 3 * (3 + 4)]
+    assert convolution(row[..., :3])[0, 0, 0].tolist() == [3 * (1 + 2), 3 * (2 + 3)]
+
+
+def test_what_a_pool_pads_is_never_its_maximum() -> None:
+    assert MaxPool2dSame(3, 2)(torch.full((1, 1, 4, 5), -2.0)).unique().tolist() == [-2.0]
+
+
+def test_widths_stay_divisible_and_within_a_tenth() -> None:
+    assert [make_divisible(channels) for channels in (3, 8, 11, 12, 36.0, 84)] == [8, 8, 16, 16, 40, 88]
+
+
+def test_a_block_has_a_bias_only_without_a_norm() -> None:
+    with_norm, without = Conv2dNormActivation(3, 4), Conv2dNormActivation(3, 4, norm_layer=None)
+    assert with_norm[0].bias is None
+    assert without[0].bias is not None
+    assert len(without) == 2
+
+
+def test_the_getter_returns_the_outputs_that_are_asked_for_and_drops_the_rest() -> None:
+    net = mobilenet_v3_features("small", generator=torch.Generator().manual_seed(0)).eval()
+    getter = IntermediateLayerGetter(net, {"9.expansion": "C4", "9": "after", "12": "C5"})
+    images = torch.rand(1, 3, 64, 64)
+    maps = getter(images)
+    assert {name: tuple(each.shape[1:]) for name, each in maps.items()} == {
+        "C4": (288, 4, 4),
+        "after": (96, 2, 2),
+        "C5": (576, 2, 2),
+    }
+    assert torch.equal(maps["C5"], net(images))
+    assert [*IntermediateLayerGetter(net, {"2": "low"})] == ["0", "1", "2"]
+
+
+def test_a_layer_that_there_is_not_is_refused_by_its_name() -> None:
+    with pytest.raises(ValueError, match="no layers \\['last'\\]"):
+        IntermediateLayerGetter(nn.Sequential(nn.ReLU()), {"last": "out"})
