@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 import lockstep as ls
 from lockstep.parallel.hosting import StepInputs, TowerHost
 from lockstep.parallel.tree import TreeSum
-from lockstep.types import LossFunction
+
+if TYPE_CHECKING:
+    from lockstep.types import LossFunction
 
 NUM_EXAMPLES = 12
 
