@@ -71,7 +71,7 @@ def soft_nms(
     """Lower the scores of boxes that overlap better ones, in place of dropping them (Bodla et al.: Soft-NMS, 2017).
 
     Whenever a box is chosen, the scores of the others are multiplied by exp(-iou ** 2 / (2 * sigma)). As
-    `tf.image.non_max_suppression_with_scores`, which then has no use for a threshold of the overlap.
+    TensorFlow's non_max_suppression_with_scores, which then has no use for a threshold of the overlap.
 
     Args:
         boxes: (n, 4).

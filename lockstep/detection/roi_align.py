@@ -26,7 +26,7 @@ def roi_align(
     features: Tensor,
     boxes: Tensor,
     image_of: Tensor,
-    output_size: int,
+    output_size: tuple[int, int],
     *,
     scale: float,
     sampling_ratio: int = 0,
@@ -34,7 +34,7 @@ def roi_align(
 ) -> Tensor:
     """Average the features within each cell of a grid over each box (He et al.: Mask R-CNN, 2017).
 
-    As `torchvision.ops.roi_align`. Gradients reach the features, and not the boxes.
+    As torchvision's operator of this name. Gradients reach the features, and not the boxes.
 
     Args:
         features: (batch, channels, height, width).
@@ -47,7 +47,7 @@ def roi_align(
         aligned: the centre of the first cell is at 0.5, and boxes may be smaller than a cell.
 
     Returns:
-        (n, channels, output_size, output_size).
+        (n, channels, *output_size).
     """
     level_of = torch.zeros_like(image_of)
     return _align([features], boxes, image_of, level_of, output_size, [scale], sampling_ratio, aligned)
@@ -57,14 +57,14 @@ def multiscale_roi_align(
     features: Sequence[Tensor],
     boxes: Tensor,
     image_of: Tensor,
-    output_size: int,
+    output_size: tuple[int, int],
     *,
     image_shape: tuple[int, int],
     sampling_ratio: int = 0,
 ) -> Tensor:
     """Do as `roi_align` does, with each box on the level of a feature pyramid that its size asks for.
 
-    As `torchvision.ops.MultiScaleRoIAlign`.
+    As torchvision's MultiScaleRoIAlign.
 
     Args:
         features: (batch, channels, height, width) of each level, finest first, each a power of two smaller than the
@@ -83,7 +83,7 @@ def multiscale_roi_align(
 def crop_and_resize(features: Tensor, boxes: Tensor, image_of: Tensor, crop_size: tuple[int, int]) -> Tensor:
     """Interpolate the features at the points of a grid over each box, whose corners are points of it.
 
-    As `tf.image.crop_and_resize`: a point outside of the feature map is 0. Gradients reach the features, and not the
+    As TensorFlow's operator of this name: a point outside of the feature map is 0. Gradients reach the features, and not the
     boxes.
 
     Args:
@@ -105,7 +105,7 @@ def crop_and_resize(features: Tensor, boxes: Tensor, image_of: Tensor, crop_size
     return _weighted_sums([features], image_of, torch.zeros_like(image_of), sides[0], sides[1])
 
 
-def roi_align_masks(masks: Tensor, boxes: Tensor, object_of: Tensor, output_size: int) -> Tensor:
+def roi_align_masks(masks: Tensor, boxes: Tensor, object_of: Tensor, output_size: tuple[int, int]) -> Tensor:
     """Average the mask of an object within each cell of a grid over each box, as `roi_align` does.
 
     Rows first, columns then: boxes are large beside the grid, and the points within them many.
@@ -117,7 +117,7 @@ def roi_align_masks(masks: Tensor, boxes: Tensor, object_of: Tensor, output_size
         output_size: rows and columns of the grid.
 
     Returns:
-        float32 (n, output_size, output_size), from 0 to 1.
+        float32 (n, *output_size), from 0 to 1.
     """
     num_boxes, (height, width) = len(boxes), masks.shape[1:]
     limits = boxes.new_tensor([height, width]).expand(num_boxes, 2)
@@ -126,8 +126,8 @@ def roi_align_masks(masks: Tensor, boxes: Tensor, object_of: Tensor, output_size
     table = masks.to(boxes.dtype).flatten(0, 1)
     of_rows = F.embedding_bag(
         places.flatten(0, 1), table, mode="sum", per_sample_weights=rows.weights.flatten(0, 1)
-    ).view(num_boxes, output_size, width)
-    weights = boxes.new_zeros((num_boxes, output_size, width)).scatter_add_(2, columns.places, columns.weights)
+    ).view(num_boxes, output_size[0], width)
+    weights = boxes.new_zeros((num_boxes, output_size[1], width)).scatter_add_(2, columns.places, columns.weights)
     return of_rows @ weights.transpose(1, 2)
 
 
@@ -143,7 +143,7 @@ def _align(
     boxes: Tensor,
     image_of: Tensor,
     level_of: Tensor,
-    output_size: int,
+    output_size: tuple[int, int],
     scales: Sequence[float],
     sampling_ratio: int,
     aligned: bool,
@@ -155,15 +155,15 @@ def _align(
 
 
 def _sides(
-    boxes: Tensor, limits: Tensor, output_size: int, sampling_ratio: int, *, aligned: bool
+    boxes: Tensor, limits: Tensor, output_size: tuple[int, int], sampling_ratio: int, *, aligned: bool
 ) -> tuple[_Side, _Side]:
     """Find the cells and weights along both sides: of boxes (n, 4) in cells, on maps of height and width (n, 2)."""
     starts, sizes = boxes[:, :2], boxes[:, 2:] - boxes[:, :2]
-    steps = (sizes if aligned else sizes.clamp(min=1)) / output_size
+    steps = (sizes if aligned else sizes.clamp(min=1)) / sizes.new_tensor(output_size)
     counts = steps.ceil().clamp(min=1) if sampling_ratio == 0 else torch.full_like(steps, sampling_ratio)
-    grid = torch.arange(output_size, device=boxes.device)[:, None]
     sides = []
-    for start, step, count, limit in zip(starts.T, steps.T, counts.T, limits.T, strict=True):
+    for length, start, step, count, limit in zip(output_size, starts.T, steps.T, counts.T, limits.T, strict=True):
+        grid = torch.arange(length, device=boxes.device)[:, None]
         number = sampling_ratio or int(count.max().item() if len(count) else 1)
         points = torch.arange(number, device=boxes.device)
         at = start[:, None, None] + grid * step[:, None, None] + (points + 0.5) * (step / count)[:, None, None]

@@ -16,7 +16,7 @@ def balanced_sample(
 ) -> list[Tensor]:
     """Draw positives up to a share of the sample, and fill it with negatives: bool (n,) for each image.
 
-    As torchvision's and the Object Detection API's `BalancedPositiveNegativeSampler`. It draws from torch's global
+    As torchvision's and the Object Detection API's BalancedPositiveNegativeSampler. It draws from torch's global
     stream, for each image in turn a permutation of its positives and one of its negatives, as torchvision does: from
     the same seed the samples are the same.
 

@@ -70,7 +70,7 @@ IMAGE_OF = torch.tensor([0, 1, 0, 1, 1, 0])
 @pytest.mark.parametrize("sampling_ratio", [0, 1, 2])
 def test_roi_align_averages_interpolated_points(sampling_ratio: int, aligned: bool) -> None:
     maps = features(2, 3, 16, 24)
-    made = roi_align(maps, BOXES, IMAGE_OF, 3, scale=0.25, sampling_ratio=sampling_ratio, aligned=aligned)
+    made = roi_align(maps, BOXES, IMAGE_OF, (3, 3), scale=0.25, sampling_ratio=sampling_ratio, aligned=aligned)
     for box, image, of_box in zip(BOXES, IMAGE_OF, made, strict=True):
         expected = aligned_point_by_point(maps[image], box, 3, 0.25, sampling_ratio, aligned)
         torch.testing.assert_close(of_box, expected)
@@ -80,7 +80,7 @@ def test_gradients_reach_the_features_and_not_the_boxes() -> None:
     maps, boxes = features(2, 3, 6, 7).requires_grad_(), BOXES.clone().requires_grad_()
 
     def made(given: Tensor) -> Tensor:
-        return roi_align(given, boxes, IMAGE_OF, 2, scale=0.1, sampling_ratio=2)
+        return roi_align(given, boxes, IMAGE_OF, (2, 2), scale=0.1, sampling_ratio=2)
 
     out = made(maps)
     seed = torch.randn_like(out)
@@ -98,7 +98,7 @@ def test_gradients_reach_the_features_and_not_the_boxes() -> None:
 def test_a_box_twice_as_large_is_on_the_next_level(side: float, level: int) -> None:
     maps = [torch.full((1, 1, 256 >> number, 256 >> number), float(number)) for number in range(4)]
     boxes = torch.tensor([[0.0, 0, side, side]])
-    made = multiscale_roi_align(maps, boxes, torch.tensor([0]), 1, image_shape=(1024, 1024), sampling_ratio=2)
+    made = multiscale_roi_align(maps, boxes, torch.tensor([0]), (1, 1), image_shape=(1024, 1024), sampling_ratio=2)
     assert made.item() == level if side < 1000 else made.item() <= level
 
 
@@ -106,10 +106,10 @@ def test_levels_are_aligned_each_by_itself() -> None:
     maps = [features(2, 3, 128 >> number, 192 >> number, seed=number) for number in range(4)]
     boxes = torch.tensor([[10.0, 10, 40, 60], [0, 0, 150, 160], [5, 5, 300, 310], [20, 100, 500, 700], [1, 2, 30, 40]])
     image_of = torch.tensor([0, 1, 1, 0, 1])
-    made = multiscale_roi_align(maps, boxes, image_of, 7, image_shape=(512, 768), sampling_ratio=2)
+    made = multiscale_roi_align(maps, boxes, image_of, (7, 7), image_shape=(512, 768), sampling_ratio=2)
     for place, level in enumerate([0, 1, 2, 3, 0]):
         one = slice(place, place + 1)
-        alone = roi_align(maps[level], boxes[one], image_of[one], 7, scale=0.25 / 2**level, sampling_ratio=2)
+        alone = roi_align(maps[level], boxes[one], image_of[one], (7, 7), scale=0.25 / 2**level, sampling_ratio=2)
         torch.testing.assert_close(made[one], alone, rtol=0, atol=0)
 
 
@@ -117,23 +117,23 @@ def test_no_boxes_are_no_features_and_no_gradient() -> None:
     maps = features(2, 3, 8, 8).requires_grad_()
     none, of_none = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
     made = [
-        roi_align(maps, none, of_none, 7, scale=0.5),
-        multiscale_roi_align([maps], none, of_none, 7, image_shape=(16, 16), sampling_ratio=2),
+        roi_align(maps, none, of_none, (7, 7), scale=0.5),
+        multiscale_roi_align([maps], none, of_none, (7, 7), image_shape=(16, 16), sampling_ratio=2),
         crop_and_resize(maps, none, of_none, (7, 7)),
     ]
     assert [tuple(each.shape) for each in made] == [(0, 3, 7, 7)] * 3
     sum(each.sum() for each in made).backward()  # type: ignore[union-attr]
     assert maps.grad is not None
     assert not maps.grad.any()
-    assert roi_align_masks(torch.zeros(0, 8, 8, dtype=torch.uint8), none, of_none, 5).shape == (0, 5, 5)
+    assert roi_align_masks(torch.zeros(0, 8, 8, dtype=torch.uint8), none, of_none, (5, 5)).shape == (0, 5, 5)
 
 
 def test_masks_are_aligned_as_features() -> None:
     masks = (features(3, 40, 50) > 0).to(torch.uint8)
     boxes = torch.tensor([[1.0, 2, 30, 45], [-5, -5, 60, 60], [10, 10, 10.5, 11], [3, 4, 39, 9]])
     object_of = torch.tensor([2, 0, 1, 2])
-    expected = roi_align(masks[:, None].float(), boxes, object_of, 7, scale=1.0)[:, 0]
-    torch.testing.assert_close(roi_align_masks(masks, boxes, object_of, 7), expected)
+    expected = roi_align(masks[:, None].float(), boxes, object_of, (5, 7), scale=1.0)[:, 0]
+    torch.testing.assert_close(roi_align_masks(masks, boxes, object_of, (5, 7)), expected)
 
 
 @pytest.mark.parametrize(("number", "size"), list(enumerate(CROPS)))
