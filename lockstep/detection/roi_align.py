@@ -83,8 +83,8 @@ def multiscale_roi_align(
 def crop_and_resize(features: Tensor, boxes: Tensor, image_of: Tensor, crop_size: tuple[int, int]) -> Tensor:
     """Interpolate the features at the points of a grid over each box, whose corners are points of it.
 
-    As TensorFlow's operator of this name: a point outside of the feature map is 0. Gradients reach the features, and not the
-    boxes.
+    As TensorFlow's operator of this name: a point outside of the feature map is 0. Gradients reach the features, and
+    not the boxes.
 
     Args:
         features: (batch, channels, height, width).
