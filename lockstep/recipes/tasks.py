@@ -239,7 +239,8 @@ class Detection:
         from lockstep.detection.stored_images import boxes_on_stored, paste_masks
 
         rows = zip(detected, self._sizes_of_images(batch), batch["original_size"].tolist(), strict=True)
-        boxes, masks = list[Tensor](), list[Any]()
+        boxes: list[Tensor] = []
+        masks: list[Any] = []
         for found, resized, stored in rows:
             corners = boxes_on_stored(found.boxes, resized, stored)
             boxes.append(torch.cat([corners[:, [1, 0]], corners[:, [3, 2]] - corners[:, [1, 0]]], dim=1))
