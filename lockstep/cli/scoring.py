@@ -33,14 +33,16 @@ from lockstep.evaluation.follow import Polling, follow
 from lockstep.images.drawing import printable
 from lockstep.images.pillow import png_bytes
 from lockstep.metrics.classification import ClassNames, ConfusionMatrix, class_name, confusion_csv
+from lockstep.metrics.metric import NO_METRICS
 from lockstep.metrics.worst_mistakes import Mistake, WorstMistakes
 from lockstep.readers.reader import Reader
 from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.tasks import CONFUSION, MISTAKES, Task
 from lockstep.reporting.append import append_line
 from lockstep.reporting.events import EventFile, scalar_summary
 from lockstep.reporting.jsonl import without_nonfinite
 from lockstep.reporting.work import show_progress
-from lockstep.runs.build import CONFUSION, MISTAKES, Classification, Examples, build_state, prepared, task
+from lockstep.runs.build import Examples, build_state, prepared
 from lockstep.runs.inputs import check_same_classes
 from lockstep.runs.known_data import KnownData, class_names
 from lockstep.runs.stages import recipe_at, recipe_at_start
@@ -122,7 +124,8 @@ class _Scoring:
         check_same_classes(self._run.split, [*names.values()], [*self._class_names.values()])
         self._state = build_state(recipe, self._worker)
         files = {"confusion": self._arguments.confusion, "mistakes": self._arguments.mistakes}
-        self._details = Details(task(recipe), recipe.model.num_classes, **files)
+        task = recipe.task.with_metrics(self._class_names, NO_METRICS)
+        self._details = Details(task, recipe.model.num_classes, **files)
 
     def score(self, checkpoint: Checkpoint) -> bool:
         """Score a checkpoint, and let the chief write the scores; returns whether no worker was stopped meanwhile."""
@@ -242,9 +245,15 @@ def _logged_if_refused(path: Path) -> Iterator[None]:
 class Details:
     """The confusion matrix (CSV) and the worst mistakes (PNG) of an evaluation, each if there is a file to write."""
 
-    def __init__(
-        self, task: Classification, num_classes: int, *, confusion: Path | None, mistakes: Path | None
-    ) -> None:
+    def __init__(self, task: Task, num_classes: int, *, confusion: Path | None, mistakes: Path | None) -> None:
+        for name, path in {CONFUSION: confusion, MISTAKES: mistakes}.items():
+            if path is not None and name not in task.details:
+                raise InputError(
+                    f"The scores of this run have no {name} to write.",
+                    given=f"--{name} {path}",
+                    expected="the run of a classifier",
+                    hint=f"leave --{name} out",
+                )
         self._task, self._confusion, self._mistakes = task, confusion, mistakes
         self._matrix, self._worst = ConfusionMatrix(num_classes), WorstMistakes()
         self.metrics = dict(task.metrics)
@@ -256,7 +265,7 @@ class Details:
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
         """Score each example, and return the inputs of both, too."""
         if self._confusion is None and self._mistakes is None:
-            return self._task.score(model, batch)
+            return dict(self._task.score(model, batch))
         found = self._task.score_in_detail(model, batch)
         return {name: value for name, value in found.items() if name in self.metrics or not isinstance(value, tuple)}
 

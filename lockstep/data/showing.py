@@ -28,7 +28,7 @@ from lockstep.randomness import Draws
 if TYPE_CHECKING:
     from lockstep.readers.reader import Reader
 
-Inputs = Callable[[Mapping[str, Any]], Tensor]
+Inputs = Callable[[Mapping[str, Any]], Any]
 
 _IMAGE = "image"
 
@@ -126,16 +126,16 @@ def examples(
         yield _shown(augmenting, [Rows(np.array([at]), index) for at in position + epochs], pipeline, detections)
 
 
-def with_marks(batch: Mapping[str, Any], count: int) -> Tensor:
+def with_marks(batch: Mapping[str, Any], count: int) -> list[Tensor]:
     """Draw boxes, masks and keypoints, where a batch has them, on its first images.
 
-    The result is (count, 3, height, width) if the batch has boxes, and images of uint8 with one or three channels; else
-    the images as they are.
+    The results are (3, height, width) if the batch has boxes, and images of uint8 with one or three channels; else the
+    images as they are.
     """
-    images: Tensor = batch[_IMAGE][:count]
-    if "boxes" not in batch or images.dtype != torch.uint8 or images.shape[1] not in (1, 3):
-        return images
-    return torch.stack([draw_marks(image.expand(3, -1, -1), _marks(batch, row)) for row, image in enumerate(images)])
+    images: Sequence[Tensor] = batch[_IMAGE][:count]
+    if "boxes" not in batch or any(each.dtype != torch.uint8 or each.shape[0] not in (1, 3) for each in images):
+        return [*images]
+    return [draw_marks(image.expand(3, -1, -1), _marks(batch, row)) for row, image in enumerate(images)]
 
 
 def _shown(reader: RowReader, draws: Sequence[Rows], pipeline: Pipeline, detections: Comparison | None) -> ShownExample:
@@ -216,7 +216,7 @@ def _as_pixels(values: Tensor, inputs: Inputs) -> Tensor:
     black, white = (inputs({_IMAGE: torch.full((1, 3, 1, 1), level, dtype=torch.uint8)}) for level in (0, 255))
     if torch.equal(black, white):
         black, white = values.amin((1, 2, 3), keepdim=True), values.amax((1, 2, 3), keepdim=True)
-    shares = (values - black) / (white - black)
+    shares: Tensor = (values - black) / (white - black)
     return shares.nan_to_num(0).mul(255).round().clamp(0, 255).to(torch.uint8)
 
 

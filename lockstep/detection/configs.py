@@ -8,7 +8,7 @@ configurations use. How images are resized is said by the data of a recipe. What
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from lockstep.checks import (
     Checked,
@@ -29,6 +29,9 @@ from lockstep.detection.layer_configs import (
 )
 from lockstep.errors import InputError
 from lockstep.inline_toml import kind_name
+
+if TYPE_CHECKING:
+    from lockstep.detection.detector import DetectionModel
 
 _NumClasses = Annotated[int, Range(ge=1, le=1_000_000)]
 """As many as the metrics of detections take; the data makes a list of their labels."""
@@ -231,12 +234,17 @@ class Detector(Checked):
     image_size: ClassVar[int] = 300
     smallest_image: ClassVar[int] = 1
 
-    def build(self, seed: int) -> NoReturn:
-        """Refuse: there are no detectors yet."""
+    def check_supported(self) -> None:
+        """Refuse a detector that cannot be trained, with the reason; most can."""
+        if type(self).build is Detector.build:
+            self.build(0)
+
+    def build(self, seed: int) -> DetectionModel:
+        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
         raise InputError(
-            "Detectors are not trained by this version of Lockstep yet.",
+            "Detectors of this kind are not trained by this version of Lockstep yet.",
             given=f"a recipe with model.kind={kind_name(type(self))!r}",
-            expected="a classifier",
+            expected="another detector",
             hint="keep the recipe for a later version; `lockstep train RECIPE --print-recipe` reads and prints it",
         )
 

@@ -45,20 +45,19 @@ class Targets:
     """uint8 (n, height, width) at the size of the image, 1 where the object is."""
 
     @classmethod
-    def of(cls, batch: Mapping[str, Any], shape: tuple[int, int], sizes: Sequence[tuple[int, int]] = ()) -> Targets:
+    def of(cls, batch: Mapping[str, Any], shape: tuple[int, int], sizes: Sequence[tuple[int, int]]) -> Targets:
         """Take the objects of a batch that has the fields of `DetectionTargets`.
 
         Args:
             batch: with boxes as shares of height and width of their image.
             shape: height and width of the network's input, in pixels.
-            sizes: height and width of each image where they are smaller than the input, in its upper left corner.
+            sizes: height and width of each image, which is in the upper left corner of the input.
         """
         boxes = as_ragged(batch["boxes"])
-        sides = torch.tensor([(h, w, h, w) for h, w in sizes or [shape]], dtype=torch.float32)
-        per_box = sides.repeat_interleave(boxes.lengths, 0) if sizes else sides
-        in_pixels = boxes.values * per_box.to(boxes.values.device, non_blocking=True)
+        sides = torch.tensor([(h, w, h, w) for h, w in sizes], dtype=torch.float32)
+        scale = sides.repeat_interleave(boxes.lengths, 0).to(boxes.values.device, non_blocking=True)
         columns = {name: list(as_ragged(batch[name])) for name in ("labels", "classes", "weights", "is_crowd")}
-        return cls(list(boxes.replaced(in_pixels)), shape=shape, masks=batch.get("masks"), **columns)
+        return cls(list(boxes.replaced(boxes.values * scale)), shape=shape, masks=batch.get("masks"), **columns)
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -72,9 +71,11 @@ class DetectionModel(nn.Module):
 
     num_classes: int
     """Without the background."""
+    size_divisibility: int = 1
+    """Height and width of the network's input are multiples of it: images are padded with zeros after `preprocess`."""
 
     def preprocess(self, images: Tensor) -> Tensor:
-        """Make the network's input, which may be padded below and at the right.
+        """Make the network's input of images of one size.
 
         Args:
             images: red, green and blue, float32 (batch, 3, height, width) from 0 to 255.

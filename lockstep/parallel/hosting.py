@@ -48,6 +48,16 @@ class StepInputs(NamedTuple):
     """Numbers that the worker adds to the sum once."""
 
 
+class TowerBatch(NamedTuple):
+    """The slice of a batch that one tower runs, or all of them together where they are joined."""
+
+    leaf: int
+    """Of the tree."""
+    tower: int
+    """The first one."""
+    batch: Batch
+
+
 class TowerHost:
     """Runs a worker's towers in turn through one module.
 
@@ -102,7 +112,7 @@ class TowerHost:
         again where a gradient is missing or cannot be had: that tower runs again, since its graph is used up."""
         self._seed_gradients: dict[tuple[torch.dtype, float], Tensor] = {}
 
-    def run(self, losses: LossFunction, batch: Batch, inputs: StepInputs) -> TreeSum:
+    def run(self, losses: LossFunction, parts: Sequence[TowerBatch], inputs: StepInputs) -> TreeSum:
         """The sum over this worker's towers of their shares of the mean; see `tower_outputs` for its contents.
 
         The caller's random streams and the model's buffers are as before.
@@ -112,7 +122,6 @@ class TowerHost:
         self.values.clear()
         self.leaves.clear()
         factors = {name: 1.0 / (count * self._share) if count else 0.0 for name, count in inputs.counts.items()}
-        parts = self.parts(batch)
         with self._restored():
             for leaf, tower, part in parts:
                 if sums.nodes:
@@ -150,18 +159,18 @@ class TowerHost:
         first = batch.position + tower * size
         return Finding(words, tower, range(first, first + size * len(part.towers)), rows)
 
-    def parts(self, batch: Batch) -> list[tuple[int, int, Batch]]:
-        """The slices that run one after the other: the leaf of the tree, the first tower, the examples of each."""
+    def parts(self, batch: Batch) -> list[TowerBatch]:
+        """The slices that run one after the other."""
         if self._towers.channels_last:
             _to_channels_last(batch)
         towers = batch.towers
         if self._is_joined:
-            return [(self._rank, towers.start, batch)]
+            return [TowerBatch(self._rank, towers.start, batch)]
         if len(towers) == 1:
-            return [(towers.start, towers.start, batch)]
+            return [TowerBatch(towers.start, towers.start, batch)]
         size = batch.batch_size // self._towers.count
         return [
-            (tower, tower, batch.rows(slice(index * size, (index + 1) * size), range(tower, tower + 1)))
+            TowerBatch(tower, tower, batch.rows(slice(index * size, (index + 1) * size), range(tower, tower + 1)))
             for index, tower in enumerate(towers)
         ]
 

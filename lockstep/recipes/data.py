@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, Self, cast
 
 import torch
 
@@ -19,6 +19,7 @@ from lockstep.images.slim_presets import Preset
 from lockstep.listing import hint_for_path
 from lockstep.readers.paths import check_there, found_from, is_folder
 from lockstep.recipes.preprocessing import Inception, Preprocessing
+from lockstep.recipes.tasks import Classification
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,6 +47,8 @@ class MnistData:
     scale: Literal["half", "one"] = "half"
     """Range of the pixels: -0.5 to 0.5, as in the MNIST trainer, or -1 to 1, as in slim."""
 
+    task: ClassVar[type[Classification]] = Classification
+    size_field: ClassVar[str] = "data.image_size"
     image_size: ClassVar[int] = 28
     splits: ClassVar[Sequence[str]] = SPLITS
 
@@ -60,6 +63,10 @@ class MnistData:
         name = self.folder or "data/mnist"
         is_elsewhere = not is_folder(name) and is_folder(folder / name)
         return replace(self, folder=str(folder / name)) if is_elsewhere else self
+
+    def resized(self, image_size: int) -> NoReturn:
+        """Refuse images of another size."""
+        raise one_size(self, image_size)
 
     def path_of(self, split: str) -> str | None:
         """Return the folder of the files."""
@@ -107,6 +114,16 @@ class MnistData:
     def blank(self, num_examples: int) -> Tensor:
         """Make an input of the network from black images."""
         return self.inputs({"image": torch.zeros(num_examples, 1, 28, 28, dtype=torch.uint8)})
+
+
+def one_size(data: Any, image_size: int) -> InputError:
+    """Make the error for a stage with images of another size than those of data that has but one."""
+    return InputError(
+        f"The images of {type(data).__name__} have one size.",
+        given=f"a stage with image_size={image_size}",
+        expected=f"{data.image_size} pixels throughout",
+        hint="leave image_size out of the stages, or take ImageData",
+    )
 
 
 class PathData:
@@ -213,6 +230,9 @@ class ImageData(PathData, Checked):
     cache: str | None = None
     """The folder where indices of records and of tar shards are kept, never beside them; None: the user's cache."""
 
+    task: ClassVar[type[Classification]] = Classification
+    size_field: ClassVar[str] = "data.image_size"
+    """The field of a recipe that says the size of the images, for errors."""
     known: ClassVar[str] = "sharded records, tar shards, or a folder with a folder of images for each class"
     how_to_build: ClassVar[str] = (
         "To build shards: `lockstep convert images FOLDER --to shards` of folders of images, "
@@ -261,6 +281,10 @@ class ImageData(PathData, Checked):
     def blank(self, num_examples: int) -> Tensor:
         """Make an input of the network from black images."""
         return self.inputs({"image": torch.zeros(num_examples, 3, self.image_size, self.image_size, dtype=torch.uint8)})
+
+    def resized(self, image_size: int) -> Self:
+        """Make images of another size; the preprocessing may refuse it."""
+        return replace(self, image_size=image_size)
 
     @cached_property
     def _preset(self) -> Preset:

@@ -21,7 +21,8 @@ from lockstep.errors import InputError
 from lockstep.images.augment import Augment
 from lockstep.images.decode import Decoding
 from lockstep.readers.paths import check_there, found_from
-from lockstep.recipes.data import PathData, Split
+from lockstep.recipes.data import PathData, Split, one_size
+from lockstep.recipes.tasks import Detection
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,6 +95,8 @@ class DetectionData(PathData, Checked):
     cache: str | None = None
     """The folder where indices of records are kept, never beside them; None: the user's cache."""
 
+    task: ClassVar[type[Detection]] = Detection
+    size_field: ClassVar[str] = "data.resizer"
     known: ClassVar[str] = "sharded records, a folder of PASCAL VOC, or a file of COCO's annotations.json"
     how_to_build: ClassVar[str] = "To build shards: `lockstep convert voc --help`, `lockstep convert coco --help`"
 
@@ -121,6 +124,12 @@ class DetectionData(PathData, Checked):
     def image_size(self) -> int:
         """The shorter side of the images that the network sees, in pixels."""
         return min(self.resizer.shape)
+
+    def resized(self, image_size: int) -> Self:
+        """Make square images of another size, where all of them have one size."""
+        if not isinstance(self.resizer, FixedShapeResizer):
+            raise one_size(self, image_size)
+        return replace(self, resizer=replace(self.resizer, height=image_size, width=image_size))
 
     def check_there(self, split: str) -> None:
         """Check that a split has a path, and that it and that of the label map lead somewhere."""
@@ -192,20 +201,14 @@ class DetectionData(PathData, Checked):
             num_classes, self.merge_multiple_label_boxes, self.quantization_bins, self.use_multiclass_scores
         )
 
-    def inputs(self, batch: Mapping[str, Any]) -> Tensor:
-        """Make the input of the network: floats from 0 to 255 of shape (batch, 3, height, width)."""
+    def inputs(self, batch: Mapping[str, Any]) -> Tensor | Sequence[Tensor]:
+        """Make floats from 0 to 255 of shape (batch, 3, height, width); where sizes differ, (3, height, width) each."""
         _, colours = self._split_augment
         images = colours.apply(batch)
         if isinstance(images, torch.Tensor):
             return images.to(torch.float32)
-        if len(sizes := {tuple(image.shape) for image in images}) > 1:
-            raise InputError(
-                "Images of different sizes are no input of one network.",
-                given=f"a batch of images of {' and '.join(f'{w} x {h}' for _, h, w in sorted(sizes)[:2])} pixels",
-                expected="images of one size, or one image a tower",
-                hint="set data.resizer.pad_to_max_dimension=true; or num_towers to the batch size",
-            )
-        return torch.stack(list(images)).to(torch.float32)
+        floats = [image.to(torch.float32) for image in images]
+        return torch.stack(floats) if len({image.shape for image in floats}) == 1 else floats
 
     def blank(self, num_examples: int) -> Tensor:
         """Make an input of the network from black images."""

@@ -14,7 +14,7 @@ from typing import Any
 from lockstep.augmentations import AUGMENTATIONS
 from lockstep.checks import Checked
 from lockstep.description import Change, changes, described
-from lockstep.detection.configs import Detector, FasterRcnn, Ssd
+from lockstep.detection.configs import FasterRcnn, Ssd
 from lockstep.errors import InputError
 from lockstep.images.augment import Augment
 from lockstep.losses.regularization import L1, L2
@@ -62,6 +62,7 @@ from lockstep.recipes.parts import (
     PositiveInt64,
     Stage,
 )
+from lockstep.recipes.tasks import Task
 from lockstep.training.attempt import LossAverage, Nonfinite
 
 CLASSES_OF: Mapping[Any, tuple[type, ...]] = {
@@ -145,7 +146,7 @@ class Recipe(Checked):
         self._check_best()
         self._check_stages()
         self._check_image_sizes()
-        self._check_top()
+        self.task.check(self)
         if self.evaluate.weights == "average" and self.average is None:
             raise InputError(
                 "The averaged weights cannot be scored: this run keeps no average.",
@@ -157,7 +158,7 @@ class Recipe(Checked):
     def _name_best(self) -> None:
         """Keep the best checkpoint where early stopping has to know which it is: by the first of the scores."""
         if self.evaluate.patience is not None and self.checkpoints.retention.best is None:
-            retention = replace(self.checkpoints.retention, best=f"validation/{self.score_names[0]}")
+            retention = replace(self.checkpoints.retention, best=f"validation/{self.task.score_names[0]}")
             object.__setattr__(self, "checkpoints", replace(self.checkpoints, retention=retention))
 
     def _check_best(self) -> None:
@@ -171,23 +172,14 @@ class Recipe(Checked):
             )
 
     def _check_stages(self) -> None:
-        for number, stage in enumerate(self.stages):
-            if stage.image_size is None:
-                continue
-            if not isinstance(self.data, ImageData):
-                raise InputError(
-                    f"The images of {type(self.data).__name__} have one size.",
-                    given=f"stages[{number}].image_size={stage.image_size}",
-                    expected=f"{self.data.image_size} pixels throughout",
-                    hint="leave image_size out of the stages, or take ImageData",
-                )
-            replace(self.data, image_size=stage.image_size)  # the preprocessing may refuse it
+        for stage in self.stages:
+            if stage.image_size is not None:
+                self.data.resized(stage.image_size)  # which may be refused
 
     def _check_image_sizes(self) -> None:
         least = self.model.smallest_image
         of_stages = {f"stages[{number}].image_size": stage.image_size for number, stage in enumerate(self.stages)}
-        of_data = "data.resizer" if isinstance(self.data, DetectionData) else "data.image_size"
-        for name, size in {of_data: self.data.image_size, **of_stages}.items():
+        for name, size in {self.data.size_field: self.data.image_size, **of_stages}.items():
             if size is not None and size < least:
                 raise InputError(
                     f"The images are too small for {type(self.model).__name__}.",
@@ -196,20 +188,10 @@ class Recipe(Checked):
                     hint=f"set {name} to {least} or more ({self.model.image_size} is usual)",
                 )
 
-    def _check_top(self) -> None:
-        most, num_classes = max(self.evaluate.top), self.model.num_classes
-        if most > num_classes and not isinstance(self.model, Detector):  # whose images have several classes
-            raise InputError(
-                f"A model with {num_classes} classes has no top {most}.",
-                given=f"evaluate.top={list(self.evaluate.top)}",
-                expected=f"numbers of {num_classes} at most",
-                hint="set evaluate.top=[1]",
-            )
-
     @property
-    def score_names(self) -> tuple[str, ...]:
-        """Names of the scores of an evaluation, the first of which says which checkpoint is the best: "top1"."""
-        return tuple(f"top{k}" for k in self.evaluate.top)
+    def task(self) -> Task:
+        """What the model learns: its losses, scores and metrics."""
+        return self.data.task.of(self)
 
     def towers_for(self, num_workers: int) -> Towers:
         """Return the towers with their count: that of the recipe, else one for each worker."""

@@ -141,23 +141,23 @@ def text_summary(tag: str, text: str) -> Summary:
     return Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=metadata)])
 
 
-def image_summary(tag: str, images: npt.NDArray[Any]) -> Summary:
-    """Images (count, channels, height, width), each under a tag of its own: `tag/0`, `tag/1`, ...
+def image_summary(images: Mapping[str, npt.NDArray[Any]]) -> Summary:
+    """Images of shape (channels, height, width) by tag, of any size each.
 
     1 channel is grey, 3 are RGB, 4 are RGBA. Numbers of type uint8 are shown as they are; floats as `to_uint8` says.
     Another shape or type raises InputError.
     """
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    if images.ndim != 4 or images.shape[1] not in _MODES or images.dtype.kind not in "uf" or images.size == 0:
-        raise InputError(
-            f"{tag!r} cannot be shown as images.",
-            given=f"an array of shape {images.shape} and type {images.dtype}",
-            expected="shape (count, channels, height, width) with 1, 3 or 4 channels, of type uint8 or float",
-            hint="move the channels before the height, or choose three of them",
-        )
-    pixels = (to_uint8(image) for image in images)
-    return Summary(value=[_image(f"{tag}/{index}", image) for index, image in enumerate(pixels)])
+    for tag, image in images.items():
+        if image.ndim != 3 or image.shape[0] not in _MODES or image.dtype.kind not in "uf" or image.size == 0:
+            raise InputError(
+                f"{tag!r} cannot be shown as an image.",
+                given=f"an array of shape {image.shape} and type {image.dtype}",
+                expected="shape (channels, height, width) with 1, 3 or 4 channels, of type uint8 or float",
+                hint="move the channels before the height, or choose three of them",
+            )
+    return Summary(value=[_image(tag, to_uint8(image)) for tag, image in images.items()])
 
 
 def to_uint8(image: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

@@ -77,9 +77,9 @@ class Summaries:
         """Write a text, which is shown as it is: a recipe, a module tree, a mark in the run's history."""
         self._append(text_summary(tag, text), step)
 
-    def write_images(self, tag: str, images: npt.NDArray[Any], step: int) -> None:
-        """Write images (count, channels, height, width) of type uint8 or float; see `image_summary`."""
-        self._append(image_summary(tag, images), step)
+    def write_images(self, images: Mapping[str, npt.NDArray[Any]], step: int) -> None:
+        """Write images by tag; see `image_summary`."""
+        self._append(image_summary(images), step)
 
     def write_histograms(self, histograms: Mapping[str, Histogram], scalars: Mapping[str, float], step: int) -> None:
         """Write histograms and scalars by tag, and how many numbers of each histogram are not finite, if there are."""

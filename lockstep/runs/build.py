@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch import Tensor, nn
 
 from lockstep.data.loader import Loader
 from lockstep.errors import DataError
-from lockstep.evaluation.evaluate import example_indices
-from lockstep.losses import softmax_cross_entropy
-from lockstep.metrics import in_top_k
 from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.parallel.towers import Towers
 from lockstep.readers.combine import Subset
 from lockstep.readers.reader import Reader, reader_of
-from lockstep.recipes.data import ImageData
-from lockstep.recipes.detection import DetectionData
-from lockstep.recipes.parts import CrossEntropy
+from lockstep.recipes.data import PathData
 from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.tasks import Task
 from lockstep.runs.inputs import check_best, check_same_classes
+from lockstep.runs.known_data import class_names
 from lockstep.training.state import TrainState
-from lockstep.types import Batch
 from lockstep.workers.rank import Worker
-
-CONFUSION, MISTAKES = "confusion", "mistakes"
-"""Outputs of `score_in_detail`: the inputs of a confusion matrix, and of a list of the worst mistakes."""
 
 SCORED = ("validation", "test")
 
@@ -55,8 +45,8 @@ class Examples:
         """Make the loader of the training examples."""
         data = self._recipe.data
         reader = self.reader(data.split, to_train=True)
-        targets = [data.targets(self._recipe.model.num_classes)] if isinstance(data, DetectionData) else []
-        return self._loader(reader, order=self._recipe.feed.order, augment=[*data.training(), *targets])
+        augment = [*data.training(), *self._recipe.task.targets()]
+        return self._loader(reader, order=self._recipe.feed.order, augment=augment)
 
     def held_out(self, split: str) -> Loader:
         """Make the loader of a split that is scored: in order, not augmented; the data must be prepared."""
@@ -98,7 +88,7 @@ class Examples:
 
     def _opened(self, split: str, to_train: bool) -> Reader:
         data, num_classes = self._recipe.data, self._recipe.model.num_classes
-        if self._function is not None and isinstance(data, ImageData | DetectionData):
+        if self._function is not None and isinstance(data, PathData):
             given = self._function(split)
             if given is None:
                 raise DataError(
@@ -147,7 +137,7 @@ class Parts:
     state: TrainState
     loader: Loader
     towers: Towers
-    task: Classification
+    task: Task
     examples: Examples
 
 
@@ -167,7 +157,9 @@ def build(
     examples.check_held_out()
     worker.group.agree("the numbers of examples", examples.counts())
     loader = examples.training()
-    return Parts(build_state(recipe, worker), loader, towers, task(recipe, metrics), examples)
+    classes = class_names(examples.reader(recipe.data.split, to_train=True))
+    task = recipe.task.with_metrics(classes, metrics)
+    return Parts(build_state(recipe, worker), loader, towers, task, examples)
 
 
 def prepared(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = None) -> Examples:
@@ -177,11 +169,6 @@ def prepared(recipe: Recipe, worker: Worker, reader: ReaderFunction | None = Non
         examples.prepare()
     worker.group.barrier("the data is prepared")
     return examples
-
-
-def task(recipe: Recipe, metrics: Mapping[str, Metric] = NO_METRICS) -> Classification:
-    """Return the loss and the scores of a recipe, with the metrics that a script gives."""
-    return Classification(recipe.data.inputs, recipe.loss, recipe.evaluate.top, recipe.evaluate.flip, metrics)
 
 
 def build_state(recipe: Recipe, worker: Worker) -> TrainState:
@@ -200,67 +187,3 @@ def build_state(recipe: Recipe, worker: Worker) -> TrainState:
         nonfinite=recipe.nonfinite,
         nonfinite_budget=recipe.nonfinite_budget,
     )
-
-
-@dataclass(frozen=True)
-class Classification:
-    """The loss and the scores of a classifier."""
-
-    inputs: Callable[[Mapping[str, Any]], Tensor]
-    """Makes the input of the model from a batch."""
-    loss: CrossEntropy
-    top: Sequence[int] = (1,)
-    """The k of each top-k score."""
-    flip: bool = False
-    """Whether an example is scored by the mean of the logits of its image and the mirror image."""
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
-    """Metrics of the logits and the labels of all examples, by name."""
-
-    @property
-    def score_names(self) -> list[str]:
-        """Names of the scores: "top1", and the others."""
-        return [f"top{k}" for k in self.top]
-
-    def losses(self, model: nn.Module, batch: Batch) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        """Compute the cross entropy of each head, and as a metric the share of examples that the model gets right."""
-        outputs, labels = model(self.inputs(batch)), batch["label"]
-        smoothing = self.loss.label_smoothing
-        logits, auxiliary = _heads(outputs)
-        losses = {"cross_entropy": softmax_cross_entropy(logits, labels, label_smoothing=smoothing)}
-        if auxiliary:
-            each = [softmax_cross_entropy(head, labels, label_smoothing=smoothing) for head in auxiliary]
-            losses["auxiliary_cross_entropy"] = self.loss.auxiliary_weight * torch.stack(each).sum()
-        return losses, {"top1": in_top_k(logits.detach(), labels).mean()}
-
-    def score(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
-        """Score each example: whether its class is among the k with the highest logits. Metrics get both."""
-        return self._scores(self.logits(model, batch), batch["label"])
-
-    def score_in_detail(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
-        """Score each example, and return the inputs of a confusion matrix and of a list of the worst mistakes, too."""
-        logits, labels = self.logits(model, batch), batch["label"]
-        predicted = logits.argmax(1)
-        loss = softmax_cross_entropy(logits, labels, reduction="none")
-        more = {CONFUSION: (predicted, labels), MISTAKES: (loss, predicted, labels, example_indices(batch))}
-        return {**self._scores(logits, labels), **more}
-
-    def logits(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Compute the logits that are scored, shape (batch, classes)."""
-        images = self.inputs(batch)
-        logits, _ = _heads(model(images))
-        if not self.flip:
-            return logits
-        mirrored, _ = _heads(model(images.flip(3)))
-        return (logits + mirrored) / 2
-
-    def _scores(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
-        top = {name: in_top_k(logits, labels, k) for name, k in zip(self.score_names, self.top, strict=True)}
-        return {**top, **dict.fromkeys(self.metrics, (logits, labels))}
-
-
-def _heads(outputs: Any) -> tuple[Tensor, list[Tensor]]:
-    """Split the outputs into the logits of the last layer and those of the auxiliary heads, which only training has."""
-    if isinstance(outputs, Tensor):
-        return outputs, []
-    logits, *auxiliary = outputs
-    return logits, [head for head in auxiliary if head is not None]

@@ -13,13 +13,14 @@ from pathlib import Path
 from lockstep.checks import check_one_of, check_together
 from lockstep.detection.configs import Detector
 from lockstep.errors import DataError, InputError, NotFoundError, WorkdirError
+from lockstep.inline_toml import kind_name
 from lockstep.listing import hint_for_path, shorten
 from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.models import Timm, Torchvision
 from lockstep.readers.paths import class_folders, is_folder
 from lockstep.recipes.data import ImageData
-from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.tasks import Detection
 from lockstep.records.shards import check_local
 from lockstep.runs.known_data import located
 from lockstep.runs.workdir import RECIPE, Workdir
@@ -48,7 +49,7 @@ def check_inputs(
         InputError: InputErrors where several things are wrong.
     """
     if isinstance(recipe.model, Detector):
-        recipe.model.build(recipe.seed)  # which says why it cannot be, whatever else is wrong
+        recipe.model.check_supported()  # which says why it cannot be, whatever else is wrong
     checks: list[Callable[[], object]] = [partial(_check_library, recipe), partial(_check_task, recipe)]
     if not has_function:
         is_begun = path is not None and (path / RECIPE).is_file()
@@ -79,7 +80,7 @@ def check_best(recipe: Recipe, *, has_validation: bool, metrics: Mapping[str, Me
         )
     if best is None:
         return
-    names = [*recipe.score_names]
+    names = [*recipe.task.score_names]
     for name, metric in metrics.items():
         keys = getattr(metric, "score_names", None)
         if keys is None and best.startswith(f"validation/{name}/"):
@@ -140,7 +141,15 @@ def _check_class_folders(recipe: Recipe) -> None:
 
 
 def _check_task(recipe: Recipe) -> None:
-    if isinstance(recipe.data, DetectionData) and not isinstance(recipe.model, Detector):
+    is_detector = isinstance(recipe.model, Detector)
+    if is_detector and recipe.data.task is not Detection:
+        raise InputError(
+            f"{type(recipe.model).__name__} learns where objects are, not one class for each image.",
+            given=f'data.kind="{kind_name(type(recipe.data))}"',
+            expected="images with objects on them",
+            hint='set data.kind="detection_data"',
+        )
+    if recipe.data.task is Detection and not is_detector:
         raise InputError(
             f"{type(recipe.model).__name__} learns one class for each image, not the objects on it.",
             given='data.kind="detection_data"',

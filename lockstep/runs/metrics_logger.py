@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-
-import numpy as np
 
 from lockstep.data.loader import Loader
 from lockstep.data.showing import with_marks
@@ -64,10 +63,9 @@ class MetricsLogger:
 
     def show_images(self, loader: Loader, count: int, step: int) -> None:
         """Write images of the next batch as the model will see them, with their boxes if they have some."""
-        with_images = loader.batches(range(1), 1)
-        images = with_marks(next(with_images), count)
-        with_images.close()
-        self._summaries.write_images("input", np.asarray(images), step)
+        with closing(loader.batches(range(1), 1)) as batches:
+            images = with_marks(next(batches), count)
+        self._summaries.write_images({f"input/{place}": image.numpy() for place, image in enumerate(images)}, step)
 
     def mark(self, event: str, step: int) -> None:
         """Write an event, such as a resume, as a text summary."""

@@ -27,7 +27,6 @@ from lockstep.randomness import Draws
 from lockstep.readers.image_list import ImageList
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
-from lockstep.runs.build import task
 from lockstep.runs.known_data import KnownData
 from lockstep.runs.trained import Trained, trained_model
 from lockstep.types import BadExample, ProgressFunction
@@ -175,7 +174,8 @@ def _logits(
     trained: Trained, loader: Loader, size: int, device: torch.device
 ) -> Iterator[tuple[EvaluationBatch, Tensor]]:
     """Yield each batch with the logits of its valid rows, on the CPU."""
-    model, compute = trained.model.to(device), task(trained.recipe).logits
+    task: Any = trained.recipe.task
+    model, compute = trained.model.to(device), task.logits
     with closing(loader.evaluation_batches(size, device=device)) as batches:
         for batch in batches:
             with torch.inference_mode():

@@ -17,8 +17,7 @@ from lockstep.errors import InputError, NonFiniteError
 from lockstep.evaluation.evaluate import Evaluation
 from lockstep.metrics.metric import NO_METRICS, Metric, check_metrics
 from lockstep.progress import Hours, Progress
-from lockstep.recipes.data import ImageData
-from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.data import PathData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.toml import to_toml
 from lockstep.reporting.throughput import InputTotals, Throughput
@@ -106,7 +105,7 @@ def _with_function(recipe: Recipe, reader: ReaderFunction) -> Recipe:
             expected="a function of the split that returns a reader",
             hint='write def reader(split): return ls.data.ImageFolder(f"photos/{split}")',
         )
-    if not isinstance(recipe.data, ImageData | DetectionData):
+    if not isinstance(recipe.data, PathData):
         raise InputError(
             f"A function can give no examples to {type(recipe.data).__name__}.",
             given=f"data of {type(recipe.data).__name__}, and reader={reader!r}",
@@ -142,7 +141,7 @@ class Run:
     ) -> None:
         self._recipe, self._worker, self._fork_from = recipe, worker, fork_from
         self._accept_data_change = accept_data_change
-        check_metrics(metrics, taken=recipe.score_names)
+        check_metrics(metrics, taken=recipe.task.score_names)
         check_inputs(
             recipe,
             path,

@@ -107,7 +107,8 @@ class Segment:
     def _train(self, hooks: Sequence[Hook]) -> None:
         """Make attempts, and call the hooks after each, until the segment is over."""
         parts, exchange = self._stages.parts, self._recipe.exchange
-        steps = train_steps(self._state, parts.task.losses, self._loader, parts.towers, exchange, until=self._end)
+        losses, counts = parts.task.losses, parts.task.counts(self._state.model)
+        steps = train_steps(self._state, losses, self._loader, parts.towers, exchange, counts=counts, until=self._end)
         try:
             with closing(steps):
                 while not self._is_over() and (report := next(steps, None)):

@@ -18,7 +18,6 @@ from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.optim import ByName, Cosine, OneCycle
 from lockstep.optim.resolution import resolve_schedule
 from lockstep.progress import End, Epochs, Hours, Steps
-from lockstep.recipes.data import ImageData
 from lockstep.recipes.parts import Stage
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.build import Parts, ReaderFunction, build, build_state
@@ -206,8 +205,8 @@ def _num_updates(end: Steps | Epochs, recipe: Recipe, epoch_size: int) -> int:
 
 def _recipe_of(recipe: Recipe, stage: Stage) -> Recipe:
     said = {name: getattr(stage, name) for name in ("optimizer", "frozen", "train_only", "freeze_statistics")}
-    if stage.image_size is not None and isinstance(recipe.data, ImageData):
-        said["data"] = replace(recipe.data, image_size=stage.image_size)
+    if stage.image_size is not None:
+        said["data"] = recipe.data.resized(stage.image_size)
     given = {name: value for name, value in said.items() if value is not None}
     return replace(recipe, **given, end=stage.length, stages=())
 

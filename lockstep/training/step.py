@@ -15,8 +15,8 @@ from torch import Tensor
 
 from lockstep.checks import check_type
 from lockstep.errors import InputError
-from lockstep.parallel.exchange import AllReduce, Exchange, Reducer
-from lockstep.parallel.hosting import StepInputs, TowerHost
+from lockstep.parallel.exchange import AllReduce, Counts, Exchange, Reducer
+from lockstep.parallel.hosting import StepInputs, TowerBatch, TowerHost
 from lockstep.parallel.statistics import restored
 from lockstep.parallel.tower_outputs import Totals
 from lockstep.parallel.towers import Towers
@@ -165,8 +165,9 @@ class BoundStep:
     def _attempt(self, losses: LossFunction, batch: Batch, counts: CountFunction | None) -> StepReport:
         began = time.perf_counter()
         self._check(batch)
-        inputs = self._inputs(batch, counts, began)
-        sums = self._run_towers(losses, batch, inputs)
+        parts = self._host.parts(batch)
+        inputs = self._inputs(batch, [counts(part) for _, _, part in parts] if counts else [], began)
+        sums = self._run_towers(losses, parts, inputs)
         totals, owned = self._exchange(sums)
         elapsed_seconds, num_stops, num_bad = totals.extras
         bad = self._gather_bad(batch) if num_bad else ()
@@ -215,11 +216,11 @@ class BoundStep:
                     log.info("%s", line)
             self._resolved_for = stream
 
-    def _inputs(self, batch: Batch, counts: CountFunction | None, began: float) -> StepInputs:
+    def _inputs(self, batch: Batch, counts: Sequence[Counts], began: float) -> StepInputs:
         state, worker = self._state, self.worker
         return StepInputs(
             state.step,
-            self._reducer.counted([counts(part) for _, _, part in self._host.parts(batch)]) if counts else {},
+            self._reducer.counted(counts) if counts else {},
             state.loss_scale.value if self.towers.precision == "fp16" else None,
             (
                 began - self._started if worker.rank == 0 else 0.0,  # the chief's clock
@@ -228,7 +229,7 @@ class BoundStep:
             ),
         )
 
-    def _run_towers(self, losses: LossFunction, batch: Batch, inputs: StepInputs) -> TreeSum:
+    def _run_towers(self, losses: LossFunction, parts: Sequence[TowerBatch], inputs: StepInputs) -> TreeSum:
         """Run this worker's towers; the buffers of other states' models, if the loss uses them, are restored.
 
         Raises:
@@ -239,7 +240,7 @@ class BoundStep:
         try:
             others = self._state.other_buffers()
             with restored(others) if others else nullcontext():
-                sums = self._host.run(losses, batch, inputs)
+                sums = self._host.run(losses, parts, inputs)
         except (RuntimeError, InputError):
             check_parameters(self._state)
             raise

@@ -31,8 +31,8 @@ from lockstep.evaluation.follow import Polling
 from lockstep.progress import Interval
 from lockstep.recipes.parts import Evaluate, Stage
 from lockstep.recipes.shipped import find
+from lockstep.recipes.tasks import CONFUSION, MISTAKES
 from lockstep.recipes.toml import to_toml
-from lockstep.runs.build import CONFUSION, MISTAKES
 from lockstep.runs.known_data import class_names
 from lockstep.runs.workdir import Workdir
 
@@ -192,6 +192,7 @@ class Task:
     """Scores as a classifier's are."""
 
     metrics: ClassVar[dict[str, Any]] = {}
+    details = (CONFUSION, MISTAKES)
 
     def score(self, model: object, batch: object) -> dict[str, object]:
         return {"top1": 1}

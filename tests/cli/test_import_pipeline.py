@@ -41,7 +41,7 @@ def test_training_by_it_is_refused_in_one_sentence(tmp_path: Path, capsys: pytes
     target = str(tmp_path / "pets.toml")
     assert main(["import", "pipeline", str(PETS), "--to", target]) == 0
     assert main(["train", target, "--workdir", str(tmp_path / "run")]) == 2
-    assert "Detectors are not trained by this version of Lockstep yet." in capsys.readouterr().err
+    assert "Detectors of this kind are not trained by this version of Lockstep yet." in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     assert main(["train", target, "--print-recipe"]) == 0
     assert capsys.readouterr().out == Path(target).read_text()

@@ -409,4 +409,11 @@ def test_a_batch_is_drawn_with_its_boxes() -> None:
     ids=["no boxes", "floats", "four channels"],
 )
 def test_a_batch_on_which_nothing_can_be_drawn_is_left_alone(batch: dict[str, Any]) -> None:
-    assert torch.equal(with_marks(batch, 1), batch["image"][:1])
+    (image,) = with_marks(batch, 1)
+    assert torch.equal(image, batch["image"][0])
+
+
+def test_images_of_a_batch_need_no_common_size() -> None:
+    images = [noise(0), noise(1)[:, :5]]
+    drawn = with_marks({"image": images, "boxes": [torch.zeros(0, 4)] * 2}, 2)
+    assert all(torch.equal(*both) for both in zip(drawn, images, strict=True))

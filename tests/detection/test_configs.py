@@ -31,5 +31,5 @@ def test_values_out_of_range_are_refused(arguments: dict[str, object]) -> None:
 
 
 def test_no_detector_is_made_yet() -> None:
-    with pytest.raises(InputError, match="Detectors are not trained by this version of Lockstep yet"):
+    with pytest.raises(InputError, match="Detectors of this kind are not trained by this version of Lockstep yet"):
         DETECTOR.build(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,6 +13,10 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.parallel.hosting import StepInputs, TowerHost
+from lockstep.parallel.tree import TreeSum
+
+if TYPE_CHECKING:
+    from lockstep.types import LossFunction
 
 NUM_EXAMPLES = 12
 
@@ -46,6 +51,10 @@ def make_host(model: nn.Module, num_towers: int, **options: object) -> TowerHost
     return TowerHost(model, dict(model.named_parameters()), towers, ls.join("cpu"), "model")
 
 
+def run(host: TowerHost, losses: LossFunction, batch: ls.Batch, inputs: StepInputs | None = None) -> TreeSum:
+    return host.run(losses, host.parts(batch), inputs or StepInputs())
+
+
 def losses(model: nn.Module, batch: ls.Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     output = model(batch["tokens"])
     return {"square": output.square().mean(), "size": output.abs().mean()}, {"mean": output.detach().mean()}
@@ -70,7 +79,7 @@ def test_totals_are_means_over_the_towers(num_towers: int) -> None:
     model = Net()
     expected, objective = by_hand(Net(), num_towers)
     host = make_host(model, num_towers)
-    totals = host.outputs.unpacked(host.run(losses, make_batch(num_towers), StepInputs(extras=(7.0,))).total())
+    totals = host.outputs.unpacked(run(host, losses, make_batch(num_towers), StepInputs(extras=(7.0,))).total())
     assert sum(totals.losses.values()) == pytest.approx(objective)
     assert (list(totals.losses), list(totals.metrics)) == (["square", "size"], ["mean"])
     assert totals.extras == [7.0]  # of the worker: once, not once a tower
@@ -84,7 +93,7 @@ def test_a_sparse_gradient_comes_back_as_its_rows() -> None:
     model = Net()
     expected, _ = by_hand(Net(), 2)
     host = make_host(model, 2)
-    totals = host.outputs.unpacked(host.run(losses, make_batch(2), StepInputs()).total())
+    totals = host.outputs.unpacked(run(host, losses, make_batch(2)).total())
     index = [name for name, _ in model.named_parameters()].index("embedding.weight")
     assert totals.rows[index].tolist() == [0, 1, 2, 3]
     torch.testing.assert_close(totals.gradients[index], expected["embedding.weight"][:4])
@@ -93,7 +102,7 @@ def test_a_sparse_gradient_comes_back_as_its_rows() -> None:
 def test_missing_gradients_are_zeros_and_are_counted() -> None:
     model = Net()
     host = make_host(model, 3)
-    totals = host.outputs.unpacked(host.run(losses, make_batch(3), StepInputs()).total())
+    totals = host.outputs.unpacked(run(host, losses, make_batch(3)).total())
     index = [name for name, _ in model.named_parameters()].index("unused")
     assert totals.num_missing == 3
     assert host.absent == {index: 3}
@@ -117,9 +126,9 @@ def test_buffers_and_random_streams_are_left_as_they_were(fails: bool) -> None:
     streams = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index,union-attr]
     if fails:
         with pytest.raises(ValueError, match="the second tower fails"):
-            host.run(draws, make_batch(2), StepInputs())
+            run(host, draws, make_batch(2))
     else:
-        host.run(draws, make_batch(2), StepInputs())
+        run(host, draws, make_batch(2))
     assert drawn[0] != drawn[1]  # each tower has streams of its own
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
     assert torch.equal(torch.get_rng_state(), streams[0])
@@ -134,8 +143,8 @@ def test_a_tower_draws_the_same_whoever_hosts_it() -> None:
         drawn.append(torch.rand(()).item())
         return losses(model, batch)[0]
 
-    make_host(Net(), 3).run(draws, make_batch(3), StepInputs())
-    make_host(Net(), 3).run(draws, make_batch(3, first=2), StepInputs())
+    run(make_host(Net(), 3), draws, make_batch(3))
+    run(make_host(Net(), 3), draws, make_batch(3, first=2))
     assert drawn[2] == drawn[3]
     assert len(set(drawn)) == 3
 
@@ -146,16 +155,16 @@ def test_a_counted_loss_is_divided_by_its_count_over_all_towers(count: float) ->
         return {"sum": model(batch["tokens"]).square().sum()}
 
     plain, counted = make_host(Net(), 2), make_host(Net(), 2)
-    whole = plain.outputs.unpacked(plain.run(sums, make_batch(2), StepInputs()).total()).losses["sum"]
+    whole = plain.outputs.unpacked(run(plain, sums, make_batch(2)).total()).losses["sum"]
     inputs = StepInputs(counts={"sum": count})
-    found = counted.outputs.unpacked(counted.run(sums, make_batch(2), inputs).total()).losses["sum"]
+    found = counted.outputs.unpacked(run(counted, sums, make_batch(2), inputs).total()).losses["sum"]
     assert found == pytest.approx(whole * 2 / count if count else 0.0)
 
 
 def test_the_loss_scale_multiplies_gradients_alone() -> None:
     plain, scaled = make_host(Net(), 2), make_host(Net(), 2)
-    expected = plain.outputs.unpacked(plain.run(losses, make_batch(2), StepInputs()).total())
-    found = scaled.outputs.unpacked(scaled.run(losses, make_batch(2), StepInputs(loss_scale=4.0)).total())
+    expected = plain.outputs.unpacked(run(plain, losses, make_batch(2)).total())
+    found = scaled.outputs.unpacked(run(scaled, losses, make_batch(2), StepInputs(loss_scale=4.0)).total())
     assert found.losses == expected.losses
     for gradient, unscaled in zip(found.gradients, expected.gradients, strict=True):
         assert torch.equal(gradient, unscaled * 4)  # type: ignore[arg-type,operator]
@@ -164,7 +173,7 @@ def test_the_loss_scale_multiplies_gradients_alone() -> None:
 def test_new_statistics_are_means_of_the_changes() -> None:
     model = Net()
     host = make_host(model, 2)
-    totals = host.outputs.unpacked(host.run(losses, make_batch(2), StepInputs()).total())
+    totals = host.outputs.unpacked(run(host, losses, make_batch(2)).total())
     new = dict(
         zip([name for name, _ in model.named_buffers()], host.statistics.combined(totals.statistics), strict=True)
     )

@@ -15,7 +15,8 @@ from lockstep.recipes.parts import CrossEntropy
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
-from lockstep.runs.build import Classification, build_state, task
+from lockstep.recipes.tasks import Classification
+from lockstep.runs.build import build_state
 from lockstep.runs.inputs import check_inputs
 from lockstep.runs.run import run
 from lockstep.training.warm_start import warm_start
@@ -104,8 +105,8 @@ def test_with_flip_an_image_is_scored_with_its_mirror_image() -> None:
 
 def test_the_recipe_says_whether_images_are_flipped() -> None:
     given = find("flowers_small")
-    assert task(given).flip
-    assert not task(with_settings(given, ["evaluate.flip=false"])).flip
+    assert given.task.flip
+    assert not with_settings(given, ["evaluate.flip=false"]).task.flip
 
 
 def test_the_model_is_squeezenet_with_means_of_its_last_blocks() -> None:

@@ -28,7 +28,7 @@ from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.settings import with_settings
 from lockstep.recipes.shipped import find
 from lockstep.recipes.toml import from_toml, to_toml
-from lockstep.runs.build import build_state, task
+from lockstep.runs.build import build_state
 from lockstep.runs.inputs import check_inputs
 from lockstep.selection import selected
 from lockstep.training.state import TrainState
@@ -81,7 +81,7 @@ def test_what_is_scored_is_the_average_for_precision_at_1_and_recall_at_5(name: 
     assert given.evaluate == Evaluate(Interval(1, "epochs"), weights=weights, top=(1, 5))
     assert (given.average is None) == (weights == "raw")
     assert given.checkpoints.retention == Retention(best="validation/top1")
-    assert task(given).top == (1, 5)
+    assert given.task.top == (1, 5)
 
 
 @pytest.mark.parametrize(

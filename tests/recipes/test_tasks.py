@@ -12,7 +12,7 @@ import lockstep as ls
 from lockstep.errors import InputError
 from lockstep.losses import softmax_cross_entropy
 from lockstep.recipes.parts import CrossEntropy, Evaluate
-from lockstep.runs.build import CONFUSION, MISTAKES, Classification
+from lockstep.recipes.tasks import CONFUSION, MISTAKES, Classification
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 3.0, 1.0, 2.0], [1.0, 1.0, 1.0, 5.0]])
 LABELS = torch.tensor([0, 2, 1])

@@ -1,0 +1,273 @@
+"""The task of a recipe: what its model learns, how it is scored, and by which score a checkpoint is the best.
+
+A task is a value that the recipe has by its data. It checks that the model fits, and gives losses, their counts,
+scores and metrics: what builds, evaluates or benchmarks a run asks it, and not which task it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch.nn.functional import pad
+
+from lockstep.errors import InputError
+from lockstep.metrics.metric import NO_METRICS, Metric
+from lockstep.ragged import Ragged
+from lockstep.recipes.parts import CrossEntropy, DetectionEvaluation
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from lockstep.detection.detector import DetectionModel, Detections
+    from lockstep.images.augment import Augment
+    from lockstep.recipes.detection import DetectionData
+    from lockstep.recipes.recipe import Recipe
+    from lockstep.types import Batch, CountFunction
+
+CONFUSION, MISTAKES = "confusion", "mistakes"
+"""Outputs of `score_in_detail`: the inputs of a confusion matrix, and of a list of the worst mistakes."""
+_ASSIGNED = "assigned"
+
+
+@dataclass(frozen=True)
+class Classification:
+    """A classifier learns one class for each image."""
+
+    inputs: Callable[[Mapping[str, Any]], Tensor]
+    """Makes the input of the model from a batch."""
+    loss: CrossEntropy
+    top: Sequence[int] = (1,)
+    """The k of each top-k score."""
+    flip: bool = False
+    """Whether an example is scored by the mean of the logits of its image and the mirror image."""
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    """Metrics of the logits and the labels of all examples, by name."""
+
+    details = (CONFUSION, MISTAKES)
+    """What `score_in_detail` gives beside the scores."""
+    unused = ()
+    """Fields of a recipe that say nothing for this task."""
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Self:
+        """Make the task of a recipe."""
+        data: Any = recipe.data
+        return cls(data.inputs, recipe.loss, recipe.evaluate.top, recipe.evaluate.flip)
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a k beyond the number of classes."""
+        most, num_classes = max(self.top), recipe.model.num_classes
+        if most > num_classes:
+            raise InputError(
+                f"A model with {num_classes} classes has no top {most}.",
+                given=f"evaluate.top={list(self.top)}",
+                expected=f"numbers of {num_classes} at most",
+                hint="set evaluate.top=[1]",
+            )
+
+    @property
+    def score_names(self) -> Sequence[str]:
+        """Names of the scores: "top1", and the others."""
+        return [f"top{k}" for k in self.top]
+
+    def with_metrics(self, classes: Mapping[int, str], metrics: Mapping[str, Metric]) -> Self:
+        """Take the metrics of a script: they get the logits and the labels of all examples."""
+        return replace(self, metrics=metrics)
+
+    def targets(self) -> Sequence[Augment]:
+        """Return nothing: labels are the targets."""
+        return ()
+
+    def losses(self, model: nn.Module, batch: Batch) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        """Compute the cross entropy of each head, and as a metric the share of examples that the model gets right."""
+        from lockstep.losses import softmax_cross_entropy
+        from lockstep.metrics import in_top_k
+
+        outputs, labels = model(self.inputs(batch)), batch["label"]
+        smoothing = self.loss.label_smoothing
+        logits, auxiliary = _heads(outputs)
+        losses = {"cross_entropy": softmax_cross_entropy(logits, labels, label_smoothing=smoothing)}
+        if auxiliary:
+            each = [softmax_cross_entropy(head, labels, label_smoothing=smoothing) for head in auxiliary]
+            losses["auxiliary_cross_entropy"] = self.loss.auxiliary_weight * torch.stack(each).sum()
+        return losses, {"top1": in_top_k(logits.detach(), labels).mean()}
+
+    def counts(self, model: nn.Module) -> None:
+        """Return None: the losses are means."""
+
+    def score(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
+        """Score each example: whether its class is among the k with the highest logits. Metrics get both."""
+        return self._scores(self.logits(model, batch), batch["label"])
+
+    def score_in_detail(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
+        """Score each example, and return the inputs of a confusion matrix and of a list of the worst mistakes, too."""
+        from lockstep.evaluation.evaluate import example_indices
+        from lockstep.losses import softmax_cross_entropy
+
+        logits, labels = self.logits(model, batch), batch["label"]
+        predicted = logits.argmax(1)
+        loss = softmax_cross_entropy(logits, labels, reduction="none")
+        more = {CONFUSION: (predicted, labels), MISTAKES: (loss, predicted, labels, example_indices(batch))}
+        return {**self._scores(logits, labels), **more}
+
+    def logits(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+        """Compute the logits that are scored, shape (batch, classes)."""
+        images = self.inputs(batch)
+        logits, _ = _heads(model(images))
+        if not self.flip:
+            return logits
+        mirrored, _ = _heads(model(images.flip(3)))
+        return (logits + mirrored) / 2
+
+    def _scores(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
+        from lockstep.metrics import in_top_k
+
+        top = {name: in_top_k(logits, labels, k) for name, k in zip(self.score_names, self.top, strict=True)}
+        return {**top, **dict.fromkeys(self.metrics, (logits, labels))}
+
+
+def _heads(outputs: Any) -> tuple[Tensor, list[Tensor]]:
+    """Split the outputs into the logits of the last layer and those of the auxiliary heads, which only training has."""
+    if isinstance(outputs, torch.Tensor):
+        return outputs, []
+    logits, *auxiliary = outputs
+    return logits, [head for head in auxiliary if head is not None]
+
+
+@dataclass(frozen=True)
+class Detection:
+    """A detector learns where on an image the objects of which classes are."""
+
+    data: DetectionData
+    """How images become inputs, and which objects become targets."""
+    num_classes: int
+    """Without the background."""
+    evaluation: DetectionEvaluation = field(default_factory=DetectionEvaluation)
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    """Metrics of all detections, by name."""
+
+    details = ()
+    unused = ("loss", "evaluate.top", "evaluate.flip")
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Self:
+        """Make the task of a recipe."""
+        data: Any = recipe.data
+        return cls(data, recipe.model.num_classes, recipe.evaluate.detection or DetectionEvaluation())
+
+    def check(self, recipe: Recipe) -> None:
+        """Accept any recipe: what a classifier's fields say is not looked at."""
+
+    @property
+    def score_names(self) -> Sequence[str]:
+        """Names of the scores of the metrics that the recipe names, but for those of single categories."""
+        return [
+            f"{name}/{score}"
+            for name, metric in self.with_metrics({}, NO_METRICS).metrics.items()
+            for score in getattr(metric, "score_names", ())
+        ]
+
+    def with_metrics(self, classes: Mapping[int, str], metrics: Mapping[str, Metric]) -> Self:
+        """Make the metrics that the recipe names, and take those of a script: they get batch and detections."""
+        from lockstep.metrics.detection_sets import detection_metrics
+
+        categories = {label: classes.get(label) or str(label) for label in range(1, self.num_classes + 1)}
+        told = self.evaluation
+        names = () if told.ignore_ground_truth else told.metrics
+        made: Mapping[str, Any] = detection_metrics(names, categories, per_category=told.per_category)
+        return replace(self, metrics={**made, **metrics})
+
+    def targets(self) -> Sequence[Augment]:
+        """Return what makes the targets of the losses of a batch's objects."""
+        return [self.data.targets(self.num_classes)]
+
+    def losses(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Compute the detector's losses: sums where it counts, means elsewhere."""
+        detector: DetectionModel = model  # type: ignore[assignment]
+        assigned = batch[_ASSIGNED] if _ASSIGNED in batch else _assigned(detector, batch)
+        return detector.losses(detector(network_input(detector, self.data.inputs(batch)), assigned), assigned)
+
+    def counts(self, model: nn.Module) -> CountFunction:
+        """Return what finds the targets of a tower and counts them; the losses of this tower take what it found."""
+        detector: DetectionModel = model  # type: ignore[assignment]
+
+        def count(batch: Batch) -> Mapping[str, float | Tensor]:
+            batch[_ASSIGNED] = _assigned(detector, batch)
+            return detector.counts(batch[_ASSIGNED])
+
+        return count
+
+    def detect(self, model: nn.Module, batch: Mapping[str, Any]) -> Sequence[Detections]:
+        """Detect objects, one image after another where their sizes differ, so that none is padded for another."""
+        detector: DetectionModel = model  # type: ignore[assignment]
+        images = self.data.inputs(batch)
+        parts = [images] if isinstance(images, torch.Tensor) else [image[None] for image in images]
+        return [
+            found for part in parts for found in detector.postprocess(detector(network_input(detector, part), None))
+        ]
+
+    def score(self, model: nn.Module, batch: Batch) -> Mapping[str, Any]:
+        """Give the metrics the detections, and the objects that they are compared with."""
+        found = self.on_stored_images(self.detect(model, batch), batch)
+        metrics: Mapping[str, Any] = self.metrics
+        return {name: metric.columns(batch, found) for name, metric in metrics.items()}
+
+    def score_in_detail(self, model: nn.Module, batch: Batch) -> Mapping[str, Any]:
+        """Score each example: there are no details."""
+        return self.score(model, batch)
+
+    def on_stored_images(self, detected: Sequence[Detections], batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Make columns for metrics: boxes as x, y, width and height in pixels of the images of the data."""
+        from lockstep.detection.stored_images import boxes_on_stored, paste_masks
+
+        rows = zip(detected, self._sizes_of_images(batch), batch["original_size"].tolist(), strict=True)
+        boxes, masks = list[Tensor](), list[Any]()
+        for found, resized, stored in rows:
+            corners = boxes_on_stored(found.boxes, resized, stored)
+            boxes.append(torch.cat([corners[:, [1, 0]], corners[:, [3, 2]] - corners[:, [1, 0]]], dim=1))
+            if found.masks is not None:
+                masks.append(paste_masks(found.masks, corners, (stored[0], stored[1])))
+        columns = {"scores": [each.scores for each in detected], "labels": [each.labels for each in detected]}
+        made = {name: Ragged.of(rows) for name, rows in {"boxes": boxes, **columns}.items()}
+        return {**made, "masks": masks} if masks else made
+
+    def _sizes_of_images(self, batch: Mapping[str, Any]) -> Sequence[tuple[int, int]]:
+        """Return height and width of each image as the network sees it, without padding."""
+        return [self.data.resizer.size_of(height, width) for height, width in batch["original_size"].tolist()]
+
+
+Task = Classification | Detection
+"""What a recipe's model learns."""
+
+
+def network_input(model: DetectionModel, images: Tensor | Sequence[Tensor]) -> Tensor:
+    """Preprocess images, and pad them with zeros below and at the right to the shape of a network's input."""
+    shape = _input_shape(model, images)
+    if isinstance(images, torch.Tensor):
+        return _padded(model.preprocess(images), shape)
+    return torch.cat([_padded(model.preprocess(image[None]), shape) for image in images])
+
+
+def _padded(images: Tensor, shape: tuple[int, int]) -> Tensor:
+    height, width = images.shape[2:]
+    return images if (height, width) == shape else pad(images, (0, shape[1] - width, 0, shape[0] - height))
+
+
+def _input_shape(model: DetectionModel, images: Tensor | Sequence[Tensor]) -> tuple[int, int]:
+    """Return the largest height and width of images, as multiples of the detector's."""
+    sizes = [images.shape[2:]] if isinstance(images, torch.Tensor) else [image.shape[1:] for image in images]
+    step = model.size_divisibility
+    height, width = (-(-max(sides) // step) * step for sides in zip(*sizes, strict=True))
+    return height, width
+
+
+def _assigned(model: DetectionModel, batch: Mapping[str, Any]) -> Any:
+    """Find what the detector can know of a batch's objects before the forward pass."""
+    from lockstep.detection.detector import Targets
+
+    images: Tensor | Sequence[Tensor] = batch["image"]
+    sizes = [(int(image.shape[1]), int(image.shape[2])) for image in images]
+    return model.assign(Targets.of(batch, _input_shape(model, images), sizes))
