@@ -7,7 +7,7 @@ from functools import partial
 from torch import Generator, nn
 
 from lockstep.models.initial_weights import clear_statistics, truncated_normal, without_memory
-from lockstep.models.layers import RELU6, Conv2dNormActivation, NormLayer, Padding
+from lockstep.models.layers import RELU6, ActivationLayer, Conv2dNormActivation, NormLayer, Padding
 
 SLIM_BATCH_NORM: NormLayer = partial(nn.BatchNorm2d, eps=0.001, momentum=0.0003)
 """As TF-Slim's MobileNets have it: a decay of 0.9997."""
@@ -22,7 +22,8 @@ def mobilenet_v1_features(
     *,
     depth_multiplier: float = 1.0,
     min_depth: int = 8,
-    norm_layer: NormLayer = SLIM_BATCH_NORM,
+    norm_layer: NormLayer | None = SLIM_BATCH_NORM,
+    activation_layer: ActivationLayer | None = RELU6,
     padding: Padding = "same",
     generator: Generator | None = None,
 ) -> nn.Sequential:
@@ -34,7 +35,8 @@ def mobilenet_v1_features(
     Args:
         depth_multiplier: scales the channels.
         min_depth: channels that remain, whatever the multiplier.
-        norm_layer: makes the norms.
+        norm_layer: makes the norms; None: there are none, and convolutions have biases.
+        activation_layer: makes the activations; None: there are none.
         padding: "symmetric" pads both sides, as TF-Slim's "use_explicit_padding" does.
         generator: draws the initial weights; torch's default one where none is given.
     """
@@ -42,7 +44,7 @@ def mobilenet_v1_features(
     def depth(channels: int) -> int:
         return max(int(channels * depth_multiplier), min_depth)
 
-    active = partial(Conv2dNormActivation, norm_layer=norm_layer, activation_layer=RELU6, padding=padding)
+    active = partial(Conv2dNormActivation, norm_layer=norm_layer, activation_layer=activation_layer, padding=padding)
     features = nn.Sequential()
     with without_memory():
         inputs = depth(_STEM_CHANNELS)
@@ -56,4 +58,6 @@ def mobilenet_v1_features(
     for module in features.modules():
         if isinstance(module, nn.Conv2d):
             truncated_normal(module.weight, _STDDEV, generator)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
     return features

@@ -1,4 +1,4 @@
-"""Record the nets of TF-Slim and of the Object Detection API's SSDs in real TensorFlow. Run by hand, never in the tests.
+"""Record the nets of TF-Slim and the SSDs of the Object Detection API in real TensorFlow. Run by hand.
 
     python3.11 -m venv /tmp/tensorflow
     /tmp/tensorflow/bin/pip install "tensorflow-cpu==2.21.*" tf-slim
@@ -105,7 +105,9 @@ def fixed(net: Any, kernel: int, is_explicit: bool) -> tuple[Any, str]:
     return tf.pad(net, [[0, 0], [before, after], [before, after], [0, 0]]), "VALID"
 
 
-def conv(net: Any, width: int, kernel: int, stride: int, is_explicit: bool, name: str | None = None, **given: Any) -> Any:
+def conv(
+    net: Any, width: int, kernel: int, stride: int, is_explicit: bool, name: str | None = None, **given: Any
+) -> Any:
     net, padding = fixed(net, kernel, is_explicit)
     return slim.conv2d(net, width, [kernel, kernel], stride=stride, padding=padding, scope=name, **given)
 
