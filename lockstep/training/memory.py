@@ -54,8 +54,8 @@ def probe_memory(
         InputError: the memory is not enough.
     """
     step, device = bind(state, towers, exchange), join().device
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    if device.type != "cpu":
+        torch.accelerator.reset_peak_memory_stats(device)
     try:
         step.rehearse(losses, batch, counts)
     except (RuntimeError, MemoryError) as error:  # an OutOfMemoryError of torch is a RuntimeError, too
@@ -94,6 +94,6 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _peak_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+    if device.type != "cpu":
+        return torch.accelerator.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
