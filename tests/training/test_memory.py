@@ -21,7 +21,7 @@ TASK = make_task()
 
 def make_state() -> ls.TrainState:
     return ls.TrainState(
-        TinyDetector(dropout=0.3), ls.optim.SGD(0.1, momentum=0.9), average=ls.optim.MovingAverage(0.9)
+        TinyDetector(coupled=True), ls.optim.SGD(0.1, momentum=0.9), average=ls.optim.MovingAverage(0.9)
     )
 
 
@@ -98,7 +98,7 @@ def test_a_lack_of_memory_is_told_with_what_needs_it(losses: Any, reason: str) -
         probe(state, losses)
     error = caught.value
     assert error.what == "The memory is not enough for the largest batch of this run."
-    assert str(error.given).startswith("8 examples over 2 towers, image 3 x 24 x 24, up to 3 boxes each (")
+    assert str(error.given).startswith("8 examples over 2 towers, image 3 x 24 x 24, up to 2 boxes each (")
     assert reason in str(error.given)
     assert error.hint == "mend it"
     assert contents(state) == before
