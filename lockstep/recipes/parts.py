@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -155,6 +156,23 @@ DetectionMetrics = Literal[
     "coco_keypoint_metrics",
 ]
 """The names in `lockstep.metrics.detection_sets`, here because that takes numpy to import."""
+_PASCAL, _COCO = "Precision/mAP@0.5IOU", "Precision/mAP"
+MAIN_SCORES: Mapping[DetectionMetrics, str] = {
+    "pascal_voc_metrics": f"PascalBoxes_{_PASCAL}",
+    "pascal_voc_detection_metrics": f"PascalBoxes_{_PASCAL}",
+    "weighted_pascal_voc_detection_metrics": f"WeightedPascalBoxes_{_PASCAL}",
+    "pascal_voc_instance_segmentation_metrics": f"PascalMasks_{_PASCAL}",
+    "weighted_pascal_voc_instance_segmentation_metrics": f"WeightedPascalMasks_{_PASCAL}",
+    "open_images_metrics": f"OpenImagesV2_{_PASCAL}",
+    "open_images_V2_detection_metrics": f"OpenImagesV2_{_PASCAL}",
+    "oid_V2_detection_metrics": f"OpenImagesV2_{_PASCAL}",
+    "oid_challenge_object_detection_metrics": f"OpenImagesChallenge2018_{_PASCAL}",
+    "oid_challenge_detection_metrics": f"OpenImagesChallenge2018_{_PASCAL}",
+    "coco_detection_metrics": f"DetectionBoxes_{_COCO}",
+    "coco_mask_metrics": f"DetectionMasks_{_COCO}",
+    "coco_keypoint_metrics": f"Keypoints_{_COCO}",
+}
+"""The score of each metric that says which checkpoint is the best."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +207,16 @@ class DetectionEvaluation(Checked):
     max_evaluations: NonNegativeInt = 0
     """The most evaluations of a run; 0: no limit."""
     pictures: Pictures = field(default_factory=Pictures)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.metrics:
+            raise InputError(
+                "There is nothing to score detections by.",
+                given="metrics=[]",
+                expected="the name of a metric",
+                hint='write metrics = ["coco_detection_metrics"]; ignore_ground_truth = true scores nothing',
+            )
 
 
 @dataclass(frozen=True)

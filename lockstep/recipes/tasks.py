@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
-from torch.nn.functional import pad
 
 from lockstep.errors import InputError
-from lockstep.metrics.metric import NO_METRICS, Metric
+from lockstep.metrics.metric import NO_METRICS, Metric, score_name
 from lockstep.ragged import Ragged
-from lockstep.recipes.parts import CrossEntropy, DetectionEvaluation
+from lockstep.recipes.parts import MAIN_SCORES, CrossEntropy, DetectionEvaluation
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -48,8 +47,8 @@ class Classification:
 
     details = (CONFUSION, MISTAKES)
     """What `score_in_detail` gives beside the scores."""
-    unused = ()
-    """Fields of a recipe that say nothing for this task."""
+    unused: ClassVar[Mapping[str, Any]] = {}
+    """Fields of a recipe that say nothing for this task, with their defaults."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
@@ -67,6 +66,11 @@ class Classification:
                 expected=f"numbers of {num_classes} at most",
                 hint="set evaluate.top=[1]",
             )
+
+    @property
+    def main_score(self) -> str:
+        """The score that says which checkpoint is the best, where the recipe names none."""
+        return self.score_names[0]
 
     @property
     def score_names(self) -> Sequence[str]:
@@ -150,7 +154,7 @@ class Detection:
     """Metrics of all detections, by name."""
 
     details = ()
-    unused = ("loss", "evaluate.top", "evaluate.flip")
+    unused: ClassVar[Mapping[str, Any]] = {"loss": CrossEntropy(), "evaluate.top": (1,), "evaluate.flip": False}
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
@@ -159,13 +163,18 @@ class Detection:
         return cls(data, recipe.model.num_classes, recipe.evaluate.detection or DetectionEvaluation())
 
     def check(self, recipe: Recipe) -> None:
-        """Accept any recipe: what a classifier's fields say is not looked at."""
+        """Accept any recipe: whether its model is a detector is looked at where a run begins."""
+
+    @property
+    def main_score(self) -> str:
+        """The mean average precision of the first metric."""
+        return MAIN_SCORES[self.evaluation.metrics[0]]
 
     @property
     def score_names(self) -> Sequence[str]:
         """Names of the scores of the metrics that the recipe names, but for those of single categories."""
         return [
-            f"{name}/{score}"
+            score_name(name, score)
             for name, metric in self.with_metrics({}, NO_METRICS).metrics.items()
             for score in getattr(metric, "score_names", ())
         ]
@@ -253,7 +262,11 @@ def network_input(model: DetectionModel, images: Tensor | Sequence[Tensor]) -> T
 
 def _padded(images: Tensor, shape: tuple[int, int]) -> Tensor:
     height, width = images.shape[2:]
-    return images if (height, width) == shape else pad(images, (0, shape[1] - width, 0, shape[0] - height))
+    return (
+        images
+        if (height, width) == shape
+        else torch.nn.functional.pad(images, (0, shape[1] - width, 0, shape[0] - height))
+    )
 
 
 def _input_shape(model: DetectionModel, images: Tensor | Sequence[Tensor]) -> tuple[int, int]:

@@ -23,5 +23,5 @@ def parts_by_hand(
     examples: Any = SimpleNamespace(
         held_out=lambda split: held_out, has=lambda split: held_out is not None, trained_classes=()
     )
-    task: Any = SimpleNamespace(losses=losses, score=score, metrics=metrics)
+    task: Any = SimpleNamespace(losses=losses, counts=lambda model: None, score=score, metrics=metrics)
     return Parts(state, loader, towers, task, examples)
