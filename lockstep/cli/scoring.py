@@ -14,7 +14,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,10 +41,11 @@ from lockstep.readers.reader import Reader
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.tasks import CONFUSION, MISTAKES, Task
 from lockstep.reporting.append import append_line
-from lockstep.reporting.events import EventFile, scalar_summary
+from lockstep.reporting.events import EventFile, image_summary, scalar_summary
 from lockstep.reporting.jsonl import without_nonfinite
 from lockstep.reporting.work import show_progress
 from lockstep.runs.build import Examples, build_state, prepared
+from lockstep.runs.detection_outputs import evaluation_outputs
 from lockstep.runs.inputs import check_same_classes
 from lockstep.runs.known_data import KnownData, class_names
 from lockstep.runs.stages import recipe_at, recipe_at_start
@@ -53,12 +56,14 @@ from lockstep.types import Batch
 from lockstep.workers.rank import Worker
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from PIL import Image
 
 SUMMARIES, EVALUATIONS = "summaries-evaluation", "evaluations.jsonl"
 
 _SIDE_PIXELS = 300
 _TOP = re.compile(r"top(\d+)")
+_OF_DETECTIONS = re.compile(r"\w+_(Precision|Recall|PerformanceByCategory)/")
 
 
 def plan_scoring(argv: list[str]) -> dict[str, Any]:
@@ -124,8 +129,8 @@ class _Scoring:
         check_same_classes(self._run.split, [*names.values()], [*self._class_names.values()])
         self._state = build_state(recipe, self._worker)
         files = {"confusion": self._arguments.confusion, "mistakes": self._arguments.mistakes}
-        task = recipe.task.with_metrics(self._class_names, NO_METRICS)
-        self._details = Details(task, recipe.model.num_classes, **files)
+        self._task = recipe.task.with_metrics(self._class_names, NO_METRICS)
+        self._details = Details(self._task, recipe.model.num_classes, **files)
 
     def score(self, checkpoint: Checkpoint) -> bool:
         """Score a checkpoint, and let the chief write the scores; returns whether no worker was stopped meanwhile."""
@@ -151,7 +156,7 @@ class _Scoring:
             path = recipe.data.path_of(self._run.split)
             on = f", on {path}" if path else ""
             log.info("%s weights of step %d, from %s%s", result.weights, result.step, checkpoint.path, on)
-            self._write(result)
+            self._write(self._task.named(result))
         return result is not None
 
     def close(self) -> None:
@@ -162,7 +167,8 @@ class _Scoring:
         split = self._run.split
         data = self._recipe.data.path_of(split) if self._run.is_other_data else None
         log_scores(result, split)
-        self._files.write(result, split, data)
+        images = evaluation_outputs(self._task, self._examples.reader(split))
+        self._files.write(result, split, data, images)
         if self._arguments.json:
             write_result(result, split, self._arguments.json, data)
         self._details.write(self._examples.reader(split), self._class_names)
@@ -174,7 +180,8 @@ def _follow(run: ScoredRun, polling: Polling, scoring: _Scoring, worker: Worker)
     def is_stopped() -> bool:
         return worker.pulse.stop_requested is not None
 
-    for checkpoint in follow(run.store, polling, is_over=run.is_over, stop=is_stopped):
+    checkpoints = follow(run.store, polling, is_over=run.is_over, stop=is_stopped)
+    for checkpoint in islice(checkpoints, run.recipe.evaluate.most_evaluations):
         if not scoring.score(checkpoint):
             return False
     return not any(worker.group.gather(is_stopped()))
@@ -213,8 +220,14 @@ class ScoreFiles:
         self._workdir = workdir
         self._events: dict[Path, EventFile] = {}
 
-    def write(self, result: Evaluation, split: str, data: str | None = None) -> None:
-        """Add the scores of an evaluation; TensorBoard shows those of the run's own examples alone."""
+    def write(
+        self,
+        result: Evaluation,
+        split: str,
+        data: str | None = None,
+        images: Mapping[str, npt.NDArray[Any]] = MappingProxyType({}),
+    ) -> None:
+        """Add the scores and pictures of an evaluation; TensorBoard shows those of the run's own examples alone."""
         path, folder = self._workdir / EVALUATIONS, self._workdir / SUMMARIES / f"{split}-{result.weights}"
         with _logged_if_refused(path):
             append_line(path, json.dumps(_facts(result, split, data)))
@@ -225,7 +238,11 @@ class ScoreFiles:
                 make_folder(folder)
                 self._events[folder] = EventFile(folder)
             ours = {f"evaluation/{split}/{name}": score for name, score in result.scores.items()}
-            self._events[folder].write(scalar_summary({**reference_names(result.scores), **ours}), result.step)
+            of_detections = {name: score for name, score in result.scores.items() if _OF_DETECTIONS.match(name)}
+            named = {**reference_names(result.scores), **of_detections, **ours}
+            self._events[folder].write(scalar_summary(named), result.step)
+            if images:
+                self._events[folder].write(image_summary(images), result.step)
 
     def close(self) -> None:
         """Close the event files."""

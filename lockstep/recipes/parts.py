@@ -201,15 +201,16 @@ class DetectionEvaluation(Checked):
     per_category: bool = False
     """Score each category by itself, too."""
     ignore_ground_truth: bool = False
-    """Score nothing: detections are written to `export_path` alone."""
+    """Score nothing, once: detections are written to `export_path` alone."""
     export_path: str | None = None
-    """The file of detections, in COCO's format; None: they are not kept."""
+    """The file of detections, in COCO's format, of the last evaluation; None: they are not kept."""
     max_evaluations: NonNegativeInt = 0
-    """The most evaluations of a run; 0: no limit."""
+    """The most evaluations of a run, and of `lockstep evaluate --follow`; 0: no limit."""
     pictures: Pictures = field(default_factory=Pictures)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+<<<<<<< HEAD
         if not self.metrics:
             raise InputError(
                 "There is nothing to score detections by.",
@@ -218,6 +219,28 @@ class DetectionEvaluation(Checked):
                 hint='write metrics = ["coco_detection_metrics"]; ignore_ground_truth = true scores nothing',
             )
 
+=======
+        if self.ignore_ground_truth and self.export_path is None:
+            raise InputError(
+                "Without ground truth and without a file, nothing would come of an evaluation.",
+                given="evaluate.detection.ignore_ground_truth=true, and no evaluate.detection.export_path",
+                expected="a file for the detections",
+                hint="set evaluate.detection.export_path=detections.json",
+            )
+        if not self.metrics and not self.ignore_ground_truth:
+            raise InputError(
+                "There is nothing to score.",
+                given="evaluate.detection.metrics=[]",
+                expected="a metric, such as coco_detection_metrics",
+                hint="name one; or set evaluate.detection.ignore_ground_truth=true and export_path to keep detections",
+            )
+
+    @property
+    def most_evaluations(self) -> int | None:
+        """The most evaluations; None: no limit."""
+        return 1 if self.ignore_ground_truth else self.max_evaluations or None
+
+>>>>>>> main
 
 @dataclass(frozen=True)
 class Evaluate(Checked):
@@ -246,3 +269,15 @@ class Evaluate(Checked):
         super().__post_init__()
         if not self.top:
             raise InputError("There is nothing to score.", given="top=[]", expected="a number", hint="write top = [1]")
+        if self.patience is not None and self.detection is not None and self.detection.ignore_ground_truth:
+            raise InputError(
+                "Without scores no checkpoint is better than another.",
+                given=f"evaluate.patience={self.patience}, and evaluate.detection.ignore_ground_truth=true",
+                expected="one of them",
+                hint="leave evaluate.patience out, or score the detections",
+            )
+
+    @property
+    def most_evaluations(self) -> int | None:
+        """The most evaluations; None: no limit."""
+        return self.detection.most_evaluations if self.detection else None

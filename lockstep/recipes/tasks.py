@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from lockstep.detection.detector import DetectionModel, Detections
+    from lockstep.evaluation.evaluate import Evaluation
     from lockstep.images.augment import Augment
     from lockstep.recipes.detection import DetectionData
     from lockstep.recipes.recipe import Recipe
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 CONFUSION, MISTAKES = "confusion", "mistakes"
 """Outputs of `score_in_detail`: the inputs of a confusion matrix, and of a list of the worst mistakes."""
+KEPT = "kept detections"
+"""The metric that keeps the detections of an evaluation."""
 _ASSIGNED = "assigned"
 
 
@@ -80,6 +83,10 @@ class Classification:
     def with_metrics(self, classes: Mapping[int, str], metrics: Mapping[str, Metric]) -> Self:
         """Take the metrics of a script: they get the logits and the labels of all examples."""
         return replace(self, metrics=metrics)
+
+    def named(self, result: Evaluation) -> Evaluation:
+        """Leave the names of the scores as they are."""
+        return result
 
     def targets(self) -> Sequence[Augment]:
         """Return nothing: labels are the targets."""
@@ -173,21 +180,37 @@ class Detection:
     @property
     def score_names(self) -> Sequence[str]:
         """Names of the scores of the metrics that the recipe names, but for those of single categories."""
+<<<<<<< HEAD
         return [
             score_name(name, score)
             for name, metric in self.with_metrics({}, NO_METRICS).metrics.items()
             for score in getattr(metric, "score_names", ())
         ]
+=======
+        in_all = replace(self, evaluation=replace(self.evaluation, per_category=False))
+        metrics = in_all.with_metrics({}, NO_METRICS).metrics.values()
+        return [name for metric in metrics for name in getattr(metric, "score_names", ())]
+>>>>>>> main
 
     def with_metrics(self, classes: Mapping[int, str], metrics: Mapping[str, Metric]) -> Self:
         """Make the metrics that the recipe names, and take those of a script: they get batch and detections."""
+        from lockstep.evaluation.kept_detections import KeptDetections
         from lockstep.metrics.detection_sets import detection_metrics
 
         categories = {label: classes.get(label) or str(label) for label in range(1, self.num_classes + 1)}
         told = self.evaluation
         names = () if told.ignore_ground_truth else told.metrics
         made: Mapping[str, Any] = detection_metrics(names, categories, per_category=told.per_category)
-        return replace(self, metrics={**made, **metrics})
+        most = told.pictures.count if told.export_path is None else None
+        kept: Mapping[str, Any] = {} if most == 0 else {KEPT: KeptDetections(most)}
+        return replace(self, metrics={**made, **metrics, **kept})
+
+    def named(self, result: Evaluation) -> Evaluation:
+        """Give the scores of the metrics that the recipe names their names in the Object Detection API, alone."""
+        computed: dict[str, Any] = {}
+        for name, value in result.computed.items():
+            computed |= value if name in (*self.evaluation.metrics, KEPT) else {name: value}
+        return replace(result, computed=computed)
 
     def targets(self) -> Sequence[Augment]:
         """Return what makes the targets of the losses of a batch's objects."""
@@ -233,7 +256,8 @@ class Detection:
         from lockstep.detection.stored_images import boxes_on_stored, paste_masks
 
         rows = zip(detected, self._sizes_of_images(batch), batch["original_size"].tolist(), strict=True)
-        boxes, masks = list[Tensor](), list[Any]()
+        boxes: list[Tensor] = []
+        masks: list[Any] = []
         for found, resized, stored in rows:
             corners = boxes_on_stored(found.boxes, resized, stored)
             boxes.append(torch.cat([corners[:, [1, 0]], corners[:, [3, 2]] - corners[:, [1, 0]]], dim=1))

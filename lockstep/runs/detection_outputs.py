@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,58 +14,56 @@ from lockstep.data.detected import detection_marks
 from lockstep.data.showing import Picture, examples
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
-from lockstep.evaluation.kept_detections import KeptDetections, with_data_labels
+from lockstep.evaluation.kept_detections import DetectedImage, with_data_labels
 from lockstep.images.drawing import draw_marks, side_by_side
 from lockstep.images.pillow import png_bytes
 from lockstep.readers.coco_results import ImageResults, write_coco_results
-from lockstep.readers.detection import DetectionReader
-from lockstep.recipes.parts import DetectionEvaluation, Pictures
+from lockstep.readers.reader import Reader
+from lockstep.recipes.parts import Pictures
+from lockstep.recipes.tasks import KEPT, Detection, Task
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-@dataclass(frozen=True)
-class DetectionOutputs:
-    """The outputs that a recipe wants; `kept` is the metric that collects them."""
+def evaluation_outputs(task: Task, reader: Reader) -> Mapping[str, npt.NDArray[Any]]:
+    """Write the files of the detections that a task has kept, on the chief, in place of those written before.
 
-    how: DetectionEvaluation
-    kept: KeptDetections
+    Args:
+        task: of the evaluation.
+        reader: of the examples that were scored, which are read once more for pictures.
 
-    @classmethod
-    def of(cls, how: DetectionEvaluation) -> DetectionOutputs:
-        """Make the outputs of evaluations."""
-        return cls(how, KeptDetections(how.pictures.count if how.export_path is None else None))
+    Returns:
+        The pictures by the tags of the Object Detection API, "image-0" and on: uint8 (3, height, width). None of a
+        task that keeps no detections.
 
-    def write(self, reader: DetectionReader, classes: Mapping[int, str]) -> dict[str, npt.NDArray[Any]]:
-        """Write the files, on the chief after an evaluation, in place of those of the one before.
+    Raises:
+        InputError: a file cannot be written.
+    """
+    if not isinstance(task, Detection) or KEPT not in task.metrics:
+        return {}
+    kept: Any = task.metrics[KEPT]
+    how = task.evaluation
+    if how.export_path is not None:
+        categories = getattr(reader, "category_ids", {})
+        found = ((image.source_id, with_data_labels(image.found, categories)) for image in kept)
+        write_coco_results(how.export_path, found)
+    pictures = _pictures([*kept][: how.pictures.count], reader, how.pictures)
+    if how.pictures.folder is not None:
+        for tag, picture in pictures.items():
+            write_picture(Path(how.pictures.folder) / f"export-{tag}.png", picture)
+    return {tag: picture.numpy() for tag, picture in pictures.items()}
 
-        Args:
-            reader: of the examples; its pictures are read once more.
-            classes: the name of each class by its label.
 
-        Returns:
-            The pictures by the tags of the Object Detection API, "image-0" and on: uint8 (3, height, width).
-        """
-        if self.how.export_path is not None:
-            categories = reader.category_ids
-            found = ((each.source_id, with_data_labels(each.found, categories)) for each in self.kept)
-            write_coco_results(self.how.export_path, found)
-        pictures = self._pictures(reader, classes)
-        if self.how.pictures.folder is not None:
-            for tag, picture in pictures.items():
-                write_picture(Path(self.how.pictures.folder) / f"export-{tag}.png", picture)
-        return {tag: picture.numpy() for tag, picture in pictures.items()}
-
-    def _pictures(self, reader: DetectionReader, classes: Mapping[int, str]) -> dict[str, Tensor]:
-        """Draw the first images; one that cannot be read any more is left out."""
-        first = [*self.kept][: self.how.pictures.count]
-        shown = examples(reader, [image.example_index for image in first], order="sequential")
-        return {
-            f"image-{place}": drawn(example.original, image.found, classes, self.how.pictures)
-            for place, (image, example) in enumerate(zip(first, shown, strict=True))
-            if example.original
-        }
+def _pictures(images: Sequence[DetectedImage], reader: Reader, how: Pictures) -> dict[str, Tensor]:
+    """Draw images with their detections; one that cannot be read any more is left out."""
+    shown = examples(reader, [image.example_index for image in images], order="sequential")
+    classes = getattr(reader, "classes", {})
+    return {
+        f"image-{place}": drawn(example.original, image.found, classes, how)
+        for place, (image, example) in enumerate(zip(images, shown, strict=True))
+        if example.original
+    }
 
 
 def drawn(original: Picture, found: ImageResults, classes: Mapping[int, str], how: Pictures) -> Tensor:

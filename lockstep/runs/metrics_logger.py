@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lockstep.data.loader import Loader
 from lockstep.data.showing import with_marks
@@ -17,6 +18,9 @@ from lockstep.training.loop import Hook, every
 from lockstep.training.observe import ActivationSource, GradientSource, Observer, Source, VariableSource
 from lockstep.training.state import TrainState
 from lockstep.types import StepReport
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class MetricsLogger:
@@ -77,6 +81,11 @@ class MetricsLogger:
         self.metrics.write_evaluation(step, name, scores)
         if self._watch.summaries.amount:
             self._summaries.write_evaluation(step, name, scores)
+
+    def write_images(self, images: Mapping[str, npt.NDArray[Any]], step: int) -> None:
+        """Write images of shape (channels, height, width) by tag."""
+        if images and self._watch.summaries.amount:
+            self._summaries.write_images(images, step)
 
     def flush(self) -> None:
         """Write everything to the disk, before a checkpoint that counts on it."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 from lockstep.checkpoints.retention import Retention
 from lockstep.checks import check_one_of
+from lockstep.errors import LockstepError
 from lockstep.evaluation.evaluate import Evaluation, evaluate_unless_stopped
 from lockstep.progress import Progress
 from lockstep.recipes.recipe import Recipe
 from lockstep.reporting.work import show_progress
 from lockstep.runs.build import Parts
+from lockstep.runs.detection_outputs import evaluation_outputs
 from lockstep.runs.metrics_logger import MetricsLogger
 from lockstep.screen import log
 from lockstep.workers.rank import Worker, join
@@ -23,7 +27,7 @@ def score_split(recipe: Recipe, parts: Parts, split: str) -> Evaluation | None:
     """Score the present weights of a run; None, on all workers, if one of them is asked to stop."""
     how, is_shown = recipe.evaluate, join().is_chief and recipe.watch.console.amount
     with show_progress(f"scoring {split}") if is_shown else nullcontext() as progress:
-        return evaluate_unless_stopped(
+        result = evaluate_unless_stopped(
             parts.state,
             parts.task.score,
             parts.examples.held_out(split),
@@ -33,6 +37,7 @@ def score_split(recipe: Recipe, parts: Parts, split: str) -> Evaluation | None:
             metrics=parts.task.metrics,
             progress=progress,
         )
+    return result and parts.task.named(result)
 
 
 class Validation:
@@ -59,6 +64,16 @@ class Validation:
         written = worker.group.broadcast(self._written()) if recipe.evaluate.patience else None
         self.history: dict[int, float] = dict(history if written is None else written)
         """The scores by step, with those of this segment."""
+        self._num_left = self._most_evaluations()
+
+    def _most_evaluations(self) -> float:
+        """Return how many evaluations the run may still make."""
+        most = self._recipe.evaluate.most_evaluations
+        if most is None:
+            return math.inf
+        made = len(self._logger.metrics.evaluations(SPLIT)) if self._logger else 0
+        all_made: int = self._worker.group.broadcast(made)
+        return max(0, most - all_made)
 
     def _written(self) -> list[list[float]] | None:
         """Steps and scores of the evaluations in metrics.jsonl; None on workers that do not write it."""
@@ -68,7 +83,12 @@ class Validation:
         return [[step, scores[name]] for step, scores in self._logger.metrics.evaluations(SPLIT) if name in scores]
 
     def run(self) -> bool:
-        """Score the validation examples, and write the scores; False if left off because a worker is asked to stop."""
+        """Score the validation examples, and write the scores; False if left off because a worker is asked to stop.
+
+        After as many evaluations as a recipe allows, there are no others.
+        """
+        if not self._num_left:
+            return True
         result, step = score_split(self._recipe, self._parts, SPLIT), self._parts.state.step
         if result is None:
             return False
@@ -76,12 +96,22 @@ class Validation:
             log.info("step %d: validation %s", step, result)
         if self._logger:
             self._logger.write_evaluation(step, SPLIT, result.scores)
+            self._logger.write_images(self._pictures(), step)
         self._latest = result
+        self._num_left -= 1
         best = self._retention.best
         if best is not None:
             check_one_of("checkpoints.retention.best", best, tuple(self.scores))
             self.history[step] = self.scores[best]
         return True
+
+    def _pictures(self) -> Mapping[str, Any]:
+        """Write the outputs of a detector's evaluation, and return its pictures; the run goes on without them."""
+        try:
+            return evaluation_outputs(self._parts.task, self._parts.examples.reader(SPLIT))
+        except LockstepError as error:
+            log.warning("the detections are not written down. %s", error.what)
+            return {}
 
     @property
     def latest(self) -> Evaluation | None:

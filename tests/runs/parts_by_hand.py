@@ -21,7 +21,12 @@ def parts_by_hand(
     metrics: Mapping[str, Metric] = NO_METRICS,
 ) -> Parts:
     examples: Any = SimpleNamespace(
-        held_out=lambda split: held_out, has=lambda split: held_out is not None, trained_classes=()
+        held_out=lambda split: held_out,
+        reader=lambda split: None,
+        has=lambda split: held_out is not None,
+        trained_classes=(),
     )
-    task: Any = SimpleNamespace(losses=losses, counts=lambda model: None, score=score, metrics=metrics)
+    task: Any = SimpleNamespace(
+        losses=losses, score=score, metrics=metrics, counts=lambda model: None, named=lambda result: result
+    )
     return Parts(state, loader, towers, task, examples)
