@@ -210,16 +210,6 @@ class DetectionEvaluation(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-<<<<<<< HEAD
-        if not self.metrics:
-            raise InputError(
-                "There is nothing to score detections by.",
-                given="metrics=[]",
-                expected="the name of a metric",
-                hint='write metrics = ["coco_detection_metrics"]; ignore_ground_truth = true scores nothing',
-            )
-
-=======
         if self.ignore_ground_truth and self.export_path is None:
             raise InputError(
                 "Without ground truth and without a file, nothing would come of an evaluation.",
@@ -240,7 +230,6 @@ class DetectionEvaluation(Checked):
         """The most evaluations; None: no limit."""
         return 1 if self.ignore_ground_truth else self.max_evaluations or None
 
->>>>>>> main
 
 @dataclass(frozen=True)
 class Evaluate(Checked):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 
 from lockstep.errors import InputError
-from lockstep.metrics.metric import NO_METRICS, Metric, score_name
+from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.ragged import Ragged
 from lockstep.recipes.parts import MAIN_SCORES, CrossEntropy, DetectionEvaluation
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from lockstep.detection.detector import DetectionModel, Detections
-    from lockstep.evaluation.evaluate import Evaluation
     from lockstep.images.augment import Augment
     from lockstep.recipes.detection import DetectionData
     from lockstep.recipes.recipe import Recipe
@@ -83,10 +82,6 @@ class Classification:
     def with_metrics(self, classes: Mapping[int, str], metrics: Mapping[str, Metric]) -> Self:
         """Take the metrics of a script: they get the logits and the labels of all examples."""
         return replace(self, metrics=metrics)
-
-    def named(self, result: Evaluation) -> Evaluation:
-        """Leave the names of the scores as they are."""
-        return result
 
     def targets(self) -> Sequence[Augment]:
         """Return nothing: labels are the targets."""
@@ -175,22 +170,14 @@ class Detection:
     @property
     def main_score(self) -> str:
         """The mean average precision of the first metric."""
-        return MAIN_SCORES[self.evaluation.metrics[0]]
+        return MAIN_SCORES[self.evaluation.metrics[0]] if self.evaluation.metrics else ""
 
     @property
     def score_names(self) -> Sequence[str]:
         """Names of the scores of the metrics that the recipe names, but for those of single categories."""
-<<<<<<< HEAD
-        return [
-            score_name(name, score)
-            for name, metric in self.with_metrics({}, NO_METRICS).metrics.items()
-            for score in getattr(metric, "score_names", ())
-        ]
-=======
         in_all = replace(self, evaluation=replace(self.evaluation, per_category=False))
         metrics = in_all.with_metrics({}, NO_METRICS).metrics.values()
         return [name for metric in metrics for name in getattr(metric, "score_names", ())]
->>>>>>> main
 
     def with_metrics(self, classes: Mapping[int, str], metrics: Mapping[str, Metric]) -> Self:
         """Make the metrics that the recipe names, and take those of a script: they get batch and detections."""
@@ -204,13 +191,6 @@ class Detection:
         most = told.pictures.count if told.export_path is None else None
         kept: Mapping[str, Any] = {} if most == 0 else {KEPT: KeptDetections(most)}
         return replace(self, metrics={**made, **metrics, **kept})
-
-    def named(self, result: Evaluation) -> Evaluation:
-        """Give the scores of the metrics that the recipe names their names in the Object Detection API, alone."""
-        computed: dict[str, Any] = {}
-        for name, value in result.computed.items():
-            computed |= value if name in (*self.evaluation.metrics, KEPT) else {name: value}
-        return replace(result, computed=computed)
 
     def targets(self) -> Sequence[Augment]:
         """Return what makes the targets of the losses of a batch's objects."""
