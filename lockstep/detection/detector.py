@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.images.objects import as_ragged
+from lockstep.weights.names import NameMap
 
 
 class Detections(NamedTuple):
@@ -73,6 +74,10 @@ class DetectionModel(nn.Module):
     """Without the background."""
     size_divisibility: int = 1
     """Height and width of the network's input are multiples of it: images are padded with zeros after `preprocess`."""
+    backbone_prefixes: Sequence[str] = ("backbone.",)
+    """The beginnings of the names of the parameters that a trained classifier, or another detector, can give."""
+    name_maps: Sequence[NameMap] = ()
+    """From the names of other trainers to the detector's, where neither a shipped map nor a prefix is enough."""
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Make the network's input of images of one size.
@@ -82,8 +87,22 @@ class DetectionModel(nn.Module):
         """
         return images
 
+    def anchors(self, shape: tuple[int, int], device: torch.device) -> Tensor | None:
+        """Return all anchors on an input, which are compared with the objects of the data before a run begins.
+
+        Args:
+            shape: height and width of the network's input, in pixels.
+            device: of the anchors.
+
+        Returns:
+            float32 (anchors, 4): top, left, bottom and right in pixels. None where a detector has no anchors.
+        """
+        return None
+
     def assign(self, targets: Targets) -> Any:
         """Find what can be known before the forward pass, such as which anchor learns which object.
+
+        It draws no random numbers: a detector that samples does it in `forward` or `losses`, which towers seed.
 
         Returns:
             What `counts`, `forward` and `losses` take. A detector that has nothing to find takes the targets.
