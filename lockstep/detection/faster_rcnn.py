@@ -43,9 +43,16 @@ _POOLED, _REPRESENTATION = (7, 7), 1024
 
 
 class Assigned(NamedTuple):
-    """What the first stage learns: the anchors that were drawn; and the objects, for the second."""
+    """What can be learned."""
 
     targets: Targets
+    matches: Tensor
+    """int64 (batch, anchors): as `matching.match` gives them."""
+
+
+class DrawnAnchors(NamedTuple):
+    """What the first stage learns from."""
+
     places: Tensor
     """int64 (drawn,): of the anchors, counted over all images."""
     is_object: Tensor
@@ -92,7 +99,11 @@ class FasterRcnnNet(DetectionModel):
         """Normalise images, (batch, 3, height, width) from 0 to 255, red, green and blue, as for ImageNet."""
         return normalised(images / 255)
 
-    def anchors(self, shape: tuple[int, int], device: torch.device) -> tuple[Tensor, ...]:
+    def anchors(self, shape: tuple[int, int], device: torch.device) -> Tensor:
+        """Return the anchors of all levels on an input of this height and width, (anchors, 4)."""
+        return torch.cat(self.level_anchors(shape, device))
+
+    def level_anchors(self, shape: tuple[int, int], device: torch.device) -> tuple[Tensor, ...]:
         """Return the anchors of each level on an input of this height and width, (anchors, 4)."""
         if shape not in self._feature_shapes:
             self._feature_shapes[shape] = feature_shapes(self.backbone, shape)
@@ -100,38 +111,48 @@ class FasterRcnnNet(DetectionModel):
 
     @torch.no_grad()
     def assign(self, targets: Targets) -> Assigned:
-        """Draw the anchors that the first stage learns from, from torch's global stream."""
-        settings = self.settings
-        anchors = torch.cat(self.anchors(targets.shape, targets.boxes[0].device))
+        """Find which anchor can learn which object: one image after the other."""
+        anchors = self.anchors(targets.shape, targets.boxes[0].device)
         matches = match_images(_RPN_MATCHER, IouSimilarity(), targets.boxes, anchors)
-        matches = torch.stack([ignoring(each, targets, image) for image, each in enumerate(matches)])
-        positive, negative = matches >= 0, matches == BACKGROUND
+        return Assigned(targets, torch.stack([ignoring(each, targets, image) for image, each in enumerate(matches)]))
+
+    @torch.no_grad()
+    def draw_anchors(self, assigned: Assigned) -> DrawnAnchors:
+        """Draw the anchors that the first stage learns from."""
+        settings, (targets, matches) = self.settings, assigned
+        anchors = self.anchors(targets.shape, matches.device)
         drawn = balanced_sample(
-            list(positive), list(negative), settings.rpn_batch_size_per_image, settings.rpn_positive_fraction
+            list(matches >= 0),
+            list(matches == BACKGROUND),
+            settings.rpn_batch_size_per_image,
+            settings.rpn_positive_fraction,
         )
         image_of, anchor_of = torch.stack(drawn).nonzero(as_tuple=True)
-        boxes = _boxes_of(targets, image_of, matches[image_of, anchor_of])
-        return Assigned(
-            targets,
+        object_of = matches[image_of, anchor_of]
+        boxes = _boxes_of(targets, image_of, object_of)
+        return DrawnAnchors(
             image_of * len(anchors) + anchor_of,
-            positive[image_of, anchor_of].to(anchors.dtype),
+            (object_of >= 0).to(anchors.dtype),
             encode(_RPN_CODER, boxes, anchors[anchor_of]),
         )
 
     def forward(self, inputs: Tensor, assigned: Assigned | None = None) -> dict[str, Any]:
         """Predict objectness and codes of all anchors, and logits and codes of the proposals.
 
-        With `assigned` the proposals are those that are drawn for the second stage's losses, the objects among them.
+        With `assigned` anchors and proposals are drawn from torch's global stream, in torchvision's order, for the
+        losses to be computed on, and there are no predictions of other proposals; the objects are among them.
         """
         check_images(type(self).__name__, inputs, channels=3, smallest=1)
         levels, shape = in_order(self.backbone(inputs)), (inputs.shape[2], inputs.shape[3])
         objectness, codes = self.rpn["head"](levels)
         proposals = self.propose(objectness.detach().float(), codes.detach().float(), shape)
+        drawn = None if assigned is None else self.draw_anchors(assigned)
         regions = all_regions(proposals) if assigned is None else self._drawn_regions(proposals, assigned.targets)
         logits, region_codes = self.roi_heads(levels[:-1], regions, shape)
         return {
             "objectness": objectness,
             "anchor_codes": codes,
+            "drawn": drawn,
             "levels": levels[:-1],
             "regions": regions,
             "logits": logits,
@@ -151,7 +172,7 @@ class FasterRcnnNet(DetectionModel):
         settings = self.settings
         pre_nms_top_n, post_nms_top_n = settings.proposals(training=self.training)
         found, start = [], 0
-        for level, anchors in enumerate(self.anchors(shape, codes.device)):
+        for level, anchors in enumerate(self.level_anchors(shape, codes.device)):
             of_level = slice(start, start := start + len(anchors))
             best, places = objectness[:, of_level].topk(min(pre_nms_top_n, len(anchors)), 1)
             chosen = codes[:, of_level].gather(1, places[..., None].expand(-1, -1, 4))
@@ -194,17 +215,18 @@ class FasterRcnnNet(DetectionModel):
     def losses(self, predictions: Mapping[str, Any], assigned: Assigned) -> dict[str, Tensor]:
         """Compute the means of the losses over the anchors and the regions that were drawn on this tower's images."""
         regions: Regions = predictions["regions"]
-        objectness = predictions["objectness"].float().flatten()[assigned.places]
-        of_anchors = predictions["anchor_codes"].float().flatten(0, 1)[assigned.places]
+        drawn: DrawnAnchors = predictions["drawn"]
+        objectness = predictions["objectness"].float().flatten()[drawn.places]
+        of_anchors = predictions["anchor_codes"].float().flatten(0, 1)[drawn.places]
         labels = labels_of(assigned.targets, regions)
         targets = encode(_BOX_CODER, _boxes_of(assigned.targets, regions.image_of, regions.object_of), regions.boxes)
         codes = predictions["codes"].float()[torch.arange(len(labels), device=labels.device), labels]
         # Sums over numbers of which none is 0, and not means: with nothing drawn they are 0.
         num_anchors, num_regions = max(len(objectness), 1), max(len(labels), 1)
         return {
-            "rpn_classification": F.binary_cross_entropy_with_logits(objectness, assigned.is_object, reduction="sum")
+            "rpn_classification": F.binary_cross_entropy_with_logits(objectness, drawn.is_object, reduction="sum")
             / num_anchors,
-            "rpn_localization": _box_loss(of_anchors, assigned.codes, assigned.is_object) / num_anchors,
+            "rpn_localization": _box_loss(of_anchors, drawn.codes, drawn.is_object) / num_anchors,
             "classification": F.cross_entropy(predictions["logits"].float(), labels, reduction="sum") / num_regions,
             "localization": _box_loss(codes, targets, labels > 0) / num_regions,
         }

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _STRIDES = {3: 4, 4: 4, 6: 8, 7: 8, 9: 16, 10: 16, 11: 16, 12: 16}
 """Pixels to a cell of what those of SqueezeNet's features make that are Fire modules."""
 
+_LEVELS = 5
+"""Of a pyramid on a ResNet."""
+
 
 @dataclass(frozen=True)
 class SqueezeSsd(Detector):
@@ -92,8 +95,8 @@ class FasterRcnnFpn(Detector):
     freeze_batchnorm: bool = True
     """The backbone's batch norm keeps statistics, scale and shift of the weights that it starts from; False: it learns
     them, for a start from nothing with many images a tower."""
-    anchor_sizes: tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt] = (32, 64, 128, 256, 512)
-    """Of each level, in pixels of the network's input: the square root of an anchor's area."""
+    anchor_sizes: tuple[PositiveInt, ...] = (32, 64, 128, 256, 512)
+    """Of each of the five levels, in pixels of the network's input: the square root of an anchor's area."""
     aspect_ratios: tuple[PositiveFloat, ...] = (0.5, 1.0, 2.0)
     """Of anchors, height over width."""
     rpn_pre_nms_top_n_train: PositiveInt = 2000
@@ -120,6 +123,16 @@ class FasterRcnnFpn(Detector):
     """Detections of a class do not overlap by more."""
     box_detections_per_img: PositiveInt = 100
     """Detections of an image, at most."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.anchor_sizes) != _LEVELS or not self.aspect_ratios:
+            raise InputError(
+                f"Each of the {_LEVELS} levels of the feature pyramid has anchors of one size.",
+                given=f"{len(self.anchor_sizes)} anchor_sizes, {len(self.aspect_ratios)} aspect_ratios",
+                expected=f"{_LEVELS} sizes, and an aspect ratio at least",
+                hint="write anchor_sizes=[32, 64, 128, 256, 512] and aspect_ratios=[0.5, 1.0, 2.0], say",
+            )
 
     def proposals(self, *, training: bool) -> tuple[int, int]:
         """Return the candidates of each level and the proposals of an image."""

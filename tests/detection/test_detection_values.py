@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lockstep.detection.values import SqueezeSsd
+from lockstep.detection.values import FasterRcnnFpn, MaskRcnnFpn, SqueezeSsd
 from lockstep.errors import InputError
 
 
@@ -30,3 +30,12 @@ def test_features_have_torchvisions_names() -> None:
 def test_a_squeeze_ssd_needs_anchors_for_each_map(fields: dict[str, object]) -> None:
     with pytest.raises(InputError):
         SqueezeSsd(2, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fields", [{"anchor_sizes": (32, 64)}, {"aspect_ratios": ()}])
+@pytest.mark.parametrize("kind", [FasterRcnnFpn, MaskRcnnFpn])
+def test_a_pyramid_needs_anchors_on_each_level(
+    kind: type[FasterRcnnFpn | MaskRcnnFpn], fields: dict[str, tuple[int, ...]]
+) -> None:
+    with pytest.raises(InputError, match="Each of the 5 levels"):
+        kind(3, **fields)  # type: ignore[arg-type]
