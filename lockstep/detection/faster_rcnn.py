@@ -330,9 +330,9 @@ def faster_rcnn_fpn(settings: FasterRcnnFpn, generator: Generator) -> FasterRcnn
 
 
 def resnet_fpn_backbone(settings: FasterRcnnFpn, generator: Generator) -> BackboneWithFpn:
-    """Make a ResNet with a pyramid of the maps of its four layers, and of one more level."""
+    """Make a ResNet-50 with a pyramid of the maps of its four layers, and of one more level."""
     norm_layer = FrozenBatchNorm2d if settings.freeze_batchnorm else nn.BatchNorm2d
-    net = ResNet(settings.depth, norm_layer=norm_layer, generator=generator)
+    net = ResNet(50, norm_layer=norm_layer, generator=generator)
     body = IntermediateLayerGetter(net, {f"layer{number + 1}": str(number) for number in range(4)})
     fpn = FeaturePyramidNetwork((256, 512, 1024, 2048), CHANNELS, LastLevelMaxPool(), generator=generator)
     return BackboneWithFpn(body, fpn)

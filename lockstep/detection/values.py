@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -80,7 +80,7 @@ class SqueezeSsd(Detector):
 
 @dataclass(frozen=True)
 class FasterRcnnFpn(Detector):
-    """Torchvision's Faster R-CNN on a ResNet with a feature pyramid; fields have the names of its arguments.
+    """Torchvision's Faster R-CNN on a ResNet-50 with a feature pyramid; fields have the names of its arguments.
 
     Its losses are means over what each tower has drawn of the anchors and proposals of its images.
     """
@@ -90,8 +90,6 @@ class FasterRcnnFpn(Detector):
 
     num_classes: NumClasses
     """Without the background."""
-    depth: Literal[50, 101] = 50
-    """Layers of the ResNet."""
     freeze_batchnorm: bool = True
     """The backbone's batch norm keeps statistics, scale and shift of the weights that it starts from; False: it learns
     them, for a start from nothing with many images a tower."""
@@ -149,7 +147,7 @@ class FasterRcnnFpn(Detector):
 
 @dataclass(frozen=True)
 class MaskRcnnFpn(FasterRcnnFpn):
-    """Torchvision's Mask R-CNN on a ResNet with a feature pyramid; fields have the names of its arguments."""
+    """Torchvision's Mask R-CNN on a ResNet-50 with a feature pyramid; fields have the names of its arguments."""
 
     def build(self, seed: int) -> MaskRcnnNet:
         """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""

@@ -291,7 +291,7 @@ detectors = st.builds(detector, st.sampled_from([Ssd, FasterRcnn]), st.integers(
 )
 detectors |= st.builds(
     FasterRcnnFpn, st.integers(1, 90), aspect_ratios=st.tuples(shares), rpn_pre_nms_top_n_test=counts
-) | st.builds(MaskRcnnFpn, st.integers(1, 90), depth=st.sampled_from([50, 101]), box_nms_thresh=shares)
+) | st.builds(MaskRcnnFpn, st.integers(1, 90), freeze_batchnorm=st.booleans(), box_nms_thresh=shares)
 models_and_data = (
     st.tuples(models_of_photos, photos)
     | st.tuples(models_of_digits, digits)
