@@ -15,6 +15,7 @@ from lockstep.augmentations import AUGMENTATIONS
 from lockstep.checks import Checked
 from lockstep.description import Change, changes, described
 from lockstep.detection.configs import FasterRcnn, Ssd
+from lockstep.detection.values import SqueezeSsd
 from lockstep.errors import InputError
 from lockstep.images.augment import Augment
 from lockstep.losses.regularization import L1, L2
@@ -76,7 +77,7 @@ CLASSES_OF: Mapping[Any, tuple[type, ...]] = {
 SAID_ELSEWHERE: Mapping[tuple[type, str], str] = {(Towers, "count"): "num_towers"}
 """Fields of parts that are fields of the recipe itself instead."""
 
-Model = Mnist | LeNet | InceptionV3 | SqueezeNet | Torchvision | Timm | Ssd | FasterRcnn
+Model = Mnist | LeNet | InceptionV3 | SqueezeNet | Torchvision | Timm | Ssd | FasterRcnn | SqueezeSsd
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class Recipe(Checked):
     def _name_best(self) -> None:
         """Keep the best checkpoint where early stopping has to know which it is: by the first of the scores."""
         if self.evaluate.patience is not None and self.checkpoints.retention.best is None:
-            retention = replace(self.checkpoints.retention, best=f"validation/{self.task.score_names[0]}")
+            retention = replace(self.checkpoints.retention, best=f"validation/{self.task.main_score}")
             object.__setattr__(self, "checkpoints", replace(self.checkpoints, retention=retention))
 
     def _check_best(self) -> None:
