@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tiny_detector import Objects, build_tiny, make_loader, make_task, tiny_recipe, write_coco
 from torch import Tensor
 
@@ -102,10 +101,6 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
 def start(recipe: Recipe, workdir: Path) -> Any:
     leave()
     return Run(recipe, workdir, ls.join("cpu")).run(conclude=False)
-
-
-def weights(workdir: Path) -> bytes:
-    return (workdir / "checkpoints/step-00000002/model.safetensors").read_bytes()
 
 
 def test_a_run_says_that_it_fits_and_learns_the_same(

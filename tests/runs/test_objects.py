@@ -15,7 +15,10 @@ from tiny_detector import CATEGORIES, TinyDetector, build_tiny, tiny_recipe, wri
 from torch import Tensor
 
 import lockstep as ls
+from lockstep.checkpoints.retention import Retention
 from lockstep.detection.configs import FasterRcnn
+from lockstep.detection.detector import Detections
+from lockstep.recipes.parts import Checkpoints
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.run import Run
 from lockstep.workers.rank import leave
@@ -46,7 +49,6 @@ def rewritten(tmp_path: Path, change: Callable[[dict[str, Any]], object], name: 
 def test_the_share_of_objects_that_anchors_match_is_told(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "lockstep")
     start()
-    assert "objects 100.0 % overlap no anchor by half (IoU)" not in caplog.text
     assert "overlap no anchor by half (IoU), 0.0 % not by a twentieth" in caplog.text
 
 
@@ -98,8 +100,6 @@ def test_a_model_of_more_classes_than_the_data_is_told(
     rewritten(tmp_path, numbered_from_one)
     start(lambda recipe: replace(recipe, model=replace(recipe.model, num_classes=5))).run(conclude=False)
     assert "the model has 5 classes, the data 2 (model.num_classes=2)" in caplog.text
-    caplog.clear()
-    leave()
 
 
 def test_a_model_of_fewer_classes_than_the_data_is_refused(start: Start, tmp_path: Path) -> None:
@@ -141,3 +141,39 @@ def test_images_smaller_than_the_stem_are_refused(tmp_path: Path, monkeypatch: p
         tiny_recipe(tmp_path / "annotations.json")
     assert caught.value.what == "The images are too small for FasterRcnn."
     assert caught.value.given == "data.resizer=32"
+
+
+def test_the_best_checkpoint_needs_objects_to_validate_on(start: Start, tmp_path: Path) -> None:
+    def without_validation(recipe: Recipe) -> Recipe:
+        retention = Retention(best=f"validation/{recipe.task.score_names[0]}")
+        data, checkpoints = replace(recipe.data, validation=None), Checkpoints(retention=retention)  # type: ignore[type-var, call-arg]
+        return replace(recipe, data=data, checkpoints=checkpoints)
+
+    with pytest.raises(ls.InputError, match="there are no validation examples") as caught:
+        start(without_validation)
+    assert "checkpoints.retention.best='validation/PascalBoxes_Precision/mAP@0.5IOU'" in str(caught.value.given)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["boxes", "scores"])
+def test_detections_that_are_not_finite_name_their_example(
+    start: Start, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    found = TinyDetector.postprocess
+
+    def spoiled(self: TinyDetector, predictions: Any) -> Any:
+        return [each._replace(**{name: getattr(each, name) * float("nan")}) for each in found(self, predictions)]
+
+    monkeypatch.setattr(TinyDetector, "postprocess", spoiled)
+    with pytest.raises(ls.NonFiniteError, match=rf"The detector has found {name} on 7 that are not finite"):
+        start().run()
+
+
+def test_a_detector_that_finds_nothing_is_scored(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = TinyDetector.postprocess
+
+    def nothing(self: TinyDetector, predictions: Any) -> Any:
+        return [Detections(*(values[:0] for values in each[:3])) for each in found(self, predictions)]
+
+    monkeypatch.setattr(TinyDetector, "postprocess", nothing)
+    assert start().run().evaluation["PascalBoxes_Precision/mAP@0.5IOU"] == 0  # type: ignore[index]
