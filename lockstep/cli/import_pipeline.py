@@ -16,6 +16,7 @@ from lockstep.screen import write_lines
 
 if TYPE_CHECKING:
     from lockstep.recipes.messages import Row
+    from lockstep.recipes.pipeline_config import Imported
 
 _LONGEST_FILE = 1 << 20
 _LONGEST_VALUE = 32
@@ -29,6 +30,11 @@ def _add_arguments(importing: argparse.ArgumentParser) -> None:
         "--to", required=True, type=Path, metavar="RECIPE", help="the recipe's file, which ends in .toml"
     )
     importing.add_argument("--force", action="store_true", help="overwrite the file")
+    importing.add_argument(
+        "--substitute-model",
+        action="store_true",
+        help="take the nearest feature extractor where that of the config is not there; the report says which",
+    )
 
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
@@ -39,13 +45,23 @@ def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     path, target = arguments.path, arguments.to
     what = "A pipeline.config is imported as a recipe, a file of TOML."
     check_target(target, [".toml"], what, overwrite=arguments.force)
-    recipe, rows = import_pipeline(_text(path), str(path), path.name.removesuffix(path.suffix))
+    name = path.name.removesuffix(path.suffix)
+    made = import_pipeline(_text(path), str(path), name, substitute_model=arguments.substitute_model)
     with atomic_write(target, failure=InputError) as file:
-        file.write(to_toml(recipe).encode())
-    counts = Counter[str](row.outcome.fate for row in rows)
+        file.write(to_toml(made.recipe).encode())
+    counts = Counter[str](row.outcome.fate for row in made.rows)
     summary = ", ".join(f"{counts[fate]} {words}" for fate, words in _FATES.items())
-    write_lines([*_table(rows), f"{target}: {len(rows)} fields, {summary}"])
+    write_lines([*_table(made.rows), f"{target}: {len(made.rows)} fields, {summary}", *_more(made)])
     return 0
+
+
+def _more(made: Imported) -> Iterator[str]:
+    """What takes the place of parts that are not here, and why the recipe cannot be trained, if so."""
+    if made.substitutes:
+        fields = (f"{path}={'none' if value is None else value}" for path, value in made.substitutes.items())
+        yield f"substituted: {', '.join(fields)}"
+    if made.refusal:
+        yield from f"`lockstep train` refuses it: {made.refusal}".splitlines()
 
 
 def _text(path: Path) -> str:

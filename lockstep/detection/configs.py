@@ -278,6 +278,13 @@ class Ssd(Detector):
     """Train on the regularizers of the layers; of the training's configuration."""
     quantization: Quantization | None = None
 
+    def check_supported(self) -> None:
+        """Refuse a detector that cannot be trained, with the reason."""
+        from lockstep.detection.supported import check_supported
+
+        check_supported(self)
+        super().check_supported()
+
 
 @dataclass(frozen=True)
 class FasterRcnn(Detector):
@@ -326,3 +333,10 @@ class FasterRcnn(Detector):
     add_regularization_loss: bool = True
     """Train on the regularizers of the layers; of the training's configuration."""
     quantization: Quantization | None = None
+
+    def check_supported(self) -> None:
+        """Refuse a detector that cannot be trained, with the reason."""
+        from lockstep.detection.supported import check_supported
+
+        check_supported(self)
+        super().check_supported()

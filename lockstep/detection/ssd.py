@@ -66,7 +66,7 @@ class SsdSettings:
     """The net takes blue, green, red, as Caffe's do."""
 
 
-class Assigned(NamedTuple):
+class AnchorTargets(NamedTuple):
     """What each anchor of each image learns."""
 
     anchors: Tensor
@@ -113,7 +113,7 @@ class SsdNet(DetectionModel):
         return torch.cat(anchors_on(device, self.settings.anchor_generator, self._feature_shapes[shape], shape))
 
     @torch.no_grad()
-    def assign(self, targets: Targets) -> Assigned:
+    def assign(self, targets: Targets) -> AnchorTargets:
         """Find what each anchor learns: one image after the other where anchors are compared with objects."""
         settings, device = self.settings, targets.boxes[0].device
         anchors = self.anchors(targets.shape, device)
@@ -125,7 +125,7 @@ class SsdNet(DetectionModel):
         boxes = torch.cat([anchors.new_zeros(1, 4), *targets.boxes])[rows]
         weights = torch.cat([anchors.new_zeros(1), *targets.weights])[rows]
         of_background = torch.where(matches == IGNORED, 0.0, settings.negative_class_weight)
-        return Assigned(
+        return AnchorTargets(
             anchors,
             matches,
             torch.where(is_matched[..., None], boxes, anchors),
@@ -146,7 +146,7 @@ class SsdNet(DetectionModel):
         is_background[0] = float(background == "class")
         return torch.cat([is_background, of_objects], 1)
 
-    def counts(self, assigned: Assigned) -> Mapping[str, Tensor]:
+    def counts(self, assigned: AnchorTargets) -> Mapping[str, Tensor]:
         """Count the anchors that learn an object, by their weights."""
         if not self.settings.normalize_loss_by_num_matches:
             return {}
@@ -154,14 +154,14 @@ class SsdNet(DetectionModel):
         codes = code_size(self.settings.box_coder) if self.settings.normalize_loc_loss_by_codesize else 1
         return {"classification": number, "localization": number * codes}
 
-    def forward(self, inputs: Tensor, assigned: Assigned | None = None) -> dict[str, Any]:
+    def forward(self, inputs: Tensor, assigned: AnchorTargets | None = None) -> dict[str, Any]:
         """Predict logits, codes of boxes, and the anchors that they are relative to."""
         check_images(type(self).__name__, inputs, channels=3, smallest=1)
         logits, codes = self.head(in_order(self.backbone(inputs)))
         shape = (inputs.shape[2], inputs.shape[3])
         return {"logits": logits, "codes": codes, "anchors": self.anchors(shape, inputs.device), "shape": shape}
 
-    def losses(self, predictions: Mapping[str, Any], assigned: Assigned) -> dict[str, Tensor]:
+    def losses(self, predictions: Mapping[str, Any], assigned: AnchorTargets) -> dict[str, Tensor]:
         """Compute the sums of the losses of classes and boxes over the anchors that count."""
         loss, coder = self.settings.loss, self.settings.box_coder
         logits, codes = predictions["logits"].float(), predictions["codes"].float()

@@ -40,7 +40,7 @@ class SqueezeNetMaps(nn.Module):
 
     def __init__(self, layers: Sequence[int], num_extra: int = 0, extra_channels: int = 256) -> None:
         super().__init__()
-        self.features = squeezenet_features()[: layers[-1] + 1]
+        self.features = nn.Sequential(*list(squeezenet_features())[: layers[-1] + 1])
         self._layers = frozenset(layers)
         fires = [self.features[layer] for layer in layers]
         channels = [2 * fire.expand1x1.out_channels for fire in fires if isinstance(fire, Fire)]

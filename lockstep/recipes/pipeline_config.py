@@ -17,6 +17,8 @@ from lockstep.augmentations.ssd_crops import (
     SsdRandomCropOperation,
     SsdRandomCropPadOperation,
 )
+from lockstep.detection.configs import Detector
+from lockstep.detection.supported import substituted, substitutes
 from lockstep.errors import InputError
 from lockstep.images.augment import Augment, HorizontalFlip
 from lockstep.inline_toml import kind_name
@@ -56,15 +58,20 @@ class Imported(NamedTuple):
 
     recipe: Recipe
     rows: list[Row]
+    substitutes: Mapping[str, object]
+    """Fields of the recipe, by their paths, that make up for a feature extractor that is not here."""
+    refusal: InputError | None
+    """Why the recipe's model cannot be trained; None if it can."""
 
 
-def import_pipeline(text: str, source: str, name: str) -> Imported:
+def import_pipeline(text: str, source: str, name: str, *, substitute_model: bool = False) -> Imported:
     """Make a recipe of a pipeline.config.
 
     Args:
         text: in the text format of protocol buffers.
         source: the name of its file, for messages.
         name: of the recipe; signs that the name of a folder cannot have are replaced.
+        substitute_model: take the nearest feature extractor where that of the file is not there, and fresh weights.
 
     Raises:
         InputError: a value that its field does not take, or a part that is missing; InputErrors where there are
@@ -80,6 +87,10 @@ def import_pipeline(text: str, source: str, name: str) -> Imported:
         }
     )
     model = replace(told.detector.model, add_regularization_loss=train.add_regularization_loss)
+    others = substitutes(model) if substitute_model else {}
+    if others:
+        _report_substitutes(reader, model.feature_extractor.type, others)
+        model, parts["training"]["warm_start"] = substituted(model), None
     recipe = _told_of(
         source,
         lambda: Recipe(
@@ -91,7 +102,27 @@ def import_pipeline(text: str, source: str, name: str) -> Imported:
             **parts["training"],
         ),
     )
-    return Imported(recipe, reader.rows)
+    return Imported(recipe, reader.rows, {f"model.{path}": value for path, value in others.items()}, _refusal(model))
+
+
+def _refusal(model: Detector) -> InputError | None:
+    try:
+        model.check_supported()
+    except InputError as error:
+        return error
+    return None
+
+
+def _report_substitutes(reader: MessageReader, extractor: str, others: Mapping[str, object]) -> None:
+    """Say of each field of the model that another value takes the place of its own, and of the weights that none do."""
+    for row in reader.rows:
+        for path, value in others.items():
+            if row.outcome.fate == "mapped" and f"{row.outcome.text}.".startswith(f"model.{path}."):
+                instead = "none" if value is None else value
+                why = f"there is no {extractor} here; model.{path} is {instead} in its place"
+                reader.revise(row.field, not_mapped(why), row.value)
+    for name in ("fine_tune_checkpoint", *training.OF_FIRST_WEIGHTS):
+        reader.revise(f"train_config.{name}", not_mapped(f"its weights are those of {extractor}"))
 
 
 class _Told(NamedTuple):
@@ -185,9 +216,8 @@ def _training(reader: MessageReader, told: _Told) -> dict[str, Any]:
 def _left_out(train: messages.TrainConfig) -> dict[str, FieldOutcome]:
     """Say which fields of the training are not in its recipe because of what others say."""
     outcomes: dict[str, FieldOutcome] = {}
-    first_weights = ("from_detection_checkpoint", "load_all_detection_checkpoint_vars", "fine_tune_checkpoint_type")
     if not train.fine_tune_checkpoint:
-        outcomes |= dict.fromkeys(first_weights, no_effect("no fine_tune_checkpoint is named"))
+        outcomes |= dict.fromkeys(training.OF_FIRST_WEIGHTS, no_effect("no fine_tune_checkpoint is named"))
     elif train.fine_tune_checkpoint_type not in ("", "classification", "detection"):
         why = "it is neither classification nor detection; the weights are taken as those of a classifier"
         outcomes["fine_tune_checkpoint_type"] = not_mapped(why)

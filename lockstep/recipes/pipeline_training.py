@@ -26,6 +26,8 @@ from lockstep.recipes import pipeline_messages as messages
 from lockstep.recipes.parts import Checkpoints, InitialWeights
 from lockstep.weights.warm_start import WarmStart
 
+OF_FIRST_WEIGHTS = ("from_detection_checkpoint", "load_all_detection_checkpoint_vars", "fine_tune_checkpoint_type")
+"""The fields that say what `fine_tune_checkpoint` is, and what is taken of it."""
 _BIASES = r"bias$"
 
 

@@ -18,9 +18,9 @@ PETS = FIXTURES / "mask_rcnn_resnet101_pets.config"
 def test_the_recipe_is_written_and_each_field_has_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "pets.toml"
     assert main(["import", "pipeline", str(PETS), "--to", str(target)]) == 0
-    head, *lines, summary = capsys.readouterr().out.splitlines()
+    head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == ["line", "field", "value", "becomes"]
-    assert summary == f"{target}: 68 fields, 66 mapped, 2 without effect here, 0 not mapped"
+    assert f"{target}: 68 fields, 66 mapped, 2 without effect here, 0 not mapped" in lines
     rows = {(*line.split(maxsplit=3),) for line in lines}
     assert ("105", "initial_learning_rate", "0.0007", "optimizer.lr.values") in rows
     assert ("108", "learning_rate", "0.00007", "optimizer.lr.values") in rows
@@ -37,14 +37,32 @@ def test_the_table_in_the_docs_is_what_is_printed(tmp_path: Path, capsys: pytest
     assert set(shown.splitlines()) <= set(printed)
 
 
-def test_training_by_it_is_refused_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    target = str(tmp_path / "pets.toml")
-    assert main(["import", "pipeline", str(PETS), "--to", target]) == 0
+def test_training_what_cannot_be_trained_is_refused_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, quantized = str(tmp_path / "faces.toml"), next(FIXTURES.glob("facessd*.config"))
+    assert main(["import", "pipeline", str(quantized), "--to", target]) == 0
+    reason = "Detectors are not trained for whole numbers (quantization) here."
+    assert f"`lockstep train` refuses it: {reason}\n" in capsys.readouterr().out
     assert main(["train", target, "--workdir", str(tmp_path / "run")]) == 2
-    assert "Detectors of this kind are not trained by this version of Lockstep yet." in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith(f"error: {reason}")
     assert not (tmp_path / "run").exists()
     assert main(["train", target, "--print-recipe"]) == 0
     assert capsys.readouterr().out == Path(target).read_text()
+
+
+def test_the_nearest_feature_extractor_is_taken_where_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, target = FIXTURES / "ssd_inception_v2_coco.config", tmp_path / "ssd.toml"
+    assert main(["import", "pipeline", str(config), "--to", str(target)]) == 0
+    assert "ssd_inception_v3 is the nearest" in capsys.readouterr().out
+    assert main(["import", "pipeline", str(config), "--to", str(target), "--substitute-model", "--force"]) == 0
+    printed = capsys.readouterr().out
+    assert "substituted: model.feature_extractor.type=ssd_inception_v3\n" in printed
+    assert "not mapped: its weights are those of ssd_inception_v2" in printed
+    assert "There is no feature extractor" not in printed
+    assert load(target).warm_start is None
 
 
 def test_a_file_that_is_there_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from lockstep.detection.configs import (
 )
 from lockstep.detection.detector import Targets
 from lockstep.detection.nms import postprocess
-from lockstep.detection.ssd import Assigned, SsdHead, SsdNet, SsdSettings
+from lockstep.detection.ssd import AnchorTargets, SsdHead, SsdNet, SsdSettings
 from lockstep.detection.values import SqueezeSsd
 
 CELL, CLASSES, SHAPE = 8, 2, (16, 24)
@@ -62,7 +62,7 @@ OBJECTS = ([([0.0, 0.0, 8.0, 8.0], 1), ([8.0, 9.0, 16.0, 17.0], 2)], [], [([1.0,
 """The second object is most like anchor 6 of anchors 0 to 11, two a cell; the third like anchor 4."""
 
 
-def run(net: SsdNet, *images: list[tuple[list[float], int]]) -> tuple[dict[str, Tensor], Assigned, dict[str, Any]]:
+def run(net: SsdNet, *images: list[tuple[list[float], int]]) -> tuple[dict[str, Tensor], AnchorTargets, dict[str, Any]]:
     inputs = torch.randn(len(images), 3, *SHAPE, generator=torch.Generator().manual_seed(1))
     assigned = net.assign(targets_of(*images))
     predictions = net(inputs, assigned)

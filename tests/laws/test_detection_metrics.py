@@ -1,4 +1,7 @@
-"""The law of evaluation, for detections: the same bits for every number of workers and every micro-batch."""
+"""The law of evaluation, for detections: the same bits for every number of workers and every micro-batch.
+
+What is found on an image depends on no other image.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_detector import TinyDetector, write_coco
 from torch import nn
 
 import lockstep as ls
+from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
 from lockstep.data.loader import Loader
 from lockstep.readers.detection import DetectionReader
 from lockstep.readers.reader import Arrays
+from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.parts import DetectionEvaluation
+from lockstep.recipes.tasks import KEPT, Detection
 
 CATEGORIES = {1: "cat", 2: "dog"}
 COCO = Path(__file__).parent.parent / "fixtures/coco"
@@ -89,3 +97,44 @@ def test_the_annotations_of_a_reader_are_scored_as_they_stand() -> None:
     for name, prefix in zip(names, ("DetectionBoxes", "DetectionMasks", "PascalBoxes"), strict=True):
         mean = "mAP@0.5IOU" if prefix == "PascalBoxes" else "mAP"
         assert result[f"{name}/{prefix}_Precision/{mean}"] == pytest.approx(1)
+
+
+def found_by(resizer: FixedShapeResizer | KeepAspectRatioResizer, path: Path, micro_batch: int) -> tuple[Any, Any]:
+    """The values of the metrics in hexadecimal, and on the chief what was found on each image."""
+    torch.set_num_threads(1)
+    data = DetectionData(train=str(path), validation=str(path), resizer=resizer)
+    how = DetectionEvaluation(("coco_detection_metrics", "pascal_voc_detection_metrics"), export_path="unused")
+    reader = data.reader("validation", 2)
+    task = Detection(data, 2, how).with_metrics({1: "red", 2: "green"}, {})
+    loader = Loader(reader, batch_size=micro_batch, augment=data.evaluation(), num_processes=0)
+    state = ls.TrainState(TinyDetector(), ls.optim.SGD(0.1))
+    result = task.named(ls.evaluate(state, task.score, loader, metrics=task.metrics))
+    kept: Any = task.metrics[KEPT]
+    return {name: value.hex() for name, value in result.scores.items()}, [
+        (image.source_id, *(column.tolist() for column in image.found[:3])) for image in kept
+    ]
+
+
+FIXED, VARIED = FixedShapeResizer(32, 48), KeepAspectRatioResizer(24, 40)
+PADDED = KeepAspectRatioResizer(24, 40, pad_to_max_dimension=True)
+
+
+@pytest.mark.parametrize("resizer", [FIXED, VARIED, PADDED], ids=["one size", "own sizes", "padded"])
+def test_what_is_found_on_an_image_depends_on_no_other(tmp_path: Path, resizer: Any) -> None:
+    path = write_coco(tmp_path, 7)
+    scores, alone = found_by(resizer, path, 1)
+    assert 0 <= float.fromhex(scores["DetectionBoxes_Recall/AR@10"]) < 1
+    assert [image_id for image_id, *_ in alone] == [str(7 * number) for number in range(1, 8)]
+    assert sum(len(boxes) for _, boxes, *_ in alone) > 10
+    for micro_batch in (3, 7):
+        for one, other in zip(alone, found_by(resizer, path, micro_batch)[1], strict=True):
+            assert one[2] == other[2], "labels"
+            for ours, theirs in zip(one[1:], other[1:], strict=True):
+                torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.process
+def test_all_workers_score_what_one_finds(tmp_path: Path, run_workers: Callable[..., list[Any]]) -> None:
+    path = write_coco(tmp_path, 7)
+    alone = found_by(VARIED, path, 2)
+    assert run_workers(found_by, 2, VARIED, path, 2) == [alone, (alone[0], [])]

@@ -1,0 +1,141 @@
+"""A detector of few parameters, and COCO's annotations of images that it can learn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d, binary_cross_entropy_with_logits, smooth_l1_loss
+
+from lockstep.augmentations.resizers import FixedShapeResizer
+from lockstep.detection.box_configs import GridAnchorGenerator
+from lockstep.detection.configs import FasterRcnn
+from lockstep.detection.detector import DetectionModel, Detections, Targets
+from lockstep.detection.layer_configs import FasterRcnnFeatureExtractor
+from lockstep.detection.nms import multiclass_nms
+from lockstep.optim import SGD, MovingAverage
+from lockstep.progress import Interval, Steps
+from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.parts import DataLoading, DetectionEvaluation, Evaluate
+from lockstep.recipes.recipe import Recipe
+
+CATEGORIES = {3: "red", 90: "green"}
+
+
+class TinyDetector(DetectionModel):
+    """Predicts for each cell of a grid which class is there, and how its object differs from the cell."""
+
+    def __init__(self, num_classes: int = 2, cells: int = 4, seed: int = 0) -> None:
+        super().__init__()
+        self.num_classes, self.cells = num_classes, cells
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.features = nn.Conv2d(3, 8, 3, padding=1)
+            self.head = nn.Conv2d(8, num_classes + 4, 1)
+
+    def preprocess(self, images: Tensor) -> Tensor:
+        return images / 255 - 0.5
+
+    def anchors(self, shape: Sequence[int]) -> Tensor:
+        height, width = (side / self.cells for side in shape)
+        y, x = torch.meshgrid(*[torch.arange(self.cells)] * 2, indexing="ij")
+        return torch.stack([y * height, x * width, (y + 1) * height, (x + 1) * width], -1).view(-1, 4)
+
+    def assign(self, targets: Targets) -> Any:
+        cells = self.cells
+        classes = torch.zeros(len(targets), cells**2, self.num_classes)
+        boxes = torch.zeros(len(targets), cells**2, 4)
+        for row, own in enumerate(targets.boxes):
+            centres = (own[:, :2] + own[:, 2:]) / 2
+            y, x = ((centres * cells / torch.tensor(targets.shape)).long().clamp(0, cells - 1)).unbind(1)
+            classes[row, y * cells + x] = targets.classes[row]
+            boxes[row, y * cells + x] = own - self.anchors(targets.shape)[y * cells + x]
+        return classes, boxes
+
+    def counts(self, assigned: Any) -> Mapping[str, Tensor]:
+        num_found = assigned[0].amax(2).sum().clamp(min=1)
+        return {"classification": num_found, "localization": num_found}
+
+    def forward(self, inputs: Tensor, assigned: Any = None) -> Mapping[str, Any]:
+        pooled = adaptive_avg_pool2d(self.features(inputs).relu(), self.cells)
+        found = self.head(pooled).flatten(2).transpose(1, 2)
+        return {
+            "logits": found[..., : self.num_classes],
+            "offsets": found[..., self.num_classes :],
+            "shape": inputs.shape[2:],
+        }
+
+    def losses(self, predictions: Mapping[str, Any], assigned: Any) -> Mapping[str, Tensor]:
+        classes, boxes = assigned
+        shift = smooth_l1_loss(predictions["offsets"], boxes, reduction="none").sum(2)
+        return {
+            "classification": binary_cross_entropy_with_logits(predictions["logits"], classes, reduction="sum"),
+            "localization": (shift * classes.amax(2)).sum(),
+        }
+
+    def postprocess(self, predictions: Mapping[str, Any]) -> Sequence[Detections]:
+        boxes = self.anchors(predictions["shape"]) + predictions["offsets"]
+        scores = predictions["logits"].sigmoid()
+        return [
+            multiclass_nms(own[:, None], each, score_threshold=0.01, iou_threshold=0.5, max_detections=10)
+            for own, each in zip(boxes, scores, strict=True)
+        ]
+
+
+def write_coco(folder: Path, num_images: int, sides: tuple[int, int] | None = None) -> Path:
+    """Write images with red and green rectangles, and their annotations; returns the path of these.
+
+    Args:
+        folder: for the images and the annotations.
+        num_images: their ids are 7, 14, ...
+        sides: height and width; None: each image has sides of its own.
+    """
+    rng = np.random.default_rng(0)
+    images, annotations = list[dict[str, Any]](), list[dict[str, Any]]()
+    for number in range(1, num_images + 1):
+        height, width = sides or rng.integers(24, 56, 2).tolist()
+        pixels = np.full((height, width, 3), 60, np.uint8)
+        for _ in range(rng.integers(0, 4)):
+            box_height, box_width = rng.integers(6, 16, 2).tolist()
+            top, left = int(rng.integers(0, height - box_height)), int(rng.integers(0, width - box_width))
+            category = list(CATEGORIES)[int(rng.integers(0, 2))]
+            pixels[top : top + box_height, left : left + box_width] = (250, 0, 0) if category == 3 else (0, 250, 0)
+            annotation = {"id": len(annotations) + 1, "image_id": 7 * number, "category_id": category, "iscrowd": 0}
+            annotations.append(
+                annotation | {"bbox": [left, top, box_width, box_height], "area": box_width * box_height}
+            )
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+        images.append({"id": 7 * number, "file_name": f"{number}.png", "height": height, "width": width})
+    categories = [{"id": number, "name": name} for number, name in CATEGORIES.items()]
+    path = folder / "annotations.json"
+    path.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
+    return path
+
+
+def tiny_recipe(annotations: Path, **evaluation: Any) -> Recipe:
+    """A recipe whose model is the tiny detector once `FasterRcnn.build` is `build_tiny`."""
+    path = str(annotations)
+    return Recipe(
+        name="tiny",
+        model=FasterRcnn(2, FasterRcnnFeatureExtractor("faster_rcnn_resnet50"), GridAnchorGenerator()),
+        data=DetectionData(train=path, validation=path, resizer=FixedShapeResizer(32, 48)),
+        optimizer=SGD(0.01),
+        batch_size=4,
+        num_towers=2,
+        num_workers=1,
+        device="cpu",
+        feed=DataLoading(num_processes=0),
+        end=Steps(4),
+        average=MovingAverage(0.9),
+        evaluate=Evaluate(every=Interval(2, "steps"), detection=DetectionEvaluation(**evaluation)),
+    )
+
+
+def build_tiny(model: FasterRcnn, seed: int) -> TinyDetector:
+    return TinyDetector(model.num_classes, seed=seed)
