@@ -136,7 +136,9 @@ def test_merged_boxes_have_no_masks_or_keypoints(record: str, options: dict[str,
 def test_what_a_batch_does_not_have_is_named() -> None:
     """The reference raises where a model asks for ground truth that nobody has provided."""
     with pytest.raises(MissingFieldError, match="boxes"):
-        Targets.of(Batch({"image": torch.zeros(1, 3, SIDE, SIDE)}, position=0, batch_size=1, towers=range(1)), (1, 1), [])
+        Targets.of(
+            Batch({"image": torch.zeros(1, 3, SIDE, SIDE)}, position=0, batch_size=1, towers=range(1)), (1, 1), []
+        )
 
 
 def test_the_model_is_built_once_whatever_the_towers(record: str) -> None:
