@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from lockstep.augmentations import (
-    HorizontalFlip,
+from lockstep.augmentations.colours import (
     RandomAdjustBrightness,
     RandomAdjustContrast,
     RandomAdjustSaturation,
     RandomDistortColor,
-    RandomIoUCrop,
-    RandomVerticalFlip,
 )
 from lockstep.augmentations.resizers import FixedShapeResizer
+from lockstep.augmentations.turns import RandomVerticalFlip
+from lockstep.augmentations.zoom import RandomIoUCrop
 from lockstep.detection.values import SqueezeSsd
+from lockstep.images.augment import HorizontalFlip
 from lockstep.optim import SGD, ClipGlobalNorm, Cosine, MovingAverage
 from lockstep.parallel.towers import Towers
 from lockstep.progress import Epochs, Interval
