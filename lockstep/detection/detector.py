@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.images.objects import as_ragged
-from lockstep.weights.name_maps import NameMap
+from lockstep.weights.names import NameMap
 
 
 class Detections(NamedTuple):

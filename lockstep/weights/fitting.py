@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from lockstep.weights.assignment import select_variables
-from lockstep.weights.name_maps import SHIPPED, NameMap
-from lockstep.weights.names import Destination, Rename, apply_renames, find_prefixes, swap_prefix
+from lockstep.weights.name_maps import SHIPPED
+from lockstep.weights.names import Destination, NameMap, Rename, apply_renames, find_prefixes, swap_prefix
 from lockstep.weights.source import WeightSource
 from lockstep.weights.warm_start import Takes, WarmStart
 
