@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -118,7 +119,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Monitoring(Checked):
-    """How often a run reports, and how long it may make no progress."""
+    """How often a run reports, how long it may make no progress, and whether it looks for the memory that it needs."""
 
     console: Interval = _TEN_STEPS
     """A line on the screen; a live bar follows every step."""
@@ -137,6 +138,9 @@ class Monitoring(Checked):
     hang_seconds: NonNegativeFloat = 600.0
     """A worker that stays longer at one step and phase is ended (six times as long in slow phases), and so is a loader
     process that reads longer at one example; 0: never."""
+    probe_memory: bool = True
+    """Compute the largest batch of a detector's run before its first step, so that it ends there if memory is lacking:
+    images as large as they can be, each with the most objects. The images of classifiers have one size."""
 
 
 DetectionMetrics = Literal[
@@ -155,6 +159,23 @@ DetectionMetrics = Literal[
     "coco_keypoint_metrics",
 ]
 """The names in `lockstep.metrics.detection_sets`, here because that takes numpy to import."""
+_PASCAL, _COCO = "Precision/mAP@0.5IOU", "Precision/mAP"
+MAIN_SCORES: Mapping[DetectionMetrics, str] = {
+    "pascal_voc_metrics": f"PascalBoxes_{_PASCAL}",
+    "pascal_voc_detection_metrics": f"PascalBoxes_{_PASCAL}",
+    "weighted_pascal_voc_detection_metrics": f"WeightedPascalBoxes_{_PASCAL}",
+    "pascal_voc_instance_segmentation_metrics": f"PascalMasks_{_PASCAL}",
+    "weighted_pascal_voc_instance_segmentation_metrics": f"WeightedPascalMasks_{_PASCAL}",
+    "open_images_metrics": f"OpenImagesV2_{_PASCAL}",
+    "open_images_V2_detection_metrics": f"OpenImagesV2_{_PASCAL}",
+    "oid_V2_detection_metrics": f"OpenImagesV2_{_PASCAL}",
+    "oid_challenge_object_detection_metrics": f"OpenImagesChallenge2018_{_PASCAL}",
+    "oid_challenge_detection_metrics": f"OpenImagesChallenge2018_{_PASCAL}",
+    "coco_detection_metrics": f"DetectionBoxes_{_COCO}",
+    "coco_mask_metrics": f"DetectionMasks_{_COCO}",
+    "coco_keypoint_metrics": f"Keypoints_{_COCO}",
+}
+"""The score of each metric that says which checkpoint is the best."""
 
 
 @dataclass(frozen=True)

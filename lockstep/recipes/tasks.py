@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
-from torch.nn.functional import pad
 
 from lockstep.errors import InputError
 from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.ragged import Ragged
-from lockstep.recipes.parts import CrossEntropy, DetectionEvaluation
+from lockstep.recipes.parts import MAIN_SCORES, CrossEntropy, DetectionEvaluation
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from lockstep.detection.detector import DetectionModel, Detections
-    from lockstep.evaluation.evaluate import Evaluation
     from lockstep.images.augment import Augment
     from lockstep.recipes.detection import DetectionData
     from lockstep.recipes.recipe import Recipe
@@ -30,9 +28,10 @@ if TYPE_CHECKING:
 
 CONFUSION, MISTAKES = "confusion", "mistakes"
 """Outputs of `score_in_detail`: the inputs of a confusion matrix, and of a list of the worst mistakes."""
+ASSIGNED = "assigned"
+"""The field of a tower's batch with what its detector has found of the objects before the forward pass."""
 KEPT = "kept detections"
 """The metric that keeps the detections of an evaluation."""
-_ASSIGNED = "assigned"
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,8 @@ class Classification:
 
     details = (CONFUSION, MISTAKES)
     """What `score_in_detail` gives beside the scores."""
-    unused = ()
-    """Fields of a recipe that say nothing for this task."""
+    unused: ClassVar[Mapping[str, Any]] = {}
+    """Fields of a recipe that say nothing for this task, with their defaults."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
@@ -72,6 +71,11 @@ class Classification:
             )
 
     @property
+    def main_score(self) -> str:
+        """The score that says which checkpoint is the best, where the recipe names none."""
+        return self.score_names[0]
+
+    @property
     def score_names(self) -> Sequence[str]:
         """Names of the scores: "top1", and the others."""
         return [f"top{k}" for k in self.top]
@@ -79,10 +83,6 @@ class Classification:
     def with_metrics(self, classes: Mapping[int, str], metrics: Mapping[str, Metric]) -> Self:
         """Take the metrics of a script: they get the logits and the labels of all examples."""
         return replace(self, metrics=metrics)
-
-    def named(self, result: Evaluation) -> Evaluation:
-        """Leave the names of the scores as they are."""
-        return result
 
     def targets(self) -> Sequence[Augment]:
         """Return nothing: labels are the targets."""
@@ -157,7 +157,7 @@ class Detection:
     """Metrics of all detections, by name."""
 
     details = ()
-    unused = ("loss", "evaluate.top", "evaluate.flip")
+    unused: ClassVar[Mapping[str, Any]] = {"loss": CrossEntropy(), "evaluate.top": (1,), "evaluate.flip": False}
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
@@ -166,7 +166,12 @@ class Detection:
         return cls(data, recipe.model.num_classes, recipe.evaluate.detection or DetectionEvaluation())
 
     def check(self, recipe: Recipe) -> None:
-        """Accept any recipe: what a classifier's fields say is not looked at."""
+        """Accept any recipe: whether its model is a detector is looked at where a run begins."""
+
+    @property
+    def main_score(self) -> str:
+        """The mean average precision of the first metric."""
+        return MAIN_SCORES[self.evaluation.metrics[0]] if self.evaluation.metrics else ""
 
     @property
     def score_names(self) -> Sequence[str]:
@@ -188,13 +193,6 @@ class Detection:
         kept: Mapping[str, Any] = {} if most == 0 else {KEPT: KeptDetections(most)}
         return replace(self, metrics={**made, **metrics, **kept})
 
-    def named(self, result: Evaluation) -> Evaluation:
-        """Give the scores of the metrics that the recipe names their names in the Object Detection API, alone."""
-        computed: dict[str, Any] = {}
-        for name, value in result.computed.items():
-            computed |= value if name in (*self.evaluation.metrics, KEPT) else {name: value}
-        return replace(result, computed=computed)
-
     def targets(self) -> Sequence[Augment]:
         """Return what makes the targets of the losses of a batch's objects."""
         return [self.data.targets(self.num_classes)]
@@ -202,7 +200,7 @@ class Detection:
     def losses(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Compute the detector's losses: sums where it counts, means elsewhere."""
         detector: DetectionModel = model  # type: ignore[assignment]
-        assigned = batch[_ASSIGNED] if _ASSIGNED in batch else _assigned(detector, batch)
+        assigned = batch[ASSIGNED] if ASSIGNED in batch else _assigned(detector, batch)
         return detector.losses(detector(network_input(detector, self.data.inputs(batch)), assigned), assigned)
 
     def counts(self, model: nn.Module) -> CountFunction:
@@ -210,8 +208,8 @@ class Detection:
         detector: DetectionModel = model  # type: ignore[assignment]
 
         def count(batch: Batch) -> Mapping[str, float | Tensor]:
-            batch[_ASSIGNED] = _assigned(detector, batch)
-            return detector.counts(batch[_ASSIGNED])
+            batch[ASSIGNED] = _assigned(detector, batch)
+            return detector.counts(batch[ASSIGNED])
 
         return count
 
@@ -269,7 +267,11 @@ def network_input(model: DetectionModel, images: Tensor | Sequence[Tensor]) -> T
 
 def _padded(images: Tensor, shape: tuple[int, int]) -> Tensor:
     height, width = images.shape[2:]
-    return images if (height, width) == shape else pad(images, (0, shape[1] - width, 0, shape[0] - height))
+    return (
+        images
+        if (height, width) == shape
+        else torch.nn.functional.pad(images, (0, shape[1] - width, 0, shape[0] - height))
+    )
 
 
 def _input_shape(model: DetectionModel, images: Tensor | Sequence[Tensor]) -> tuple[int, int]:

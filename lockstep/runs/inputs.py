@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from lockstep.checks import check_one_of, check_together
@@ -15,7 +16,7 @@ from lockstep.detection.configs import Detector
 from lockstep.errors import DataError, InputError, NotFoundError, WorkdirError
 from lockstep.inline_toml import kind_name
 from lockstep.listing import hint_for_path, shorten
-from lockstep.metrics.metric import NO_METRICS, Metric
+from lockstep.metrics.metric import NO_METRICS, Metric, score_name
 from lockstep.models import Timm, Torchvision
 from lockstep.readers.paths import class_folders, is_folder
 from lockstep.recipes.data import ImageData
@@ -78,14 +79,14 @@ def check_best(recipe: Recipe, *, has_validation: bool, metrics: Mapping[str, Me
             expected="validation examples, or a run without best checkpoints",
             hint="--set data.validation=PATH; or --set checkpoints.retention.best=none",
         )
-    if best is None:
+    if best in (None, f"validation/{recipe.task.main_score}"):
         return
     names = [*recipe.task.score_names]
     for name, metric in metrics.items():
         keys = getattr(metric, "score_names", None)
         if keys is None and best.startswith(f"validation/{name}/"):
             return  # perhaps it computes a mapping with this key
-        names += [name] if keys is None else [f"{name}/{key}" for key in keys]
+        names += [name] if keys is None else [score_name(name, key) for key in keys]
     check_one_of("checkpoints.retention.best", best, [f"validation/{name}" for name in names])
 
 
@@ -101,14 +102,33 @@ def check_same_classes(split: str, scored: Sequence[str], trained: Sequence[str]
             )
 
 
+def check_same_labels(split: str, scored: Mapping[int, str], trained: Mapping[int, str]) -> None:
+    """Refuse objects whose classes have other labels than those to train on, as far as both have names."""
+    labels = {name: label for label, name in trained.items()}
+    for label, name in scored.items():
+        if trained.get(label, name) != name or labels.get(name, label) != label:
+            ours = f"label {label} is {trained[label]!r}" if label in trained else f"{name!r} has label {labels[name]}"
+            raise DataError(
+                f"The classes of the {split} objects have other labels than those to train on.",
+                given=f"label {label} is {name!r}; {ours} to train on",
+                expected=f"the same label for each class in both: {shorten(list(trained.values()))}",
+                hint="--set data.label_map=PATH, a label map with the names of all classes; or repair the ids of the "
+                "categories",
+            )
+
+
 def unused_classes(recipe: Recipe, classes: Sequence[str]) -> str:
     """Say that the model has classes without examples, of which one may be meant; "" where it has none.
 
     Args:
         recipe: of the run.
-        classes: their names in the data; none where they are not known.
+        classes: their names in the data, from label 0 on; none where they are not known.
     """
     given, offset = recipe.model.num_classes, getattr(recipe.data, "labels_offset", 0)
+    if recipe.data.task is Detection:  # label 0 is that of the background
+        known = len(classes) - 1
+        is_less = 0 < known < given
+        return f"the model has {given} classes, the data {known} (model.num_classes={known})" if is_less else ""
     if not classes or len(classes) - offset >= given:
         return ""
     background = f"{len(classes) + 1} with data.labels_offset=-1 keeps class 0 for a background"
@@ -156,6 +176,14 @@ def _check_task(recipe: Recipe) -> None:
             expected="data of images that have one class each",
             hint='set data.kind="image_data"; data of detectors is for `lockstep show` and `lockstep benchmark input`',
         )
+    for path, default in recipe.task.unused.items():
+        if (given := attrgetter(path)(recipe)) != default:
+            raise InputError(
+                f"{path} says nothing to {type(recipe.model).__name__}: it is for classifiers.",
+                given=f"{path}={given}",
+                expected="a recipe without it",
+                hint=f"leave {path} out; what a detector learns by is in model, how it is scored in evaluate.detection",
+            )
 
 
 def _check_library(recipe: Recipe) -> None:
