@@ -11,8 +11,7 @@ from lockstep.errors import CheckpointError
 from lockstep.weights.assignment import assign_tensors
 from lockstep.weights.fitting import fitted, names_in_words
 from lockstep.weights.layouts import CONVOLUTION
-from lockstep.weights.name_maps import NameMap
-from lockstep.weights.names import Rename
+from lockstep.weights.names import NameMap, Rename
 from lockstep.weights.source import MemorySource
 from lockstep.weights.warm_start import Takes, Target, WarmStart, WarmStartReport
 
