@@ -131,7 +131,7 @@ class DetectionReader(ReaderWrapper):
             label: named[given] for label, given in enumerate(self._numbers.tolist(), 1) if named.get(given)
         }
         """The name of each class by its label, if it has one."""
-        self.offset = offset
+        self._offset = offset
         given = [number + offset for number in self._numbers.tolist()]
         of_source = getattr(reader, "category_ids", {})
         self.category_ids = {label: of_source.get(number, number) for label, number in enumerate(given, 1)}
@@ -224,7 +224,7 @@ class DetectionReader(ReaderWrapper):
 
     def _numbered(self, labels: Ragged) -> tuple[Ragged, Tensor]:
         """Number labels from 1 to `num_classes`; also return which of them are classes."""
-        given = labels.values - self.offset
+        given = labels.values - self._offset
         places = torch.searchsorted(self._numbers, given).clamp(max=len(self._numbers) - 1)
         are_classes = self._numbers[places] == given
         return labels.replaced(torch.where(are_classes, places + 1, given)), are_classes
@@ -263,13 +263,13 @@ class DetectionReader(ReaderWrapper):
         value = column.values[place].tolist()
         hint = 'repair the data; or leave such objects out: --set data.bad_objects="drop"'
         if name == "labels":
-            value += self.offset
+            value += self._offset
             hint = f"{hint}; or say what labels there are: model.num_classes, data.labels_offset, data.label_map"
         return DataError(
             f"{self.example_id(int(indices[row]))}: object {number} has {name} that cannot be used.",
             given=f"{name}={value}",
             expected=_EXPECTED[name].format(
-                first=int(self._numbers[0]) + self.offset, last=int(self._numbers[-1]) + self.offset
+                first=int(self._numbers[0]) + self._offset, last=int(self._numbers[-1]) + self._offset
             ),
             hint=hint,
         )
