@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from lockstep.training.loop import every as every
     from lockstep.training.loop import train as train
     from lockstep.training.loop import train_steps as train_steps
+    from lockstep.training.memory import probe_memory as probe_memory
     from lockstep.training.resume import resume as resume
     from lockstep.training.rollback import rollback as rollback
     from lockstep.training.saving import Saver as Saver

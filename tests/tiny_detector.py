@@ -13,7 +13,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, binary_cross_entropy_with_logits, smooth_l1_loss
 
-from lockstep.augmentations.resizers import FixedShapeResizer
+from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioResizer
+from lockstep.data.loader import Loader
 from lockstep.detection.box_configs import GridAnchorGenerator
 from lockstep.detection.configs import FasterRcnn
 from lockstep.detection.detector import DetectionModel, Detections, Targets
@@ -21,31 +22,38 @@ from lockstep.detection.layer_configs import FasterRcnnFeatureExtractor
 from lockstep.detection.nms import multiclass_nms
 from lockstep.optim import SGD, MovingAverage
 from lockstep.progress import Interval, Steps
+from lockstep.readers.detection import DetectionReader
+from lockstep.readers.reader import Cost, Int64s
 from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.parts import DataLoading, DetectionEvaluation, Evaluate
 from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.tasks import Detection
 
 CATEGORIES = {3: "red", 90: "green"}
 
 
 class TinyDetector(DetectionModel):
-    """Predicts for each cell of a grid which class is there, and how its object differs from the cell."""
+    """Predicts for each cell of a grid which class is there, and how its object differs from the cell.
 
-    def __init__(self, num_classes: int = 2, cells: int = 4, seed: int = 0) -> None:
+    `coupled` puts batch norm and dropout into it.
+    """
+
+    def __init__(self, num_classes: int = 2, cells: int = 4, seed: int = 0, *, coupled: bool = False) -> None:
         super().__init__()
         self.num_classes, self.cells = num_classes, cells
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             self.features = nn.Conv2d(3, 8, 3, padding=1)
+            self.between = nn.Sequential(nn.BatchNorm2d(8), nn.Dropout(0.2)) if coupled else nn.Identity()
             self.head = nn.Conv2d(8, num_classes + 4, 1)
 
     def preprocess(self, images: Tensor) -> Tensor:
         return images / 255 - 0.5
 
-    def anchors(self, shape: Sequence[int]) -> Tensor:
+    def anchors(self, shape: Sequence[int], device: torch.device) -> Tensor:
         height, width = (side / self.cells for side in shape)
         y, x = torch.meshgrid(*[torch.arange(self.cells)] * 2, indexing="ij")
-        return torch.stack([y * height, x * width, (y + 1) * height, (x + 1) * width], -1).view(-1, 4)
+        return torch.stack([y * height, x * width, (y + 1) * height, (x + 1) * width], -1).view(-1, 4).to(device)
 
     def assign(self, targets: Targets) -> Any:
         cells = self.cells
@@ -55,15 +63,15 @@ class TinyDetector(DetectionModel):
             centres = (own[:, :2] + own[:, 2:]) / 2
             y, x = ((centres * cells / torch.tensor(targets.shape)).long().clamp(0, cells - 1)).unbind(1)
             classes[row, y * cells + x] = targets.classes[row]
-            boxes[row, y * cells + x] = own - self.anchors(targets.shape)[y * cells + x]
+            boxes[row, y * cells + x] = own - self.anchors(targets.shape, own.device)[y * cells + x]
         return classes, boxes
 
     def counts(self, assigned: Any) -> Mapping[str, Tensor]:
-        num_found = assigned[0].amax(2).sum().clamp(min=1)
+        num_found = assigned[0].amax(2).sum()
         return {"classification": num_found, "localization": num_found}
 
     def forward(self, inputs: Tensor, assigned: Any = None) -> Mapping[str, Any]:
-        pooled = adaptive_avg_pool2d(self.features(inputs).relu(), self.cells)
+        pooled = adaptive_avg_pool2d(self.between(self.features(inputs)).relu(), self.cells)
         found = self.head(pooled).flatten(2).transpose(1, 2)
         return {
             "logits": found[..., : self.num_classes],
@@ -80,12 +88,47 @@ class TinyDetector(DetectionModel):
         }
 
     def postprocess(self, predictions: Mapping[str, Any]) -> Sequence[Detections]:
-        boxes = self.anchors(predictions["shape"]) + predictions["offsets"]
+        boxes = self.anchors(predictions["shape"], predictions["offsets"].device) + predictions["offsets"]
         scores = predictions["logits"].sigmoid()
         return [
             multiclass_nms(own[:, None], each, score_threshold=0.01, iou_threshold=0.5, max_detections=10)
             for own, each in zip(boxes, scores, strict=True)
         ]
+
+
+class Objects:
+    """Noise with one to three objects on each image, but for every third, which has none."""
+
+    cost: Cost = "memory"
+
+    def __init__(self, num_images: int = 24, sides: Sequence[tuple[int, int]] = ((24, 24),)) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self._images = [
+            torch.randint(0, 256, (3, *sides[number % len(sides)]), generator=generator, dtype=torch.uint8)
+            for number in range(num_images)
+        ]
+        corners = [torch.rand(number % 3, 2, 2, generator=generator) for number in range(num_images)]
+        self._boxes = [torch.cat([0.5 * each[:, 0], 0.5 + 0.5 * each[:, 1]], 1) for each in corners]
+        self._labels = [torch.randint(1, 3, (len(each),), generator=generator) for each in corners]
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def read_batch(self, indices: Int64s) -> dict[str, Any]:
+        columns = {"image": self._images, "boxes": self._boxes, "labels": self._labels}
+        return {name: [rows[index] for index in indices.tolist()] for name, rows in columns.items()}
+
+    def example_id(self, index: int) -> str:
+        return f"objects-{index}"
+
+
+def make_task(resizer: FixedShapeResizer | KeepAspectRatioResizer | None = None, **data: Any) -> Detection:
+    return Detection(DetectionData(function="Objects", resizer=resizer or FixedShapeResizer(24, 24), **data), 2)
+
+
+def make_loader(task: Detection, reader: Any = None, batch_size: int = 8) -> Loader:
+    augment = [*task.data.training(), *task.targets()]
+    return Loader(DetectionReader(reader or Objects(), 2), batch_size=batch_size, seed=5, augment=augment)
 
 
 def write_coco(folder: Path, num_images: int, sides: tuple[int, int] | None = None) -> Path:

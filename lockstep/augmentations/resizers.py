@@ -7,7 +7,7 @@ keeps fractions. The objects go with their images.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -35,10 +35,18 @@ class FixedShapeResizer(Checked):
     resize_method: _Method = "bilinear"
     """"bilinear", "nearest", "bicubic" or "area" as TensorFlow 1 computes them, which alias; or "antialiased"."""
 
+    has_one_shape: ClassVar[bool] = True
+    """Whether all results have the same height and width."""
+
     @property
     def shape(self) -> tuple[int, int]:
         """Height and width of an image that stands for all, in pixels."""
         return self.height, self.width
+
+    @property
+    def largest_shape(self) -> tuple[int, int]:
+        """The most height and width of a batch of results."""
+        return self.shape
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width of a resized image, whatever those given."""
@@ -80,10 +88,20 @@ class KeepAspectRatioResizer(Checked):
             )
 
     @property
+    def has_one_shape(self) -> bool:
+        """Whether all results have the same height and width."""
+        return self.pad_to_max_dimension
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Height and width of an image that stands for all, in pixels: they have no other side below this one."""
         side = self.max_dimension if self.pad_to_max_dimension else self.min_dimension
         return side, side
+
+    @property
+    def largest_shape(self) -> tuple[int, int]:
+        """The most height and width of a batch of results: of wide and of tall images."""
+        return self.max_dimension, self.max_dimension
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
         """Compute height and width of a resized image, before it is padded, from those given."""

@@ -5,16 +5,18 @@ They depend on the shapes of the image and of the feature maps alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from math import sqrt
 from typing import assert_never
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lockstep.detection.box_configs import (
     AnchorGenerator,
+    AnchorGrid,
     DefaultBoxGenerator,
     FlexibleGridAnchorGenerator,
     GridAnchorGenerator,
@@ -57,6 +59,40 @@ def anchors(generator: AnyAnchorGenerator, feature_shapes: Sequence[Shape], imag
     ]
 
 
+@lru_cache(maxsize=16)
+def anchors_on(
+    device: torch.device, generator: AnyAnchorGenerator, feature_shapes: tuple[Shape, ...], image_shape: Shape
+) -> tuple[Tensor, ...]:
+    """Make `anchors` on a device, those of the latest shapes only once; they are not to be changed."""
+    with torch.inference_mode(False):  # what an evaluation makes serves training, too
+        return tuple(each.to(device) for each in anchors(generator, feature_shapes, image_shape))
+
+
+@torch.no_grad()
+def feature_shapes(backbone: nn.Module, image_shape: Shape) -> tuple[Shape, ...]:
+    """Find the shapes of a backbone's feature maps, without computing them.
+
+    Args:
+        backbone: maps images (batch, 3, height, width) to feature maps, by name or in order. Nothing of it changes.
+        image_shape: of the network's input.
+    """
+    shapes = {name: value.to("meta") for name, value in (*backbone.named_parameters(), *backbone.named_buffers())}
+    switched = [module for module in backbone.modules() if module.training]
+    try:
+        for module in switched:  # batch norm would count the call, and refuse a map of one cell
+            module.training = False
+        maps = torch.func.functional_call(backbone, shapes, torch.empty(1, 3, *image_shape, device="meta"))
+    finally:
+        for module in switched:
+            module.training = True
+    return tuple((each.shape[2], each.shape[3]) for each in in_order(maps))
+
+
+def in_order(maps: Mapping[str, Tensor] | Iterable[Tensor]) -> list[Tensor]:
+    """Return feature maps as a list, whether they have names or not."""
+    return list(maps.values() if isinstance(maps, Mapping) else maps)
+
+
 def anchors_per_cell(generator: AnyAnchorGenerator) -> tuple[int, ...]:
     """Count the anchors of a cell, for each feature map."""
     return tuple(len(sizes) for sizes in _cell_sizes(generator))
@@ -86,15 +122,23 @@ def _cell_sizes(generator: AnyAnchorGenerator) -> list[list[_Pair]]:
                 for base in bases
             ]
         case FlexibleGridAnchorGenerator(anchor_grid=grids):
-            return [
-                [_size(size, ratio) for size, ratio in zip(grid.base_sizes, grid.aspect_ratios, strict=True)]
-                for grid in grids
-            ]
+            return [_sizes_of_grid(grid) for grid in grids]
         case DefaultBoxGenerator():
             return _default_box_sizes(generator)
         case PyramidAnchorGenerator(sizes=of_maps, aspect_ratios=ratios):
             return [[_whole_size(size, ratio) for ratio in ratios for size in sizes] for sizes in of_maps]
     assert_never(generator)
+
+
+def _sizes_of_grid(grid: AnchorGrid) -> list[_Pair]:
+    if len(grid.base_sizes) != len(grid.aspect_ratios):
+        raise InputError(
+            "Each anchor of a grid has a size and an aspect ratio.",
+            given=f"{len(grid.base_sizes)} base_sizes and {len(grid.aspect_ratios)} aspect_ratios",
+            expected="as many of both",
+            hint="repeat those that several anchors have",
+        )
+    return [_size(size, ratio) for size, ratio in zip(grid.base_sizes, grid.aspect_ratios, strict=True)]
 
 
 def _unit(generator: AnyAnchorGenerator, image_shape: Shape) -> _Pair:

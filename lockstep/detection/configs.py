@@ -33,7 +33,7 @@ from lockstep.inline_toml import kind_name
 if TYPE_CHECKING:
     from lockstep.detection.detector import DetectionModel
 
-_NumClasses = Annotated[int, Range(ge=1, le=1_000_000)]
+NumClasses = Annotated[int, Range(ge=1, le=1_000_000)]
 """As many as the metrics of detections take; the data makes a list of their labels."""
 
 
@@ -253,7 +253,7 @@ class Detector(Checked):
 class Ssd(Detector):
     """A detector that predicts from anchors in one stage (Liu et al.: SSD, 2016), RetinaNet among them."""
 
-    num_classes: _NumClasses
+    num_classes: NumClasses
     """Without the background."""
     feature_extractor: SsdFeatureExtractor
     box_coder: BoxCoder
@@ -293,7 +293,7 @@ class FasterRcnn(Detector):
     With masks it is a Mask R-CNN (He et al., 2017), with an `RfcnBoxPredictor` an R-FCN.
     """
 
-    num_classes: _NumClasses
+    num_classes: NumClasses
     """Without the background."""
     feature_extractor: FasterRcnnFeatureExtractor
     first_stage_anchor_generator: AnchorGenerator

@@ -82,8 +82,22 @@ class DetectionModel(nn.Module):
         """
         return images
 
+    def anchors(self, shape: tuple[int, int], device: torch.device) -> Tensor | None:
+        """Return all anchors on an input, which are compared with the objects of the data before a run begins.
+
+        Args:
+            shape: height and width of the network's input, in pixels.
+            device: of the anchors.
+
+        Returns:
+            float32 (anchors, 4): top, left, bottom and right in pixels. None where a detector has no anchors.
+        """
+        return None
+
     def assign(self, targets: Targets) -> Any:
         """Find what can be known before the forward pass, such as which anchor learns which object.
+
+        It draws no random numbers: a detector that samples does it in `forward` or `losses`, which towers seed.
 
         Returns:
             What `counts`, `forward` and `losses` take. A detector that has nothing to find takes the targets.

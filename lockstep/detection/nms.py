@@ -66,17 +66,17 @@ def nms_mask(boxes: Tensor, iou_threshold: float, valid: Tensor | None = None) -
 
 
 def soft_nms(
-    boxes: Tensor, scores: Tensor, *, sigma: float, iou_threshold: float, score_threshold: float, max_detections: int
+    boxes: Tensor, scores: Tensor, *, sigma: float, score_threshold: float, max_detections: int
 ) -> tuple[Tensor, Tensor]:
     """Lower the scores of boxes that overlap better ones, in place of dropping them (Bodla et al.: Soft-NMS, 2017).
 
-    Whenever a box is chosen, the scores of the others are multiplied by exp(-iou ** 2 / (2 * sigma)).
+    Whenever a box is chosen, the scores of the others are multiplied by exp(-iou ** 2 / (2 * sigma)). As
+    TensorFlow's non_max_suppression_with_scores, which then has no use for a threshold of the overlap.
 
     Args:
         boxes: (n, 4).
         scores: (n,).
         sigma: above 0.
-        iou_threshold: boxes that overlap a chosen one by more are dropped after all; 1: none.
         score_threshold: what has no higher score, or is lowered to it, is dropped.
         max_detections: the best so many remain.
 
@@ -84,7 +84,7 @@ def soft_nms(
         The places of the boxes that remain, int64 (kept,), best first, and their lowered scores.
     """
     candidates = _Candidates(boxes, scores, torch.zeros_like(scores, dtype=torch.int64))
-    kept = _softly_kept(candidates, sigma, iou_threshold, score_threshold, max_detections)
+    kept = _softly_kept(candidates, sigma, score_threshold, max_detections)
     places, lowered = (torch.cat(part) for part in zip((_no_places(scores), scores[:0]), *kept, strict=True))
     return places, lowered
 
@@ -199,7 +199,7 @@ def _chosen(config: BatchNonMaxSuppression, candidates: _Candidates) -> Iterator
     rivals = candidates if by_class else candidates._replace(classes=torch.zeros_like(candidates.classes))
     most = config.max_detections_per_class if by_class else config.max_total_detections
     if config.soft_nms_sigma:
-        lowered = _softly_kept(rivals, config.soft_nms_sigma, config.iou_threshold, config.score_threshold, most)
+        lowered = _softly_kept(rivals, config.soft_nms_sigma, config.score_threshold, most)
         for place, score in lowered:
             yield candidates.at(place)._replace(scores=score)
         return
@@ -263,7 +263,7 @@ class _Quota:
 
 
 def _softly_kept(
-    candidates: _Candidates, sigma: float, iou_threshold: float, score_threshold: float, most_of_class: int
+    candidates: _Candidates, sigma: float, score_threshold: float, most_of_class: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the place and the lowered score of what Soft-NMS keeps, best first, one at a time: each of shape (1,)."""
     boxes, scores, classes = candidates
@@ -279,7 +279,7 @@ def _softly_kept(
         # Boxes without area overlap nothing.
         overlaps = _iou(boxes[place], boxes)[0].nan_to_num(0) * rivals
         scores = scores * torch.exp(overlaps**2 * (-0.5 / sigma))
-        alive = (alive & (overlaps <= iou_threshold) & (scores > score_threshold)).index_fill(0, place, False)
+        alive = (alive & (scores > score_threshold)).index_fill(0, place, False)
 
 
 def _greedy(overlaps: Tensor, free: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ torchvision's, so that its files fit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -50,18 +52,24 @@ class InceptionV3Net(nn.Module):
     Args:
         settings: the defaults of the reference where none are given.
         generator: draws the initial weights; torch's default one where none is given.
+        layers: makes the layers; by the settings where none are given.
     """
 
-    def __init__(self, settings: InceptionV3 | None = None, *, generator: Generator | None = None) -> None:
+    def __init__(
+        self,
+        settings: InceptionV3 | None = None,
+        *,
+        generator: Generator | None = None,
+        layers: Layers | None = None,
+    ) -> None:
         super().__init__()
         self.settings = settings or InceptionV3()
         with without_memory():
-            self._add_layers(self.settings)
+            self._add_layers(self.settings, layers or Layers(self.settings))
         self.to_empty(device="cpu")
         self.reset_parameters(generator)
 
-    def _add_layers(self, settings: InceptionV3) -> None:
-        layers = Layers(settings)
+    def _add_layers(self, settings: InceptionV3, layers: Layers) -> None:
         depth = layers.depth
         self.Conv2d_1a_3x3 = layers.reduction(3, depth(32), 3)
         self.Conv2d_2a_3x3 = layers.reduction(depth(32), depth(32), 3, stride=1)
@@ -292,7 +300,7 @@ class InceptionE(nn.Module):
 
 
 class ConvolutionBatchNorm(nn.Module):
-    """A convolution without bias, batch norm, ReLU."""
+    """A convolution without bias, batch norm, an activation."""
 
     def __init__(
         self, layers: Layers, inputs: int, outputs: int, kernel: _Size, *, stride: int = 1, padding: _Size = 0
@@ -300,14 +308,17 @@ class ConvolutionBatchNorm(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False)
         self.bn = layers.batch_norm(outputs)
+        self._activate = layers.activate
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map shape (batch, inputs, height, width) to (batch, outputs, ...)."""
-        return F.relu(self.bn(self.conv(hidden)), inplace=True)
+        return self._activate(self.bn(self.conv(hidden)))
 
 
 class Layers:
     """Makes the layers of a net by its settings."""
+
+    activate: Callable[[Tensor], Tensor] = staticmethod(partial(F.relu, inplace=True))
 
     def __init__(self, settings: InceptionV3) -> None:
         self._settings = settings
@@ -325,7 +336,7 @@ class Layers:
         """Make a convolution without padding."""
         return ConvolutionBatchNorm(self, inputs, outputs, kernel, stride=stride)
 
-    def batch_norm(self, channels: int) -> nn.BatchNorm2d:
+    def batch_norm(self, channels: int) -> nn.Module:
         """Make batch norm with a shift, and a scale only where the settings ask for it."""
         epsilon, decay = self._settings.batch_norm_epsilon, self._settings.batch_norm_decay
         layer = nn.BatchNorm2d(channels, epsilon, momentum=1 - decay, affine=self._settings.batch_norm_scale)

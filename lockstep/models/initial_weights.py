@@ -59,10 +59,11 @@ def without_memory() -> Iterator[None]:
 
 
 def clear_statistics(model: nn.Module) -> None:
-    """Reset each batch norm to a mean of 0, a variance of 1, and where it has them a scale of 1 and a shift of 0."""
+    """Reset norms: to a mean of 0, a variance of 1, and where they have them a scale of 1 and a shift of 0."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.reset_running_stats()
+        if isinstance(module, nn.BatchNorm2d | nn.GroupNorm):
             if module.weight is not None:
                 nn.init.ones_(module.weight)
             if module.bias is not None:

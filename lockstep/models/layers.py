@@ -7,9 +7,10 @@ even size, so that weights trained with the one do not give the same numbers wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal, Protocol, cast
+from itertools import islice
+from typing import Literal, cast
 
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
@@ -135,6 +136,41 @@ class Conv2dNormActivation(nn.Sequential):
         self.out_channels = outputs
 
 
+class InvertedResidual(nn.Module):
+    """A convolution of 1x1 to more channels, a depthwise one, and one of 1x1 to few, to which what came in is added.
+
+    Args:
+        name: what the parameters call the layers: "conv" in torchvision's MobileNetV2, "block" in its MobileNetV3.
+        layers: of which the first one expands; there is none for that where it would change no number of channels.
+        is_residual: add what came in, where size and channels stay.
+    """
+
+    def __init__(self, name: Literal["conv", "block"], layers: Sequence[nn.Module], *, is_residual: bool) -> None:
+        super().__init__()
+        self.add_module(name, nn.Sequential(*layers))
+        self._name, self._is_residual = name, is_residual
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map shape (batch, inputs, height, width) to (batch, outputs, height / stride, width / stride)."""
+        return self.project(self.expand(hidden), hidden)
+
+    def expand(self, hidden: Tensor) -> Tensor:
+        """Return what the first layer makes of what came in."""
+        expanded: Tensor = self._layers[0](hidden)
+        return expanded
+
+    def project(self, expanded: Tensor, hidden: Tensor) -> Tensor:
+        """Return the output, of what came in and what the first layer made of it."""
+        projected = expanded
+        for layer in islice(self._layers, 1, None):
+            projected = layer(projected)
+        return projected + hidden if self._is_residual else projected
+
+    @property
+    def _layers(self) -> nn.Sequential:
+        return cast(nn.Sequential, getattr(self, self._name))
+
+
 def kaiming_fan_out(net: nn.Module, generator: Generator | None = None) -> None:
     """Draw initial weights as torchvision's nets do: He's normal ones by the outputs of a convolution; biases are 0."""
     clear_statistics(net)
@@ -143,14 +179,6 @@ def kaiming_fan_out(net: nn.Module, generator: Generator | None = None) -> None:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=generator)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-
-
-class _HasExpansion(Protocol):
-    """An inverted residual in two steps."""
-
-    def expand(self, hidden: Tensor) -> Tensor: ...
-
-    def project(self, expanded: Tensor, hidden: Tensor) -> Tensor: ...
 
 
 class IntermediateLayerGetter(nn.ModuleDict):
@@ -182,7 +210,7 @@ class IntermediateLayerGetter(nn.ModuleDict):
         maps, hidden = {}, images
         for name, layer in self.items():
             if (expansion := self.return_layers.get(f"{name}.expansion")) is not None:
-                inverted_residual = cast(_HasExpansion, layer)
+                inverted_residual = cast(InvertedResidual, layer)
                 maps[expansion] = expanded = inverted_residual.expand(hidden)
                 hidden = inverted_residual.project(expanded, hidden)
             else:

@@ -7,7 +7,6 @@ and batch norm.
 from __future__ import annotations
 
 from functools import partial
-from itertools import islice
 from typing import Literal, NamedTuple
 
 import torch.nn.functional as F
@@ -17,8 +16,8 @@ from lockstep.models.initial_weights import without_memory
 from lockstep.models.layers import (
     HARD_SWISH,
     RELU,
-    ActivationLayer,
     Conv2dNormActivation,
+    InvertedResidual,
     NormLayer,
     Padding,
     kaiming_fan_out,
@@ -108,21 +107,13 @@ def mobilenet_v3_features(
         inputs = width(_STEM_CHANNELS)
         layers: list[nn.Module] = [ends(3, inputs, 3, 2)]
         for block in _BLOCKS[size]:
-            is_dilated = dilated and block.is_tail
             # The first block of the tail expands what is not of the tail.
-            expands_tail = block.is_tail and block.stride == 1
+            expanded = width(block.expanded, block.is_tail and block.stride == 1)
+            outputs = width(block.outputs, block.is_tail)
+            is_dilated = dilated and block.is_tail
             layers.append(
-                InvertedResidual(
-                    inputs,
-                    width(block.expanded, expands_tail),
-                    outputs := width(block.outputs, block.is_tail),
-                    kernel_size=block.kernel_size,
-                    stride=1 if is_dilated else block.stride,
-                    dilation=2 if is_dilated else 1,
-                    excitation=block.excitation,
-                    activation_layer=HARD_SWISH if block.hard_swish else RELU,
-                    norm_layer=norm_layer,
-                    padding=padding,
+                _inverted_residual(
+                    inputs, expanded, outputs, block, is_dilated=is_dilated, norm_layer=norm_layer, padding=padding
                 )
             )
             inputs = outputs
@@ -132,54 +123,25 @@ def mobilenet_v3_features(
     return features
 
 
-class InvertedResidual(nn.Module):
-    """A convolution of 1x1 to more channels, a depthwise one, and one of 1x1 to few, to which what came in is added.
-
-    There is no first one where it would change no number of channels; nothing is added where size or channels change.
-    """
-
-    def __init__(
-        self,
-        inputs: int,
-        expanded: int,
-        outputs: int,
-        *,
-        kernel_size: int,
-        stride: int,
-        dilation: int,
-        excitation: bool,
-        activation_layer: ActivationLayer,
-        norm_layer: NormLayer,
-        padding: Padding,
-    ) -> None:
-        super().__init__()
-        made = partial(Conv2dNormActivation, norm_layer=norm_layer, padding=padding)
-        active = partial(made, activation_layer=activation_layer)
-        self.block = nn.Sequential()
-        if expanded != inputs:
-            self.block.append(active(inputs, expanded, 1))
-        self.block.append(active(expanded, expanded, kernel_size, stride, dilation=dilation, groups=expanded))
-        if excitation:
-            self.block.append(SqueezeExcitation(expanded, make_divisible(expanded // 4)))
-        self.block.append(made(expanded, outputs, 1, activation_layer=None))
-        self.out_channels = outputs
-        self._is_residual = stride == 1 and inputs == outputs
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Map shape (batch, inputs, height, width) to (batch, outputs, height / stride, width / stride)."""
-        return self.project(self.expand(hidden), hidden)
-
-    def expand(self, hidden: Tensor) -> Tensor:
-        """Return what the first convolution makes of what came in."""
-        expanded: Tensor = self.block[0](hidden)
-        return expanded
-
-    def project(self, expanded: Tensor, hidden: Tensor) -> Tensor:
-        """Return the output, of what came in and what the first convolution made of it."""
-        projected = expanded
-        for layer in islice(self.block, 1, None):
-            projected = layer(projected)
-        return projected + hidden if self._is_residual else projected
+def _inverted_residual(
+    inputs: int,
+    expanded: int,
+    outputs: int,
+    block: _Block,
+    *,
+    is_dilated: bool,
+    norm_layer: NormLayer,
+    padding: Padding,
+) -> InvertedResidual:
+    made = partial(Conv2dNormActivation, norm_layer=norm_layer, padding=padding)
+    active = partial(made, activation_layer=HARD_SWISH if block.hard_swish else RELU)
+    stride, dilation = (1, 2) if is_dilated else (block.stride, 1)
+    layers: list[nn.Module] = [] if expanded == inputs else [active(inputs, expanded, 1)]
+    layers.append(active(expanded, expanded, block.kernel_size, stride, dilation=dilation, groups=expanded))
+    if block.excitation:
+        layers.append(SqueezeExcitation(expanded, make_divisible(expanded // 4)))
+    layers.append(made(expanded, outputs, 1, activation_layer=None))
+    return InvertedResidual("block", layers, is_residual=block.stride == 1 and inputs == outputs)
 
 
 class SqueezeExcitation(nn.Module):

@@ -45,7 +45,7 @@ class SqueezeNetNet(nn.Module):
         super().__init__()
         self.settings = settings or SqueezeNet()
         with without_memory():
-            self.features = _features()
+            self.features = squeezenet_features()
             fires = [layer for layer in self.features if isinstance(layer, Fire)]
             self._seen = fires[-self.settings.fires_seen :] if self.settings.fires_seen else []
             self.classifier = (
@@ -99,8 +99,11 @@ def _classifier_of_means(settings: SqueezeNet, seen: Sequence[Fire]) -> nn.Seque
     )
 
 
-def _features() -> nn.Sequential:
-    """Make the layers from 224x224 to 512 channels of 13x13."""
+def squeezenet_features() -> nn.Sequential:
+    """Make the layers from images to 512 channels at stride 16; the weights are torch's, where torch gives them some.
+
+    Layers 3 and 4 have 128 channels at stride 4, 6 and 7 have 256 at stride 8, 9 and 10 have 384, 11 and 12 have 512.
+    """
     return nn.Sequential(
         nn.Conv2d(3, 64, 3, stride=2),
         nn.ReLU(inplace=True),

@@ -20,6 +20,7 @@ from lockstep.readers.object_table import (
     NO_AREA,
     Bools,
     Column,
+    KnownObjects,
     ObjectTable,
     check_label_map,
     fingerprint_of_objects,
@@ -127,6 +128,10 @@ class Coco:
     def source_ids(self) -> list[str]:
         """The ids of all images, as texts."""
         return [*map(str, self._ids.tolist())]
+
+    def known_objects(self) -> KnownObjects:
+        """Return what is known of all images without reading one."""
+        return self._objects.known(self._files)
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the images of these examples, not decoded, and the fields of their objects."""

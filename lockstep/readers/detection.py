@@ -16,6 +16,7 @@ from lockstep.listing import shorten
 from lockstep.ragged import Ragged
 from lockstep.readers.classification import check_labels_offset
 from lockstep.readers.image_records import are_edges
+from lockstep.readers.object_table import KnownObjects
 from lockstep.readers.reader import Int64s, Reader, ReaderWrapper
 
 BadObjects = Literal["raise", "drop"]
@@ -141,6 +142,15 @@ class DetectionReader(ReaderWrapper):
         self._num_keypoints = num_keypoints
         self._raises = bad_objects == "raise"
 
+    def known_objects(self) -> KnownObjects | None:
+        """Return what the reader knows of all images without reading one, with its labels numbered; None: nothing."""
+        if not hasattr(self._reader, "known_objects"):
+            return None
+        known: KnownObjects = self._reader.known_objects()
+        labels, are_classes = self._numbers_of(torch.from_numpy(known.labels))
+        counts = known.counts if self._most is None else known.counts.clip(max=self._most)
+        return KnownObjects(known.sizes, counts, labels[are_classes].numpy())
+
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the fields of these examples; an error names one whose objects cannot be used."""
         fields = self._reader.read_batch(indices)
@@ -224,10 +234,14 @@ class DetectionReader(ReaderWrapper):
 
     def _numbered(self, labels: Ragged) -> tuple[Ragged, Tensor]:
         """Number labels from 1 to `num_classes`; also return which of them are classes."""
-        given = labels.values - self._offset
+        numbered, are_classes = self._numbers_of(labels.values)
+        return labels.replaced(numbered), are_classes
+
+    def _numbers_of(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        given = labels - self._offset
         places = torch.searchsorted(self._numbers, given).clamp(max=len(self._numbers) - 1)
         are_classes = self._numbers[places] == given
-        return labels.replaced(torch.where(are_classes, places + 1, given)), are_classes
+        return torch.where(are_classes, places + 1, given), are_classes
 
     def _truth(self, fields: Mapping[str, Any], indices: Int64s) -> dict[str, Any]:
         """Return the fields of ground truth, with labels numbered as those to train on, but for bad objects."""

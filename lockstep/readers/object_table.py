@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,17 @@ NO_AREA = "have no area on their image, and are left out"
 _MOST_GROUPS = 64
 
 
+class KnownObjects(NamedTuple):
+    """What a reader of annotations knows of all its images without reading one."""
+
+    sizes: Int64s
+    """Height and width of each image, (images, 2)."""
+    counts: Int64s
+    """Number of objects of each image, (images,)."""
+    labels: Int64s
+    """Of all objects."""
+
+
 class ObjectTable:
     """Columns of values by name, a row for each object, sorted by image.
 
@@ -49,6 +60,10 @@ class ObjectTable:
     def rows(self, name: str, index: int) -> Column:
         """Return one column's values of the objects on an image: a view, not to be changed."""
         return self._columns[name][self._starts[index] : self._starts[index + 1]]
+
+    def known(self, files: ImageFiles) -> KnownObjects:
+        """Return sizes, numbers of objects and labels of all images, whose files are given."""
+        return KnownObjects(files.sizes, np.diff(self._starts), self._columns["labels"])
 
     def columns(self, first: int, stop: int) -> list[Column]:
         """Return the starts of each image's objects, then all columns, for images `first` to `stop` - 1."""

@@ -25,6 +25,7 @@ from lockstep.readers.label_map import Label, LabelMap
 from lockstep.readers.object_table import (
     NO_AREA,
     Column,
+    KnownObjects,
     ObjectTable,
     check_label_map,
     fingerprint_of_objects,
@@ -124,6 +125,10 @@ class Voc:
     def source_ids(self) -> list[str]:
         """The file names of all images."""
         return [self._files.names[index] for index in range(len(self))]
+
+    def known_objects(self) -> KnownObjects:
+        """Return what is known of all images without reading one."""
+        return self._objects.known(self._files)
 
     def read_batch(self, indices: Int64s) -> dict[str, Any]:
         """Return the images of these examples, not decoded, and the fields of their objects."""

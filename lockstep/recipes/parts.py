@@ -118,7 +118,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Monitoring(Checked):
-    """How often a run reports, and how long it may make no progress."""
+    """How often a run reports, how long it may make no progress, and whether it looks for the memory that it needs."""
 
     console: Interval = _TEN_STEPS
     """A line on the screen; a live bar follows every step."""
@@ -137,6 +137,9 @@ class Monitoring(Checked):
     hang_seconds: NonNegativeFloat = 600.0
     """A worker that stays longer at one step and phase is ended (six times as long in slow phases), and so is a loader
     process that reads longer at one example; 0: never."""
+    probe_memory: bool = True
+    """Compute the largest batch of a detector's run before its first step, so that it ends there if memory is lacking:
+    images as large as they can be, each with the most objects. The images of classifiers have one size."""
 
 
 DetectionMetrics = Literal[

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 
 CONFUSION, MISTAKES = "confusion", "mistakes"
 """Outputs of `score_in_detail`: the inputs of a confusion matrix, and of a list of the worst mistakes."""
+ASSIGNED = "assigned"
+"""The field of a tower's batch with what its detector has found of the objects before the forward pass."""
 KEPT = "kept detections"
 """The metric that keeps the detections of an evaluation."""
-_ASSIGNED = "assigned"
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ class Detection:
     def losses(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Compute the detector's losses: sums where it counts, means elsewhere."""
         detector: DetectionModel = model  # type: ignore[assignment]
-        assigned = batch[_ASSIGNED] if _ASSIGNED in batch else _assigned(detector, batch)
+        assigned = batch[ASSIGNED] if ASSIGNED in batch else _assigned(detector, batch)
         return detector.losses(detector(network_input(detector, self.data.inputs(batch)), assigned), assigned)
 
     def counts(self, model: nn.Module) -> CountFunction:
@@ -210,8 +211,8 @@ class Detection:
         detector: DetectionModel = model  # type: ignore[assignment]
 
         def count(batch: Batch) -> Mapping[str, float | Tensor]:
-            batch[_ASSIGNED] = _assigned(detector, batch)
-            return detector.counts(batch[_ASSIGNED])
+            batch[ASSIGNED] = _assigned(detector, batch)
+            return detector.counts(batch[ASSIGNED])
 
         return count
 

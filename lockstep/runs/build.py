@@ -11,11 +11,12 @@ from lockstep.errors import DataError
 from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.parallel.towers import Towers
 from lockstep.readers.combine import Subset
+from lockstep.readers.detection import DetectionReader
 from lockstep.readers.reader import Reader, reader_of
 from lockstep.recipes.data import PathData
 from lockstep.recipes.recipe import Recipe
 from lockstep.recipes.tasks import Task
-from lockstep.runs.inputs import check_best, check_same_classes
+from lockstep.runs.inputs import check_best, check_same_classes, check_same_labels
 from lockstep.runs.known_data import class_names
 from lockstep.training.state import TrainState
 from lockstep.workers.rank import Worker
@@ -67,7 +68,14 @@ class Examples:
         for split in SCORED:
             if self.has(split):
                 self.held_out(split)
-                check_same_classes(split, _class_names(self.reader(split)), self.trained_classes)
+                self._check_same_classes(split)
+
+    def _check_same_classes(self, split: str) -> None:
+        scored, trained = self.reader(split), self.reader(self._recipe.data.split, to_train=True)
+        if isinstance(scored, DetectionReader) and isinstance(trained, DetectionReader):
+            check_same_labels(split, scored.classes, trained.classes)
+        else:
+            check_same_classes(split, _class_names(scored), _class_names(trained))
 
     def counts(self) -> dict[str, int]:
         """Count the examples to train on, and those of each split that is scored."""

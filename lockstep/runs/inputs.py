@@ -101,14 +101,33 @@ def check_same_classes(split: str, scored: Sequence[str], trained: Sequence[str]
             )
 
 
+def check_same_labels(split: str, scored: Mapping[int, str], trained: Mapping[int, str]) -> None:
+    """Refuse objects whose classes have other labels than those to train on, as far as both have names."""
+    labels = {name: label for label, name in trained.items()}
+    for label, name in scored.items():
+        if trained.get(label, name) != name or labels.get(name, label) != label:
+            ours = f"label {label} is {trained[label]!r}" if label in trained else f"{name!r} has label {labels[name]}"
+            raise DataError(
+                f"The classes of the {split} objects have other labels than those to train on.",
+                given=f"label {label} is {name!r}; {ours} to train on",
+                expected=f"the same label for each class in both: {shorten(list(trained.values()))}",
+                hint="--set data.label_map=PATH, a label map with the names of all classes; or repair the ids of the "
+                "categories",
+            )
+
+
 def unused_classes(recipe: Recipe, classes: Sequence[str]) -> str:
     """Say that the model has classes without examples, of which one may be meant; "" where it has none.
 
     Args:
         recipe: of the run.
-        classes: their names in the data; none where they are not known.
+        classes: their names in the data, from label 0 on; none where they are not known.
     """
     given, offset = recipe.model.num_classes, getattr(recipe.data, "labels_offset", 0)
+    if recipe.data.task is Detection:  # label 0 is that of the background
+        known = len(classes) - 1
+        is_less = 0 < known < given
+        return f"the model has {given} classes, the data {known} (model.num_classes={known})" if is_less else ""
     if not classes or len(classes) - offset >= given:
         return ""
     background = f"{len(classes) + 1} with data.labels_offset=-1 keeps class 0 for a background"

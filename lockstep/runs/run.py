@@ -24,6 +24,8 @@ from lockstep.reporting.throughput import InputTotals, Throughput
 from lockstep.runs.build import ReaderFunction
 from lockstep.runs.inputs import check_inputs, unused_classes
 from lockstep.runs.known_data import KnownData, class_names, located
+from lockstep.runs.largest_batch import probe_largest_batch
+from lockstep.runs.objects import check_objects
 from lockstep.runs.segment import Files, Segment
 from lockstep.runs.stages import Stages
 from lockstep.runs.start import resolve_choices, start
@@ -157,6 +159,7 @@ class Run:
         if self._located is not recipe and worker.is_chief:
             log.info("the data is not in %s: it is read where the run has read it before", Path.cwd())
         self._stages = Stages(self._located, worker, reader, metrics)
+        self._objects = check_objects(self._stages.now.recipe, self._stages.parts) if worker.is_chief else None
         self._end = self._stages.end
         self._files = _files(workdir, recipe) if workdir else None
         self._input, self._pace = InputTotals(), Throughput()
@@ -226,6 +229,8 @@ class Run:
         store = files.store if files else None
         started = start(stages, store, recipe, self._fork_from, worker, accept_data_change=self._accept_data_change)
         facts: dict[str, Any] = {"changed": self._changed + changed}
+        largest = max((span.recipe for span in stages.spans), key=lambda each: each.data.image_size)
+        probe_largest_batch(largest, stages.parts, self._objects, worker)
         if started.data_changed:
             facts["data_changed"] = started.data_changed
         if files and worker.is_chief:

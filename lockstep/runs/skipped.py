@@ -3,7 +3,8 @@
 refused/position-000000123/
   report.json           why, where it came from, and the names of all examples of the batch; written by the chief
   worker-0.safetensors  the tensors of a worker that hosts a nonfinite tower, rows in the order of the stream; of a
-                        ragged field NAME two: NAME.values, and NAME.lengths
+                        ragged field NAME two: NAME.values, and NAME.lengths; of a list of tensors, such as images
+                        of several sizes, NAME.0, NAME.1, ...
   worker-0.json         its towers, and the fields that are no tensors
 quarantine.jsonl        a line for each unreadable example, in the order of the run: {"example": ..., "reason": ...}
 """
@@ -21,6 +22,7 @@ from lockstep.checkpoints.encoding import encode_tensors
 from lockstep.data.loader import Loader
 from lockstep.durable import atomic_write, make_folder
 from lockstep.ragged import Ragged, tensors_of
+from lockstep.recipes.tasks import ASSIGNED
 from lockstep.runs.workdir import QUARANTINE, Workdir
 from lockstep.screen import log
 from lockstep.types import Batch, NonFiniteReport, StepReport
@@ -67,11 +69,22 @@ class KeptBatches:
 
     def _write_batch(self, folder: Path, batch: Batch) -> None:
         name = f"worker-{self._worker.rank}"
-        rest = {field: value for field, value in batch.items() if not isinstance(value, Tensor | Ragged)}
+        fields = {field: value for field, value in batch.items() if field != ASSIGNED}
+        lists = {field: value for field, value in fields.items() if _is_list_of_tensors(value)}
+        listed = {f"{field}.{row}": each for field, rows in lists.items() for row, each in enumerate(rows)}
+        rest = {
+            field: value
+            for field, value in fields.items()
+            if field not in lists and not isinstance(value, Tensor | Ragged)
+        }
         with atomic_write(folder / f"{name}.safetensors") as file:
-            file.writelines(encode_tensors(tensors_of(batch)))
+            file.writelines(encode_tensors({**tensors_of(fields), **listed}))
         about = {"position": batch.position, "batch_size": batch.batch_size, "towers": list(batch.towers)}
         _write_json(folder / f"{name}.json", {**about, "fields": rest})
+
+
+def _is_list_of_tensors(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, Tensor) for row in value)
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -197,10 +197,28 @@ class BoundStep:
         self.worker.pulse.at(self._state.step, "loop body")
         return report
 
+    def rehearse(self, losses: LossFunction, batch: Batch, counts: CountFunction | None = None) -> None:
+        """Compute losses and gradients of a batch, and forget them; all workers call it together."""
+        self._check_dealing(batch)
+        parts = self._host.parts(batch)
+        inputs = self._inputs(batch, [counts(part) for _, _, part in parts] if counts else [], time.perf_counter())
+        self._run_towers(losses, parts, inputs)
+        self.worker.pulse.at(self._state.step, "start")
+
     # The towers of this worker --------------------------------------------------------------------------------------
 
     def _check(self, batch: Batch) -> None:
         """Refuse a batch or a model that cannot be trained on; resolve lengths in epochs when the stream is new."""
+        self._check_dealing(batch)
+        stream = (batch.epoch_size, batch.batch_size)
+        if self._resolved_for != stream:
+            for line in self._state.resolve(*stream):
+                if self.worker.is_chief:
+                    log.info("%s", line)
+            self._resolved_for = stream
+
+    def _check_dealing(self, batch: Batch) -> None:
+        """Refuse a batch of other towers, or a model in evaluation mode."""
         if batch.towers != self._mine:
             raise InputError(
                 "This batch was cut for other towers than it is to be computed on.",
@@ -209,12 +227,6 @@ class BoundStep:
                 hint="give `batches` and `train_step` the same Towers",
             )
         check_training_mode(self._state)
-        stream = (batch.epoch_size, batch.batch_size)
-        if self._resolved_for != stream:
-            for line in self._state.resolve(*stream):
-                if self.worker.is_chief:
-                    log.info("%s", line)
-            self._resolved_for = stream
 
     def _inputs(self, batch: Batch, counts: Sequence[Counts], began: float) -> StepInputs:
         state, worker = self._state, self.worker

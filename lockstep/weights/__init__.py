@@ -9,7 +9,7 @@ from lockstep.lazy import lazy_names
 if TYPE_CHECKING:
     from lockstep.weights import initializers as initializers
     from lockstep.weights.layouts import Layout as Layout
-    from lockstep.weights.name_maps import NameMap as NameMap
+    from lockstep.weights.names import NameMap as NameMap
     from lockstep.weights.names import Rename as Rename
     from lockstep.weights.warm_start import WarmStart as WarmStart
 else:

@@ -8,30 +8,17 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 from lockstep.errors import InputError
-from lockstep.weights.layouts import CONVOLUTION, CONVOLUTION_AS_DENSE, DENSE, Layout, System
-from lockstep.weights.names import Destination, Rename, apply_renames
+from lockstep.weights.layouts import CONVOLUTION, CONVOLUTION_AS_DENSE, DENSE, Layout
+from lockstep.weights.names import Destination, NameMap, Rename, apply_renames
+from lockstep.weights.slim_name_maps import NORM, SLIM_NETS, SSD_NETS, ssd_layers
 
 AVERAGE = "/ExponentialMovingAverage"
 """What TensorFlow adds to the name of a variable for its moving average, the shadow."""
 
 AVERAGED_PARTS = ("ema", "ema_state_dict", "state_dict_ema", "model_ema", "ema_model", "averaged_model")
 """What training scripts call the averaged model, in a dict that they save or as a module of theirs."""
-
-
-@dataclass(frozen=True)
-class NameMap:
-    """From the names of one trainer to ours."""
-
-    renames: tuple[Rename, ...]
-    system: System = "tensorflow"
-    """Whose layouts the tensors have where no rename says."""
-    may_lack: tuple[str, ...] = ()
-    """Patterns of parameters that such files need not hold; they keep the values they have."""
-    may_be_cut: tuple[str, ...] = ()
-    """Patterns of kernels that such files may hold smaller than the model: they are put in the middle of zeros."""
 
 
 def _branches(block: str, places: Mapping[str, str]) -> list[Rename]:
@@ -142,6 +129,18 @@ SLIM_INCEPTION_V3 = NameMap(
 )
 """Inception-v3 of the TF-Slim nets; for one inside of another net, strip what stands before "InceptionV3/"."""
 
+SSD_INCEPTION_V3 = NameMap(
+    (
+        *ssd_layers(3),
+        Rename(f"^FeatureExtractor/{_SLIM}", _SLIM),
+        *SLIM_INCEPTION_V3.renames,
+        *NORM,
+        Rename("^(Conv2d|Mixed)_", r"backbone.features.\1_"),
+    ),
+    may_lack=_SCALE,
+)
+"""The SSD of the Object Detection API on Inception-v3."""
+
 INCEPTION_SLIM = NameMap(
     (
         Rename("^logits/logits/weights$", "fc.weight", DENSE),
@@ -218,6 +217,9 @@ SHIPPED = {
     "slim_inception_v3": SLIM_INCEPTION_V3,
     "inception_slim": INCEPTION_SLIM,
     "mnist": MNIST,
+    **SLIM_NETS,
+    **SSD_NETS,
+    "ssd_inception_v3": SSD_INCEPTION_V3,
     "tensorflow": TENSORFLOW,
 }
 """The maps by the name that a recipe gives them."""

@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 from lockstep.checks import Checked, Hint, check_all
 from lockstep.errors import InputError
 from lockstep.selection import Patterns, selected
-from lockstep.weights.layouts import Layout
+from lockstep.weights.layouts import Layout, System
 
 _EXAMPLE = r"""write Rename(r"^(.*)/weights$", r"\1.weight")"""
 
@@ -58,6 +58,19 @@ class Rename(Checked):
             expected="a regular expression, and one name or more for what it matches",
             hint=_EXAMPLE,
         )
+
+
+@dataclass(frozen=True)
+class NameMap:
+    """From the names of one trainer to ours."""
+
+    renames: tuple[Rename, ...]
+    system: System = "tensorflow"
+    """Whose layouts the tensors have where no rename says."""
+    may_lack: tuple[str, ...] = ()
+    """Patterns of parameters that such files need not hold; they keep the values they have."""
+    may_be_cut: tuple[str, ...] = ()
+    """Patterns of kernels that such files may hold smaller than the model: they are put in the middle of zeros."""
 
 
 class Destination(NamedTuple):

@@ -13,8 +13,8 @@ from lockstep.listing import shorten
 from lockstep.screen import one_line
 from lockstep.selection import Patterns
 from lockstep.weights.layouts import Shape, System
-from lockstep.weights.name_maps import NameMap, get_name_map
-from lockstep.weights.names import Rename
+from lockstep.weights.name_maps import get_name_map
+from lockstep.weights.names import NameMap, Rename
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -100,6 +100,11 @@ def test_a_flexible_grid_is_as_said() -> None:
     close(made, [[0, 2, 8, 10], [0, -10, 8, 22], [32, 2, 40, 10], [32, -10, 40, 22]])
 
 
+def test_a_grid_with_another_number_of_ratios_is_refused() -> None:
+    with pytest.raises(InputError, match=r"2 base_sizes and 1 aspect_ratios"):
+        anchors_per_cell(FlexibleGridAnchorGenerator((AnchorGrid(8, 8, (8.0, 9.0), (1.0,)),)))
+
+
 def test_default_boxes_of_torchvision() -> None:
     generator = DefaultBoxGenerator(((2.0,),), (0.2, 0.8), steps=(50,))
     made = anchors(generator, [(1, 2)], (100, 200))[0]

@@ -29,6 +29,7 @@ from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioRe
 from lockstep.checkpoints.retention import Retention
 from lockstep.data.order import BlockShuffled
 from lockstep.detection.configs import FasterRcnn, Ssd
+from lockstep.detection.values import SqueezeSsd
 from lockstep.images.augment import HorizontalFlip, RandomShift
 from lockstep.images.decode import Decoding
 from lockstep.losses.regularization import L1, L2
@@ -281,7 +282,13 @@ def made_up(kind: FieldType, random: Random) -> Any:
     return next(plain[scalar] for scalar in kind.scalars if scalar in plain)
 
 
-detectors = st.builds(detector, st.sampled_from([Ssd, FasterRcnn]), st.integers(0, 10**6))
+detectors = st.builds(detector, st.sampled_from([Ssd, FasterRcnn]), st.integers(0, 10**6)) | st.builds(
+    SqueezeSsd,
+    st.integers(1, 90),
+    st.sampled_from([(7, 12), (4, 9)]),
+    aspect_ratios=st.tuples(shares),
+    max_detections=counts,
+)
 models_and_data = (
     st.tuples(models_of_photos, photos)
     | st.tuples(models_of_digits, digits)

@@ -8,12 +8,16 @@ import pytest
 import torch
 from torch import Generator, nn
 
+from lockstep.models.mobilenet_v1 import mobilenet_v1_features
+from lockstep.models.mobilenet_v2 import mobilenet_v2_features
 from lockstep.models.mobilenet_v3 import mobilenet_v3_features
 from lockstep.models.resnet import ResNet
 from lockstep.models.vgg import vgg16_features
 
 MADE: dict[str, Callable[..., nn.Module]] = {
     "mobilenet_v3_small": lambda **given: mobilenet_v3_features("small", **given),
+    "mobilenet_v2": lambda **given: mobilenet_v2_features(width_mult=0.25, **given),
+    "mobilenet_v1": lambda **given: mobilenet_v1_features(depth_multiplier=0.25, **given),
     "resnet50": lambda **given: ResNet(50, **given),
 }
 
@@ -55,6 +59,22 @@ def test_the_large_mobilenet_reaches_stride_16_by_layer_7() -> None:
     assert found["7"] == (80, 16)
     assert found["13"] == (160, 32)
     assert found["16"] == (960, 32)
+
+
+def test_the_first_mobilenet_has_the_maps_of_slim() -> None:
+    found = strides(mobilenet_v1_features(depth_multiplier=0.5, min_depth=24))
+    assert len(found) == 27
+    assert found["Conv2d_0"] == (24, 2)
+    assert found["Conv2d_11_pointwise"] == (256, 16)
+    assert found["Conv2d_13_pointwise"] == (512, 32)
+
+
+def test_the_second_mobilenet_keeps_its_last_layer_wide_unless_told() -> None:
+    assert strides(mobilenet_v2_features(width_mult=0.5))["18"] == (1280, 32)
+    found = strides(mobilenet_v2_features(width_mult=0.5, wide_last=False, min_depth=16))
+    assert found["18"] == (640, 32)
+    assert found["1"] == (16, 2)
+    assert found["13"] == (48, 16)
 
 
 def test_a_reduced_and_dilated_tail_has_half_the_channels_at_stride_16() -> None:

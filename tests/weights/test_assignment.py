@@ -16,8 +16,7 @@ from lockstep.errors import CheckpointError, InputError
 from lockstep.weights.assignment import Assignment, assign_tensors
 from lockstep.weights.layouts import Layout
 from lockstep.weights.matching import can_convert
-from lockstep.weights.name_maps import NameMap
-from lockstep.weights.names import Rename
+from lockstep.weights.names import NameMap, Rename
 from lockstep.weights.source import MemorySource, TensorInfo
 from lockstep.weights.warm_start import NotLoaded, Target, WarmStart
 

@@ -1,0 +1,73 @@
+"""Detectors as values of a recipe: each makes its net, whose modules are imported only then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from lockstep.checks import NonNegativeInt, PositiveFloat, PositiveInt, Probability
+from lockstep.detection.configs import Detector, NumClasses
+from lockstep.errors import InputError
+
+if TYPE_CHECKING:
+    from lockstep.detection.ssd import SsdNet
+
+_STRIDES = {3: 4, 4: 4, 6: 8, 7: 8, 9: 16, 10: 16, 11: 16, 12: 16}
+"""Pixels to a cell of what those of SqueezeNet's features make that are Fire modules."""
+
+
+@dataclass(frozen=True)
+class SqueezeSsd(Detector):
+    """A small SSD on SqueezeNet 1.1, which learns from a few hundred images in minutes without an accelerator.
+
+    It takes images as Caffe's SqueezeNet, whose weights are warm-started with `add_prefix="backbone."`.
+    """
+
+    image_size: ClassVar[int] = 240
+    smallest_image: ClassVar[int] = 32
+
+    num_classes: NumClasses
+    """Without the background."""
+    layers: tuple[PositiveInt, ...] = (7, 12)
+    """Layers of SqueezeNet's features that anchors predict from, in order: 3 and 4 have a cell for 4 x 4 pixels, 6 and
+    7 for 8 x 8, 9 to 12 for 16 x 16."""
+    extra_maps: NonNegativeInt = 0
+    """Feature maps on top of the last one, each of half the height and width of the one before."""
+    anchor_sizes: tuple[tuple[PositiveFloat, ...], ...] = ((16.0, 32.0), (64.0, 128.0))
+    """Of each feature map, in pixels of the network's input: the square root of an anchor's area."""
+    aspect_ratios: tuple[PositiveFloat, ...] = (1.0,)
+    """Width over height; each with each size."""
+    matched_threshold: Probability = 0.5
+    """IoU from which on an anchor learns an object."""
+    score_threshold: Probability = 0.02
+    """Detections have higher scores."""
+    iou_threshold: Probability = 0.45
+    """Detections of a class do not overlap by more."""
+    max_detections: PositiveInt = 100
+    """Of an image."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        number = len(self.layers) + self.extra_maps
+        is_increasing = list(self.layers) == sorted({*self.layers} & _STRIDES.keys())
+        if not self.layers or not is_increasing or len(self.anchor_sizes) != number:
+            raise InputError(
+                "Each feature map of a SqueezeSsd has anchors of its own.",
+                given=f"layers={list(self.layers)}, {self.extra_maps} extra_maps, {len(self.anchor_sizes)} sizes",
+                expected=f"layers of {[*_STRIDES]} in order, and as many anchor_sizes as layers and extra_maps",
+                hint="write layers=[7, 12] and anchor_sizes=[[16.0, 32.0], [64.0, 128.0]], say",
+            )
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Pixels to a cell of each feature map."""
+        own = [_STRIDES[layer] for layer in self.layers]
+        return *own, *(own[-1] << number for number in range(1, self.extra_maps + 1))
+
+    def build(self, seed: int) -> SsdNet:
+        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
+        from lockstep.detection.ssd_nets import squeeze_ssd
+
+        return squeeze_ssd(self, torch.Generator().manual_seed(seed))

@@ -1,0 +1,100 @@
+"""What the objects of the data say to a detector before it is trained: whether its anchors and classes fit them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lockstep.detection.boxes import iou
+from lockstep.detection.detector import DetectionModel
+from lockstep.errors import DataError
+from lockstep.listing import shorten
+from lockstep.readers.detection import DetectionReader
+from lockstep.readers.object_survey import ObjectSurvey, survey_objects
+from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.recipe import Recipe
+from lockstep.screen import log
+
+if TYPE_CHECKING:
+    from lockstep.runs.build import Parts
+
+_MOST_OBJECTS = 500
+"""So many are compared with the anchors."""
+_MATCHED, _TOUCHED = 0.5, 0.05
+"""IoU with an anchor from which on it usually learns an object, and below which it cannot, even if it is made to. The
+anchors of a good detector may match few of the small objects of COCO, and so more than half of all of them."""
+_MOST_UNTOUCHED = 0.5
+
+
+def check_objects(recipe: Recipe, parts: Parts) -> ObjectSurvey | None:
+    """Look at the objects to train on, and log what is odd about them; None where no detector is trained.
+
+    Raises:
+        DataError: the detector's anchors match next to none of them, or an example cannot be read.
+    """
+    data, model, reader = recipe.data, parts.state.model, parts.loader.reader
+    if not (isinstance(data, DetectionData) and isinstance(model, DetectionModel)):
+        return None
+    assert isinstance(reader, DetectionReader), "DetectionData makes one"
+    found = survey_objects(reader, skip_bad=recipe.feed.bad_examples != "raise")
+    if found.num_left_out:
+        log.info(
+            "%d objects on the first %d images are left out: without an area, bad, or more than max_number_of_boxes",
+            found.num_left_out,
+            len(found.boxes),
+        )
+    if unseen := [name for label, name in reader.classes.items() if label not in found.labels and found.is_complete]:
+        log.warning("no object to train on is a %s: the detector cannot learn it", shorten(unseen))
+    _check_anchors(model, data, found)
+    return found
+
+
+def _check_anchors(model: DetectionModel, data: DetectionData, found: ObjectSurvey) -> None:
+    """Compare the anchors with the first objects, as large as they are without augmentation."""
+    boxes = _boxes_on_inputs(data, found)
+    best = [_best_overlaps(model, shape, each) for shape, each in boxes]
+    if not best or any(each is None for each in best):
+        return
+    overlaps = torch.cat([each for each in best if each is not None])
+    unmatched, untouched = ((overlaps < least).float().mean().item() for least in (_MATCHED, _TOUCHED))
+    log.info(
+        "of %d objects %.1f %% overlap no anchor by half (IoU), %.1f %% not by a twentieth",
+        len(overlaps),
+        100 * unmatched,
+        100 * untouched,
+    )
+    if untouched > _MOST_UNTOUCHED:
+        sides = torch.cat([(each[:, 2:] - each[:, :2]).prod(1).sqrt() for _, each in boxes])
+        low, high = sides.quantile(torch.tensor([0.25, 0.75])).tolist()
+        raise DataError(
+            "The anchors of the detector match next to none of the objects of the data.",
+            given=f"{100 * untouched:.0f} % of {len(overlaps)} objects overlap no anchor by {_TOUCHED:g} (IoU)",
+            expected=f"at most {100 * _MOST_UNTOUCHED:.0f} % of them",
+            hint=f"half of the objects are boxes of {low:.0f} to {high:.0f} pixels on the network's input: "
+            "choose anchors of such sizes, or another data.resizer",
+        )
+
+
+def _boxes_on_inputs(data: DetectionData, found: ObjectSurvey) -> Sequence[tuple[tuple[int, int], Tensor]]:
+    """Return the shape of each network's input, and the boxes on it in its pixels, up to `_MOST_OBJECTS` of all."""
+    boxes, left = [], _MOST_OBJECTS
+    for shares, (height, width) in zip(found.boxes, found.box_sizes.tolist(), strict=True):
+        rows, columns = size = data.resizer.size_of(height, width)
+        if len(shares) and left > 0:
+            shape = data.resizer.shape if data.resizer.has_one_shape else size
+            boxes.append((shape, shares[:left] * torch.tensor([rows, columns, rows, columns])))
+            left -= len(shares)
+    return boxes
+
+
+@torch.no_grad()
+def _best_overlaps(model: DetectionModel, shape: tuple[int, int], boxes: Tensor) -> Tensor | None:
+    """Return for each object the IoU of the anchor that overlaps it most; None where there are no anchors."""
+    device: Any = next(model.parameters()).device
+    step = model.size_divisibility
+    height, width = (-(-side // step) * step for side in shape)
+    anchors = model.anchors((height, width), device)
+    return None if anchors is None else iou(boxes.to(device), anchors).amax(1).cpu()

@@ -1,0 +1,49 @@
+"""The maps of TF-Slim's nets; that they name every variable is tested with TensorFlow's numbers in tests/golden."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.weights.name_maps import SHIPPED, best_name_map
+from lockstep.weights.names import Destination, apply_renames
+
+
+def place(name: str, name_map: str) -> str:
+    places, _ = apply_renames({name: [Destination(name)]}, SHIPPED[name_map].renames)
+    (only,) = places[name]
+    return only.name
+
+
+@pytest.mark.parametrize(
+    ("name_map", "variable", "parameter"),
+    [
+        ("slim_mobilenet_v1", "MobilenetV1/Conv2d_3_depthwise/depthwise_weights", "Conv2d_3_depthwise.0.weight"),
+        ("slim_mobilenet_v1", "MobilenetV1/Conv2d_0/BatchNorm/moving_mean", "Conv2d_0.1.running_mean"),
+        ("slim_mobilenet_v2", "MobilenetV2/expanded_conv/project/weights", "1.conv.1.weight"),
+        ("slim_mobilenet_v2", "MobilenetV2/expanded_conv_1/project/weights", "2.conv.2.weight"),
+        ("slim_mobilenet_v2", "MobilenetV2/expanded_conv_16/project/BatchNorm/beta", "17.conv.3.bias"),
+        ("slim_mobilenet_v3_large", "MobilenetV3/expanded_conv_6/project/weights", "7.block.2.0.weight"),
+        ("slim_mobilenet_v3_small", "MobilenetV3/expanded_conv/squeeze_excite/Conv_1/biases", "1.block.1.fc2.bias"),
+        ("slim_resnet_v1", "resnet_v1_101/block3/unit_23/bottleneck_v1/conv2/BatchNorm/gamma", "layer3.22.bn2.weight"),
+        ("slim_resnet_v1", "resnet_v1_50/block1/unit_1/bottleneck_v1/shortcut/weights", "layer1.0.downsample.0.weight"),
+        (
+            "ssd_mobilenet_v1",
+            "FeatureExtractor/MobilenetV1/Conv2d_13_pointwise_2_Conv2d_3_3x3_s2_256/weights",
+            "backbone.extra.1.halve.0.weight",
+        ),
+        (
+            "ssd_inception_v3",
+            "FeatureExtractor/InceptionV3/Mixed_7c_1_Conv2d_3_1x1_256/weights",
+            "backbone.extra.0.reduce.0.weight",
+        ),
+        ("ssd_mobilenet_v2", "BoxPredictor_5/ClassPredictor/biases", "head.class_predictor.5.predictor.bias"),
+    ],
+)
+def test_a_variable_has_its_place(name_map: str, variable: str, parameter: str) -> None:
+    assert place(variable, name_map) == parameter
+
+
+def test_the_map_of_a_detector_is_told_by_its_variables() -> None:
+    variables = [f"FeatureExtractor/MobilenetV2/expanded_conv_{index}/expand/weights" for index in range(1, 17)]
+    wanted = {f"backbone.features.{index + 1}.conv.0.0.weight" for index in range(1, 17)}
+    assert best_name_map(variables, wanted) == "ssd_mobilenet_v2"
