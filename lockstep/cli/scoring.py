@@ -156,7 +156,7 @@ class _Scoring:
             path = recipe.data.path_of(self._run.split)
             on = f", on {path}" if path else ""
             log.info("%s weights of step %d, from %s%s", result.weights, result.step, checkpoint.path, on)
-            self._write(self._task.named(result))
+            self._write(result)
         return result is not None
 
     def close(self) -> None:

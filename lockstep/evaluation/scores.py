@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import torch
 
 from lockstep.errors import InputError
-from lockstep.metrics.metric import Metric, PreparedMetric
+from lockstep.metrics.metric import Metric, PreparedMetric, score_name
 from lockstep.ragged import Ragged
 
 if TYPE_CHECKING:
@@ -88,9 +88,10 @@ def summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def scores_of(computed: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the scores among the values of metrics: `NAME` of a number, `NAME/KEY` of the numbers of a mapping."""
+    """Yield the scores among the values of metrics; see `Metric` for their names."""
     for name, value in computed.items():
-        named = {f"{name}/{key}": each for key, each in value.items()} if isinstance(value, Mapping) else {name: value}
+        is_mapping = isinstance(value, Mapping)
+        named = {score_name(name, key): each for key, each in value.items()} if is_mapping else {name: value}
         for score, number in named.items():
             if type(number) in (int, float):
                 yield score, float(number)

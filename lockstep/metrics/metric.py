@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Metric(Protocol):
     """Takes in examples part by part, and computes its value at the end. A `torchmetrics.Metric` is one.
 
-    If its value is a number, this is a score under the metric's name. Of a mapping, each number is a score NAME/KEY.
+    If its value is a number, this is a score under the metric's name. Of a mapping, each number is a score NAME/KEY, or
+    KEY alone where that has a group of its own, such as "DetectionBoxes_Precision/mAP".
     A metric may also have `score_names`, the keys that this mapping will have: a run then knows before it starts
     whether the score is there by which it is to keep the best checkpoints.
     """
@@ -48,6 +49,11 @@ class PreparedMetric(Metric, Protocol):
             values: what the score function returned for these examples: tensors and `Ragged`s on the CPU, or lists.
         """
         ...
+
+
+def score_name(metric: str, key: str) -> str:
+    """Name the score that a metric computes under a key: see `Metric`."""
+    return key if "/" in key else f"{metric}/{key}"
 
 
 NO_METRICS: Mapping[str, Metric] = MappingProxyType({})

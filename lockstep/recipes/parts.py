@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -158,6 +159,23 @@ DetectionMetrics = Literal[
     "coco_keypoint_metrics",
 ]
 """The names in `lockstep.metrics.detection_sets`, here because that takes numpy to import."""
+_PASCAL, _COCO = "Precision/mAP@0.5IOU", "Precision/mAP"
+MAIN_SCORES: Mapping[DetectionMetrics, str] = {
+    "pascal_voc_metrics": f"PascalBoxes_{_PASCAL}",
+    "pascal_voc_detection_metrics": f"PascalBoxes_{_PASCAL}",
+    "weighted_pascal_voc_detection_metrics": f"WeightedPascalBoxes_{_PASCAL}",
+    "pascal_voc_instance_segmentation_metrics": f"PascalMasks_{_PASCAL}",
+    "weighted_pascal_voc_instance_segmentation_metrics": f"WeightedPascalMasks_{_PASCAL}",
+    "open_images_metrics": f"OpenImagesV2_{_PASCAL}",
+    "open_images_V2_detection_metrics": f"OpenImagesV2_{_PASCAL}",
+    "oid_V2_detection_metrics": f"OpenImagesV2_{_PASCAL}",
+    "oid_challenge_object_detection_metrics": f"OpenImagesChallenge2018_{_PASCAL}",
+    "oid_challenge_detection_metrics": f"OpenImagesChallenge2018_{_PASCAL}",
+    "coco_detection_metrics": f"DetectionBoxes_{_COCO}",
+    "coco_mask_metrics": f"DetectionMasks_{_COCO}",
+    "coco_keypoint_metrics": f"Keypoints_{_COCO}",
+}
+"""The score of each metric that says which checkpoint is the best."""
 
 
 @dataclass(frozen=True)

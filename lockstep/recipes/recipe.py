@@ -159,7 +159,7 @@ class Recipe(Checked):
     def _name_best(self) -> None:
         """Keep the best checkpoint where early stopping has to know which it is: by the first of the scores."""
         if self.evaluate.patience is not None and self.checkpoints.retention.best is None:
-            retention = replace(self.checkpoints.retention, best=f"validation/{self.task.score_names[0]}")
+            retention = replace(self.checkpoints.retention, best=f"validation/{self.task.main_score}")
             object.__setattr__(self, "checkpoints", replace(self.checkpoints, retention=retention))
 
     def _check_best(self) -> None:

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
-from torch.nn.functional import pad
 
 from lockstep.errors import InputError
 from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.ragged import Ragged
-from lockstep.recipes.parts import CrossEntropy, DetectionEvaluation
+from lockstep.recipes.parts import MAIN_SCORES, CrossEntropy, DetectionEvaluation
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from lockstep.detection.detector import DetectionModel, Detections
-    from lockstep.evaluation.evaluate import Evaluation
     from lockstep.images.augment import Augment
     from lockstep.recipes.detection import DetectionData
     from lockstep.recipes.recipe import Recipe
@@ -52,8 +50,8 @@ class Classification:
 
     details = (CONFUSION, MISTAKES)
     """What `score_in_detail` gives beside the scores."""
-    unused = ()
-    """Fields of a recipe that say nothing for this task."""
+    unused: ClassVar[Mapping[str, Any]] = {}
+    """Fields of a recipe that say nothing for this task, with their defaults."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
@@ -73,6 +71,11 @@ class Classification:
             )
 
     @property
+    def main_score(self) -> str:
+        """The score that says which checkpoint is the best, where the recipe names none."""
+        return self.score_names[0]
+
+    @property
     def score_names(self) -> Sequence[str]:
         """Names of the scores: "top1", and the others."""
         return [f"top{k}" for k in self.top]
@@ -80,10 +83,6 @@ class Classification:
     def with_metrics(self, classes: Mapping[int, str], metrics: Mapping[str, Metric]) -> Self:
         """Take the metrics of a script: they get the logits and the labels of all examples."""
         return replace(self, metrics=metrics)
-
-    def named(self, result: Evaluation) -> Evaluation:
-        """Leave the names of the scores as they are."""
-        return result
 
     def targets(self) -> Sequence[Augment]:
         """Return nothing: labels are the targets."""
@@ -158,7 +157,7 @@ class Detection:
     """Metrics of all detections, by name."""
 
     details = ()
-    unused = ("loss", "evaluate.top", "evaluate.flip")
+    unused: ClassVar[Mapping[str, Any]] = {"loss": CrossEntropy(), "evaluate.top": (1,), "evaluate.flip": False}
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
@@ -167,7 +166,12 @@ class Detection:
         return cls(data, recipe.model.num_classes, recipe.evaluate.detection or DetectionEvaluation())
 
     def check(self, recipe: Recipe) -> None:
-        """Accept any recipe: what a classifier's fields say is not looked at."""
+        """Accept any recipe: whether its model is a detector is looked at where a run begins."""
+
+    @property
+    def main_score(self) -> str:
+        """The mean average precision of the first metric."""
+        return MAIN_SCORES[self.evaluation.metrics[0]] if self.evaluation.metrics else ""
 
     @property
     def score_names(self) -> Sequence[str]:
@@ -188,13 +192,6 @@ class Detection:
         most = told.pictures.count if told.export_path is None else None
         kept: Mapping[str, Any] = {} if most == 0 else {KEPT: KeptDetections(most)}
         return replace(self, metrics={**made, **metrics, **kept})
-
-    def named(self, result: Evaluation) -> Evaluation:
-        """Give the scores of the metrics that the recipe names their names in the Object Detection API, alone."""
-        computed: dict[str, Any] = {}
-        for name, value in result.computed.items():
-            computed |= value if name in (*self.evaluation.metrics, KEPT) else {name: value}
-        return replace(result, computed=computed)
 
     def targets(self) -> Sequence[Augment]:
         """Return what makes the targets of the losses of a batch's objects."""
@@ -270,7 +267,11 @@ def network_input(model: DetectionModel, images: Tensor | Sequence[Tensor]) -> T
 
 def _padded(images: Tensor, shape: tuple[int, int]) -> Tensor:
     height, width = images.shape[2:]
-    return images if (height, width) == shape else pad(images, (0, shape[1] - width, 0, shape[0] - height))
+    return (
+        images
+        if (height, width) == shape
+        else torch.nn.functional.pad(images, (0, shape[1] - width, 0, shape[0] - height))
+    )
 
 
 def _input_shape(model: DetectionModel, images: Tensor | Sequence[Tensor]) -> tuple[int, int]:

@@ -11,7 +11,8 @@ import math
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import attrgetter, getitem
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -34,12 +35,17 @@ _SCALARS = {
 
 
 def to_toml(recipe: Recipe) -> str:
-    """Write the whole recipe as TOML, defaults included.
+    """Write the whole recipe as TOML, defaults included; fields that say nothing for its task are left out.
 
     Raises:
         RecipeError: a part has no name in recipes, such as a schedule of the user's own.
     """
-    text = tomli_w.dumps(write(Recipe, recipe, FieldPath(f"recipe {recipe.name}")))
+    tables = write(Recipe, recipe, FieldPath(f"recipe {recipe.name}"))
+    for path, default in recipe.task.unused.items():
+        *parts, name = path.split(".")
+        if attrgetter(path)(recipe) == default:
+            del reduce(getitem, parts, tables)[name]
+    text = tomli_w.dumps(tables)
     # TOML leaves some characters as they are that a terminal would obey; escaped, they are the same.
     return "".join(sign if sign.isprintable() or sign in "\n\t" else f"\\U{ord(sign):08x}" for sign in text)
 

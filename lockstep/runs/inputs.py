@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from lockstep.checks import check_one_of, check_together
@@ -15,7 +16,7 @@ from lockstep.detection.configs import Detector
 from lockstep.errors import DataError, InputError, NotFoundError, WorkdirError
 from lockstep.inline_toml import kind_name
 from lockstep.listing import hint_for_path, shorten
-from lockstep.metrics.metric import NO_METRICS, Metric
+from lockstep.metrics.metric import NO_METRICS, Metric, score_name
 from lockstep.models import Timm, Torchvision
 from lockstep.readers.paths import class_folders, is_folder
 from lockstep.recipes.data import ImageData
@@ -78,14 +79,14 @@ def check_best(recipe: Recipe, *, has_validation: bool, metrics: Mapping[str, Me
             expected="validation examples, or a run without best checkpoints",
             hint="--set data.validation=PATH; or --set checkpoints.retention.best=none",
         )
-    if best is None:
+    if best in (None, f"validation/{recipe.task.main_score}"):
         return
     names = [*recipe.task.score_names]
     for name, metric in metrics.items():
         keys = getattr(metric, "score_names", None)
         if keys is None and best.startswith(f"validation/{name}/"):
             return  # perhaps it computes a mapping with this key
-        names += [name] if keys is None else [f"{name}/{key}" for key in keys]
+        names += [name] if keys is None else [score_name(name, key) for key in keys]
     check_one_of("checkpoints.retention.best", best, [f"validation/{name}" for name in names])
 
 
@@ -175,6 +176,14 @@ def _check_task(recipe: Recipe) -> None:
             expected="data of images that have one class each",
             hint='set data.kind="image_data"; data of detectors is for `lockstep show` and `lockstep benchmark input`',
         )
+    for path, default in recipe.task.unused.items():
+        if (given := attrgetter(path)(recipe)) != default:
+            raise InputError(
+                f"{path} says nothing to {type(recipe.model).__name__}: it is for classifiers.",
+                given=f"{path}={given}",
+                expected="a recipe without it",
+                hint=f"leave {path} out; what a detector learns by is in model, how it is scored in evaluate.detection",
+            )
 
 
 def _check_library(recipe: Recipe) -> None:

@@ -27,7 +27,7 @@ def score_split(recipe: Recipe, parts: Parts, split: str) -> Evaluation | None:
     """Score the present weights of a run; None, on all workers, if one of them is asked to stop."""
     how, is_shown = recipe.evaluate, join().is_chief and recipe.watch.console.amount
     with show_progress(f"scoring {split}") if is_shown else nullcontext() as progress:
-        result = evaluate_unless_stopped(
+        return evaluate_unless_stopped(
             parts.state,
             parts.task.score,
             parts.examples.held_out(split),
@@ -37,7 +37,6 @@ def score_split(recipe: Recipe, parts: Parts, split: str) -> Evaluation | None:
             metrics=parts.task.metrics,
             progress=progress,
         )
-    return result and parts.task.named(result)
 
 
 class Validation:

@@ -1,4 +1,4 @@
-"""What a classifier is trained by and scored by: its losses by name, with an auxiliary head and without; its scores."""
+"""What models are trained by and scored by: losses by name, with an auxiliary head and without; scores."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from torch import Tensor, nn
 import lockstep as ls
 from lockstep.errors import InputError
 from lockstep.losses import softmax_cross_entropy
-from lockstep.recipes.parts import CrossEntropy, Evaluate
-from lockstep.recipes.tasks import CONFUSION, MISTAKES, Classification
+from lockstep.metrics.detection_sets import DETECTION_METRICS
+from lockstep.recipes.detection import DetectionData
+from lockstep.recipes.parts import CrossEntropy, DetectionEvaluation, DetectionMetrics, Evaluate
+from lockstep.recipes.tasks import CONFUSION, MISTAKES, Classification, Detection
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 3.0, 1.0, 2.0], [1.0, 1.0, 1.0, 5.0]])
 LABELS = torch.tensor([0, 2, 1])
@@ -155,3 +157,9 @@ def test_numbers_out_of_range_are_refused(make: Any, what: str) -> None:
     with pytest.raises(InputError) as caught:
         make()
     assert caught.value.what == what
+
+
+@pytest.mark.parametrize("name", DETECTION_METRICS)
+def test_the_main_score_of_a_detector_is_one_that_its_metric_computes(name: DetectionMetrics) -> None:
+    detection = Detection(DetectionData(), 3, DetectionEvaluation(metrics=(name,)))
+    assert detection.main_score == detection.score_names[0]

@@ -26,7 +26,5 @@ def parts_by_hand(
         has=lambda split: held_out is not None,
         trained_classes=(),
     )
-    task: Any = SimpleNamespace(
-        losses=losses, score=score, metrics=metrics, counts=lambda model: None, named=lambda result: result
-    )
+    task: Any = SimpleNamespace(losses=losses, score=score, metrics=metrics, counts=lambda model: None)
     return Parts(state, loader, towers, task, examples)
