@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from lockstep.detection.values import SqueezeSsd
 
 _SCALE = 10.0
+_PADDING = 3
+"""Zeros around an image, of which SqueezeNet itself adds none: the cells at the edges see as much of it as the others,
+and in the middle of what each sees is its corner at (stride - 4) pixels."""
 _CAFFE_MEAN = (123.68, 116.779, 103.939)
 
 
@@ -50,7 +53,7 @@ class SqueezeNetMaps(nn.Module):
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Map images (batch, 3, height, width) to feature maps, the finest first."""
-        maps, hidden = list[Tensor](), images
+        maps, hidden = list[Tensor](), F.pad(images, (_PADDING,) * 4)
         for number, layer in enumerate(self.features):
             hidden = layer(hidden)
             if number in self._layers:
@@ -97,14 +100,13 @@ def _halving(inputs: int, outputs: int) -> nn.Sequential:
 def squeeze_ssd(value: SqueezeSsd, generator: Generator) -> SsdNet:
     """Make the net of a `SqueezeSsd`."""
     grids = [
-        # A cell sees the pixels around its lower right corner: SqueezeNet pads nothing where it halves.
         AnchorGrid(
             stride,
             stride,
             tuple(size for _ in value.aspect_ratios for size in sizes),
             tuple(ratio for ratio in value.aspect_ratios for _ in sizes),
-            min(stride, 16) - 1,
-            min(stride, 16) - 1,
+            min(stride, 16) - 1 - _PADDING,
+            min(stride, 16) - 1 - _PADDING,
         )
         for stride, sizes in zip(value.strides, value.anchor_sizes, strict=True)
     ]
