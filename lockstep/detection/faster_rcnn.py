@@ -20,7 +20,7 @@ from lockstep.detection.box_configs import IouSimilarity, PyramidAnchorGenerator
 from lockstep.detection.boxes import clip, iou
 from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.fpn import BackboneWithFpn, FeaturePyramidNetwork, LastLevelMaxPool
-from lockstep.detection.matching import BACKGROUND, IGNORED, match, match_images
+from lockstep.detection.matching import BACKGROUND, IGNORED, AnyMatcher, match, match_images
 from lockstep.detection.nms import batched_nms, multiclass_nms
 from lockstep.detection.roi_align import multiscale_roi_align
 from lockstep.detection.sampling import balanced_sample
@@ -42,7 +42,7 @@ _LEAST_PROPOSAL, _LEAST_DETECTION = 1e-3, 1e-2
 _POOLED, _REPRESENTATION = (7, 7), 1024
 
 
-class Assigned(NamedTuple):
+class AssignedAnchors(NamedTuple):
     """What can be learned."""
 
     targets: Targets
@@ -110,14 +110,14 @@ class FasterRcnnNet(DetectionModel):
         return anchors_on(device, self.anchor_generator, self._feature_shapes[shape], shape)
 
     @torch.no_grad()
-    def assign(self, targets: Targets) -> Assigned:
+    def assign(self, targets: Targets) -> AssignedAnchors:
         """Find which anchor can learn which object: one image after the other."""
         anchors = self.anchors(targets.shape, targets.boxes[0].device)
         matches = match_images(_RPN_MATCHER, IouSimilarity(), targets.boxes, anchors)
-        return Assigned(targets, torch.stack([ignoring(each, targets, image) for image, each in enumerate(matches)]))
+        return AssignedAnchors(targets, torch.stack([ignoring(each, targets, image) for image, each in enumerate(matches)]))
 
     @torch.no_grad()
-    def draw_anchors(self, assigned: Assigned) -> DrawnAnchors:
+    def draw_anchors(self, assigned: AssignedAnchors) -> DrawnAnchors:
         """Draw the anchors that the first stage learns from."""
         settings, (targets, matches) = self.settings, assigned
         anchors = self.anchors(targets.shape, matches.device)
@@ -129,14 +129,14 @@ class FasterRcnnNet(DetectionModel):
         )
         image_of, anchor_of = torch.stack(drawn).nonzero(as_tuple=True)
         object_of = matches[image_of, anchor_of]
-        boxes = _boxes_of(targets, image_of, object_of)
+        boxes = object_boxes(targets, image_of, object_of)
         return DrawnAnchors(
             image_of * len(anchors) + anchor_of,
             (object_of >= 0).to(anchors.dtype),
             encode(_RPN_CODER, boxes, anchors[anchor_of]),
         )
 
-    def forward(self, inputs: Tensor, assigned: Assigned | None = None) -> dict[str, Any]:
+    def forward(self, inputs: Tensor, assigned: AssignedAnchors | None = None) -> dict[str, Any]:
         """Predict objectness and codes of all anchors, and logits and codes of the proposals.
 
         With `assigned` anchors and proposals are drawn from torch's global stream, in torchvision's order, for the
@@ -147,7 +147,11 @@ class FasterRcnnNet(DetectionModel):
         objectness, codes = self.rpn["head"](levels)
         proposals = self.propose(objectness.detach().float(), codes.detach().float(), shape)
         drawn = None if assigned is None else self.draw_anchors(assigned)
-        regions = all_regions(proposals) if assigned is None else self._drawn_regions(proposals, assigned.targets)
+        regions = all_regions(proposals)
+        if assigned is not None:
+            number, fraction = self.settings.box_batch_size_per_image, self.settings.box_positive_fraction
+            candidates = with_objects(proposals, assigned.targets)
+            regions = drawn_regions(candidates, assigned.targets, _BOX_MATCHER, number, fraction)
         logits, region_codes = self.roi_heads(levels[:-1], regions, shape)
         return {
             "objectness": objectness,
@@ -189,37 +193,14 @@ class FasterRcnnNet(DetectionModel):
             proposals.append(candidates[kept])
         return proposals
 
-    @torch.no_grad()
-    def _drawn_regions(self, proposals: Sequence[Tensor], targets: Targets) -> Regions:
-        """Draw the regions that the second stage learns from: one image after the other, as they are matched."""
-        settings = self.settings
-        candidates = [
-            torch.cat([each, boxes[learned(targets, image)]])
-            for image, (each, boxes) in enumerate(zip(proposals, targets.boxes, strict=True))
-        ]
-        matches = [
-            ignoring(match(_BOX_MATCHER, iou(boxes, each)), targets, image)
-            for image, (boxes, each) in enumerate(zip(targets.boxes, candidates, strict=True))
-        ]
-        drawn = balanced_sample(
-            [each >= 0 for each in matches],
-            [each == BACKGROUND for each in matches],
-            settings.box_batch_size_per_image,
-            settings.box_positive_fraction,
-        )
-        regions = all_regions([each[sample] for each, sample in zip(candidates, drawn, strict=True)])
-        return regions._replace(
-            object_of=torch.cat([each[sample] for each, sample in zip(matches, drawn, strict=True)])
-        )
-
-    def losses(self, predictions: Mapping[str, Any], assigned: Assigned) -> dict[str, Tensor]:
+    def losses(self, predictions: Mapping[str, Any], assigned: AssignedAnchors) -> dict[str, Tensor]:
         """Compute the means of the losses over the anchors and the regions that were drawn on this tower's images."""
         regions: Regions = predictions["regions"]
         drawn: DrawnAnchors = predictions["drawn"]
         objectness = predictions["objectness"].float().flatten()[drawn.places]
         of_anchors = predictions["anchor_codes"].float().flatten(0, 1)[drawn.places]
         labels = labels_of(assigned.targets, regions)
-        targets = encode(_BOX_CODER, _boxes_of(assigned.targets, regions.image_of, regions.object_of), regions.boxes)
+        targets = encode(_BOX_CODER, object_boxes(assigned.targets, regions.image_of, regions.object_of), regions.boxes)
         codes = predictions["codes"].float()[torch.arange(len(labels), device=labels.device), labels]
         # Sums over numbers of which none is 0, and not means: with nothing drawn they are 0.
         num_anchors, num_regions = max(len(objectness), 1), max(len(labels), 1)
@@ -338,6 +319,34 @@ def resnet_fpn_backbone(settings: FasterRcnnFpn, generator: Generator) -> Backbo
     return BackboneWithFpn(body, fpn)
 
 
+def with_objects(proposals: Sequence[Tensor], targets: Targets) -> list[Tensor]:
+    """Return the proposals of each image, and after them the boxes of its objects that are learned."""
+    return [torch.cat([each, targets.boxes[image][learned(targets, image)]]) for image, each in enumerate(proposals)]
+
+
+@torch.no_grad()
+def drawn_regions(
+    proposals: Sequence[Tensor], targets: Targets, matcher: AnyMatcher, number: int, positive_fraction: float
+) -> Regions:
+    """Draw the regions that the second stage learns from: one image after the other, as they are matched.
+
+    Args:
+        proposals: (n, 4) of each image.
+        targets: the objects.
+        matcher: says which proposal can learn which object.
+        number: of regions of an image, at most.
+        positive_fraction: of these, the regions that learn an object, at most.
+    """
+    matches = [
+        ignoring(match(matcher, iou(boxes, each)), targets, image)
+        for image, (boxes, each) in enumerate(zip(targets.boxes, proposals, strict=True))
+    ]
+    positive, negative = [each >= 0 for each in matches], [each == BACKGROUND for each in matches]
+    drawn = balanced_sample(positive, negative, number, positive_fraction)
+    regions = all_regions([each[sample] for each, sample in zip(proposals, drawn, strict=True)])
+    return regions._replace(object_of=torch.cat([each[sample] for each, sample in zip(matches, drawn, strict=True)]))
+
+
 def learned(targets: Targets, image: int) -> Tensor:
     """Say which objects of an image are learned, bool (objects,): no crowds, and none of weight 0."""
     return (targets.weights[image] > 0) & ~targets.is_crowd[image]
@@ -355,7 +364,7 @@ def labels_of(targets: Targets, regions: Regions) -> Tensor:
     return _of_objects(targets.labels, regions.image_of, regions.object_of)
 
 
-def _boxes_of(targets: Targets, image_of: Tensor, object_of: Tensor) -> Tensor:
+def object_boxes(targets: Targets, image_of: Tensor, object_of: Tensor) -> Tensor:
     """Return the box of each object, (n, 4), and an empty one where there is none."""
     return _of_objects(targets.boxes, image_of, object_of)
 

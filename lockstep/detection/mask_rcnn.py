@@ -17,7 +17,7 @@ from torch import Generator, Tensor, nn
 from lockstep.detection.detector import Detections, Targets
 from lockstep.detection.faster_rcnn import (
     CHANNELS,
-    Assigned,
+    AssignedAnchors,
     FasterRcnnNet,
     Regions,
     RoIHeads,
@@ -53,7 +53,7 @@ class MaskRcnnNet(FasterRcnnNet):
     def __init__(self, settings: MaskRcnnFpn, backbone: nn.Module, rpn: RpnHead, roi_heads: MaskRoIHeads) -> None:
         super().__init__(settings, backbone, rpn, roi_heads)
 
-    def forward(self, inputs: Tensor, assigned: Assigned | None = None) -> dict[str, Any]:
+    def forward(self, inputs: Tensor, assigned: AssignedAnchors | None = None) -> dict[str, Any]:
         """Predict as Faster R-CNN, and in training the masks of the regions that learn objects."""
         predictions = super().forward(inputs, assigned)
         if assigned is not None:
@@ -63,7 +63,7 @@ class MaskRcnnNet(FasterRcnnNet):
             predictions |= {"mask_regions": learning, "mask_logits": logits}
         return predictions
 
-    def losses(self, predictions: Mapping[str, Any], assigned: Assigned) -> dict[str, Tensor]:
+    def losses(self, predictions: Mapping[str, Any], assigned: AssignedAnchors) -> dict[str, Tensor]:
         """Compute the losses of Faster R-CNN, and that of the masks."""
         regions, logits = predictions["mask_regions"], predictions["mask_logits"].float()
         labels = labels_of(assigned.targets, regions)
@@ -136,47 +136,24 @@ def mask_targets(targets: Targets, regions: Regions, size: tuple[int, int]) -> T
     Raises:
         DataError: the objects have no masks.
     """
-    if targets.masks is None:
-        raise DataError(
-            "There are no masks to train Mask R-CNN on.",
-            given="objects with boxes alone",
-            expected="a mask of each object",
-            hint="read them (data.masks=true), or train a detector of boxes",
-        )
     found = [regions.boxes.new_empty(0, *size)]
-    for image, masks in enumerate(targets.masks):
+    for image, masks in enumerate(masks_of(targets)):
         is_here = regions.image_of == image
         found.append(roi_align_masks(masks, regions.boxes[is_here], regions.object_of[is_here], size))
     return torch.cat(found)
 
 
-def paste_masks(masks: Tensor, boxes: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Draw masks into their boxes, on an image each: float32 (n, height, width), 0 outside of the box.
+def masks_of(targets: Targets) -> Sequence[Tensor]:
+    """Return the masks of the objects on each image.
 
-    As torchvision does it: each box is rounded to whole pixels, and a mask resized to it as a bilinear image is.
-
-    Args:
-        masks: (n, rows, columns), probabilities.
-        boxes: (n, 4), top, left, bottom and right in pixels of the image.
-        shape: height and width of the image.
+    Raises:
+        DataError: the objects have none.
     """
-    padded = F.pad(masks, (1, 1, 1, 1))
-    centre, half = (boxes[:, :2] + boxes[:, 2:]) / 2, (boxes[:, 2:] - boxes[:, :2]) / 2
-    half = half * (half.new_tensor(padded.shape[1:]) / half.new_tensor(masks.shape[1:]))
-    starts, ends = (centre - half).to(torch.int64), (centre + half).to(torch.int64)
-    rows, columns = (
-        _interpolation(starts[:, axis], ends[:, axis], padded.shape[axis + 1], shape[axis]) for axis in (0, 1)
-    )
-    return rows @ padded @ columns.transpose(1, 2)
-
-
-def _interpolation(starts: Tensor, ends: Tensor, size: int, length: int) -> Tensor:
-    """Return the weights by which pixels of a line are made of cells resized to a part of it: (n, length, size)."""
-    number = (ends - starts + 1).clamp(min=1)[:, None]
-    places = torch.arange(length, device=starts.device) - starts[:, None]
-    at = ((places + 0.5) * (size / number) - 0.5).clamp(min=0, max=size - 1)
-    cells = torch.arange(size, device=starts.device)
-    # A tent around each cell: 1 at its centre, 0 at its neighbours'.
-    weights = (1 - (at[..., None] - cells).abs()).clamp(min=0)
-    inside = (places >= 0) & (places < number)
-    return weights * inside[..., None]
+    if targets.masks is None:
+        raise DataError(
+            "There are no masks to train on.",
+            given="objects with boxes alone",
+            expected="a mask of each object",
+            hint="read them (data.masks=true), or train a detector of boxes",
+        )
+    return targets.masks

@@ -1,4 +1,4 @@
-"""Mask R-CNN draws within the boxes of Faster R-CNN, and its masks are pasted as torchvision pastes them."""
+"""Mask R-CNN draws within the boxes of Faster R-CNN."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regions_drawn import SMALL, images, targets
 from torch import Tensor
 
 from lockstep.detection.faster_rcnn import Regions
-from lockstep.detection.mask_rcnn import MaskRcnnNet, mask_targets, paste_masks
+from lockstep.detection.mask_rcnn import MaskRcnnNet, mask_targets
 from lockstep.detection.values import MaskRcnnFpn
 from lockstep.errors import DataError
 
@@ -75,10 +75,3 @@ def test_objects_without_masks_are_refused() -> None:
     nowhere = torch.zeros(0, dtype=torch.int64)
     with pytest.raises(DataError, match="no masks"):
         mask_targets(given, Regions(torch.zeros(0, 4), nowhere, nowhere), (14, 14))
-
-
-def test_masks_are_pasted_as_torchvision_pastes_them() -> None:
-    boxes = recorded("selection mask boxes")[:, [1, 0, 3, 2]]
-    pasted = paste_masks(recorded("selection masks")[:, 0], boxes, (40, 50))
-    torch.testing.assert_close(pasted, recorded("selection pasted in 40 by 50")[:, 0], rtol=1e-5, atol=1e-6)
-    assert paste_masks(torch.zeros(0, 14, 14), torch.zeros(0, 4), (40, 50)).shape == (0, 40, 50)
