@@ -5,7 +5,7 @@ SETUP := $(VENV)/.installed
 TORCH_OLDEST := 2.11.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick test-oldest check bench clean
+.PHONY: help setup demo demo-detection test test-quick test-oldest check bench clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -17,6 +17,9 @@ setup: $(SETUP) ## make or renew .venv with everything that is needed
 
 demo: $(SETUP) ## train the reference MNIST net on two towers, with progress on screen
 	$(BIN)/lockstep train mnist --workdir runs/mnist
+
+demo-detection: $(SETUP) ## train a small detector of blood cells on two towers
+	$(BIN)/lockstep train bccd --workdir runs/bccd
 
 test: $(SETUP) ## run the tests, as many at once as there are cores
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile

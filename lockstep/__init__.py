@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from lockstep.progress import Progress as Progress
     from lockstep.progress import Steps as Steps
     from lockstep.ragged import Ragged as Ragged
+    from lockstep.runs.detect import FoundObjects as FoundObjects
+    from lockstep.runs.detect import detect as detect
     from lockstep.runs.predict import Predictions as Predictions
     from lockstep.runs.predict import predict as predict
     from lockstep.runs.run import run as run

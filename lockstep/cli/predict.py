@@ -1,4 +1,7 @@
-"""`lockstep predict`: the classes of images in files and folders, as CSV and JSON, and as a page to look at."""
+"""`lockstep predict`: the classes of images in files and folders, or the objects on them.
+
+Classes are written as CSV and JSON, and as a page to look at; objects as JSON, and drawn onto the images.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.checks import NonNegativeInt, PositiveInt, check_value
+from lockstep.checks import NonNegativeInt, PositiveInt, Probability, check_value
 from lockstep.cli.shared import Command, check_output_folder
-from lockstep.cli.weights import add_weights_arguments, chosen_run
+from lockstep.cli.weights import ChosenRun, add_weights_arguments, chosen_run
 from lockstep.durable import atomic_write
 from lockstep.errors import InputError
 from lockstep.reporting.work import show_progress
@@ -19,51 +22,98 @@ from lockstep.screen import log, write_lines
 
 if TYPE_CHECKING:
     from lockstep.cli.cards import Card
+    from lockstep.recipes.parts import Pictures
+    from lockstep.runs.detect import FoundObjects
     from lockstep.runs.predict import ClassProbability, Predictions
 
-CSV, JSON, PAGE = "predictions.csv", "predictions.json", "predictions.html"
+CSV, JSON, PAGE, PICTURES = "predictions.csv", "predictions.json", "predictions.html", "pictures"
 
 _SIDE_PIXELS = 160
+_TOP = 5
 _MOST_NAMED = 10
 
 
 def _add_arguments(predict: argparse.ArgumentParser) -> None:
     add_weights_arguments(predict)
     predict.add_argument("images", nargs="+", metavar="FILE|FOLDER", help="images, and folders with images below them")
-    predict.add_argument("--to", required=True, type=Path, metavar="DIR", help=f"for {CSV}, {JSON} and {PAGE}")
-    predict.add_argument("--force", action="store_true", help="write to a folder that is not empty")
     predict.add_argument(
-        "--top", default="5", metavar="N", help="the N most probable classes of each image, or all (default: 5)"
+        "--to", required=True, type=Path, metavar="DIR", help=f"for {CSV}, {JSON} and {PAGE}; {PICTURES} of objects"
+    )
+    predict.add_argument("--force", action="store_true", help="write to a folder that is not empty")
+    predict.add_argument("--top", metavar="N", help="the N most probable classes of each image, or all (default: 5)")
+    predict.add_argument(
+        "--min-score", type=float, metavar="X", help="draw no objects of lower scores (default: as the recipe)"
     )
     predict.add_argument(
-        "--show", type=int, default=100, metavar="N", help=f"so many of the images on {PAGE} (default: 100; 0: no page)"
+        "--show", type=int, default=100, metavar="N", help=f"so many images on {PAGE}, or in {PICTURES} (default: 100)"
     )
     predict.add_argument("--device", choices=["cpu"], help="leave the accelerators alone")
 
 
 def _run(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     """Write the files, and one line that says how many images there were."""
-    top = _top(arguments.top)
     check_value("show", arguments.show, NonNegativeInt)
     check_output_folder(arguments.to, overwrite=arguments.force)
     run = chosen_run(arguments)
 
-    from lockstep.runs.predict import predict
+    from lockstep.recipes.tasks import Detection
 
-    name = str(run.path) if run.step is None else f"{run.path}@{run.step}"
-    with show_progress("predicting") as show:
-        predictions = predict(
-            name, arguments.images, weights=run.weights, top=top, device=arguments.device, progress=show
-        )
-    _write(predictions, arguments.to, arguments.show)
+    find = _found_objects if run.recipe.data.task is Detection else _classes
+    predictions = find(arguments, run)
     for bad in predictions.skipped[:_MOST_NAMED]:
         log.warning("skipped: %s", bad.reason)
     if len(predictions.skipped) > _MOST_NAMED:
-        log.warning("and %d more: %s names all", len(predictions.skipped) - _MOST_NAMED, CSV)
+        log.warning("and %d more: %s names all", len(predictions.skipped) - _MOST_NAMED, JSON)
     skipped = f", {len(predictions.skipped)} skipped" if predictions.skipped else ""
     images = f"{len(predictions)} image{'s' if len(predictions) != 1 else ''}"
     write_lines([f"{arguments.to}: {images}{skipped}, by the {predictions.weights} weights of step {predictions.step}"])
     return 0
+
+
+def _classes(arguments: argparse.Namespace, run: ChosenRun) -> Predictions | FoundObjects:
+    """Predict the classes, and write them."""
+    if arguments.min_score is not None:
+        raise _not_for("a classifier", f"--min-score {arguments.min_score:g}", "the run of a detector")
+    top = _top(arguments.top or str(_TOP))
+
+    from lockstep.runs.predict import predict
+
+    with show_progress("predicting") as show:
+        predictions = predict(
+            _name(run), arguments.images, weights=run.weights, top=top, device=arguments.device, progress=show
+        )
+    _write(predictions, arguments.to, arguments.show)
+    return predictions
+
+
+def _found_objects(arguments: argparse.Namespace, run: ChosenRun) -> Predictions | FoundObjects:
+    """Detect the objects, and write them."""
+    if arguments.top is not None:
+        raise _not_for("a detector", f"--top {arguments.top}", "the run of a classifier")
+    from lockstep.recipes.parts import Pictures
+
+    told = run.recipe.evaluate.detection
+    how = told.pictures if told else Pictures()
+    if arguments.min_score is not None:
+        check_value("min_score", arguments.min_score, Probability)
+        how = replace(how, min_score=arguments.min_score)
+
+    from lockstep.runs.detect import detect
+
+    with show_progress("detecting") as show:
+        found = detect(_name(run), arguments.images, weights=run.weights, device=arguments.device, progress=show)
+    _write_objects(found, arguments.to, arguments.show, how)
+    return found
+
+
+def _name(run: ChosenRun) -> str:
+    return str(run.path) if run.step is None else f"{run.path}@{run.step}"
+
+
+def _not_for(what: str, flag: str, expected: str) -> InputError:
+    return InputError(
+        f"The model of this run is {what}.", given=flag, expected=expected, hint=f"leave {flag.split()[0]} out"
+    )
 
 
 def _top(text: str) -> int | None:
@@ -97,6 +147,23 @@ def _write(predictions: Predictions, folder: Path, num_shown: int) -> None:
             stack.enter_context(atomic_write(folder / name, parents=True, failure=InputError)).write(content)
 
 
+def _write_objects(found: FoundObjects, folder: Path, num_shown: int, how: Pictures) -> None:
+    """Write all files, or none: what was found, and the first images with it."""
+    from lockstep.data.showing import examples
+    from lockstep.runs.detect import found_objects_json
+    from lockstep.runs.detection_outputs import drawn, write_picture
+
+    with ExitStack() as stack:
+        file = stack.enter_context(atomic_write(folder / JSON, parents=True, failure=InputError))
+        file.write(found_objects_json(found).encode())
+        first = found.images[:num_shown]
+        shown = examples(found.reader, [image.example_index for image in first], order="sequential")
+        for image, example in zip(first, shown, strict=True):
+            if example.original:
+                path = folder / PICTURES / f"{image.source_id}.png"
+                write_picture(path, drawn(example.original, image.found, found.class_names, how))
+
+
 def _title(predictions: Predictions) -> str:
     from lockstep.images.drawing import printable
 
@@ -127,8 +194,8 @@ def _text(found: ClassProbability) -> str:
 
 
 COMMAND = Command(
-    "predict the classes of images in files and folders",
+    "predict the classes of images in files and folders, or the objects on them",
     _add_arguments,
     _run,
-    flags={"show": "--show", "top": "--top"},
+    flags={"show": "--show", "top": "--top", "min_score": "--min-score"},
 )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.images.objects import as_ragged
+from lockstep.weights.names import NameMap
 
 
 class Detections(NamedTuple):
@@ -73,6 +74,10 @@ class DetectionModel(nn.Module):
     """Without the background."""
     size_divisibility: int = 1
     """Height and width of the network's input are multiples of it: images are padded with zeros after `preprocess`."""
+    backbone_prefixes: Sequence[str] = ("backbone.",)
+    """The beginnings of the names of the parameters that a trained classifier, or another detector, can give."""
+    name_maps: Sequence[NameMap] = ()
+    """From the names of other trainers to the detector's, where neither a shipped map nor a prefix is enough."""
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Make the network's input of images of one size.

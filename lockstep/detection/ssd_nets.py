@@ -32,6 +32,9 @@ _SCALE = 10.0
 _VGG_POOL3, _VGG_POOL4 = 16, 23
 _LITE_SPLIT = 13  # the inverted residual that goes from stride 16 to 32
 _LITE_NORM: NormLayer = partial(nn.BatchNorm2d, eps=0.001, momentum=0.03)
+_PADDING = 3
+"""Zeros around an image, of which SqueezeNet itself adds none: the cells at the edges see as much of it as the others,
+and in the middle of what each sees is its corner at (stride - 4) pixels."""
 _CAFFE_MEAN = (123.68, 116.779, 103.939)
 
 
@@ -62,7 +65,7 @@ class SqueezeNetMaps(nn.Module):
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Map images (batch, 3, height, width) to feature maps, the finest first."""
-        maps, hidden = list[Tensor](), images
+        maps, hidden = list[Tensor](), F.pad(images, (_PADDING,) * 4)
         for number, layer in enumerate(self.features):
             hidden = layer(hidden)
             if number in self._layers:
@@ -238,14 +241,13 @@ def ssdlite(value: Ssdlite, generator: Generator) -> SsdNet:
 def squeeze_ssd(value: SqueezeSsd, generator: Generator) -> SsdNet:
     """Make the net of a `SqueezeSsd`."""
     grids = [
-        # A cell sees the pixels around its lower right corner: SqueezeNet pads nothing where it halves.
         AnchorGrid(
             stride,
             stride,
             tuple(size for _ in value.aspect_ratios for size in sizes),
             tuple(ratio for ratio in value.aspect_ratios for _ in sizes),
-            min(stride, 16) - 1,
-            min(stride, 16) - 1,
+            min(stride, 16) - 1 - _PADDING,
+            min(stride, 16) - 1 - _PADDING,
         )
         for stride, sizes in zip(value.strides, value.anchor_sizes, strict=True)
     ]

@@ -55,7 +55,7 @@ class KeptDetections:
 
     def prepare(
         self, indices: Tensor, ids: Sequence[str], boxes: Ragged, scores: Ragged, labels: Ragged, *masks: Any
-    ) -> tuple[Tensor | Ragged, ...]:
+    ) -> tuple[Any, ...]:
         """Make columns that travel."""
         texts = [_text_of(each) for column in masks for each in column]
         sizes = torch.tensor([[each.height, each.width] for column in masks for each in column])

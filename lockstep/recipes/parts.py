@@ -25,7 +25,7 @@ from lockstep.errors import InputError
 from lockstep.evaluation.scores import Weights
 from lockstep.optim.optimizers import Optimizer
 from lockstep.progress import Epochs, Interval, Steps
-from lockstep.weights.warm_start import WarmStart
+from lockstep.weights.warm_start import Takes, WarmStart
 
 _TEN_STEPS, _TWO_MINUTES, _TEN_MINUTES = Interval(10, "steps"), Interval(120, "seconds"), Interval(600, "seconds")
 _EACH_EPOCH, _NEVER = Interval(1, "epochs"), Interval(0, "steps")
@@ -66,9 +66,9 @@ class InitialWeights:
     """A file, checkpoint or run that `lockstep inspect` understands; `RUN@STEP` for one checkpoint of a run."""
     mapping: WarmStart = field(default_factory=WarmStart)
     """How tensors are matched to parameters of the model."""
-    takes: Literal["classifier", "features", "detector"] | None = None
+    takes: Takes | None = None
     """What a detector takes of the weights: a classifier as its backbone, the backbone of another detector, or all of
-    one. None, for classifiers: what `mapping` says."""
+    one; what they lack, or have in another shape, stays fresh. None: what `mapping` says, as for classifiers."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from lockstep.parallel.towers import Towers
 from lockstep.progress import Steps
 from lockstep.recipes import pipeline_messages as messages
 from lockstep.recipes.parts import Checkpoints, InitialWeights
-from lockstep.weights.warm_start import WarmStart
 
 OF_FIRST_WEIGHTS = ("from_detection_checkpoint", "load_all_detection_checkpoint_vars", "fine_tune_checkpoint_type")
 """The fields that say what `fine_tune_checkpoint` is, and what is taken of it."""
@@ -133,7 +132,7 @@ def _transforms(train: messages.TrainConfig) -> tuple[GradientTransform, ...]:
 
 
 def _first_weights(train: messages.TrainConfig) -> InitialWeights | None:
-    """Take what fits of the checkpoint: as in the reference, a variable that it lacks is no error."""
+    """Say whose weights the checkpoint has; as in the reference, a variable that it lacks stays as it is."""
     if not train.fine_tune_checkpoint:
         return None
     is_detector = train.fine_tune_checkpoint_type == "detection" or (
@@ -142,7 +141,6 @@ def _first_weights(train: messages.TrainConfig) -> InitialWeights | None:
     everything = train.load_all_detection_checkpoint_vars
     return InitialWeights(
         train.fine_tune_checkpoint,
-        WarmStart(ignore_missing=True, mismatch="skip", system="tensorflow"),
         takes="classifier" if not is_detector else "detector" if everything else "features",
     )
 

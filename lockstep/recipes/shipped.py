@@ -18,6 +18,7 @@ from lockstep.recipes.data import ImageData, MnistData
 from lockstep.recipes.parts import Checkpoints, CrossEntropy, Evaluate, InitialWeights, Stage
 from lockstep.recipes.preprocessing import Inception, ResizedCrop
 from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.shipped_detection import DETECTORS
 from lockstep.recipes.toml import load
 from lockstep.weights.warm_start import WarmStart
 
@@ -196,4 +197,5 @@ _SHIPPED: Mapping[str, Callable[[], Recipe]] = {
     "flowers": _flowers,
     "flowers_two_stages": _flowers_two_stages,
     "flowers_small": _flowers_small,
+    **DETECTORS,
 }

@@ -195,7 +195,14 @@ def _check_first_weights(recipe: Recipe) -> None:
     """Refuse first weights that are asked for and not told, or not there."""
     if recipe.warm_start is None:
         return
-    told = recipe.warm_start.path
+    told, takes = recipe.warm_start.path, recipe.warm_start.takes
+    if takes is not None and not isinstance(recipe.model, Detector):
+        raise InputError(
+            "Only a detector takes a part of the weights.",
+            given=f"warm_start.takes={takes!r}, and model.kind={kind_name(type(recipe.model))!r}",
+            expected="a detector, or weights of the model itself",
+            hint="--set warm_start.takes=none, and say in warm_start.mapping what is loaded",
+        )
     if told is None:
         raise InputError(
             "This recipe starts from trained weights, and has not been told which.",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,26 +12,26 @@ import torch
 from torch import Tensor
 
 from lockstep.checks import PositiveInt, check_value
-from lockstep.data.loader import EvaluationBatch, Loader
-from lockstep.data.showing import Pipeline, examples
-from lockstep.errors import DataError, LockstepError, NonFiniteError
+from lockstep.errors import InputError, NonFiniteError
 from lockstep.evaluation.evaluate import example_indices
 from lockstep.evaluation.scores import Weights
 from lockstep.images.augment import Augment
 from lockstep.images.jitter import grey
 from lockstep.images.resized_crops import Resize
+from lockstep.inline_toml import kind_name
 from lockstep.listing import csv_line
 from lockstep.metrics.classification import class_name
 from lockstep.randomness import Draws
 from lockstep.readers.image_list import ImageList
 from lockstep.recipes.data import ImageData
 from lockstep.recipes.recipe import Recipe
+from lockstep.recipes.tasks import Classification
+from lockstep.runs.given_images import batches_of_images
 from lockstep.runs.known_data import KnownData
-from lockstep.runs.trained import Trained, trained_model
+from lockstep.runs.trained import trained_model
 from lockstep.types import BadExample, ProgressFunction
 from lockstep.workers.rank import join
 
-_MOST_NAMED = 3
 _COLUMNS = ("label", "class", "probability")
 
 
@@ -115,26 +114,27 @@ def predict(
         check_value("top", top, PositiveInt)
     trained = trained_model(str(run), weights)
     recipe, place = trained.recipe, join(device or trained.recipe.device).device
+    task = recipe.task
+    if not isinstance(task, Classification):
+        raise InputError(
+            "This run has a detector, which finds objects: no image has a class.",
+            given=f"the run {run}, of model.kind={kind_name(type(recipe.model))!r}",
+            expected="the run of a classifier",
+            hint="ls.detect(run, images) finds the objects on them; or the command: lockstep predict",
+        )
     reader, augment = _images(recipe, paths)
-    size = min(recipe.evaluate.micro_batch or recipe.batch_size // (recipe.num_towers or 1), len(reader))
-    loader = _loader(recipe, reader, augment, size)
+    model, compute = trained.model.to(place), task.logits
     positions, labels, probabilities, skipped = list[Tensor](), list[Tensor](), list[Tensor](), list[BadExample]()
-    try:
-        for batch, logits in _logits(trained, loader, size, place):
-            indices = example_indices(batch)[: batch.valid]
-            _check_finite(logits, [reader.example_id(index) for index in indices.tolist()])
-            ranked, order = logits.sort(dim=1, descending=True, stable=True)
-            labels.append(order[:, :top])
-            probabilities.append(ranked.softmax(1, dtype=torch.float32)[:, :top])
-            positions.append(indices)
-            skipped += batch.bad
-            if progress:
-                progress(min(batch.position + size, len(reader)), len(reader))
-    except DataError as error:
-        problems = _problems(reader, augment)
-        if not all(problems.values()):
-            raise
-        raise _nothing_read(len(reader), problems) from error
+    for batch in batches_of_images(recipe, reader, augment, place, progress):
+        with torch.inference_mode():
+            logits = compute(model, batch)[: batch.valid].cpu()
+        indices = example_indices(batch)[: batch.valid]
+        _check_finite(logits, [reader.example_id(index) for index in indices.tolist()])
+        ranked, order = logits.sort(dim=1, descending=True, stable=True)
+        labels.append(order[:, :top])
+        probabilities.append(ranked.softmax(1, dtype=torch.float32)[:, :top])
+        positions.append(indices)
+        skipped += batch.bad
     names = KnownData.of(trained.workdir).class_names
     places, classes, values = map(torch.cat, (positions, labels, probabilities))
     return Predictions(reader, places, classes, values, names, skipped, trained.step, trained.weights)
@@ -153,36 +153,6 @@ def _grey(batch: dict[str, Any], draws: Draws) -> dict[str, Any]:
     return {**batch, "image": grey(batch["image"]).round_().to(torch.uint8)}
 
 
-def _loader(recipe: Recipe, reader: ImageList, augment: Sequence[Augment], size: int) -> Loader:
-    """Make a loader that skips what cannot be read; for a single batch it starts no processes."""
-    feed = recipe.feed
-    return Loader(
-        reader,
-        batch_size=size,
-        order="sequential",
-        augment=augment,
-        num_processes=feed.num_processes if len(reader) > size else 0,
-        num_threads=feed.num_threads if len(reader) > size else 0,
-        prefetch=feed.prefetch,
-        bad_examples="skip",
-        bad_budget=len(reader),
-        timeout_seconds=recipe.watch.hang_seconds,
-    )
-
-
-def _logits(
-    trained: Trained, loader: Loader, size: int, device: torch.device
-) -> Iterator[tuple[EvaluationBatch, Tensor]]:
-    """Yield each batch with the logits of its valid rows, on the CPU."""
-    task: Any = trained.recipe.task
-    model, compute = trained.model.to(device), task.logits
-    with closing(loader.evaluation_batches(size, device=device)) as batches:
-        for batch in batches:
-            with torch.inference_mode():
-                logits = compute(model, batch)
-            yield batch, logits[: batch.valid].cpu()
-
-
 def _check_finite(logits: Tensor, files: Sequence[str]) -> None:
     wrong = (~logits.isfinite().all(1)).nonzero()
     if len(wrong):
@@ -192,24 +162,6 @@ def _check_finite(logits: Tensor, files: Sequence[str]) -> None:
             expected="finite numbers",
             hint="take another checkpoint of the run: these weights, or their statistics, are not usable",
         )
-
-
-def _problems(reader: ImageList, augment: Sequence[Augment]) -> dict[str, str]:
-    """Say of the first files why they cannot be read; "" of those that can."""
-    first = range(min(_MOST_NAMED, len(reader)))
-    return {
-        shown.example_id: shown.problem
-        for shown in examples(reader, first, order="sequential", pipeline=Pipeline(augment))
-    }
-
-
-def _nothing_read(num_files: int, problems: Mapping[str, str]) -> LockstepError:
-    return LockstepError(
-        f"None of the {num_files} files can be read." if num_files > 1 else "The file cannot be read.",
-        given="; ".join(f"{name}: {problem}" for name, problem in problems.items()),
-        expected="one image at least that can be decoded",
-        hint="check the paths, and the kind of the files",
-    )
 
 
 def predictions_csv(predictions: Predictions) -> str:

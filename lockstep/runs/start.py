@@ -61,8 +61,8 @@ def start(
     checkpoint = own or (_of_another_run(fork_from) if fork_from else None)
     source = recipe.warm_start.path if recipe.warm_start else None
     if checkpoint is None:
-        if recipe.warm_start and source:
-            return Start(report=warm_start(stages.parts.state, source, recipe.warm_start.mapping))
+        if (given := recipe.warm_start) and source:
+            return Start(report=warm_start(stages.parts.state, source, given.mapping, given.takes))
         return Start()
     changed = stages.load(checkpoint, accept_data_change=accept_data_change)
     if worker.is_chief:

@@ -12,14 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.checks import check_type, wrong_type
+from lockstep.detection.detector import DetectionModel
 from lockstep.errors import CheckpointError, InputError
 from lockstep.listing import shorten
 from lockstep.screen import log
 from lockstep.training.run_weights import RunWeights, open_weights
 from lockstep.training.state import TrainState
 from lockstep.weights.assignment import assign_tensors
+from lockstep.weights.fitting import fitted, names_in_words
 from lockstep.weights.source import MemorySource, WeightSource
-from lockstep.weights.warm_start import Flattening, Role, Target, WarmStart, WarmStartReport
+from lockstep.weights.warm_start import Flattening, Role, Takes, Target, WarmStart, WarmStartReport
 from lockstep.workers.rank import join
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -37,12 +39,18 @@ _KEEP_ORDER = frozenset(
 )
 _MOST_SKIPPED = 5
 _AS_THEY_ARE = WarmStart()
+_IN_WORDS: Mapping[Takes, str] = {
+    "classifier": "a classifier, for the backbone",
+    "features": "a detector, for the backbone",
+    "detector": "a detector",
+}
 
 
 def warm_start(
     state: TrainState,
     source: str | Path | WeightSource | Mapping[str, Any],
     mapping: WarmStart = _AS_THEY_ARE,
+    takes: Takes | None = None,
 ) -> WarmStartReport:
     """Give a state that has made no step the weights of a file; steps and slots are never loaded.
 
@@ -55,18 +63,25 @@ def warm_start(
             a source that is open; or tensors and arrays by name. Of a run that goes on, all workers take the checkpoint
             that is the newest to the chief. A tied parameter may come under any of its names.
         mapping: how its tensors find their places.
+        takes: what a detector takes of the weights: a classifier as its backbone, the backbone of another detector
+            ("features"), or all of a "detector". What the file lacks, or has in another shape (as the heads of another
+            number of classes), stays fresh; where `mapping` has no names, the name map and prefix are found.
 
     Returns:
         What became of every tensor of the file and of every parameter of the model.
 
     Raises:
-        InputError: the state has made a step, a pattern matches nothing, or an argument is of another type.
+        InputError: the state has made a step, a pattern matches nothing, or an argument is of another type; or a model
+            that is no `DetectionModel` is to take a part of the weights.
         CheckpointError: the file cannot be read, does not fit, less than what is required would be loaded, or what
             would be loaded has values that cannot be trained: parameters that are not finite, buffers with NaN.
     """
     _check(state, mapping)
     opened = _opened(source)
-    planned = assign_tensors(opened, targets_of(state.model), mapping)
+    targets = targets_of(state.model)
+    if takes is not None:
+        mapping = _fitted(state.model, opened, targets, mapping, takes)
+    planned = assign_tensors(opened, targets, mapping)
     loaded = dict(planned.tensors(opened))
     report = planned.report.after(loaded)
     _check_finite(report, planned.targets)
@@ -82,7 +97,29 @@ def warm_start(
         for each in report.loaded:
             if each.doubt:
                 log.warning("%r is loaded as it is, but %s", each.target, each.doubt)
+        if takes is not None and report.mismatched:
+            fresh = shorten([f"{each.target} ({each.reason})" for each in report.mismatched])
+            log.warning(
+                "%d tensors stay fresh: the file has others, as for other classes: %s", len(report.mismatched), fresh
+            )
     return report
+
+
+def _fitted(
+    model: nn.Module, source: WeightSource, targets: Mapping[str, Target], mapping: WarmStart, takes: Takes
+) -> WarmStart:
+    """Find the names by which a detector takes what it can, and log them."""
+    if not isinstance(model, DetectionModel):
+        raise InputError(
+            "Only a detector takes a part of the weights.",
+            given=f"takes={takes!r}, and a {type(model).__name__}",
+            expected="a DetectionModel; or weights of the model itself",
+            hint="leave takes out (--set warm_start.takes=none), and say in the mapping what is loaded",
+        )
+    found = fitted(source, targets, takes, mapping, prefixes=model.backbone_prefixes, name_maps=model.name_maps)
+    if join().is_chief:
+        log.info("taken as %s: %s", _IN_WORDS[takes], names_in_words(found) or "names as they are")
+    return found
 
 
 def _check_finite(report: WarmStartReport, targets: Mapping[str, Target]) -> None:

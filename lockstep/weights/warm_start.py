@@ -27,6 +27,10 @@ all others the shapes decide.
 """
 
 
+Takes = Literal["classifier", "features", "detector"]
+"""What a detector takes of weights: a classifier as its backbone, the backbone of another detector, or all of one."""
+
+
 class Flattening(NamedTuple):
     """Features that a linear layer takes as one vector: TensorFlow has their channels last, torch first."""
 

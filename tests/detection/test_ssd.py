@@ -226,5 +226,5 @@ def test_a_squeeze_ssd_trains_on_a_batch() -> None:
     sum(losses.values(), start=torch.zeros(())).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
     maps = net.backbone(images)
-    assert [each.shape[1:] for each in maps] == [(256, 11, 15), (512, 5, 7), (256, 3, 4)]
-    assert sum(map(len, (net.anchors((96, 128), torch.device("cpu")),))) == 11 * 15 + 2 * 5 * 7 + 3 * 4
+    assert [each.shape[1:] for each in maps] == [(256, 12, 16), (512, 6, 8), (256, 3, 4)]
+    assert sum(map(len, (net.anchors((96, 128), torch.device("cpu")),))) == 12 * 16 + 2 * 6 * 8 + 3 * 4

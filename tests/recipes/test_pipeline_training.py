@@ -25,11 +25,9 @@ from lockstep.recipes.parts import InitialWeights
 from lockstep.recipes.pipeline_messages import TrainConfig
 from lockstep.recipes.pipeline_training import recipe_fields
 from lockstep.text_format import Place, parse_text_format
-from lockstep.weights.warm_start import WarmStart
 
 RATE = "learning_rate { constant_learning_rate { learning_rate: 0.1 } }"
 MOMENTUM = f"optimizer {{ momentum_optimizer {{ {RATE} }} use_moving_average: false }}"
-TAKES_WHAT_FITS = WarmStart(ignore_missing=True, mismatch="skip", system="tensorflow")
 
 
 def fields_of(text: str) -> dict[str, Any]:
@@ -190,7 +188,7 @@ def test_steps_checkpoints_and_precision() -> None:
 )
 def test_first_weights_are_those_of_a_classifier_or_of_a_detector(text: str, takes: Any) -> None:
     fields = fields_of(f'{MOMENTUM} fine_tune_checkpoint: "model.ckpt" {text}')
-    assert fields["warm_start"] == InitialWeights("model.ckpt", TAKES_WHAT_FITS, takes)
+    assert fields["warm_start"] == InitialWeights("model.ckpt", takes=takes)
 
 
 def test_without_a_checkpoint_weights_are_fresh() -> None:

@@ -172,3 +172,10 @@ def test_a_function_gives_the_examples(recipe: Callable[..., Recipe]) -> None:
     without = replace(given, data=replace(given.data, train=None))
     assert "has not been told where its train images are" in refused(without)
     check_inputs(without, None, has_function=True)
+
+
+def test_a_classifier_takes_no_part_of_a_detectors_weights(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    (tmp_path / "net.pt").touch()
+    given = recipe(f"warm_start.path={tmp_path}/net.pt", "warm_start.takes=features")
+    assert "Only a detector takes a part of the weights." in refused(given)
+    check_inputs(recipe(f"warm_start.path={tmp_path}/net.pt"), None)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import lockstep as ls
+from lockstep.detection.detector import DetectionModel
 from lockstep.errors import CheckpointError, InputError
 from lockstep.models import InceptionV3, LeNet, Mnist, SqueezeNet
 from lockstep.training.warm_start import targets_of
@@ -437,3 +438,43 @@ def test_all_workers_take_the_same_checkpoint_of_a_run_that_goes_on(
     first, second = run_workers(started_from_a_live_run, 2, tmp_path / "run", newer)
     assert first == second == values(make(1))["conv.weight"]
     assert (tmp_path / "run" / "checkpoints" / newer.name).is_dir()
+
+
+class Detector(DetectionModel):
+    """A detector of 5 classes on the first layers of SqueezeNet, and no more."""
+
+    num_classes = 5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential()
+        self.backbone.add_module("features", SqueezeNet().build(0).get_submodule("features"))
+        self.head = nn.Conv2d(512, 9, 1)
+
+
+def test_a_detectors_backbone_starts_from_a_trained_classifier(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    weights = Path(__file__).parents[2] / "data" / "squeezenet" / "squeezenet1_1_imagenet_features.safetensors"
+    state = ls.TrainState(Detector(), ls.optim.SGD(0.1))
+    fresh = values(state)["head.weight"]
+    report = ls.warm_start(state, weights, takes="classifier")
+    assert len(report.loaded) == 50
+    assert {each.name for each in report.skipped} == {"head.weight", "head.bias"}
+    assert "taken as a classifier, for the backbone: add_prefix backbone." in caplog.messages
+    assert values(state)["head.weight"] == fresh
+    assert state.model.get_parameter("backbone.features.0.weight").std() > 0.1
+
+
+def test_a_detector_of_other_classes_leaves_the_heads_fresh_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    state, donor = (ls.TrainState(Detector(), ls.optim.SGD(0.1)) for _ in range(2))
+    weights = {**donor.model.state_dict(), "head.weight": torch.ones(30, 512, 1, 1), "head.bias": torch.ones(30)}
+    report = ls.warm_start(state, weights, takes="detector")
+    assert len(report.loaded) == 50
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "2 tensors stay fresh" in warning
+    assert "head.weight (shape (30, 512, 1, 1) in the file, (9, 512, 1, 1) in the model" in warning
+
+
+def test_a_model_that_is_no_detector_takes_no_part() -> None:
+    with pytest.raises(InputError, match="Only a detector takes a part of the weights"):
+        ls.warm_start(make(), make(1).model.state_dict(), takes="features")
