@@ -60,6 +60,8 @@ def check_objects(recipe: Recipe, parts: Parts) -> ObjectSurvey | None:
 
 def _check_anchors(model: DetectionModel, data: DetectionData, found: ObjectSurvey) -> None:
     """Compare the anchors with the first objects, as large as they are without augmentation."""
+    if not model.anchors_fit_objects:
+        return
     boxes = _boxes_on_inputs(data, found)
     best = [_best_overlaps(model, shape, each) for shape, each in boxes]
     if not best or any(each is None for each in best):

@@ -69,11 +69,12 @@ def test_anchors_that_match_nothing_are_refused(start: Start, tmp_path: Path, mo
     assert not (tmp_path / "run").exists()
 
 
-def test_a_detector_without_anchors_is_not_asked(
-    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("name", "value"), [("anchors", lambda *_: None), ("anchors_fit_objects", False)])
+def test_a_detector_without_anchors_or_with_points_is_not_asked(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, value: Any
 ) -> None:
     caplog.set_level(logging.INFO, "lockstep")
-    monkeypatch.setattr(TinyDetector, "anchors", lambda *_: None)
+    monkeypatch.setattr(TinyDetector, name, value)
     start()
     assert "anchor" not in caplog.text
 
