@@ -283,7 +283,15 @@ class Ssd(Detector):
         from lockstep.detection.supported import check_supported
 
         check_supported(self)
-        super().check_supported()
+
+    def build(self, seed: int) -> DetectionModel:
+        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
+        import torch
+
+        from lockstep.detection.configured_ssd import ConfiguredSsd
+
+        self.check_supported()
+        return ConfiguredSsd(self, torch.Generator().manual_seed(seed))
 
 
 @dataclass(frozen=True)

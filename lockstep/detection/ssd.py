@@ -10,7 +10,7 @@ host waits for nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from lockstep.detection.detector import DetectionModel, Detections, Targets
 from lockstep.detection.losses import classification_loss, localization_loss, takes_boxes
 from lockstep.detection.matching import BACKGROUND, IGNORED, AnyMatcher, match_images
 from lockstep.detection.nms import multiclass_nms
+from lockstep.detection.sampling import hard_examples
 from lockstep.images.normalisation import normalised
 from lockstep.models.initial_weights import check_images
 
@@ -64,6 +65,8 @@ class SsdSettings:
     """They are divided by it then."""
     bgr: bool = False
     """The net takes blue, green, red, as Caffe's do."""
+    smallest_image: int = 1
+    """Least height and width of its input, in pixels."""
 
 
 class AnchorTargets(NamedTuple):
@@ -103,7 +106,10 @@ class SsdNet(DetectionModel):
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Normalise images, (batch, 3, height, width) from 0 to 255, red, green and blue."""
-        normal = normalised(images, self.settings.pixel_mean, self.settings.pixel_std)
+        mean, std = (
+            tuple(number / 255 for number in numbers) for numbers in (self.settings.pixel_mean, self.settings.pixel_std)
+        )
+        normal = normalised(images / 255, mean, std)  # in torchvision's order, for its numbers
         return normal.flip(1) if self.settings.bgr else normal
 
     def anchors(self, shape: tuple[int, int], device: torch.device) -> Tensor:
@@ -156,7 +162,7 @@ class SsdNet(DetectionModel):
 
     def forward(self, inputs: Tensor, assigned: AnchorTargets | None = None) -> dict[str, Any]:
         """Predict logits, codes of boxes, and the anchors that they are relative to."""
-        check_images(type(self).__name__, inputs, channels=3, smallest=1)
+        check_images(type(self).__name__, inputs, channels=3, smallest=self.settings.smallest_image)
         logits, codes = self.head(in_order(self.backbone(inputs)))
         shape = (inputs.shape[2], inputs.shape[3])
         return {"logits": logits, "codes": codes, "anchors": self.anchors(shape, inputs.device), "shape": shape}
@@ -174,12 +180,27 @@ class SsdNet(DetectionModel):
             pair = codes, encode(coder, assigned.boxes, assigned.anchors)
         of_boxes = localization_loss(loss.localization_loss, *pair, assigned.localization_weights)
         if (miner := loss.hard_example_miner) is not None:
-            counted = _hard_examples(miner, of_classes.detach(), assigned.matches)
+            counted = self._hard_examples(miner, of_classes, of_boxes, codes, assigned)
             of_classes, of_boxes = of_classes * counted, of_boxes * counted
         return {
             "classification": loss.classification_weight * of_classes.sum(),
             "localization": loss.localization_weight * of_boxes.sum(),
         }
+
+    @torch.no_grad()
+    def _hard_examples(
+        self, miner: HardExampleMiner, of_classes: Tensor, of_boxes: Tensor, codes: Tensor, assigned: AnchorTargets
+    ) -> Tensor:
+        """Choose the anchors that count: bool (batch, anchors)."""
+        if miner == replace(HARD_NEGATIVES, max_negatives_per_positive=miner.max_negatives_per_positive):
+            return _hard_negatives(miner, of_classes, assigned.matches)
+        loss, losses = self.settings.loss, of_classes
+        if miner.loss_type != "classification":
+            losses = loss.localization_weight * of_boxes
+        if miner.loss_type == "both":
+            losses = losses + loss.classification_weight * of_classes
+        boxes = decode(self.settings.box_coder, codes, assigned.anchors)[..., :4]
+        return hard_examples(miner, losses, boxes, assigned.matches >= 0, assigned.matches == BACKGROUND)
 
     def postprocess(self, predictions: Mapping[str, Any]) -> Sequence[Detections]:
         """Decode the boxes, and choose those that become detections."""
@@ -188,7 +209,7 @@ class SsdNet(DetectionModel):
         return self.settings.postprocess(boxes, logits, predictions["shape"])
 
 
-def _hard_examples(miner: HardExampleMiner, losses: Tensor, matches: Tensor) -> Tensor:
+def _hard_negatives(miner: HardExampleMiner, losses: Tensor, matches: Tensor) -> Tensor:
     """Choose all anchors with an object, and of the others of an image those with the largest losses."""
     is_object = matches >= 0
     number = miner.max_negatives_per_positive * is_object.sum(1, keepdim=True)

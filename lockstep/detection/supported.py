@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from lockstep.detection.box_configs import MultiscaleAnchorGenerator
 from lockstep.detection.configs import FasterRcnn, Ssd
-from lockstep.detection.layer_configs import RfcnBoxPredictor
+from lockstep.detection.layer_configs import (
+    ConvolutionalBoxPredictor,
+    Hyperparams,
+    RfcnBoxPredictor,
+    WeightSharedConvolutionalBoxPredictor,
+)
 from lockstep.errors import InputError
+from lockstep.inline_toml import kind_name
 from lockstep.listing import did_you_mean
 
 SSD_EXTRACTORS = (
     "ssd_mobilenet_v1",
+    "ssd_mobilenet_v1_fpn",
     "ssd_mobilenet_v2",
+    "ssd_mobilenet_v2_fpn",
     "ssd_mobilenet_v3_small",
     "ssd_mobilenet_v3_large",
     "ssd_inception_v3",
@@ -22,16 +28,13 @@ FASTER_RCNN_EXTRACTORS = ("faster_rcnn_resnet50", "faster_rcnn_resnet101")
 
 NEAREST = {
     "ssd_inception_v2": "ssd_inception_v3",
-    "ssd_mobilenet_v2_mnasfpn": "ssd_mobilenet_v2",
+    "ssd_mobilenet_v2_mnasfpn": "ssd_mobilenet_v2_fpn",
     "ssd_mobiledet_cpu": "ssd_mobilenet_v3_large",
     "ssd_mobiledet_gpu": "ssd_mobilenet_v2",
     "faster_rcnn_inception_v2": "faster_rcnn_resnet50",
     "faster_rcnn_inception_resnet_v2": "faster_rcnn_resnet101",
 }
 """The feature extractor that comes nearest to one that is not there, by speed and kind of layers."""
-
-_FIRST_LEVEL = 4
-"""Of the maps of a MobileNet in an SSD: a cell of the finest one is 2 ** 4 pixels high and wide."""
 
 
 def check_supported(model: Ssd | FasterRcnn) -> None:
@@ -50,6 +53,42 @@ def check_supported(model: Ssd | FasterRcnn) -> None:
     if isinstance(model, FasterRcnn):
         _check_two_stages(model)
     _check_extractor(model)
+    if isinstance(model, Ssd):
+        _check_one_stage(model)
+
+
+def _check_one_stage(model: Ssd) -> None:
+    """Refuse what the layers and losses of an SSD do not have here."""
+    extractor, loss = model.feature_extractor, model.loss
+    on_top = extractor.conv_hyperparams or Hyperparams()
+    of_backbone = on_top if extractor.override_base_feature_extractor_hyperparams else None
+    lacking = {
+        "feature_extractor.bifpn": extractor.bifpn is not None,
+        "feature_extractor.conv_hyperparams.batch_norm, of the backbone": of_backbone is not None
+        and of_backbone.batch_norm is None,
+        "explicit_background_class": model.explicit_background_class,
+        "use_confidences_as_targets": model.use_confidences_as_targets,
+        "loss.random_example_sampler": loss.random_example_sampler is not None,
+        "loss.equalization_loss": loss.equalization_loss is not None,
+        "loss.expected_loss_weights": loss.expected_loss_weights != "none",
+        f"box_predictor.kind={kind_name(type(model.box_predictor))}": not isinstance(
+            model.box_predictor, ConvolutionalBoxPredictor | WeightSharedConvolutionalBoxPredictor
+        ),
+    }
+    if given := [f"model.{name}" for name, is_given in lacking.items() if is_given]:
+        raise InputError(
+            "An SSD is not trained with this here.",
+            given=", ".join(given),
+            expected="an SSD without it; a backbone has batch norm",
+            hint="leave it out of the recipe, or set what stands in its place",
+        )
+    if extractor.type == "ssd_inception_v3" and of_backbone is None:
+        raise InputError(
+            "ssd_inception_v3 has no layers of its own: they are always those of conv_hyperparams.",
+            given="model.feature_extractor.override_base_feature_extractor_hyperparams=false",
+            expected="true, as the reference wants it",
+            hint="--set model.feature_extractor.override_base_feature_extractor_hyperparams=true",
+        )
 
 
 def _check_two_stages(model: FasterRcnn) -> None:
@@ -88,31 +127,19 @@ def _extractors_for(model: Ssd | FasterRcnn) -> tuple[str, ...]:
     return SSD_EXTRACTORS if isinstance(model, Ssd) else FASTER_RCNN_EXTRACTORS
 
 
-def substitutes(model: Ssd | FasterRcnn) -> Mapping[str, object]:
+def substitutes(model: Ssd | FasterRcnn) -> dict[str, str]:
     """Return fields of the model, by their paths, with which the nearest feature extractor takes the place of its own.
 
     Returns:
         Nothing where its own is there, or where none is near it.
     """
-    extractor = model.feature_extractor
-    nearest = NEAREST.get(extractor.type)
-    if nearest not in _extractors_for(model):
-        return {}
-    fields: dict[str, object] = {"feature_extractor.type": nearest}
-    if extractor.fpn is not None:
-        fields["feature_extractor.fpn"] = None
-    if isinstance(model, Ssd) and isinstance(generator := model.anchor_generator, MultiscaleAnchorGenerator):
-        number = generator.max_level - generator.min_level + 1
-        fields["feature_extractor.num_layers"] = number
-        fields["anchor_generator.min_level"] = _FIRST_LEVEL
-        fields["anchor_generator.max_level"] = _FIRST_LEVEL + number - 1
-    return fields
+    nearest = NEAREST.get(model.feature_extractor.type, "")
+    return {"feature_extractor.type": nearest} if nearest in _extractors_for(model) else {}
 
 
 def substituted(model: Ssd | FasterRcnn) -> Ssd | FasterRcnn:
     """Return the model with the nearest feature extractor in place of one that is not there."""
-    by_part: dict[str, dict[str, object]] = {}
-    for path, value in substitutes(model).items():
-        part, _, field = path.partition(".")
-        by_part.setdefault(part, {})[field] = value
-    return replace(model, **{part: replace(getattr(model, part), **fields) for part, fields in by_part.items()})
+    kind = substitutes(model).get("feature_extractor.type", model.feature_extractor.type)
+    if isinstance(model, Ssd):
+        return replace(model, feature_extractor=replace(model.feature_extractor, type=kind))
+    return replace(model, feature_extractor=replace(model.feature_extractor, type=kind))

