@@ -27,10 +27,10 @@ from lockstep.detection.faster_rcnn import (
     DrawnAnchors,
     Regions,
     all_regions,
-    object_boxes,
     drawn_regions,
     ignoring,
     labels_of,
+    object_boxes,
 )
 from lockstep.detection.hyperparams import ConfiguredBatchNorm, penalties
 from lockstep.detection.layer_configs import BatchNorm, MaskRcnnBoxPredictor
@@ -123,7 +123,9 @@ class ConfiguredFasterRcnn(DetectionModel):
         matches[:, is_inside] = match_images(
             _ANCHOR_MATCHER, IouSimilarity(), targets.boxes, anchors[is_inside], targets.weights
         )
-        return AssignedAnchors(targets, torch.stack([ignoring(each, targets, image) for image, each in enumerate(matches)]))
+        return AssignedAnchors(
+            targets, torch.stack([ignoring(each, targets, image) for image, each in enumerate(matches)])
+        )
 
     def forward(self, inputs: Tensor, assigned: AssignedAnchors | None = None) -> dict[str, Any]:
         """Predict logits and codes of all anchors, and of the proposals; in training, of those that are drawn."""

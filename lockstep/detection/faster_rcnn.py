@@ -114,7 +114,9 @@ class FasterRcnnNet(DetectionModel):
         """Find which anchor can learn which object: one image after the other."""
         anchors = self.anchors(targets.shape, targets.boxes[0].device)
         matches = match_images(_RPN_MATCHER, IouSimilarity(), targets.boxes, anchors)
-        return AssignedAnchors(targets, torch.stack([ignoring(each, targets, image) for image, each in enumerate(matches)]))
+        return AssignedAnchors(
+            targets, torch.stack([ignoring(each, targets, image) for image, each in enumerate(matches)])
+        )
 
     @torch.no_grad()
     def draw_anchors(self, assigned: AssignedAnchors) -> DrawnAnchors:
