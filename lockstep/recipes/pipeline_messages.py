@@ -132,7 +132,9 @@ class TrainConfig(Checked):
         Literal["unknown", "v1", "v2"], no_effect("the file itself says which format it has")
     ] = "v1"
     num_steps: Annotated[NonNegativeInt, to("end")] = 0
-    freeze_variables: Annotated[tuple[str, ...], to("frozen (patterns of this project's names of parameters)")] = ()
+    freeze_variables: Annotated[
+        tuple[str, ...], to("frozen (scopes become modules; other patterns are of names here)")
+    ] = ()
     update_trainable_variables: Annotated[
         tuple[str, ...], to("train_only (patterns of this project's names of parameters)")
     ] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from lockstep.checkpoints.retention import Retention
@@ -27,7 +28,15 @@ from lockstep.recipes.parts import Checkpoints, InitialWeights
 
 OF_FIRST_WEIGHTS = ("from_detection_checkpoint", "load_all_detection_checkpoint_vars", "fine_tune_checkpoint_type")
 """The fields that say what `fine_tune_checkpoint` is, and what is taken of it."""
-_BIASES = r"bias$"
+_BIASES = r"^(?!.*(\bbn\d*|\bnorms\.\d+\.\d+|\bconv\.[23]|\.1)\.bias$).*bias$"
+"""The biases of convolutions and linear layers, which TensorFlow calls "biases"; those of norms, by the names that nets
+here give norms, are "beta" there."""
+_SCOPES = {
+    r"FeatureExtractor(/\w+)?": r"^backbone\.",
+    r"BoxPredictor(_\d+)?": r"^head\.",
+    r"WeightSharedConvolutionalBoxPredictor": r"^head\.",
+}
+"""The scopes of an SSD's variables, and the parameters that are in them here."""
 
 
 def recipe_fields(train: messages.TrainConfig) -> dict[str, Any]:
@@ -42,8 +51,8 @@ def recipe_fields(train: messages.TrainConfig) -> dict[str, Any]:
         "gradient_transforms": _transforms(train),
         "warm_start": _first_weights(train),
         "batch_size": train.batch_size,
-        "frozen": _from_the_start(train.freeze_variables),
-        "train_only": _from_the_start(train.update_trainable_variables),
+        "frozen": _patterns(train.freeze_variables),
+        "train_only": _patterns(train.update_trainable_variables),
         "num_towers": train.replicas_to_aggregate if train.sync_replicas and has_even_shares(train) else 1,
         "towers": Towers(precision="bf16" if train.use_bfloat16 else "fp32"),
         "checkpoints": Checkpoints(retention=Retention(every_hours=train.keep_checkpoint_every_n_hours)),
@@ -145,6 +154,18 @@ def _first_weights(train: messages.TrainConfig) -> InitialWeights | None:
     )
 
 
-def _from_the_start(patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """Make patterns that match from the start of a name, as the reference's do; empty ones are left out there, too."""
-    return tuple(f"^(?:{pattern})" for pattern in patterns if pattern)
+def _patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Make patterns of parameters; empty ones are left out, as in the reference.
+
+    One that names a scope of the reference's, or all "biases", becomes one of the parameters here. Others are taken for
+    patterns of parameters, and match from the start of a name, as the reference's do.
+    """
+    return tuple(dict.fromkeys(_pattern(pattern) for pattern in patterns if pattern))
+
+
+def _pattern(pattern: str) -> str:
+    bare = pattern.removeprefix("^").removesuffix("$").removesuffix(".*").removesuffix("/")
+    if bare in (".*/biases", ".*biases"):
+        return _BIASES
+    scopes = (parameters for scope, parameters in _SCOPES.items() if re.fullmatch(scope, bare))
+    return next(scopes, f"^(?:{pattern})")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from lockstep.errors import InputError
 from lockstep.optim import (
@@ -22,10 +26,12 @@ from lockstep.parallel.towers import Towers
 from lockstep.progress import Steps
 from lockstep.recipes.messages import At, MessageReader, to
 from lockstep.recipes.parts import InitialWeights
+from lockstep.recipes.pipeline_config import import_pipeline
 from lockstep.recipes.pipeline_messages import TrainConfig
 from lockstep.recipes.pipeline_training import recipe_fields
 from lockstep.text_format import Place, parse_text_format
 
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "odapi_configs"
 RATE = "learning_rate { constant_learning_rate { learning_rate: 0.1 } }"
 MOMENTUM = f"optimizer {{ momentum_optimizer {{ {RATE} }} use_moving_average: false }}"
 
@@ -147,8 +153,54 @@ def test_the_average_is_kept_unless_it_is_switched_off(text: str, average: objec
 
 def test_gradients_of_biases_are_multiplied_before_each_is_clipped() -> None:
     fields = fields_of(f"{MOMENTUM} gradient_clipping_by_norm: 10 bias_grad_multiplier: 2")
-    assert fields["gradient_transforms"] == (ScaleGradients({"bias$": 2.0}), ClipNorm(10.0))
+    (scaled, clipped) = fields["gradient_transforms"]
+    assert isinstance(scaled, ScaleGradients)
+    assert [*scaled.multipliers.values()] == [2.0]
+    assert clipped == ClipNorm(10.0)
     assert fields_of(MOMENTUM)["gradient_transforms"] == ()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "ssd_inception_v3_pets",
+        "ssd_mobilenet_v1_coco",
+        "ssd_mobilenet_v2_mnasfpn_shared_box_predictor_320x320_coco_sync",
+        "ssdlite_mobilenet_v3_small_320x320_coco",
+    ],
+)
+def test_biases_are_those_of_layers_and_not_of_norms(config: str) -> None:
+    path = FIXTURES / f"{config}.config"
+    model = import_pipeline(path.read_text(), path.name, "x", substitute_model=True).recipe.model
+    thin = replace(model, num_classes=2, feature_extractor=replace(model.feature_extractor, depth_multiplier=0.1))
+    net = thin.build(0)
+    layers = (nn.Conv2d, nn.Linear)
+    expected = {
+        f"{name}.bias" for name, each in net.named_modules() if isinstance(each, layers) and each.bias is not None
+    }
+    (scaled,) = fields_of(f"{MOMENTUM} bias_grad_multiplier: 2")["gradient_transforms"]
+    (pattern,) = scaled.multipliers
+    assert {name for name, _ in net.named_parameters() if re.search(pattern, name)} == expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("FeatureExtractor", "^backbone\\."),
+        ("^FeatureExtractor/MobilenetV1/.*", "^backbone\\."),
+        ("BoxPredictor_0/", "^head\\."),
+        ("WeightSharedConvolutionalBoxPredictor", "^head\\."),
+        ("FeatureExtractor/MobilenetV1/Conv2d_0", "^(?:FeatureExtractor/MobilenetV1/Conv2d_0)"),
+    ],
+)
+def test_scopes_of_frozen_variables_become_modules(pattern: str, expected: str) -> None:
+    assert fields_of(f'{MOMENTUM} freeze_variables: "{pattern}"')["frozen"] == (expected,)
+
+
+def test_all_biases_can_be_frozen() -> None:
+    (frozen,) = fields_of(f'{MOMENTUM} freeze_variables: ".*/biases"')["frozen"]
+    assert re.search(frozen, "head.box_predictor.0.predictor.bias")
+    assert not re.search(frozen, "backbone.features.Conv2d_0.1.bias")
 
 
 def test_patterns_of_frozen_variables_match_from_the_start() -> None:
