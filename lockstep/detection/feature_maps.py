@@ -139,9 +139,9 @@ class TopDownFeatureMaps(SsdFeatures):
 
         def layer(stride: int) -> nn.Module:
             if not style.config.use_depthwise:
-                return made(depth, depth, 3, stride)
+                return nn.Sequential(OrderedDict(convolution=made(depth, depth, 3, stride)))
             depthwise = conv2d(depth, depth, 3, stride, groups=depth, bias=False, padding=style.padding)
-            return nn.Sequential(OrderedDict(depthwise=depthwise, pointwise=made(depth, depth, 1)))
+            return nn.Sequential(OrderedDict(depthwise=depthwise, convolution=made(depth, depth, 1)))
 
         layers: dict[str, list[nn.Module]] = {
             "projection": [
