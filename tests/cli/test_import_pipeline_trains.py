@@ -64,7 +64,14 @@ def rectangles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(config: Path, target: Path, *settings: str) -> Result:
     """Import a config, and train three steps by its recipe; losses that are not finite would end it."""
     assert main(["import", "pipeline", str(config), "--to", str(target), "--substitute-model"]) == 0
-    fresh = ["feed.num_processes=0", "data.validation=none", "data.label_map=none", "warm_start=none", "end.count=3"]
+    fresh = [
+        "feed.num_processes=0",
+        "data.validation=none",
+        "data.label_map=none",
+        "warm_start=none",
+        "end.kind=steps",
+        "end.count=3",
+    ]
     leave()
     return run(with_settings(load(target), [*fresh, *settings]), None)
 
