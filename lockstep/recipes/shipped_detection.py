@@ -29,6 +29,9 @@ _SQUEEZENET = "data/squeezenet/squeezenet1_1_imagenet_features.safetensors"
 _COCO_LABELS = 90
 """COCO's largest: its 80 classes keep their numbers, as in torchvision's weights."""
 _WARMUP_STEPS = 1000
+_LARGE_IMAGES = DetectionData(
+    crowd=False, resizer=KeepAspectRatioResizer(800, 1333, "antialiased"), augment=(HorizontalFlip(),)
+)
 _BOXES = Evaluate(micro_batch=8, detection=DetectionEvaluation(("coco_detection_metrics",)))
 
 
@@ -152,9 +155,7 @@ def _faster_rcnn_coco() -> Recipe:
     return Recipe(
         name="faster_rcnn_coco",
         model=FasterRcnnFpn(num_classes=_COCO_LABELS),
-        data=DetectionData(
-            crowd=False, resizer=KeepAspectRatioResizer(800, 1333, "antialiased"), augment=(HorizontalFlip(),)
-        ),
+        data=_LARGE_IMAGES,
         warm_start=InitialWeights(
             mapping=WarmStart(add_prefix="backbone.body.", ignore_missing=True, require_loaded=0.4)
         ),
@@ -175,7 +176,7 @@ def _mask_rcnn_coco() -> Recipe:
         given,
         name="mask_rcnn_coco",
         model=MaskRcnnFpn(num_classes=_COCO_LABELS),
-        data=replace(given.data, masks=True),
+        data=replace(_LARGE_IMAGES, masks=True),
         evaluate=Evaluate(
             micro_batch=8, detection=DetectionEvaluation(("coco_detection_metrics", "coco_mask_metrics"))
         ),
