@@ -29,7 +29,7 @@ from lockstep.augmentations.resizers import FixedShapeResizer, KeepAspectRatioRe
 from lockstep.checkpoints.retention import Retention
 from lockstep.data.order import BlockShuffled
 from lockstep.detection.configs import FasterRcnn, Ssd
-from lockstep.detection.values import SqueezeSsd
+from lockstep.detection.values import Fcos, SqueezeSsd, Ssd300, Ssdlite, TorchvisionDetector
 from lockstep.images.augment import HorizontalFlip, RandomShift
 from lockstep.images.decode import Decoding
 from lockstep.losses.regularization import L1, L2
@@ -289,6 +289,8 @@ detectors = st.builds(detector, st.sampled_from([Ssd, FasterRcnn]), st.integers(
     aspect_ratios=st.tuples(shares),
     max_detections=counts,
 )
+detectors |= st.builds(detector, st.sampled_from([Fcos, Ssd300, Ssdlite]), st.integers(0, 10**6))
+detectors |= st.builds(TorchvisionDetector, texts, st.integers(1, 90), st.dictionaries(texts, st.booleans(), max_size=1))
 models_and_data = (
     st.tuples(models_of_photos, photos)
     | st.tuples(models_of_digits, digits)
