@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import lockstep as ls
 from lockstep.augmentations.resizers import KeepAspectRatioResizer
+from lockstep.detection.values import SqueezeSsd
 from lockstep.recipes.tasks import Detection
 from lockstep.weights.warm_start import WarmStart
 
@@ -87,7 +88,13 @@ def without_dropout() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(("model", "batch_norm"), [(TinyDetector, "mean"), (without_dropout, "frozen")])
+def small_ssd() -> nn.Module:
+    return SqueezeSsd(2, layers=(3,), anchor_sizes=((12.0, 24.0),)).build(seed=0)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch_norm"), [(TinyDetector, "mean"), (without_dropout, "frozen"), (small_ssd, "mean")]
+)
 def test_one_two_and_four_towers_make_one_update(model: Callable[[], nn.Module], batch_norm: str) -> None:
     """Losses are divided by their counts over all towers, of which some have no objects.
 
@@ -100,6 +107,14 @@ def test_one_two_and_four_towers_make_one_update(model: Callable[[], nn.Module],
         assert_close(split, joined)
 
 
+def test_what_is_assigned_before_the_towers_are_seeded_draws_nothing() -> None:
+    task, model = OWN_SIZES, small_ssd()
+    batch = next(iter(ls.batches(make_loader(task, Objects(sides=SIDES)))))
+    before = torch.get_rng_state()
+    task.counts(model)(batch)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_synchronised_batch_norm_makes_the_update_of_one_batch() -> None:
     _, joined = train_some(1, ls.Alone(), model=without_dropout)
     _, split = train_some(4, ls.Alone(), model=without_dropout, batch_norm="sync")
@@ -108,7 +123,9 @@ def test_synchronised_batch_norm_makes_the_update_of_one_batch() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("task", "model"), [(ONE_SIZE, None), (OWN_SIZES, None), (ONE_SIZE, Sampling)], ids=["one size", "own", "sampling"]
+    ("task", "model"),
+    [(ONE_SIZE, None), (OWN_SIZES, None), (ONE_SIZE, Sampling), (OWN_SIZES, small_ssd)],
+    ids=["one size", "own", "sampling", "ssd"],
 )
 def test_every_number_of_workers_makes_the_same_bits(
     run_workers: Callable[..., list[Any]], task: Detection, model: Any

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tiny_detector import Objects, build_tiny, make_loader, make_task, tiny_recipe, write_coco
 from torch import Tensor
 
@@ -22,7 +24,7 @@ from lockstep.images.augment import HorizontalFlip
 from lockstep.readers.detection import DetectionReader
 from lockstep.readers.object_survey import ObjectSurvey, survey_objects
 from lockstep.recipes.detection import DetectionData
-from lockstep.recipes.parts import Monitoring
+from lockstep.recipes.parts import Monitoring, Stage
 from lockstep.recipes.recipe import Recipe
 from lockstep.runs.largest_batch import Largest, largest, largest_batch
 from lockstep.runs.run import Run
@@ -134,3 +136,30 @@ def test_a_run_that_does_not_fit_ends_before_its_first_step(
         assert mend in error.hint
     assert not (tmp_path / "run/recipe.toml").exists()
     assert not list((tmp_path / "run").glob("checkpoints/step-*"))
+
+
+def test_of_stages_it_is_that_of_the_largest_images(
+    recipe: Recipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "lockstep")
+    stages = (Stage(ls.Steps(1), image_size=40), Stage(ls.Steps(1), image_size=56))
+    start(replace(recipe, stages=stages), tmp_path / "run")
+    assert "image 3 x 56 x 56" in caplog.text
+    assert caplog.text.count("the largest batch") == 1
+
+
+@pytest.mark.process
+def test_workers_compute_their_parts_of_it_together(
+    run_workers: Callable[..., list[Any]], tmp_path: Path, recipe: Recipe
+) -> None:
+    given = replace(recipe, num_workers=None, exchange=ls.AllReduce(exact=True))
+    found = run_workers(losses_on_workers, 2, given)
+    assert found == [losses_on_workers(replace(given, watch=Monitoring(probe_memory=False)))] * 2
+
+
+def losses_on_workers(recipe: Recipe) -> dict[str, float]:
+    FasterRcnn.build = build_tiny  # type: ignore[method-assign, assignment]
+    torch.set_num_threads(1)
+    run = Run(recipe, None, ls.join("cpu"))
+    run.run(conclude=False)
+    return dict(run._stages.parts.state.smoothed.now())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_detector import CATEGORIES, TinyDetector, build_tiny, tiny_recipe, write_coco
+from tiny_detector import CATEGORIES, Objects, TinyDetector, build_tiny, tiny_recipe, write_coco
 from torch import Tensor
 
 import lockstep as ls
@@ -32,9 +32,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     monkeypatch.setattr(FasterRcnn, "build", build_tiny)
     path = write_coco(tmp_path, 6)
 
-    def begin(change: Callable[[Recipe], Recipe] = lambda recipe: recipe) -> Run:
+    def begin(change: Callable[[Recipe], Recipe] = lambda recipe: recipe, reader: Any = None) -> Run:
         leave()
-        return Run(change(tiny_recipe(path)), tmp_path / "run", ls.join("cpu"))
+        return Run(change(tiny_recipe(path)), tmp_path / "run", ls.join("cpu"), reader=reader)
 
     return begin
 
@@ -69,11 +69,12 @@ def test_anchors_that_match_nothing_are_refused(start: Start, tmp_path: Path, mo
     assert not (tmp_path / "run").exists()
 
 
-def test_a_detector_without_anchors_is_not_asked(
-    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("name", "value"), [("anchors", lambda *_: None), ("anchors_fit_objects", False)])
+def test_a_detector_without_anchors_or_with_points_is_not_asked(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, value: Any
 ) -> None:
     caplog.set_level(logging.INFO, "lockstep")
-    monkeypatch.setattr(TinyDetector, "anchors", lambda *_: None)
+    monkeypatch.setattr(TinyDetector, name, value)
     start()
     assert "anchor" not in caplog.text
 
@@ -107,6 +108,32 @@ def test_a_model_of_fewer_classes_than_the_data_is_refused(start: Start, tmp_pat
         start(lambda recipe: replace(recipe, model=replace(recipe.model, num_classes=1)))
     assert "--set model.num_classes=2" in caught.value.hint
     assert not (tmp_path / "run").exists()
+
+
+def test_labels_beyond_the_classes_are_refused_by_the_first_example_that_has_one(start: Start, tmp_path: Path) -> None:
+    class Beyond(Objects):
+        def read_batch(self, indices: Any) -> dict[str, Any]:
+            batch = super().read_batch(indices)
+            return {**batch, "labels": [labels + 4 for labels in batch["labels"]]}
+
+    with pytest.raises(ls.DataError) as caught:
+        start(reader=lambda split: Beyond())
+    error = caught.value
+    assert error.what == "objects-1: object 0 has labels that cannot be used."
+    assert error.expected == "1 to 2: the classes of the detector, as the data numbers them"
+    assert "model.num_classes, data.labels_offset, data.label_map" in error.hint
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_reader_that_draws_leaves_the_random_streams_alone(start: Start) -> None:
+    class Drawing(Objects):
+        def read_batch(self, indices: Any) -> dict[str, Any]:
+            torch.rand(len(indices))
+            return super().read_batch(indices)
+
+    before = torch.get_rng_state()
+    start(reader=lambda split: Drawing())
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_classes_with_other_labels_to_validate_on_are_refused(start: Start, tmp_path: Path) -> None:
