@@ -290,7 +290,8 @@ detectors = st.builds(detector, st.sampled_from([Ssd, FasterRcnn]), st.integers(
     max_detections=counts,
 )
 detectors |= st.builds(detector, st.sampled_from([Fcos, Ssd300, Ssdlite]), st.integers(0, 10**6))
-detectors |= st.builds(TorchvisionDetector, texts, st.integers(1, 90), st.dictionaries(texts, st.booleans(), max_size=1))
+torchvision_options = st.dictionaries(texts, st.booleans(), max_size=1)
+detectors |= st.builds(TorchvisionDetector, texts, st.integers(1, 90), torchvision_options)
 models_and_data = (
     st.tuples(models_of_photos, photos)
     | st.tuples(models_of_digits, digits)
