@@ -48,6 +48,11 @@ class FixedShapeResizer(Checked):
         """The most height and width of a batch of results."""
         return self.shape
 
+    @property
+    def largest(self) -> tuple[int, int]:
+        """Height and width that no image exceeds, in pixels."""
+        return self.shape
+
     def size_of(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width of a resized image, whatever those given."""
         return self.shape
@@ -101,6 +106,11 @@ class KeepAspectRatioResizer(Checked):
     @property
     def largest_shape(self) -> tuple[int, int]:
         """The most height and width of a batch of results: of wide and of tall images."""
+        return self.max_dimension, self.max_dimension
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """Height and width that no image exceeds, in pixels."""
         return self.max_dimension, self.max_dimension
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:

@@ -188,9 +188,9 @@ class _Tower(nn.Module):
 
 def _convolution(inputs: int, outputs: int, kernel_size: int, use_depthwise: bool, bias: bool) -> nn.Module:
     if not use_depthwise:
-        return conv2d(inputs, outputs, kernel_size, bias=bias)
+        return nn.Sequential(OrderedDict(convolution=conv2d(inputs, outputs, kernel_size, bias=bias)))
     depthwise = conv2d(inputs, inputs, kernel_size, groups=inputs, bias=False)
-    return nn.Sequential(depthwise, conv2d(inputs, outputs, 1, bias=bias))
+    return nn.Sequential(OrderedDict(depthwise=depthwise, convolution=conv2d(inputs, outputs, 1, bias=bias)))
 
 
 def _by_anchor(predicted: Tensor, size: int) -> Tensor:

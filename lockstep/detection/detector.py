@@ -79,6 +79,10 @@ class DetectionModel(nn.Module):
     name_maps: Sequence[NameMap] = ()
     """From the names of other trainers to the detector's, where neither a shipped map nor a prefix is enough."""
 
+    anchors_fit_objects: bool = True
+    """Whether an anchor learns objects of about its own size, so that a run is refused whose objects have other sizes;
+    False where anchors are points that learn objects of any size."""
+
     def preprocess(self, images: Tensor) -> Tensor:
         """Make the network's input of images of one size.
 

@@ -139,12 +139,15 @@ class TopDownFeatureMaps(SsdFeatures):
 
         def layer(stride: int) -> nn.Module:
             if not style.config.use_depthwise:
-                return made(depth, depth, 3, stride)
+                return nn.Sequential(OrderedDict(convolution=made(depth, depth, 3, stride)))
             depthwise = conv2d(depth, depth, 3, stride, groups=depth, bias=False, padding=style.padding)
-            return nn.Sequential(depthwise, made(depth, depth, 1))
+            return nn.Sequential(OrderedDict(depthwise=depthwise, convolution=made(depth, depth, 1)))
 
         layers: dict[str, list[nn.Module]] = {
-            "projection": [nn.Conv2d(channels, depth, 1) for channels in self.out_channels],
+            "projection": [
+                Conv2dNormActivation(channels, depth, 1, norm_layer=None, activation_layer=None)
+                for channels in self.out_channels
+            ],
             "smoothing": [layer(1) for _ in range(count - 1)],
             "bottom_up": [layer(2) for _ in range(num_levels - count)],
         }

@@ -17,6 +17,7 @@ from lockstep.detection.boxes import area, clip
 from lockstep.detection.configs import BatchNonMaxSuppression, PostProcessing
 from lockstep.detection.detector import Detections
 from lockstep.detection.targets import FIRST_LABEL
+from lockstep.errors import InputError
 
 _BLOCK = 256
 _SORTED_FIRST = 1000
@@ -121,6 +122,17 @@ def multiclass_nms(
         max_detections: the best so many remain.
         candidates_per_class: the best so many of each class compete; None: all.
     """
+    if torch.compiler.is_exporting():
+        from lockstep.detection.exported_nms import fixed_detections
+
+        return fixed_detections(
+            boxes,
+            scores,
+            score_threshold=score_threshold,
+            iou_threshold=iou_threshold,
+            max_detections=max_detections,
+            candidates_per_class=candidates_per_class,
+        )
     candidates = _candidates(boxes, scores, score_threshold)
     places = _first(_kept(candidates, iou_threshold, competing=candidates_per_class), max_detections, scores)
     return candidates.at(places).detections()
@@ -179,6 +191,8 @@ def _candidates(boxes: Tensor, scores: Tensor, score_threshold: float) -> _Candi
 
 def _detections(config: BatchNonMaxSuppression, boxes: Tensor, scores: Tensor, shape: tuple[int, int]) -> Detections:
     """Choose the detections of one image: boxes (anchors, q, 4), scores (anchors, classes)."""
+    if torch.compiler.is_exporting():
+        return _exported(config, boxes, scores, shape)
     if config.use_class_agnostic_nms:
         is_best = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, scores.argmax(1, keepdim=True), True)
         scores = scores.masked_fill(~is_best, -torch.inf)
@@ -191,6 +205,27 @@ def _detections(config: BatchNonMaxSuppression, boxes: Tensor, scores: Tensor, s
             break
     joined = _Candidates(*(torch.cat(part)[:most] for part in zip(*found, strict=True)))
     return joined.detections()
+
+
+def _exported(config: BatchNonMaxSuppression, boxes: Tensor, scores: Tensor, shape: tuple[int, int]) -> Detections:
+    from lockstep.detection.exported_nms import fixed_detections
+
+    if config.use_class_agnostic_nms or config.soft_nms_sigma:
+        raise InputError(
+            "A graph has no such non-maximum suppression.",
+            given="soft_nms_sigma above 0" if config.soft_nms_sigma else "use_class_agnostic_nms=true",
+            expected="greedy suppression, each class by itself",
+            hint="export the tensors alone, as .safetensors",
+        )
+    return fixed_detections(
+        boxes,
+        scores,
+        score_threshold=config.score_threshold,
+        iou_threshold=config.iou_threshold,
+        max_detections=config.max_total_detections,
+        max_detections_per_class=config.max_detections_per_class,
+        shape=shape,
+    )
 
 
 def _chosen(config: BatchNonMaxSuppression, candidates: _Candidates) -> Iterator[_Candidates]:

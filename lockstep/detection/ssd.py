@@ -65,6 +65,8 @@ class SsdSettings:
     """They are divided by it then."""
     bgr: bool = False
     """The net takes blue, green, red, as Caffe's do."""
+    smallest_image: int = 1
+    """Least height and width of its input, in pixels."""
 
 
 class AnchorTargets(NamedTuple):
@@ -104,7 +106,10 @@ class SsdNet(DetectionModel):
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Normalise images, (batch, 3, height, width) from 0 to 255, red, green and blue."""
-        normal = normalised(images, self.settings.pixel_mean, self.settings.pixel_std)
+        mean, std = (
+            tuple(number / 255 for number in numbers) for numbers in (self.settings.pixel_mean, self.settings.pixel_std)
+        )
+        normal = normalised(images / 255, mean, std)  # in torchvision's order, for its numbers
         return normal.flip(1) if self.settings.bgr else normal
 
     def anchors(self, shape: tuple[int, int], device: torch.device) -> Tensor:
@@ -157,7 +162,7 @@ class SsdNet(DetectionModel):
 
     def forward(self, inputs: Tensor, assigned: AnchorTargets | None = None) -> dict[str, Any]:
         """Predict logits, codes of boxes, and the anchors that they are relative to."""
-        check_images(type(self).__name__, inputs, channels=3, smallest=1)
+        check_images(type(self).__name__, inputs, channels=3, smallest=self.settings.smallest_image)
         logits, codes = self.head(in_order(self.backbone(inputs)))
         shape = (inputs.shape[2], inputs.shape[3])
         return {"logits": logits, "codes": codes, "anchors": self.anchors(shape, inputs.device), "shape": shape}

@@ -12,10 +12,85 @@ from lockstep.detection.configs import Detector, NumClasses
 from lockstep.errors import InputError
 
 if TYPE_CHECKING:
+    from lockstep.detection.fcos import FcosNet
     from lockstep.detection.ssd import SsdNet
 
 _STRIDES = {3: 4, 4: 4, 6: 8, 7: 8, 9: 16, 10: 16, 11: 16, 12: 16}
 """Pixels to a cell of what those of SqueezeNet's features make that are Fire modules."""
+
+
+@dataclass(frozen=True)
+class Ssd300(Detector):
+    """Torchvision's SSD on VGG16 for images of 300 x 300 pixels (ssd300_vgg16), with its parameters' names."""
+
+    image_size: ClassVar[int] = 300
+    smallest_image: ClassVar[int] = 268
+
+    num_classes: NumClasses
+    """Without the background."""
+    score_threshold: Probability = 0.01
+    """Detections have higher scores."""
+    iou_threshold: Probability = 0.45
+    """Detections of a class do not overlap by more."""
+    max_detections: PositiveInt = 200
+    """Of an image."""
+
+    def build(self, seed: int) -> SsdNet:
+        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
+        from lockstep.detection.ssd_nets import ssd300
+
+        return ssd300(self, torch.Generator().manual_seed(seed))
+
+
+@dataclass(frozen=True)
+class Ssdlite(Detector):
+    """Torchvision's SSDlite on MobileNetV3 (ssdlite320_mobilenet_v3_large), with its parameters' names."""
+
+    image_size: ClassVar[int] = 320
+    smallest_image: ClassVar[int] = 32
+
+    num_classes: NumClasses
+    """Without the background."""
+    reduced_tail: bool = True
+    """The backbone's last blocks have half the channels, as in torchvision's weights of COCO; False: for a backbone
+    with the weights of a classifier."""
+    score_threshold: Probability = 0.001
+    """Detections have higher scores."""
+    iou_threshold: Probability = 0.55
+    """Detections of a class do not overlap by more."""
+    max_detections: PositiveInt = 300
+    """Of an image."""
+
+    def build(self, seed: int) -> SsdNet:
+        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
+        from lockstep.detection.ssd_nets import ssdlite
+
+        return ssdlite(self, torch.Generator().manual_seed(seed))
+
+
+@dataclass(frozen=True)
+class Fcos(Detector):
+    """Torchvision's FCOS on ResNet-50 with a feature pyramid (fcos_resnet50_fpn), with its parameters' names."""
+
+    image_size: ClassVar[int] = 800
+    smallest_image: ClassVar[int] = 32
+
+    num_classes: NumClasses
+    """Without the background."""
+    score_threshold: Probability = 0.2
+    """Detections have higher scores."""
+    iou_threshold: Probability = 0.6
+    """Detections of a class do not overlap by more."""
+    candidates_per_level: PositiveInt = 1000
+    """The best so many of a level compete."""
+    max_detections: PositiveInt = 100
+    """Of an image."""
+
+    def build(self, seed: int) -> FcosNet:
+        """Make the net; its initial weights depend on the seed alone, and no random stream is touched."""
+        from lockstep.detection.fcos import fcos
+
+        return fcos(self, torch.Generator().manual_seed(seed))
 
 
 @dataclass(frozen=True)

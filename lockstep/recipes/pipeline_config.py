@@ -17,7 +17,7 @@ from lockstep.augmentations.ssd_crops import (
     SsdRandomCropOperation,
     SsdRandomCropPadOperation,
 )
-from lockstep.detection.configs import Detector
+from lockstep.detection.configs import Detector, FasterRcnn, Ssd
 from lockstep.detection.supported import substituted, substitutes
 from lockstep.errors import InputError
 from lockstep.images.augment import Augment, HorizontalFlip
@@ -30,6 +30,7 @@ from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.messages import At, FieldOutcome, MessageReader, Row, made_together, no_effect, not_mapped, to
 from lockstep.recipes.parts import DataLoading, DetectionEvaluation, DetectionMetrics, Evaluate, Pictures
 from lockstep.recipes.pipeline_model import ELSEWHERE, METHODS, ReadModel, read_model
+from lockstep.recipes.pipeline_names import variables_of
 from lockstep.recipes.recipe import Recipe
 from lockstep.text_format import Field, Place, parse_text_format, quoted
 
@@ -91,6 +92,8 @@ def import_pipeline(text: str, source: str, name: str, *, substitute_model: bool
     if others:
         _report_substitutes(reader, model.feature_extractor.type, others)
         model, parts["training"]["warm_start"] = substituted(model), None
+    refusal = _refusal(model)
+    by_name = _told_of(f"{source}, training", partial(_fields_by_name, reader, train, model, refusal))
     recipe = _told_of(
         source,
         lambda: Recipe(
@@ -100,9 +103,10 @@ def import_pipeline(text: str, source: str, name: str, *, substitute_model: bool
             evaluate=parts["evaluation"],
             feed=DataLoading(order="shuffled" if told.train_reader.shuffle else "sequential"),
             **parts["training"],
+            **by_name,
         ),
     )
-    return Imported(recipe, reader.rows, {f"model.{path}": value for path, value in others.items()}, _refusal(model))
+    return Imported(recipe, reader.rows, {f"model.{path}": value for path, value in others.items()}, refusal)
 
 
 def _refusal(model: Detector) -> InputError | None:
@@ -211,6 +215,23 @@ def _training(reader: MessageReader, told: _Told) -> dict[str, Any]:
     for name, outcome in _left_out(told.pipeline.train_config).items():
         reader.revise(f"train_config.{name}", outcome)
     return {"end": Epochs(epochs) if epochs else None, **fields}
+
+
+def _fields_by_name(
+    reader: MessageReader, train: messages.TrainConfig, model: Ssd | FasterRcnn, refusal: InputError | None
+) -> dict[str, Any]:
+    """Make the fields that choose parameters; the detector is built for their names, if it can be."""
+    if refusal is not None:
+        for name in training.BY_NAME:
+            reader.revise(f"train_config.{name}", not_mapped("the detector, whose names it is about, is not trained"))
+        train = replace(train, freeze_variables=(), update_trainable_variables=(), bias_grad_multiplier=0.0)
+    variables: Mapping[str, str] = {}
+    if any(getattr(train, name) for name in training.BY_NAME):
+        variables = variables_of(model.build(0), model.feature_extractor.type)
+    for name, pattern in training.unmatched(train, variables):
+        why = "it matches no variable; of a single layer, give this project's names in frozen or train_only"
+        reader.revise(f"train_config.{name}", not_mapped(why), quoted(pattern))
+    return training.fields_by_name(train, variables)
 
 
 def _left_out(train: messages.TrainConfig) -> dict[str, FieldOutcome]:

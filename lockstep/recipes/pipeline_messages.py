@@ -132,9 +132,9 @@ class TrainConfig(Checked):
         Literal["unknown", "v1", "v2"], no_effect("the file itself says which format it has")
     ] = "v1"
     num_steps: Annotated[NonNegativeInt, to("end")] = 0
-    freeze_variables: Annotated[tuple[str, ...], to("frozen (patterns of this project's names of parameters)")] = ()
+    freeze_variables: Annotated[tuple[str, ...], to("frozen (by this project's names of parameters)")] = ()
     update_trainable_variables: Annotated[
-        tuple[str, ...], to("train_only (patterns of this project's names of parameters)")
+        tuple[str, ...], to("train_only (by this project's names of parameters)")
     ] = ()
     merge_multiple_label_boxes: Annotated[bool, to("data.merge_multiple_label_boxes")] = False
     max_number_of_boxes: Annotated[PositiveInt | None, to("data.max_number_of_boxes")] = None

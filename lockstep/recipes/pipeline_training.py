@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.checkpoints.retention import Retention
 from lockstep.errors import InputError
+from lockstep.listing import shorten
 from lockstep.optim import (
     SGD,
     Adam,
@@ -24,14 +27,18 @@ from lockstep.parallel.towers import Towers
 from lockstep.progress import Steps
 from lockstep.recipes import pipeline_messages as messages
 from lockstep.recipes.parts import Checkpoints, InitialWeights
+from lockstep.recipes.pipeline_names import as_patterns
 
 OF_FIRST_WEIGHTS = ("from_detection_checkpoint", "load_all_detection_checkpoint_vars", "fine_tune_checkpoint_type")
 """The fields that say what `fine_tune_checkpoint` is, and what is taken of it."""
-_BIASES = r"bias$"
+BY_NAME = ("freeze_variables", "update_trainable_variables", "bias_grad_multiplier")
+"""The fields that choose parameters by the names of their variables."""
+_BIASES = ".*/biases"
+"""The variables whose gradients `bias_grad_multiplier` is for: those of layers, and not the beta of batch norm."""
 
 
 def recipe_fields(train: messages.TrainConfig) -> dict[str, Any]:
-    """Make the fields of a recipe that `train_config` says.
+    """Make the fields of a recipe that `train_config` says, but for those that choose parameters by their names.
 
     The replicas of a synchronous training are towers: each computes its share of the batch, if all shares are alike.
     """
@@ -39,11 +46,8 @@ def recipe_fields(train: messages.TrainConfig) -> dict[str, Any]:
     return fields | {
         "optimizer": _optimizer(train.optimizer),
         "average": _average(train.optimizer),
-        "gradient_transforms": _transforms(train),
         "warm_start": _first_weights(train),
         "batch_size": train.batch_size,
-        "frozen": _from_the_start(train.freeze_variables),
-        "train_only": _from_the_start(train.update_trainable_variables),
         "num_towers": train.replicas_to_aggregate if train.sync_replicas and has_even_shares(train) else 1,
         "towers": Towers(precision="bf16" if train.use_bfloat16 else "fp32"),
         "checkpoints": Checkpoints(retention=Retention(every_hours=train.keep_checkpoint_every_n_hours)),
@@ -121,14 +125,64 @@ def _average(given: messages.OptimizerConfig) -> MovingAverage | None:
     return MovingAverage(given.moving_average_decay, dynamic=False) if given.use_moving_average else None
 
 
-def _transforms(train: messages.TrainConfig) -> tuple[GradientTransform, ...]:
-    """Make the transforms of the gradients, in the order of the reference: biases, then each variable's norm."""
-    transforms: list[GradientTransform] = []
-    if train.bias_grad_multiplier:
-        transforms.append(ScaleGradients({_BIASES: train.bias_grad_multiplier}))
+def fields_by_name(train: messages.TrainConfig, variables: Mapping[str, str]) -> dict[str, Any]:
+    """Make the fields of a recipe that are about some of the parameters, or about the gradients.
+
+    Args:
+        train: of the config.
+        variables: the API's name of each parameter.
+
+    Raises:
+        InputError: all variables that are to be trained are none of the detector's.
+    """
+    names = [*variables]
+    frozen = _matched(train.freeze_variables, variables)
+    train_only = _matched(train.update_trainable_variables, variables)
+    if any(train.update_trainable_variables) and not train_only:
+        raise InputError(
+            "The detector has none of the parameters that are to be trained.",
+            given=f"update_trainable_variables: {list(train.update_trainable_variables)}",
+            expected=f"patterns of variables such as {shorten([*dict.fromkeys(variables.values())], 4)}",
+            hint='leave the field out of the config, and set train_only=["^head"] in the recipe',
+        )
+    biases = _matched((_BIASES,), variables).intersection(train_only or names) - frozen
+    transforms = list[GradientTransform]()
+    if train.bias_grad_multiplier and biases:  # the order is that of the reference
+        transforms.append(ScaleGradients(dict.fromkeys(as_patterns(biases, names), train.bias_grad_multiplier)))
     if train.gradient_clipping_by_norm:
         transforms.append(ClipNorm(train.gradient_clipping_by_norm))
-    return tuple(transforms)
+    return {
+        "frozen": as_patterns(frozen, names),
+        "train_only": as_patterns(train_only, names),
+        "gradient_transforms": tuple(transforms),
+    }
+
+
+def unmatched(train: messages.TrainConfig, variables: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return each pattern that matches no variable, after its field."""
+    given = [
+        (name, pattern)
+        for name in ("freeze_variables", "update_trainable_variables")
+        for pattern in getattr(train, name)
+    ]
+    return [(name, pattern) for name, pattern in given if not _matched((pattern,), variables)]
+
+
+def _matched(patterns: Sequence[str], variables: Mapping[str, str]) -> set[str]:
+    """Return the parameters whose variables match from the start, as in the reference; empty patterns match nothing."""
+    try:
+        return {
+            name
+            for name, variable in variables.items()
+            if any(pattern and re.match(pattern, variable) for pattern in patterns)
+        }
+    except re.error as error:
+        raise InputError(
+            f"A pattern of variables is no regular expression: {error}.",
+            given=", ".join(map(repr, patterns)),
+            expected="regular expressions",
+            hint="correct them in freeze_variables and update_trainable_variables",
+        ) from error
 
 
 def _first_weights(train: messages.TrainConfig) -> InitialWeights | None:
@@ -143,8 +197,3 @@ def _first_weights(train: messages.TrainConfig) -> InitialWeights | None:
         train.fine_tune_checkpoint,
         takes="classifier" if not is_detector else "detector" if everything else "features",
     )
-
-
-def _from_the_start(patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """Make patterns that match from the start of a name, as the reference's do; empty ones are left out there, too."""
-    return tuple(f"^(?:{pattern})" for pattern in patterns if pattern)

@@ -15,7 +15,7 @@ from lockstep.augmentations import AUGMENTATIONS
 from lockstep.checks import Checked
 from lockstep.description import Change, changes, described
 from lockstep.detection.configs import FasterRcnn, Ssd
-from lockstep.detection.values import SqueezeSsd
+from lockstep.detection.values import Fcos, SqueezeSsd, Ssd300, Ssdlite
 from lockstep.errors import InputError
 from lockstep.images.augment import Augment
 from lockstep.losses.regularization import L1, L2
@@ -77,7 +77,20 @@ CLASSES_OF: Mapping[Any, tuple[type, ...]] = {
 SAID_ELSEWHERE: Mapping[tuple[type, str], str] = {(Towers, "count"): "num_towers"}
 """Fields of parts that are fields of the recipe itself instead."""
 
-Model = Mnist | LeNet | InceptionV3 | SqueezeNet | Torchvision | Timm | Ssd | FasterRcnn | SqueezeSsd
+Model = (
+    Mnist
+    | LeNet
+    | InceptionV3
+    | SqueezeNet
+    | Torchvision
+    | Timm
+    | Ssd
+    | FasterRcnn
+    | SqueezeSsd
+    | Ssd300
+    | Ssdlite
+    | Fcos
+)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
-from lockstep.errors import InputError
+from lockstep.errors import InputError, NonFiniteError
 from lockstep.metrics.metric import NO_METRICS, Metric
 from lockstep.ragged import Ragged
 from lockstep.recipes.parts import MAIN_SCORES, CrossEntropy, DetectionEvaluation
@@ -236,6 +236,7 @@ class Detection:
         """Make columns for metrics: boxes as x, y, width and height in pixels of the images of the data."""
         from lockstep.detection.stored_images import boxes_on_stored, paste_masks
 
+        _check_finite(detected, batch)
         rows = zip(detected, self._sizes_of_images(batch), batch["original_size"].tolist(), strict=True)
         boxes: list[Tensor] = []
         masks: list[Any] = []
@@ -263,6 +264,19 @@ def network_input(model: DetectionModel, images: Tensor | Sequence[Tensor]) -> T
     if isinstance(images, torch.Tensor):
         return _padded(model.preprocess(images), shape)
     return torch.cat([_padded(model.preprocess(image[None]), shape) for image in images])
+
+
+def _check_finite(detected: Sequence[Detections], batch: Mapping[str, Any]) -> None:
+    for row, found in enumerate(detected):
+        for name, values in {"boxes": found.boxes, "scores": found.scores}.items():
+            if not torch.isfinite(values).all():
+                example = batch["source_id"][row] if "source_id" in batch else f"image {row} of the batch"
+                raise NonFiniteError(
+                    f"The detector has found {name} on {example} that are not finite.",
+                    given=f"{int((~torch.isfinite(values)).sum())} of {values.numel()} numbers",
+                    expected="finite boxes and scores",
+                    hint="go on from an earlier checkpoint, with a lower learning rate or clipped gradients",
+                )
 
 
 def _padded(images: Tensor, shape: tuple[int, int]) -> Tensor:

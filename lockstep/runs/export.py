@@ -12,9 +12,12 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from lockstep.checkpoints.encoding import encode_tensors
-from lockstep.errors import InputError
+from lockstep.detection.boxes import clip
+from lockstep.errors import InputError, LockstepError
+from lockstep.recipes.tasks import Detection, network_input
 from lockstep.runs.trained import Trained
 
 FORMATS = (".safetensors", ".pt2", ".onnx")
@@ -22,7 +25,9 @@ FORMATS = (".safetensors", ".pt2", ".onnx")
 METADATA = "lockstep.json"
 """The file in a .pt2 that says where the model comes from."""
 INPUT, OUTPUT = "images", "scores"
-"""Names of the input and the output of a .onnx."""
+"""Names of the input and the output of the .onnx of a classifier."""
+IMAGE, FOUND = "image", ("boxes", "scores", "labels", "num_detections")
+"""Names of the input and the outputs of the .onnx of a detector."""
 
 _ONNX_PACKAGES = ("onnx", "onnxscript")
 _MOST_ONNX_BYTES = 2**31 - 2**20  # the limit of a protobuf message, less room for the graph
@@ -66,12 +71,13 @@ def _onnx(trained: Trained) -> bytes:
             expected=f"at most {_MOST_ONNX_BYTES:,}",
             hint="export a .pt2 or .safetensors",
         )
+    is_detector = isinstance(trained.recipe.task, Detection)
     with _quiet():
         made: Any = torch.onnx.export(
             _program(trained),
             dynamo=True,
-            input_names=[INPUT],
-            output_names=[OUTPUT],
+            input_names=[IMAGE] if is_detector else [INPUT],
+            output_names=[*FOUND] if is_detector else [OUTPUT],
             external_data=False,
             verbose=False,
         )
@@ -85,15 +91,60 @@ def _metadata(trained: Trained) -> dict[str, str]:
     return {"step": str(trained.step), "recipe": trained.recipe.name, "weights": trained.weights}
 
 
+class ImageDetector(nn.Module):
+    """A detector that takes one image: uint8 (3, height, width), red, green and blue, of the size it is traced for.
+
+    It returns float32 boxes (n, 4) of top, left, bottom and right in pixels of that image, float32 scores (n,), int64
+    labels (n,) from 1 on, and the number of them, int64; the best first, and below them rows of zeros up to the most
+    that there may be.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Detect objects."""
+        detector: Any = self.model
+        inputs = network_input(detector, image[None].float())
+        (found,) = detector.postprocess(detector(inputs, None))
+        height, width = image.shape[1:]
+        return clip(found.boxes, (height, width)), found.scores, found.labels, (found.labels > 0).sum()
+
+
 def _program(trained: Trained) -> torch.export.ExportedProgram:
-    """Trace the graph of the model, for batches of any size."""
-    example = trained.recipe.data.blank(_EXAMPLES_TRACED)
-    program = torch.export.export(trained.model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    """Trace the graph of the model."""
+    task = trained.recipe.task
+    program = _of_detector(trained, task) if isinstance(task, Detection) else _of_classifier(trained)
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             # It names files of this machine, which must not leave it.
             node.meta.pop("stack_trace", None)
     return program
+
+
+def _of_classifier(trained: Trained) -> torch.export.ExportedProgram:
+    """Trace a classifier for batches of any size."""
+    example = trained.recipe.data.blank(_EXAMPLES_TRACED)
+    return torch.export.export(trained.model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+
+
+def _of_detector(trained: Trained, task: Detection) -> torch.export.ExportedProgram:
+    """Trace a detector for one image of the size of the run's."""
+    detector, image = ImageDetector(trained.model).eval(), torch.zeros(3, *task.data.resizer.largest, dtype=torch.uint8)
+    with torch.no_grad():
+        detector(image)  # anchors are made once, and are constants of the graph
+        try:
+            return torch.export.export(detector, (image,))
+        except LockstepError:
+            raise
+        except Exception as error:  # torch has no base of the errors of tracing
+            raise InputError(
+                f"The graph of {type(trained.recipe.model).__name__} cannot be traced: its shapes depend on the image.",
+                given=f"{type(error).__name__}: {str(error).splitlines()[0][:200]}",
+                expected="a detector of one stage",
+                hint="export the tensors alone, as .safetensors; or detect with Lockstep: lockstep predict",
+            ) from error
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from lockstep.readers.object_survey import ObjectSurvey
 from lockstep.recipes.detection import DetectionData
 from lockstep.recipes.recipe import Recipe
 from lockstep.screen import log
-from lockstep.training.memory import describe_batch, probe_memory
+from lockstep.training.memory import describe_batch, lack_of_memory_told, probe_memory
 from lockstep.types import Batch
 from lockstep.workers.rank import Worker
 
@@ -103,9 +103,10 @@ def probe_largest_batch(recipe: Recipe, parts: Parts, known: ObjectSurvey | None
     most = Largest(*worker.group.broadcast(list(largest(data, known)) if known else None))
     mine = assign_towers(towers.count, worker.num_workers)[worker.rank]
     num_images = recipe.batch_size // towers.count * len(mine)
-    fields: Mapping[str, Any] = largest_batch(data, most, num_images, recipe.model.num_classes)
-    if worker.device.type != "cpu":
-        fields = map_leaves(fields, (torch.Tensor, Ragged), lambda value: value.to(worker.device))
+    with lack_of_memory_told(f"{num_images} images of {most.height} x {most.width} pixels", _HINT):
+        fields: Mapping[str, Any] = largest_batch(data, most, num_images, recipe.model.num_classes)
+        if worker.device.type != "cpu":
+            fields = map_leaves(fields, (torch.Tensor, Ragged), lambda value: value.to(worker.device))
     batch = Batch(fields, position=0, batch_size=recipe.batch_size, towers=mine)
     what = describe_batch(batch, towers)
     counts = parts.task.counts(parts.state.model)

@@ -12,6 +12,7 @@ from lockstep.detection.boxes import iou
 from lockstep.detection.detector import DetectionModel
 from lockstep.errors import DataError
 from lockstep.listing import shorten
+from lockstep.parallel.random_streams import RandomStreams
 from lockstep.readers.detection import DetectionReader
 from lockstep.readers.object_survey import ObjectSurvey, survey_objects
 from lockstep.recipes.detection import DetectionData
@@ -39,7 +40,12 @@ def check_objects(recipe: Recipe, parts: Parts) -> ObjectSurvey | None:
     if not (isinstance(data, DetectionData) and isinstance(model, DetectionModel)):
         return None
     assert isinstance(reader, DetectionReader), "DetectionData makes one"
-    found = survey_objects(reader, skip_bad=recipe.feed.bad_examples != "raise")
+    streams = RandomStreams(torch.device("cpu"))  # some readers draw from the caller's
+    streams.set_aside()
+    try:
+        found = survey_objects(reader, skip_bad=recipe.feed.bad_examples != "raise")
+    finally:
+        streams.put_back()
     if found.num_left_out:
         log.info(
             "%d objects on the first %d images are left out: without an area, bad, or more than max_number_of_boxes",
@@ -54,6 +60,8 @@ def check_objects(recipe: Recipe, parts: Parts) -> ObjectSurvey | None:
 
 def _check_anchors(model: DetectionModel, data: DetectionData, found: ObjectSurvey) -> None:
     """Compare the anchors with the first objects, as large as they are without augmentation."""
+    if not model.anchors_fit_objects:
+        return
     boxes = _boxes_on_inputs(data, found)
     best = [_best_overlaps(model, shape, each) for shape, each in boxes]
     if not best or any(each is None for each in best):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,18 +58,26 @@ def probe_memory(
     step, device = bind(state, towers, exchange), join().device
     if device.type != "cpu":
         torch.accelerator.reset_peak_memory_stats(device)
-    try:
+    with lack_of_memory_told(describe_batch(batch, step.towers), hint):
         step.rehearse(losses, batch, counts)
+    return _peak_bytes(device)
+
+
+@contextmanager
+def lack_of_memory_told(batch: str, hint: str) -> Iterator[None]:
+    """Turn an allocator's error into one that says for which batch the memory is not enough, and what to do."""
+    try:
+        yield
     except (RuntimeError, MemoryError) as error:  # an OutOfMemoryError of torch is a RuntimeError, too
         if not _is_out_of_memory(error):
             raise
         reason = str(error).partition("\n")[0]
     else:
-        return _peak_bytes(device)
+        return
     raise InputError(
         "The memory is not enough for the largest batch of this run.",
-        given=f"{describe_batch(batch, step.towers)} ({reason})",
-        expected=f"a batch that {'the accelerator' if device.type != 'cpu' else 'this machine'} has memory for",
+        given=f"{batch} ({reason})",
+        expected="a batch that there is memory for",
         hint=hint,
     )
 

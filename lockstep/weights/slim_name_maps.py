@@ -140,9 +140,52 @@ def ssd_layers(num_maps: int) -> list[Rename]:
     return [*layers, *predictors, shared, *_block(r"(?:backbone\.extra|head)\.")]
 
 
+def _pyramid(bottom_up: int) -> list[Rename]:
+    """The layers of a pyramid on top of a backbone, whose halving layers count from here, and the predictor they share.
+
+    Layers that are depthwise have a second kernel, "pointwise_weights", in the place of the only one.
+    """
+    levels = [
+        rename
+        for level in range(1, 8)
+        for rename in (
+            Rename(rf"^{_SCOPE}\w+/fpn/projection_{level}/", f"backbone.extra.projection.{level - 1}/"),
+            Rename(rf"^{_SCOPE}\w+/fpn/smoothing_{level}/", f"backbone.extra.smoothing.{level - 1}.convolution/"),
+            Rename(
+                rf"^{_SCOPE}\w+/fpn/bottom_up_Conv2d_{bottom_up + level - 1}/",
+                f"backbone.extra.bottom_up.{level - 1}.convolution/",
+            ),
+        )
+    ]
+    head = "^WeightSharedConvolutionalBoxPredictor"
+    towers = [
+        rename
+        for scope, tower in (("(?:Box)?PredictionTower", "box_tower"), ("ClassPredictionTower", "class_tower"))
+        for rename in (
+            Rename(rf"{head}/{scope}/conv2d_(\d+)/BatchNorm/feature_(\d+)/", rf"head.{tower}.norms.\1.\2/"),
+            Rename(rf"{head}/{scope}/conv2d_(\d+)/", rf"head.{tower}.convolutions.\1/"),
+        )
+    ]
+    shared = r"^(head\.(?:\w+_tower\.convolutions\.\d+|\w+_predictor))"
+    return [
+        *levels,
+        Rename(r"\.convolution/depthwise_weights$", ".depthwise.weight", DEPTHWISE),
+        Rename(r"\.convolution/pointwise_weights$", ".convolution.0.weight", CONVOLUTION),
+        *towers,
+        Rename(rf"{head}/BoxPredictor/", "head.box_predictor/"),
+        Rename(rf"{head}/ClassPredictor/", "head.class_predictor/"),
+        Rename(rf"{head}/ProjectionLayer/conv2d_(\d+)/", r"head.projection.\1/"),
+        Rename(rf"{shared}/depthwise_weights$", r"\1.depthwise.weight", DEPTHWISE),
+        Rename(rf"{shared}/(?:pointwise_)?weights$", r"\1.convolution.weight", CONVOLUTION),
+        Rename(rf"{shared}/biases$", r"\1.convolution.bias"),
+    ]
+
+
 SSD_NETS = {
     "ssd_mobilenet_v1": _net([*ssd_layers(2), *_mobilenet_v1(_SCOPE, _FEATURES)]),
     "ssd_mobilenet_v2": _net([*ssd_layers(2), *_mobilenet_v2(_SCOPE, _FEATURES)]),
+    "ssd_mobilenet_v1_fpn": _net([*_pyramid(14), *_mobilenet_v1(_SCOPE, _FEATURES)]),
+    "ssd_mobilenet_v2_fpn": _net([*_pyramid(20), *_mobilenet_v2(_SCOPE, _FEATURES)]),
     "ssd_mobilenet_v3_large": _net([*ssd_layers(2), *_mobilenet_v3(15, _LARGE, _SCOPE, _FEATURES)]),
     "ssd_mobilenet_v3_small": _net([*ssd_layers(2), *_mobilenet_v3(11, _SMALL, _SCOPE, _FEATURES)]),
 }

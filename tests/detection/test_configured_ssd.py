@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Generator
 
+import lockstep as ls
 from lockstep.detection.box_configs import SsdAnchorGenerator
 from lockstep.detection.configs import Ssd
 from lockstep.detection.configured_ssd import ConfiguredSsd
@@ -33,6 +37,7 @@ CONFIGS = [
     "ssdlite_mobilenet_v3_small_320x320_coco",
 ]
 SIDE = 80
+GOLDEN = Path(__file__).parents[1] / "golden" / "slim_nets_golden.npz"
 
 
 def published(name: str) -> Ssd:
@@ -112,6 +117,29 @@ def test_the_background_may_be_a_class_or_none(background: bool, zeros: bool, lo
     assigned = model.assign(targets())
     assert model(model.preprocess(images()))["logits"].shape[-1] == assigned.classes.shape[-1] == logits
     assert assigned.classes[1, 0, 0] == first
+
+
+@pytest.mark.parametrize(
+    ("takes", "prefix", "share"),
+    [("classifier", "", "backbone.features."), ("features", "FeatureExtractor/", "backbone."), ("detector", "", "")],
+)
+def test_what_is_taken_of_a_checkpoint_is_found_by_its_variables(takes: Any, prefix: str, share: str) -> None:
+    """The variables are those that TensorFlow gave an SSD on MobileNet v1, see tests/golden."""
+    with np.load(GOLDEN, allow_pickle=False) as file:
+        shapes = json.loads(str(file["ssd_mobilenet_v1/variables"]))
+    if takes == "classifier":
+        of_net = {name.removeprefix("FeatureExtractor/"): shape for name, shape in shapes.items()}
+        shapes = {
+            name: shape for name, shape in of_net.items() if re.match(r"MobilenetV1/Conv2d_\d+(_\w+wise)?/", name)
+        }
+    values = {name: np.full(shape, 0.5, np.float32) for name, shape in shapes.items()}
+    config = published("ssd_mobilenet_v1_pets")
+    wide = replace(config, feature_extractor=replace(config.feature_extractor, depth_multiplier=0.75))
+    state = ls.TrainState(wide.build(0), ls.optim.SGD(lr=0.1))
+    ls.warm_start(state, values, takes=takes)
+    model = state.model
+    loaded = {name for name, parameter in model.named_parameters() if (parameter == 0.5).all()}
+    assert loaded == {name for name, _ in model.named_parameters() if name.startswith(share)}
 
 
 def test_anchors_must_be_as_many_as_feature_maps() -> None:

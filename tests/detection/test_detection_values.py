@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lockstep.detection.values import SqueezeSsd
+from lockstep.detection.anchors import feature_shapes
+from lockstep.detection.configs import Detector
+from lockstep.detection.ssd import SsdNet
+from lockstep.detection.values import Fcos, SqueezeSsd, Ssd300, Ssdlite
 from lockstep.errors import InputError
 
 
@@ -30,3 +33,30 @@ def test_features_have_torchvisions_names() -> None:
 def test_a_squeeze_ssd_needs_anchors_for_each_map(fields: dict[str, object]) -> None:
     with pytest.raises(InputError):
         SqueezeSsd(2, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("detector", "number"), [(Ssd300(90), 35_641_826), (Ssdlite(90), 3_440_060), (Fcos(90), 32_269_600 + 53_120)]
+)
+def test_there_are_as_many_parameters_as_in_torchvisions_nets(detector: Detector, number: int) -> None:
+    """As it tells of them; of FCOS without those of batch norm, which are buffers there."""
+    assert sum(parameter.numel() for parameter in detector.build(0).parameters()) == number
+
+
+@pytest.mark.parametrize(
+    ("detector", "sides"), [(Ssd300(2), [38, 19, 10, 5, 3, 1]), (Ssdlite(2), [20, 10, 5, 3, 2, 1])]
+)
+def test_feature_maps_are_as_large_as_torchvisions(detector: Detector, sides: list[int]) -> None:
+    net = detector.build(0)
+    assert isinstance(net, SsdNet)
+    size = detector.image_size
+    assert feature_shapes(net.backbone, (size, size)) == tuple((side, side) for side in sides)
+    least = detector.smallest_image
+    assert min(feature_shapes(net.backbone, (least, least))[-1]) == 1
+    with pytest.raises(InputError, match=f"{least} pixels or more"):
+        net(torch.zeros(1, 3, least - 1, size))
+
+
+def test_a_backbone_can_have_the_whole_tail_of_its_classifier() -> None:
+    net = Ssdlite(2, reduced_tail=False).build(0)
+    assert net.backbone.out_channels == (672, 960, 512, 256, 256, 128)

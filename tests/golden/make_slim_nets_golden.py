@@ -167,6 +167,11 @@ def expanded_conv(
 
 
 def mobilenet_v2(images: Any, is_explicit: bool, multiplier: float = 1.0) -> Maps:
+    maps = mobilenet_v2_layers(images, is_explicit, multiplier)
+    return {name: maps[name] for name in ("layer_15/expansion_output", "layer_19")}
+
+
+def mobilenet_v2_layers(images: Any, is_explicit: bool, multiplier: float) -> Maps:
     maps, layer = {}, 1
     with tf.variable_scope("MobilenetV2"):
         net = conv(images, divisible(32 * multiplier), 3, 2, is_explicit)
@@ -177,8 +182,9 @@ def mobilenet_v2(images: Any, is_explicit: bool, multiplier: float = 1.0) -> Map
                 net, maps[f"layer_{layer}/expansion_output"] = expanded_conv(
                     net, 3, expanded, divisible(width * multiplier), stride, is_explicit, tf.nn.relu6, False
                 )
+                maps[f"layer_{layer}"] = net
         maps["layer_19"] = conv(net, divisible(1280 * multiplier), 1, 1, is_explicit)
-    return {name: maps[name] for name in ("layer_15/expansion_output", "layer_19")}
+    return maps
 
 
 def mobilenet_v3(blocks: Sequence[Any], wanted: int, images: Any, is_explicit: bool) -> Maps:
@@ -261,6 +267,41 @@ def predictor(net: Any, index: int, lite: bool, kernel: int) -> tuple[Any, Any]:
     return outputs[0], outputs[1]
 
 
+def pyramid(images: Any, is_explicit: bool, depth: int = 20) -> Maps:
+    """Levels 3 to 6 on MobileNet v2, and RetinaNet's predictor, of two layers and four anchors a cell."""
+    with tf.variable_scope("FeatureExtractor"):
+        maps = mobilenet_v2_layers(images, is_explicit, 0.5)
+        features = [maps[name] for name in ("layer_7", "layer_14", "layer_19")]
+        plain = {"activation_fn": None, "normalizer_fn": None}
+        with tf.variable_scope("MobilenetV2/fpn"):
+            levels = [slim.conv2d(features[-1], depth, [1, 1], scope="projection_3", **plain)]
+            for level in (2, 1):
+                lateral = slim.conv2d(features[level - 1], depth, [1, 1], scope=f"projection_{level}", **plain)
+                _, height, width, _ = levels[0].shape.as_list()
+                coarser = tf.image.resize_nearest_neighbor(levels[0], [2 * height, 2 * width])
+                _, height, width, _ = lateral.shape.as_list()
+                summed = lateral + coarser[:, :height, :width]
+                levels.insert(0, conv(summed, depth, 3, 1, is_explicit, f"smoothing_{level}"))
+            levels.append(conv(levels[-1], depth, 3, 2, is_explicit, "bottom_up_Conv2d_20"))
+    boxes, scores = (tf.concat(each, 1) for each in zip(*map(shared_predictor, range(4), levels), strict=True))
+    return {f"level_{index}": level for index, level in enumerate(levels, start=3)} | {"boxes": boxes, "scores": scores}
+
+
+def shared_predictor(index: int, level: Any) -> tuple[Any, Any]:
+    plain, outputs = {"activation_fn": None, "normalizer_fn": None}, []
+    with tf.variable_scope("WeightSharedConvolutionalBoxPredictor", reuse=tf.AUTO_REUSE):
+        for tower, name, codes in (("Box", "BoxPredictor", 4), ("Class", "ClassPredictor", inputs.NUM_CLASSES + 1)):
+            net = level
+            for layer in range(2):
+                scope = f"{tower}PredictionTower/conv2d_{layer}"
+                # A function in place of a norm leaves the bias out.
+                unbiased = {"activation_fn": None, "normalizer_fn": tf.identity}
+                net = slim.conv2d(net, 12, [3, 3], scope=scope, **unbiased)
+                net = tf.nn.relu6(slim.batch_norm(net, scope=f"{scope}/BatchNorm/feature_{index}"))
+            outputs.append(tf.reshape(slim.conv2d(net, 4 * codes, [3, 3], scope=name, **plain), [2, -1, codes]))
+    return outputs[0], outputs[1]
+
+
 def small(images: Any, is_explicit: bool) -> Maps:
     return mobilenet_v3(V3_SMALL, 10, images, is_explicit)
 
@@ -276,6 +317,7 @@ NETS = {
     "ssdlite_mobilenet_v1": (ssd(mobilenet_v1, "MobilenetV1", (384, 192, 192, 96), lite=True, kernel=3), True),
     "ssd_mobilenet_v2": (ssd(mobilenet_v2, "MobilenetV2", FURTHER, lite=False, kernel=3), False),
     "ssdlite_mobilenet_v3_small": (ssd(small, "MobilenetV3", FURTHER, lite=True, kernel=3), False),
+    "ssd_mobilenet_v2_fpn": (pyramid, True),
     "mobilenet_v3_large": (large, False),
     "ssd_inception_v3": (ssd(inception_v3, "InceptionV3", (128, 64, 32), lite=False, kernel=3), False),
     "resnet_v1_50": (resnet(50, 16), False),

@@ -16,9 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lockstep as ls
-from lockstep.detection.box_predictors import ConvolutionalHead
+from lockstep.detection.box_predictors import ConvolutionalHead, WeightSharedHead
 from lockstep.detection.feature_maps import feature_maps
-from lockstep.detection.layer_configs import BatchNorm, ConvolutionalBoxPredictor, Hyperparams, SsdFeatureExtractor
+from lockstep.detection.layer_configs import (
+    BatchNorm,
+    ConvolutionalBoxPredictor,
+    FeaturePyramidNetworks,
+    Hyperparams,
+    SsdFeatureExtractor,
+    WeightSharedConvolutionalBoxPredictor,
+)
 from lockstep.models.layers import IntermediateLayerGetter
 from lockstep.models.mobilenet_v3 import mobilenet_v3_features
 from lockstep.models.resnet import ResNet
@@ -83,6 +90,16 @@ class Ssd(nn.Module):
         self.head = ConvolutionalHead(predictor, self.backbone.out_channels, per_cell, inputs.NUM_CLASSES + 1)
 
 
+class Pyramid(nn.Module):
+    """The layers of a pyramid, under the names that they have in a detector."""
+
+    def __init__(self, extractor: SsdFeatureExtractor) -> None:
+        super().__init__()
+        self.backbone: Any = feature_maps(extractor)
+        predictor = WeightSharedConvolutionalBoxPredictor(HYPERPARAMS, num_layers_before_predictor=2, depth=12)
+        self.head = WeightSharedHead(predictor, self.backbone.out_channels, [4] * 4, inputs.NUM_CLASSES + 1)
+
+
 @pytest.fixture
 def slim_sixth(monkeypatch: pytest.MonkeyPatch) -> None:
     """TF-Slim's squeeze and excitation multiplies by 0.16667 where the publication, torchvision and we divide by 6."""
@@ -100,6 +117,20 @@ def test_an_ssd_predicts_what_tensorflow_does(name: str) -> None:
     extractor, kernel_size = SSDS[name]
     recorded = Recorded(name)
     model = Ssd(replace(extractor, conv_hyperparams=HYPERPARAMS), kernel_size)
+    recorded.load(model, extractor.type)
+    maps = model.backbone(images())
+    logits, codes = model.head(maps)
+    for end, ours in zip(recorded.maps, [*maps, codes, logits], strict=True):
+        recorded.check(end, ours)
+
+
+@torch.no_grad()
+def test_a_pyramid_predicts_what_tensorflow_does() -> None:
+    recorded = Recorded("ssd_mobilenet_v2_fpn")
+    extractor = SsdFeatureExtractor(
+        "ssd_mobilenet_v2_fpn", 0.5, 8, HYPERPARAMS, use_explicit_padding=True, fpn=FeaturePyramidNetworks(3, 6, 40)
+    )
+    model = Pyramid(extractor)
     recorded.load(model, extractor.type)
     maps = model.backbone(images())
     logits, codes = model.head(maps)

@@ -16,7 +16,7 @@ from lockstep.weights.warm_start import WarmStart
 
 DATA = Path(__file__).parents[2] / "data"
 SQUEEZENET = DATA / "squeezenet" / "squeezenet1_1_imagenet_features.safetensors"
-AP = "pascal_voc_detection_metrics/PascalBoxes_Precision/mAP@0.5IOU"
+AP = "PascalBoxes_Precision/mAP@0.5IOU"
 LEARNED = 0.95
 
 

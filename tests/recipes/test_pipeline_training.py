@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.checkpoints.retention import Retention
 from lockstep.errors import InputError
 from lockstep.optim import (
     SGD,
@@ -23,17 +24,21 @@ from lockstep.progress import Steps
 from lockstep.recipes.messages import At, MessageReader, to
 from lockstep.recipes.parts import InitialWeights
 from lockstep.recipes.pipeline_messages import TrainConfig
-from lockstep.recipes.pipeline_training import recipe_fields
+from lockstep.recipes.pipeline_training import fields_by_name, recipe_fields, unmatched
 from lockstep.text_format import Place, parse_text_format
 
 RATE = "learning_rate { constant_learning_rate { learning_rate: 0.1 } }"
 MOMENTUM = f"optimizer {{ momentum_optimizer {{ {RATE} }} use_moving_average: false }}"
 
 
-def fields_of(text: str) -> dict[str, Any]:
+def train_config(text: str) -> TrainConfig:
     reader = MessageReader("a.config", {})
     message = parse_text_format(text, "a.config")
-    return recipe_fields(reader.read(TrainConfig, message, At("train_config", Place(1, 1), to(""))))
+    return reader.read(TrainConfig, message, At("train_config", Place(1, 1), to("")))
+
+
+def fields_of(text: str) -> dict[str, Any]:
+    return recipe_fields(train_config(text))
 
 
 def optimizer_of(text: str) -> Any:
@@ -145,15 +150,71 @@ def test_the_average_is_kept_unless_it_is_switched_off(text: str, average: objec
     assert fields_of(f"optimizer {{ momentum_optimizer {{ {RATE} }} {text} }}")["average"] == average
 
 
-def test_gradients_of_biases_are_multiplied_before_each_is_clipped() -> None:
-    fields = fields_of(f"{MOMENTUM} gradient_clipping_by_norm: 10 bias_grad_multiplier: 2")
-    assert fields["gradient_transforms"] == (ScaleGradients({"bias$": 2.0}), ClipNorm(10.0))
-    assert fields_of(MOMENTUM)["gradient_transforms"] == ()
+VARIABLES = {
+    "backbone.conv.weight": "FeatureExtractor/MobilenetV1/*/weights",
+    "backbone.norm.bias": "FeatureExtractor/MobilenetV1/*/BatchNorm/beta",
+    "backbone.extra.bias": "FeatureExtractor/MobilenetV1/*/biases",
+    "head.classes.weight": "BoxPredictor_0/ClassPredictor/*/weights",
+    "head.classes.bias": "BoxPredictor_0/ClassPredictor/*/biases",
+}
 
 
-def test_patterns_of_frozen_variables_match_from_the_start() -> None:
-    fields = fields_of(f'{MOMENTUM} freeze_variables: ["Feature|Box", ""] update_trainable_variables: "a"')
-    assert (fields["frozen"], fields["train_only"]) == (("^(?:Feature|Box)",), ("^(?:a)",))
+def by_name(text: str) -> dict[str, Any]:
+    return fields_by_name(train_config(f"{MOMENTUM} {text}"), VARIABLES)
+
+
+def test_gradients_of_biases_and_not_of_norms_are_multiplied_before_each_is_clipped() -> None:
+    fields = by_name("gradient_clipping_by_norm: 10 bias_grad_multiplier: 2")
+    biases = {"backbone.extra.bias": 2.0, "head.classes.bias": 2.0}
+    assert fields["gradient_transforms"] == (ScaleGradients(biases), ClipNorm(10.0))
+    assert by_name("")["gradient_transforms"] == ()
+
+
+def test_what_is_frozen_is_not_multiplied() -> None:
+    scaled = {
+        "freeze_variables: 'FeatureExtractor'": "head.classes.bias",
+        "update_trainable_variables: 'F'": "backbone.extra.bias",
+    }
+    for text, name in scaled.items():
+        (transform,) = by_name(f"bias_grad_multiplier: 2 {text}")["gradient_transforms"]
+        assert transform == ScaleGradients({name: 2.0})
+    assert by_name("bias_grad_multiplier: 2 freeze_variables: '.*/biases'")["gradient_transforms"] == ()
+
+
+def test_patterns_of_variables_match_from_the_start_and_become_those_of_parameters() -> None:
+    fields = by_name('freeze_variables: ["Feature|Box.*/biases", ""] update_trainable_variables: ".*/weights"')
+    assert fields["frozen"] == (r"^backbone\.", "head.classes.bias")
+    assert fields["train_only"] == ("backbone.conv.weight", "head.classes.weight")
+    assert by_name("freeze_variables: 'MobilenetV1'")["frozen"] == ()
+
+
+def test_a_pattern_of_single_layers_matches_nothing_and_is_named() -> None:
+    train = train_config(f"{MOMENTUM} freeze_variables: ['FeatureExtractor/MobilenetV1/Conv2d_0', '.*/biases']")
+    assert unmatched(train, VARIABLES) == [("freeze_variables", "FeatureExtractor/MobilenetV1/Conv2d_0")]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"), [("'nothing'", "has none of the parameters"), ("'('", "no regular expression")]
+)
+def test_to_train_nothing_is_refused(text: str, what: str) -> None:
+    with pytest.raises(InputError, match=what):
+        by_name(f"update_trainable_variables: {text}")
+
+
+def test_defaults_are_those_of_the_reference() -> None:
+    train = train_config(MOMENTUM)
+    assert (train.batch_size, train.sync_replicas, train.replicas_to_aggregate) == (32, False, 1)
+    assert (train.keep_checkpoint_every_n_hours, train.gradient_clipping_by_norm, train.num_steps) == (1000, 0.0, 0)
+    assert (train.bias_grad_multiplier, train.freeze_variables, train.update_trainable_variables) == (0.0, (), ())
+    assert (train.fine_tune_checkpoint, train.fine_tune_checkpoint_type) == ("", "")
+    assert (train.from_detection_checkpoint, train.load_all_detection_checkpoint_vars) == (False, False)
+    assert (train.add_regularization_loss, train.merge_multiple_label_boxes, train.use_multiclass_scores) == (
+        True,
+        False,
+        False,
+    )
+    assert (train.use_bfloat16, train.unpad_groundtruth_tensors) == (False, True)
+    assert fields_of(MOMENTUM)["checkpoints"].retention == Retention(newest=5, every_hours=1000)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from lockstep.training.warm_start import warm_start
 from lockstep.workers.rank import join
 
 ROOT = Path(__file__).parents[2]
-MAP = "pascal_voc_detection_metrics/PascalBoxes_Precision/mAP@0.5IOU"
+MAP = "PascalBoxes_Precision/mAP@0.5IOU"
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def test_a_script_gets_the_objects() -> None:
 
 
 def test_boxes_that_are_not_finite_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TinyDetector, "anchors", lambda net, shape: torch.full((net.cells**2, 4), torch.nan))
+    monkeypatch.setattr(TinyDetector, "anchors", lambda net, shape, device: torch.full((net.cells**2, 4), torch.nan))
     with pytest.raises(ls.NonFiniteError, match=r"1\.png"):
         ls.detect("run", "images/1.png")
 

@@ -1,0 +1,152 @@
+"""What a detector is trained by and scored by: its losses and their counts, inputs of several sizes, its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from tiny_detector import Objects, TinyDetector, make_loader, make_task
+from torch import Tensor
+
+import lockstep as ls
+from lockstep.augmentations.resizers import KeepAspectRatioResizer
+from lockstep.detection.detector import DetectionModel, Detections, Targets
+from lockstep.recipes.tasks import ASSIGNED, Detection, network_input
+
+KEEP = KeepAspectRatioResizer(24, 36)
+
+
+class Recorder(TinyDetector):
+    """Notes what it is called with."""
+
+    size_divisibility = 16
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.targets: list[Targets] = []
+        self.inputs: list[Tensor] = []
+
+    def assign(self, targets: Targets) -> Any:
+        self.targets.append(targets)
+        return super().assign(targets)
+
+    def forward(self, inputs: Tensor, assigned: Any = None) -> Mapping[str, Any]:
+        self.inputs.append(inputs)
+        return super().forward(inputs, assigned)
+
+
+def batch_of(task: Detection, sides: Any = ((24, 24),)) -> ls.Batch:
+    return next(iter(ls.batches(make_loader(task, Objects(sides=sides)))))
+
+
+def test_its_losses_are_sums_over_what_it_counts() -> None:
+    task, model = make_task(), TinyDetector()
+    batch = batch_of(task)
+    counts, losses = task.counts(model)(batch), task.losses(model, batch)
+    assert counts.keys() == losses.keys() == {"classification", "localization"}
+    number = len({(image, *cell) for image, cell in cells(batch)})
+    assert {name: int(count) for name, count in counts.items()} == dict.fromkeys(counts, number)
+
+
+def cells(batch: ls.Batch) -> list[tuple[int, list[int]]]:
+    """The image of each object, and the cell of its centre."""
+    boxes = batch["boxes"]
+    centres = (boxes.values[:, :2] + boxes.values[:, 2:]) / 2
+    return list(zip(boxes.owner.tolist(), (centres * 4).long().tolist(), strict=True))
+
+
+def test_objects_are_assigned_once_a_tower() -> None:
+    """What was counted is what the losses take; without counts the losses find it themselves."""
+    task, model = make_task(), Recorder()
+    batch = batch_of(task)
+    task.counts(model)(batch)
+    counted = task.losses(model, batch)
+    assert len(model.targets) == 1
+    del batch[ASSIGNED]
+    alone = task.losses(model, batch)
+    assert len(model.targets) == 2
+    assert ASSIGNED not in batch
+    assert all(torch.equal(counted[name], alone[name]) for name in counted)
+
+
+def test_a_step_counts_each_tower_once() -> None:
+    task, model = make_task(), Recorder()
+    state = ls.TrainState(model, ls.optim.SGD(0.1))
+    ls.train_step(state, task.losses, batch_of(task), ls.Towers(1), counts=task.counts(model))
+    assert len(model.targets) == 1
+    batch = next(iter(ls.batches(make_loader(task), ls.Towers(4))))
+    ls.train_step(state, task.losses, batch, ls.Towers(4), counts=task.counts(model))
+    assert [len(targets) for targets in model.targets[1:]] == [2] * 4
+
+
+def test_boxes_are_in_pixels_of_their_image_on_the_input() -> None:
+    """Images of several sizes lie in the upper left corner of an input that has room for the largest."""
+    task, model = make_task(KEEP), Recorder()
+    batch = batch_of(task, [(24, 30), (30, 24)])
+    assert isinstance(batch["image"], list)
+    task.losses(model, batch)
+    (targets,), (inputs,) = model.targets, model.inputs
+    assert targets.shape == inputs.shape[2:] == (32, 32), "30 by 30, to multiples of 16"
+    for image, shares, boxes in zip(batch["image"], batch["boxes"], targets.boxes, strict=True):
+        height, width = image.shape[1:]
+        assert torch.equal(boxes, shares * torch.tensor([height, width, height, width]))
+
+
+def test_padding_is_zero_after_preprocessing() -> None:
+    model = Recorder()
+    images = [torch.full((3, 20, 30), 255.0), torch.full((3, 30, 20), 255.0)]
+    inputs = network_input(model, images)
+    assert inputs.shape == (2, 3, 32, 32)
+    assert (inputs[0, :, :20, :30] == 0.5).all()
+    assert (inputs[0, :, 20:] == 0).all()
+    assert (inputs[0, :, :, 30:] == 0).all()
+    assert torch.equal(inputs[1], inputs[0].transpose(1, 2))
+
+
+def test_an_image_is_detected_without_the_padding_of_others() -> None:
+    task, model = make_task(KEEP), Recorder()
+    batch = batch_of(task, [(24, 30), (30, 24)])
+    model.eval()
+    together = task.detect(model, batch)
+    assert [tuple(each.shape[2:]) for each in model.inputs] == [(32, 32)] * 8, "one by one"
+    for row, found in enumerate(together):
+        (alone,) = task.detect(model, batch.rows(slice(row, row + 1), range(1)))
+        assert all(torch.equal(one, other) for one, other in zip(found[:3], alone[:3], strict=True))
+
+
+def test_images_of_one_size_are_detected_together() -> None:
+    task, model = make_task(), Recorder()
+    task.detect(model, batch_of(task))
+    assert [len(each) for each in model.inputs] == [8]
+
+
+def test_columns_are_in_pixels_of_the_images_of_the_data() -> None:
+    """x, y, width and height; an image of 12 x 30 pixels is 24 x 24 for the network."""
+    task = make_task()
+    found = Detections(
+        torch.tensor([[4.0, 8, 12, 20], [-3, 0, 24, 30]]), torch.tensor([0.9, 0.2]), torch.tensor([2, 1])
+    )
+    batch = {"original_size": torch.tensor([[12, 30]])}
+    columns = task.on_stored_images([found], batch)
+    assert columns["boxes"].values.tolist() == [[10, 2, 15, 4], [0, 0, 30, 12]]
+    assert columns["scores"].values.tolist() == pytest.approx([0.9, 0.2])
+    assert columns["labels"].values.tolist() == [2, 1]
+    assert columns["labels"].lengths.tolist() == [2]
+    assert "masks" not in columns
+
+
+def test_a_detector_without_counts_has_means() -> None:
+    class Means(TinyDetector):
+        def counts(self, assigned: Any) -> Mapping[str, Tensor]:
+            return DetectionModel.counts(self, assigned)
+
+    task, model = make_task(), Means()
+    batch = batch_of(task)
+    assert task.counts(model)(batch) == {}
+    state = ls.TrainState(model, ls.optim.SGD(0.0))
+    halves = next(iter(ls.batches(make_loader(task), ls.Towers(2))))
+    report = ls.train_step(state, task.losses, halves, ls.Towers(2), counts=task.counts(model))
+    sums = task.losses(model, batch)
+    assert report.losses == {name: pytest.approx(loss.item() / 2) for name, loss in sums.items()}

@@ -1,0 +1,206 @@
+"""What the objects of the data say before a detector is trained: anchors that match none of them, classes unseen."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_detector import CATEGORIES, Objects, TinyDetector, build_tiny, tiny_recipe, write_coco
+from torch import Tensor
+
+import lockstep as ls
+from lockstep.checkpoints.retention import Retention
+from lockstep.detection.configs import FasterRcnn
+from lockstep.detection.detector import Detections
+from lockstep.recipes.parts import Checkpoints
+from lockstep.recipes.recipe import Recipe
+from lockstep.runs.run import Run
+from lockstep.workers.rank import leave
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Start a run; `change` gets its recipe."""
+    monkeypatch.setattr(FasterRcnn, "build", build_tiny)
+    path = write_coco(tmp_path, 6)
+
+    def begin(change: Callable[[Recipe], Recipe] = lambda recipe: recipe, reader: Any = None) -> Run:
+        leave()
+        return Run(change(tiny_recipe(path)), tmp_path / "run", ls.join("cpu"), reader=reader)
+
+    return begin
+
+
+def rewritten(tmp_path: Path, change: Callable[[dict[str, Any]], object], name: str = "annotations.json") -> str:
+    document = json.loads((tmp_path / "annotations.json").read_text())
+    change(document)
+    (tmp_path / name).write_text(json.dumps(document))
+    return str(tmp_path / name)
+
+
+def test_the_share_of_objects_that_anchors_match_is_told(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "lockstep")
+    start()
+    assert "overlap no anchor by half (IoU), 0.0 % not by a twentieth" in caplog.text
+
+
+def test_anchors_that_match_nothing_are_refused(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tiny(self: Any, shape: tuple[int, int], device: torch.device) -> Tensor:
+        corners = torch.tensor([[0.0, 0, 1, 1], [9, 9, 10, 10]])
+        assert shape == (32, 48)
+        return corners
+
+    monkeypatch.setattr(TinyDetector, "anchors", tiny)
+    with pytest.raises(ls.DataError) as caught:
+        start()
+    error = caught.value
+    assert error.what == "The anchors of the detector match next to none of the objects of the data."
+    assert str(error.given).endswith("objects overlap no anchor by 0.05 (IoU)")
+    assert error.expected == "at most 50 % of them"
+    assert "pixels on the network's input: choose anchors of such sizes, or another data.resizer" in error.hint
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("name", "value"), [("anchors", lambda *_: None), ("anchors_fit_objects", False)])
+def test_a_detector_without_anchors_or_with_points_is_not_asked(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, value: Any
+) -> None:
+    caplog.set_level(logging.INFO, "lockstep")
+    monkeypatch.setattr(TinyDetector, name, value)
+    start()
+    assert "anchor" not in caplog.text
+
+
+def test_a_class_that_is_never_seen_is_named(start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def without_green(document: dict[str, Any]) -> None:
+        document["annotations"] = [each for each in document["annotations"] if each["category_id"] == 3]
+
+    rewritten(tmp_path, without_green)
+    start()
+    assert "no object to train on is a green: the detector cannot learn it" in caplog.text
+
+
+def test_a_model_of_more_classes_than_the_data_is_told(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def numbered_from_one(document: dict[str, Any]) -> None:
+        numbers = {old: new for new, old in enumerate(CATEGORIES, 1)}
+        for each in document["categories"]:
+            each["id"] = numbers[each["id"]]
+        for each in document["annotations"]:
+            each["category_id"] = numbers[each["category_id"]]
+
+    rewritten(tmp_path, numbered_from_one)
+    start(lambda recipe: replace(recipe, model=replace(recipe.model, num_classes=5))).run(conclude=False)
+    assert "the model has 5 classes, the data 2 (model.num_classes=2)" in caplog.text
+
+
+def test_a_model_of_fewer_classes_than_the_data_is_refused(start: Start, tmp_path: Path) -> None:
+    with pytest.raises(ls.DataError, match="more classes than the detector") as caught:
+        start(lambda recipe: replace(recipe, model=replace(recipe.model, num_classes=1)))
+    assert "--set model.num_classes=2" in caught.value.hint
+    assert not (tmp_path / "run").exists()
+
+
+def test_labels_beyond_the_classes_are_refused_by_the_first_example_that_has_one(start: Start, tmp_path: Path) -> None:
+    class Beyond(Objects):
+        def read_batch(self, indices: Any) -> dict[str, Any]:
+            batch = super().read_batch(indices)
+            return {**batch, "labels": [labels + 4 for labels in batch["labels"]]}
+
+    with pytest.raises(ls.DataError) as caught:
+        start(reader=lambda split: Beyond())
+    error = caught.value
+    assert error.what == "objects-1: object 0 has labels that cannot be used."
+    assert error.expected == "1 to 2: the classes of the detector, as the data numbers them"
+    assert "model.num_classes, data.labels_offset, data.label_map" in error.hint
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_reader_that_draws_leaves_the_random_streams_alone(start: Start) -> None:
+    class Drawing(Objects):
+        def read_batch(self, indices: Any) -> dict[str, Any]:
+            torch.rand(len(indices))
+            return super().read_batch(indices)
+
+    before = torch.get_rng_state()
+    start(reader=lambda split: Drawing())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_classes_with_other_labels_to_validate_on_are_refused(start: Start, tmp_path: Path) -> None:
+    def exchanged(document: dict[str, Any]) -> None:
+        first, second = document["categories"]
+        first["name"], second["name"] = second["name"], first["name"]
+
+    other = rewritten(tmp_path, exchanged, "other.json")
+    with pytest.raises(ls.DataError) as caught:
+        start(lambda recipe: replace(recipe, data=replace(recipe.data, validation=other)))
+    error = caught.value
+    assert error.what == "The classes of the validation objects have other labels than those to train on."
+    assert error.given == "label 1 is 'green'; label 1 is 'red' to train on"
+    assert "--set data.label_map=PATH" in error.hint
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_ids_of_the_same_classes_are_the_same(start: Start, tmp_path: Path) -> None:
+    def renumbered(document: dict[str, Any]) -> None:
+        for each in document["categories"]:
+            each["id"] += 100
+        for each in document["annotations"]:
+            each["category_id"] += 100
+
+    other = rewritten(tmp_path, renumbered, "other.json")
+    start(lambda recipe: replace(recipe, data=replace(recipe.data, validation=other)))
+
+
+def test_images_smaller_than_the_stem_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FasterRcnn, "smallest_image", 33)
+    with pytest.raises(ls.InputError) as caught:
+        tiny_recipe(tmp_path / "annotations.json")
+    assert caught.value.what == "The images are too small for FasterRcnn."
+    assert caught.value.given == "data.resizer=32"
+
+
+def test_the_best_checkpoint_needs_objects_to_validate_on(start: Start, tmp_path: Path) -> None:
+    def without_validation(recipe: Recipe) -> Recipe:
+        retention = Retention(best=f"validation/{recipe.task.score_names[0]}")
+        data, checkpoints = replace(recipe.data, validation=None), Checkpoints(retention=retention)  # type: ignore[type-var, call-arg]
+        return replace(recipe, data=data, checkpoints=checkpoints)
+
+    with pytest.raises(ls.InputError, match="there are no validation examples") as caught:
+        start(without_validation)
+    assert "checkpoints.retention.best='validation/PascalBoxes_Precision/mAP@0.5IOU'" in str(caught.value.given)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["boxes", "scores"])
+def test_detections_that_are_not_finite_name_their_example(
+    start: Start, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    found = TinyDetector.postprocess
+
+    def spoiled(self: TinyDetector, predictions: Any) -> Any:
+        return [each._replace(**{name: getattr(each, name) * float("nan")}) for each in found(self, predictions)]
+
+    monkeypatch.setattr(TinyDetector, "postprocess", spoiled)
+    with pytest.raises(ls.NonFiniteError, match=rf"The detector has found {name} on 7 that are not finite"):
+        start().run()
+
+
+def test_a_detector_that_finds_nothing_is_scored(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = TinyDetector.postprocess
+
+    def nothing(self: TinyDetector, predictions: Any) -> Any:
+        return [Detections(*(values[:0] for values in each[:3])) for each in found(self, predictions)]
+
+    monkeypatch.setattr(TinyDetector, "postprocess", nothing)
+    assert start().run().evaluation["PascalBoxes_Precision/mAP@0.5IOU"] == 0  # type: ignore[index]
