@@ -107,6 +107,14 @@ def test_one_two_and_four_towers_make_one_update(model: Callable[[], nn.Module],
         assert_close(split, joined)
 
 
+def test_what_is_assigned_before_the_towers_are_seeded_draws_nothing() -> None:
+    task, model = OWN_SIZES, small_ssd()
+    batch = next(iter(ls.batches(make_loader(task, Objects(sides=SIDES)))))
+    before = torch.get_rng_state()
+    task.counts(model)(batch)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_synchronised_batch_norm_makes_the_update_of_one_batch() -> None:
     _, joined = train_some(1, ls.Alone(), model=without_dropout)
     _, split = train_some(4, ls.Alone(), model=without_dropout, batch_norm="sync")
