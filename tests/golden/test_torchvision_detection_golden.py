@@ -85,6 +85,9 @@ def test_losses_gradients_and_detections_are_those_of_torchvision(name: str) -> 
     inputs = model.preprocess(images_of(case))
     assert_detections(model.eval(), inputs, name)
     freeze_norms(model.train())
+    if "resnet50" in name:
+        # With another number of threads, rounding turns a ReLU on or off somewhere: 1e-4 of the gradients below it.
+        model, inputs = model.double(), inputs.double()
     losses = losses_of(model, inputs, targets_of(case))
     names = LOSSES["two stages" if name.endswith("rcnn_resnet50_fpn") else "one stage"]
     recorded = {key: float(GOLDEN[f"{name} loss {key}"]) for key in map(names.get, losses)}
