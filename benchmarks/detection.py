@@ -78,7 +78,7 @@ def training(name: str, rounds: int, threads: int) -> list[Line]:
     last = {contender: step() for contender, step in steps.items()}
     lines = []
     for ours in ("ours", "ours, bf16"):
-        line = {"comparison": f"{name}: {ours}", **against(times[ours], times["theirs"])}
+        line: Line = {"comparison": f"{name}: {ours}", **against(times[ours], times["theirs"])}
         losses = {"first_loss": first[ours], "last_loss": last[ours]}
         lines.append({**line, **losses, "their_first_loss": first["theirs"], "their_last_loss": last["theirs"]})
         show(lines[-1])
